@@ -1,6 +1,6 @@
 //! One rank of a job: all ranks add up their numbers on their devices.
 //!
-//! Started by any launcher that says who is who and where the store is:
+//! A launcher starts it and sets each rank's number and the store's address:
 //!
 //! ```text
 //! cargo build -p lockstep-process-group --example all_reduce
@@ -9,7 +9,7 @@
 //! mpirun -n 4 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=29500 target/debug/examples/all_reduce
 //! ```
 //!
-//! Without GPUs, it runs on the embedded device: gpu-sim's README says how, and `GPU_SIM_DEVICES` must be as large as the
+//! Without GPUs, it runs on the embedded device: see gpu-sim's README. `GPU_SIM_DEVICES` must be at least the
 //! number of ranks.
 
 use std::{error::Error, process::ExitCode, time::Duration};

@@ -1,4 +1,4 @@
-//! A store between processes, by hand: one serves, others ask.
+//! A command line for a store between processes: one process hosts it, others send requests.
 //!
 //! ```text
 //! tcp_store serve 127.0.0.1:0                      prints the port that it listens on, serves until it is ended
@@ -7,14 +7,15 @@
 //! tcp_store client 127.0.0.1:PORT add KEY NUMBER
 //! ```
 //!
-//! With `--timeout SECONDS` before all that nothing waits longer than that. With `--secret-file FILE` there, or a secret
-//! in the variable `PROCESS_GROUP_STORE_SECRET` or the file that `PROCESS_GROUP_STORE_SECRET_FILE` names, only clients that
-//! know the secret are served. It is 16 bytes at least; a newline at the file's end is no part of it.
+//! `--timeout SECONDS` as the first option limits every wait. With `--secret-file FILE`, or a secret in the
+//! variable `PROCESS_GROUP_STORE_SECRET` or the file that `PROCESS_GROUP_STORE_SECRET_FILE` names, only
+//! clients with the secret are served. It has at least 16 bytes. A newline at the file's end is not part of
+//! it.
 //!
-//! `client` also knows `check KEY…`, `wait KEY…`, `compare_set KEY EXPECTED NEW`, `append KEY VALUE`, `multi_get KEY…`,
-//! `multi_set KEY VALUE …`, `delete KEY`, `list_keys`, `num_keys`, `queue_push KEY VALUE`, `queue_pop KEY`,
-//! `queue_try_pop KEY`, which prints nothing of an empty queue, `queue_len KEY` and `barrier NAME RANK WORLD`. The other
-//! end may be PyTorch's `TCPStore`, if there is no secret.
+//! `client` also supports `check KEY…`, `wait KEY…`, `compare_set KEY EXPECTED NEW`, `append KEY VALUE`,
+//! `multi_get KEY…`, `multi_set KEY VALUE …`, `delete KEY`, `list_keys`, `num_keys`, `queue_push KEY VALUE`,
+//! `queue_pop KEY`, `queue_try_pop KEY`, `queue_len KEY` and `barrier NAME RANK WORLD`. `queue_try_pop`
+//! prints nothing if the queue is empty. Without a secret, the other end may be PyTorch's `TCPStore`.
 
 use std::{error::Error, net::SocketAddr, process::ExitCode, thread, time::Duration};
 

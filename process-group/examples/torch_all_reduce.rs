@@ -1,7 +1,7 @@
 //! One rank of a job of both languages: ranks of Rust and of Python add up their numbers on their devices.
 //!
-//! `torch_all_reduce.py` beside it is the other language's. Both are started by whatever says who is who and where the
-//! store is. All ranks load one file of NCCL, PyTorch's:
+//! `torch_all_reduce.py` beside it is the rank of Python. A launcher starts both and sets each rank's number
+//! and the store's address. All ranks load the same file of NCCL, PyTorch's:
 //!
 //! ```text
 //! cargo build -p lockstep-process-group --example torch_all_reduce
@@ -10,8 +10,9 @@
 //!     exec python process-group/examples/torch_all_reduce.py || exec target/debug/examples/torch_all_reduce'
 //! ```
 //!
-//! `cargo xtask launch --no-secret -n 2 -- sh -c …` does as `torchrun`: PyTorch knows no secret. Ranks of Rust alone, without GPUs, run on the embedded
-//! device, as `all_reduce` says.
+//! `cargo xtask launch --no-secret -n 2 -- sh -c …` works like `torchrun`, without a secret, which PyTorch
+//! does not support. Ranks of Rust alone run without GPUs on the embedded device; see the example
+//! `all_reduce`.
 
 use std::{error::Error, process::ExitCode, time::Duration};
 

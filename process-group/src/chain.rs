@@ -1,6 +1,6 @@
-//! An error with all that caused it, as one line.
+//! Formats an error and its causes as one line.
 
-/// The whole chain of an error.
+/// Returns the error's text and those of all its sources, separated by colons.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

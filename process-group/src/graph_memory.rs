@@ -1,10 +1,10 @@
 //! Memory that captured graphs keep in place.
 //!
-//! A graph uses the addresses that it was captured with, at each launch, long after the calls. Whoever owns memory that
-//! could be used again by then implements [`GraphMemory`] and [registers](register) it. Groups and communicators tell all
-//! owners which ranges their captured operations use; crates above this one tell them by [`note`].
+//! A graph uses the captured addresses at each launch, long after the calls. An owner of memory that could be reused
+//! by then implements [`GraphMemory`] and [registers](register) it. Groups and communicators report the ranges of
+//! their captured operations to all owners; crates above this one report theirs with [`note`].
 //!
-//! Nothing is asked and no lock is taken where nothing captures, or nothing is registered.
+//! If no stream captures, or no owner is registered, no owner is called and no lock is taken.
 
 use std::sync::{
     Arc, PoisonError, RwLock, Weak,
@@ -15,19 +15,19 @@ use cuda_driver::{DevicePtr, Stream, graph::CaptureStatus};
 
 /// An owner of memory that may have to stay in place for a captured graph.
 pub trait GraphMemory: Send + Sync {
-    /// Work that `stream` is given while it captures uses `bytes` bytes at `address`, which may be another's memory. The
-    /// caller keeps the memory until this returns.
+    /// Called when `stream` captures work that uses `bytes` bytes at `address`. The memory may belong to another
+    /// owner. The caller keeps the memory until this returns.
     ///
     /// # Errors
-    /// What the driver says when it is asked for the capture; nothing is kept then.
+    /// The driver's error when it is queried about the capture. Nothing is kept then.
     fn used_by_graph(&self, address: DevicePtr, bytes: u64, stream: &Stream) -> cuda_driver::Result<()>;
 }
 
 static OWNERS: RwLock<Vec<Weak<dyn GraphMemory>>> = RwLock::new(Vec::new());
-/// Whether there may be any.
+/// False until the first owner is registered. Lets [`note`] return early.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// Has `owner` be told of memory that graphs use, until it is dropped.
+/// Registers `owner` for memory that graphs use, until it is dropped.
 pub fn register(owner: Weak<dyn GraphMemory>) {
     let mut owners = OWNERS.write().unwrap_or_else(PoisonError::into_inner);
     owners.retain(|owner| owner.strong_count() > 0);
@@ -35,10 +35,10 @@ pub fn register(owner: Weak<dyn GraphMemory>) {
     ANY.store(true, Ordering::Release);
 }
 
-/// Tells the owners that work which `stream` is about to be given uses these ranges, if it captures.
+/// If `stream` captures, tells the owners that its next work uses these ranges.
 ///
 /// # Errors
-/// As [`Stream::capture_status`], and what an owner says.
+/// As for [`Stream::capture_status`], and those of an owner.
 pub fn note(stream: &Stream, ranges: impl IntoIterator<Item = (DevicePtr, u64)>) -> cuda_driver::Result<()> {
     match ANY.load(Ordering::Acquire) && stream.capture_status()? != CaptureStatus::None {
         true => note_captured(stream, ranges),
@@ -46,7 +46,7 @@ pub fn note(stream: &Stream, ranges: impl IntoIterator<Item = (DevicePtr, u64)>)
     }
 }
 
-/// As [`note`], of a stream that captures.
+/// Does the work of [`note`] for a stream that is known to capture.
 #[cold]
 pub(crate) fn note_captured(
     stream: &Stream,
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn every_operation_names_all_memory_that_it_uses() {
         let place = Place { rank: 1, size: 4, release: nccl_sys::Version::new(2, 30, 7) };
-        // Of the rank that is named, and of another one.
+        // Bytes sent and received: first on the rank that the operation names, then on another rank.
         for (operation, named, other) in [
             (Operation::AllReduce, [40, 40], [40, 40]),
             (Operation::Broadcast, [40, 40], [0, 40]),
@@ -97,7 +97,7 @@ mod tests {
                 assert_eq!(task.memory(&place).collect::<Vec<_>>(), wanted, "{operation:?} of rank {rank}");
             }
         }
-        // In place once, and the factor too.
+        // An in-place buffer is named once, and the factor too.
         let task = Task::new(Operation::AllReduce, SEND, SEND, 10, DataType::F64);
         let task = task.reduced_by(ReduceOp::PreMulSumAt(FACTOR));
         assert_eq!(task.memory(&place).collect::<Vec<_>>(), [(SEND, 80), (FACTOR, 8)]);

@@ -1,6 +1,6 @@
-//! A small hash that is the same in every process: for digests that are compared between ranks, not for security.
+//! A small hash that is the same in every process. It serves digests that ranks compare, not security.
 
-/// FNV-1a over `bytes`, 64 bits.
+/// Returns the 64-bit FNV-1a hash of `bytes`.
 pub(crate) fn fnv64(bytes: &[u8]) -> u64 {
     bytes
         .iter()

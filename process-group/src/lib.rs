@@ -1,25 +1,25 @@
 //! NCCL process groups: stores, communicators, collectives, registration of cached memory.
 //!
-//! For: the ranks of a job that find each other, agree, and communicate. Not for: memory that all ranks place alike
-//! (symm-mem builds it on this crate), or kernels.
+//! Use it for the ranks of a job that find each other, agree, and communicate. It does not allocate memory that all
+//! ranks place alike (symm-mem builds that on this crate), and it has no kernels.
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`store`] | the small shared table through which ranks find each other |
+//! | [`store`] | the small shared key-value table through which ranks find each other |
 //! | [`comm`] | the safe NCCL layer: communicators, groups, windows, registration, abort |
 //! | [`group`] | process groups: ranks that agreed, subgroups, collectives, work |
-//! | [`local`] | descriptors from one process of a host to another |
-//! | [`peers`] | which processes of this host are still there |
+//! | [`local`] | passes file descriptors between the processes of a host |
+//! | [`peers`] | detects processes of this host that have died or stopped |
 //! | [`graph_memory`] | memory that captured graphs keep in place |
-//! | [`record`] | the flight recorder: what each rank called, and which rank did not join |
+//! | [`record`] | the flight recorder: the calls of each rank, and the ranks that did not join |
 //! | `registration` | registers an allocator's segments with communicators (feature `registration`) |
-//! | [`Path`] | ways beside NCCL, which crates above this one implement |
-//! | `profile` | what profilers are told (features `nvtx`, `tracing`) |
+//! | [`Path`] | alternatives to NCCL for an operation, implemented by crates above this one |
+//! | `profile` | ranges for profilers (features `nvtx`, `tracing`) |
 //!
-//! Each may be used without the next.
+//! Each module can be used without the modules listed after it.
 //!
-//! Invariants: every wait has a deadline, and its error names what was waited for; what decides how ranks call NCCL
-//! follows from records that all of them have; no memory that NCCL may still write to is freed; `Drop` calls no
+//! Invariants: every wait has a deadline, and its error names the awaited event. Decisions on how ranks call NCCL
+//! follow from records that all ranks have. No memory that NCCL may still write to is freed. `Drop` calls no
 //! collective and does not panic.
 
 mod chain;

@@ -1,8 +1,8 @@
-//! What is known of this process's memory by its addresses: the segments of allocators that are followed, and what the
-//! driver has said of other memory.
+//! A map of this process's memory by address: the segments of followed allocators, and the driver's answers about
+//! other memory.
 //!
-//! Not for every call: a look takes a lock. Groups remember what they have seen, and forget it when the
-//! [generation] changes.
+//! A lookup takes a lock, so not every call makes one. Groups cache the results, and drop them when the [generation]
+//! changes.
 
 use std::{
     collections::BTreeMap,
@@ -16,14 +16,14 @@ use crate::sync::{
     global,
 };
 
-/// Why a segment is not registered, though its allocator is followed.
+/// The reason why a segment is not registered although its allocator is followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unregistrable {
-    /// Its pool moves pages, so that a range may be another memory later.
+    /// Its pool remaps pages, so that a range may be other memory later.
     #[error("its pool is re-mappable: only memory that stays where it is can be registered")]
     Remappable,
-    /// Other processes cannot be given it.
+    /// It cannot be exported to other processes.
     #[error(
         "its pool's memory cannot be exported, as other ranks need it: take VirtualMemorySource with \
          Sharing::by_descriptor()"
@@ -31,32 +31,32 @@ pub enum Unregistrable {
     NotExportable,
 }
 
-/// Why memory is not what a group's operations take: memory of the group's device.
+/// The reason why a group's operations refuse a buffer. They take memory of the group's device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BufferError {
-    /// The driver knows nothing of it.
+    /// The driver does not know the address.
     #[error(
         "nothing that the driver knows is at {address:#x}: memory of the host that is not its own, or memory that was \
          freed"
     )]
     Unknown {
-        /// Where.
+        /// The address.
         address: u64,
     },
-    /// Memory of the host. NCCL could reach what is page-locked, at the speed of the bus; no group takes it, since hardly
-    /// anybody means it. [`Communicator`](crate::comm::Communicator) does not look.
+    /// Host memory. NCCL could access page-locked host memory at the speed of the bus, but groups refuse it because
+    /// it is usually a mistake. [`Communicator`](crate::comm::Communicator) does not check.
     #[error("{address:#x} is memory of the host: copy it to the device first")]
     Host {
-        /// Where.
+        /// The address.
         address: u64,
     },
     /// Memory of another device.
     #[error("{address:#x} is memory of device {found}, but the group is on device {wanted}")]
     OtherDevice {
-        /// Where.
+        /// The address.
         address: u64,
-        /// Whose memory it is, as an ordinal.
+        /// The ordinal of the memory's device.
         found: u32,
         /// The group's device.
         wanted: u32,
@@ -64,28 +64,28 @@ pub enum BufferError {
     /// The memory ends before the buffer does.
     #[error("{bytes} bytes at {address:#x} were given, but memory ends after {found}")]
     Short {
-        /// Where the buffer starts.
+        /// Start address of the buffer.
         address: u64,
         /// Its length in bytes.
         bytes: u64,
-        /// How many bytes there are.
+        /// Number of bytes available.
         found: u64,
     },
-    /// The memory consists of several, and a graph is being captured: there NCCL registers buffers by itself, and below 2.29
-    /// it takes a buffer for part of one.
+    /// The memory consists of several pieces, and a graph is being captured. During a capture NCCL registers buffers
+    /// by itself, and below 2.29 it assumes that a buffer is one piece.
     #[error(
         "SpansHandles: {bytes} bytes at {address:#x} are re-mappable memory of which one piece ends after {found}, and NCCL \
          below 2.29 registers what a graph captures as one: give it memory in one piece, or set NCCL_GRAPH_REGISTER=0"
     )]
     SpansHandles {
-        /// Where the buffer starts.
+        /// Start address of the buffer.
         address: u64,
         /// Its length in bytes.
         bytes: u64,
-        /// How many of them the first piece has.
+        /// Number of its bytes in the first piece.
         found: u64,
     },
-    /// The driver did not say.
+    /// The driver query failed.
     #[error("the driver was asked for the memory")]
     Driver(#[source] Box<cuda_driver::Error>),
 }
@@ -96,7 +96,7 @@ impl From<cuda_driver::Error> for BufferError {
     }
 }
 
-/// A segment of an allocator that is followed.
+/// A segment of a followed allocator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Extent {
     pub(crate) start: u64,
@@ -104,43 +104,44 @@ pub(crate) struct Extent {
     pub(crate) end: u64,
     /// The device's ordinal.
     pub(crate) device: u32,
-    /// Who follows the allocator.
+    /// The registrar that follows the allocator.
     pub(crate) registrar: u64,
     pub(crate) refusal: Option<Unregistrable>,
 }
 
-/// What lies around an address: as far as it is of one kind.
+/// The range of memory of one kind around an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) start: u64,
     pub(crate) end: u64,
-    /// Who follows the allocator that it is of, and why it is not registered if not; `None` for other memory.
+    /// The registrar that follows its allocator, and the reason if it is not registered. `None` for other memory.
     pub(crate) segment: Option<(u64, Option<Unregistrable>)>,
 }
 
 #[derive(Default)]
 struct Map {
     segments: BTreeMap<u64, Extent>,
-    /// What the driver said: of whoever's memory, by its start, with its end and its device.
+    /// The driver's answers for other memory: by start address, the end and the device.
     others: BTreeMap<u64, (u64, u32)>,
 }
 
-/// A plan of windows that ranks have in common, as a group of this process knows it.
+/// A window plan that several ranks share, as a group of this process knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct PlanKey {
-    /// Of the plan's whole identity: the same on all ranks.
+    /// Hash of the plan's whole identity. The same on all ranks.
     pub(crate) digest: u64,
-    /// The plan's number in the group's [`PlanNames`], which other ranks may count otherwise.
+    /// The plan's number in the group's [`PlanNames`]. Other ranks may number it differently.
     pub(crate) number: usize,
 }
 
-/// Where a buffer begins in a plan of windows that ranks have in common.
+/// The position of a buffer in a shared window plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct CommonPlace {
     /// The plan's digest.
     plan: u64,
-    /// From the top a bit that is set, 7 bits of one more than the plan's number in the group (0 from 127 on), 16 of the
-    /// segment's number, 40 of the offset. 0 for a buffer that lies in no plan, or too far out for that.
+    /// From the top: one bit that is set; 7 bits with one more than the plan's number in the group (0 from 127 on);
+    /// 16 bits with the segment's number; 40 bits with the offset. 0 for a buffer that lies in no plan, or whose
+    /// segment or offset does not fit.
     code: u64,
 }
 
@@ -159,7 +160,7 @@ impl CommonPlace {
         Self::from_parts(plan.digest, 1 << 63 | number | (segment as u64) << Self::OFFSET | offset)
     }
 
-    /// Of what the flight recorder keeps, which is not compared any more.
+    /// Makes it from the flight recorder's code, which is no longer compared.
     pub(crate) const fn from_code(code: u64) -> Self {
         Self::from_parts(0, code)
     }
@@ -176,24 +177,24 @@ impl CommonPlace {
         self.plan
     }
 
-    /// Where in its plan it is, in one word that is the same on all ranks; 0 for nowhere.
+    /// Returns the position in its plan as one word that is the same on all ranks; 0 for none.
     #[inline(always)]
     pub(crate) const fn in_plan(self) -> u64 {
         self.code & !(Self::PLAN << Self::PLAN_SHIFT)
     }
 
-    /// Itself, or none.
+    /// Returns itself if `wanted`, otherwise an empty value.
     #[inline(always)]
     pub(crate) const fn only(self, wanted: bool) -> Self {
         if wanted { self } else { Self::from_code(0) }
     }
 
-    /// So many bytes behind, in the same segment.
+    /// Returns the position `bytes` bytes further in the same segment.
     pub(crate) const fn behind(self, bytes: u64) -> Self {
         if self.code == 0 { self } else { Self::from_parts(self.plan, self.code + bytes) }
     }
 
-    /// For a reader, with the name that the group's `names` have for the plan.
+    /// Returns a description, with the plan's name in the group's `names`.
     pub(crate) fn describe(self, names: &PlanNames) -> Option<String> {
         if self.code == 0 {
             return None;
@@ -207,12 +208,12 @@ impl CommonPlace {
     }
 }
 
-/// What the plans of a group are called, by their numbers.
+/// The names of a group's plans, by number.
 #[derive(Debug, Default)]
 pub(crate) struct PlanNames(RwLock<Vec<Arc<str>>>);
 
 impl PlanNames {
-    /// Adds a name, and returns its number.
+    /// Adds a name and returns its number.
     pub(crate) fn add(&self, name: &str) -> usize {
         let mut names = self.0.write().unwrap_or_else(PoisonError::into_inner);
         names.push(name.into());
@@ -224,13 +225,13 @@ impl PlanNames {
     }
 }
 
-/// So much of what the driver said is remembered.
+/// Maximum number of driver answers that are remembered.
 const OTHERS: usize = 4096;
 
 static MAP: RwLock<Map> = RwLock::new(Map { segments: BTreeMap::new(), others: BTreeMap::new() });
 
 global! {
-    /// Changes whenever a segment comes or goes; never 0.
+    /// Changes whenever a segment is added or removed; never 0.
     static GENERATION: AtomicU64 = AtomicU64::new(1);
 }
 
@@ -242,19 +243,19 @@ fn write() -> RwLockWriteGuard<'static, Map> {
     MAP.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The number of the last change: what was looked up under another is to be looked up again. Who reads it before a look
-/// sees what was changed before.
+/// Returns the number of the last change. Results of lookups under another number are stale. A thread that reads the
+/// number before a lookup sees all earlier changes.
 #[inline]
 pub(crate) fn generation() -> u64 {
     GENERATION.load(Ordering::Acquire)
 }
 
-/// What was looked up is to be looked up again.
+/// Makes all earlier lookups stale.
 pub(crate) fn renew() {
     GENERATION.fetch_add(1, Ordering::Release);
 }
 
-/// A segment is there.
+/// Adds a segment.
 #[cfg(feature = "registration")]
 pub(crate) fn come(extent: Extent) {
     let mut map = write();
@@ -263,15 +264,15 @@ pub(crate) fn come(extent: Extent) {
     renew();
 }
 
-/// The segment at an address goes.
+/// Removes the segment at an address.
 #[cfg(feature = "registration")]
 pub(crate) fn go(start: u64) {
     write().segments.remove(&start);
     renew();
 }
 
-/// What lies around `bytes` bytes at `ptr`, all of which must be memory of the context's device. The driver is asked
-/// once for each allocation that no allocator which is followed has.
+/// Returns the memory around `bytes` bytes at `ptr`, all of which must be memory of the context's device. The driver
+/// is queried once for each allocation outside the followed allocators.
 pub(crate) fn look(context: &Context, ptr: DevicePtr, bytes: u64) -> Result<Place, BufferError> {
     let wanted = context.device().ordinal();
     let end = ptr.0.saturating_add(bytes);
@@ -280,7 +281,7 @@ pub(crate) fn look(context: &Context, ptr: DevicePtr, bytes: u64) -> Result<Plac
     loop {
         let (mut piece, mut device) = known(at).map_or_else(|| ask(context, at), Ok)?;
         if device != wanted && piece.segment.is_none() {
-            // What the driver said once may have been freed since.
+            // The remembered answer may concern memory that was freed since.
             (piece, device) = ask(context, at)?;
         }
         if device != wanted {
@@ -288,7 +289,7 @@ pub(crate) fn look(context: &Context, ptr: DevicePtr, bytes: u64) -> Result<Plac
         }
         let joined = match place {
             None => piece,
-            // Neighbours of two kinds are neither.
+            // Adjacent ranges of different kinds count as memory of no followed allocator.
             Some(before) => Place {
                 start: before.start,
                 end: piece.end,
@@ -306,7 +307,7 @@ pub(crate) fn look(context: &Context, ptr: DevicePtr, bytes: u64) -> Result<Plac
     }
 }
 
-/// What the tables say of an address.
+/// Looks an address up in the tables.
 fn known(address: u64) -> Option<(Place, u32)> {
     let map = read();
     if let Some((_, extent)) = map.segments.range(..=address).next_back().filter(|(_, e)| e.end > address) {
@@ -317,19 +318,19 @@ fn known(address: u64) -> Option<(Place, u32)> {
     (*end > address).then_some((Place { start: *start, end: *end, segment: None }, *device))
 }
 
-/// Asks the driver about an address, and remembers what it says.
+/// Queries the driver about an address, and remembers the answer.
 fn ask(context: &Context, address: u64) -> Result<(Place, u32), BufferError> {
     let ptr = DevicePtr(address);
     let unknown = BufferError::Unknown { address };
     let Some(details) = context.driver().pointer_details(ptr)? else { return Err(unknown) };
     match details.info.kind {
-        // It moves between host and device by itself, and every device reaches it.
+        // Managed memory migrates between host and device, and every device can access it.
         _ if details.is_managed => {}
         MemoryKind::Device => {}
         MemoryKind::Host => return Err(BufferError::Host { address }),
         _ => return Err(unknown),
     }
-    // Of a reservation: what is mapped there, not all of it.
+    // In an address reservation, this is the mapped part around the address, not the whole reservation.
     let range = context.address_range(ptr).unwrap_or(details.range);
     let own = context.device().ordinal();
     let device = if details.is_managed { own } else { details.info.device.unwrap_or(own) };
@@ -341,7 +342,7 @@ fn ask(context: &Context, address: u64) -> Result<(Place, u32), BufferError> {
     if map.others.len() >= OTHERS {
         map.others.clear();
     }
-    // Managed memory is of every device, and remembered by none.
+    // Managed memory belongs to every device, so it is not remembered.
     if !details.is_managed {
         map.others.retain(|other, (other_end, _)| *other_end <= start || end <= *other);
         map.others.insert(start, (end, device));

@@ -1,11 +1,11 @@
-//! What hardly ever happens, kept out of the way of what always does.
+//! Keeps the code of rare errors out of the common path.
 
-/// The result on the way that every call takes: an error is a pointer, so that what is none stays in registers.
+/// The result type of the common path. The error is one pointer, so that results without an error stay in registers.
 pub(crate) type Slim<T, E> = Result<T, Box<E>>;
 
-/// Makes an error out of line, so that the way on stays short and straight.
+/// Makes an error out of line, so that the common path stays short.
 ///
-/// Give it a closure that moves what it needs: what one borrows has to lie in memory on the way on too.
+/// Pass a closure that moves its captures. A borrowed capture would have to be in memory on the common path too.
 #[cold]
 #[inline(never)]
 pub(crate) fn rare<E>(make: impl FnOnce() -> E) -> Box<E> {

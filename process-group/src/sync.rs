@@ -1,9 +1,9 @@
-//! Locks and atomics: the standard library's, or those of a checker, which chooses the order in which threads run (`--cfg
-//! loom`: every order of small models, up to a bound; `--cfg shuttle`: many orders of larger ones). `cargo xtask
-//! interleave` runs the crate's models, its modules `interleavings`, with each.
+//! Locks and atomics: those of the standard library, or those of a checker that chooses the order in which threads
+//! run (`--cfg loom`: every order of small models, up to a bound; `--cfg shuttle`: many orders of larger ones).
+//! `cargo xtask interleave` runs the crate's models (its modules named `interleavings`) with each checker.
 //!
-//! References are counted by the standard library's `Arc` always, and what is set once stays its `OnceLock`: a checker
-//! switches threads at its own types only.
+//! References are always counted by the standard library's `Arc`, and `OnceLock` is always the standard library's. A
+//! checker switches threads only at its own types.
 
 #[cfg(all(test, loom))]
 pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard, atomic};
@@ -12,7 +12,7 @@ pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard, atomic};
 #[cfg(not(all(test, any(loom, shuttle))))]
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, atomic};
 
-/// A static that threads share. A checker makes it anew for each order that it tries.
+/// A static that threads share. A checker creates it anew for each order that it tries.
 #[cfg(not(all(test, any(loom, shuttle))))]
 macro_rules! global {
     ($(#[$what:meta])* static $name:ident: $of:ty = $value:expr;) => {
@@ -33,8 +33,8 @@ macro_rules! global {
 }
 pub(crate) use global;
 
-/// Runs models of a few threads, in the orders that the checker chooses; without one, on threads of the system, as they
-/// come.
+/// Runs models of a few threads in the orders that the checker chooses. Without a checker, runs them on system
+/// threads in any order.
 #[cfg(test)]
 pub(crate) mod model {
     #[cfg(loom)]

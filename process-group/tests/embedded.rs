@@ -1,4 +1,4 @@
-//! Whole flows on the embedded device: ranks as threads, each test in a process of its own.
+//! End-to-end flows on the embedded device. Ranks are threads, and each test runs in its own process.
 
 #![allow(
     clippy::undocumented_unsafe_blocks,

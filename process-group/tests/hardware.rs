@@ -1,4 +1,4 @@
-//! The crate on the machine's own GPUs: needs two, and NCCL, and says so where they are not.
+//! The crate on the machine's own GPUs. Needs two GPUs and NCCL, and reports "skipped" without them.
 
 #![allow(
     clippy::undocumented_unsafe_blocks,
@@ -36,7 +36,7 @@ struct Hardware {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// One test at a time, on hardware that is there; otherwise says why not.
+/// Admits one test at a time. Without the hardware, prints why and returns `None`.
 fn hardware() -> Option<Hardware> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,6 +1,6 @@
-//! The hook's own test on the machine's GPUs: ranks as processes, registration switched on by the environment and by the
-//! builder; what was registered is counted by us and by NCCL's own messages. Needs two GPUs and NCCL, and says so where
-//! they are not.
+//! The test of the allocator hook on the machine's GPUs. Ranks are processes, and the environment or the
+//! builder switches registration on. Registrations are counted by this crate and by NCCL's own messages.
+//! Needs two GPUs and NCCL, and reports "skipped" without them.
 
 use std::{
     env, fs,
@@ -31,8 +31,8 @@ fn far() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
-/// Gathers `elements` of the ranks' numbers through the allocator's memory, also in a graph whose capture saw the memory
-/// come.
+/// Gathers `elements` of the ranks' numbers through the allocator's memory, also in a graph whose capture
+/// allocated the memory.
 fn gather(world: &ProcessGroup, allocator: &Allocator, id: StreamId, stream: &Stream, elements: usize) {
     let size = world.size();
     let bytes = (elements * 4) as u64;
@@ -89,7 +89,7 @@ fn one_rank() {
     let pair = world.split("pair", &Request::Lists(vec![vec![1, 0]])).unwrap().unwrap();
     for group in [&world, &pair] {
         group.registration().unwrap();
-        // One number, as the hook's test has it, and enough for NCCL to use what is registered.
+        // One number, as in the hook's embedded test, and enough for NCCL to use registered memory.
         for elements in [1, 4 << 20] {
             gather(group, &allocator, id, &stream, elements);
         }
@@ -101,7 +101,7 @@ fn one_rank() {
     let counts = registrar.counts();
     println!("rank {ordinal}: {counts:?}");
     assert_eq!(counts.registrations, 2 * counts.segments, "{counts:?}");
-    // What is freed is deregistered first, while the communicators live.
+    // Freed memory is deregistered first, while the communicators exist.
     drop(early);
     allocator.empty_cache().unwrap();
     let counts = registrar.counts();
@@ -109,7 +109,7 @@ fn one_rank() {
     pair.destroy(far()).unwrap();
     world.destroy(far()).unwrap();
     registrar.detach().unwrap();
-    // NCCL's own account; it registers captured buffers too, unless they are registered.
+    // NCCL's own count. It also registers captured buffers, unless they are registered already.
     let folder = env::var(MESSAGES).unwrap();
     let text = fs::read_to_string(format!("{folder}/{}", std::process::id())).unwrap_or_default();
     let said = text.lines().filter(|line| line.contains(" register comm ")).count() as u64;

@@ -1,5 +1,5 @@
-//! A rank of Rust and one of PyTorch's in one communicator, on two GPUs of this machine. Needs a Python whose torch sees
-//! them (the variable `PYTHON` names it), and says so where there is none.
+//! A rank of Rust and one of PyTorch in one communicator, on two GPUs of this machine. Needs a Python whose
+//! torch sees them (the variable `PYTHON` names it), and reports "skipped" without one.
 
 #![allow(
     clippy::undocumented_unsafe_blocks,
@@ -14,6 +14,7 @@ use std::{
 };
 
 use cuda_driver::{Stream, StreamFlags, memory::DeviceMemory};
+use gpu_sim::process::test_command;
 use process_group::{
     ProcessGroup,
     comm::{DataType::F32, ReduceOp},
@@ -21,15 +22,15 @@ use process_group::{
     store::{Deadline, Store, TcpStore},
 };
 
-use super::{embedded::processes::role_command, python::python, store_support::ports::reserved_port};
+use super::{python::python, store_support::ports::reserved_port};
 
 const SCRIPT: &str = include_str!("hardware_torch.py");
-/// Says what the rank that a test starts is to do: whether messages are exchanged too.
+/// The variable that selects the behaviour of a started rank: if messages are exchanged too.
 const CASE: &str = "PROCESS_GROUP_TEST_TORCH";
-/// What every rank has of each operation, a multiple of the ranks; as in the script.
+/// The number of elements of every rank in each operation: a multiple of the number of ranks, as in the script.
 const ELEMENTS: usize = 1 << 16;
 
-/// PyTorch's release and the file of its NCCL, where it sees two GPUs.
+/// Returns PyTorch's release and the file of its NCCL, if it sees two GPUs.
 fn torch_on_gpus() -> Option<(String, String)> {
     let Ok(output) = python().args(["-c", SCRIPT, "where"]).output() else {
         println!("skipped: no Python");
@@ -46,12 +47,12 @@ fn torch_on_gpus() -> Option<(String, String)> {
     }
 }
 
-/// Where the ranks' store is.
+/// The host of the ranks' store.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Host {
-    /// This test's process, as `torchrun` would.
+    /// This test's process, as with `torchrun`.
     Agent,
-    /// Rank 0's.
+    /// Rank 0.
     First,
 }
 
@@ -68,7 +69,8 @@ fn start(command: &mut Command, rank: usize, port: u16, host: Host) -> Child {
     command.spawn().unwrap()
 }
 
-/// Waits for both ranks, each of which has its own deadlines; ends the other when one has failed. Whether all is well.
+/// Waits for both ranks, each of which has its own deadlines. Ends the other when one has failed. Returns
+/// true if both succeeded.
 fn end(ranks: &mut [Child]) -> bool {
     let limit = Instant::now() + Duration::from_secs(150);
     loop {
@@ -107,7 +109,8 @@ fn ranks_of_rust_and_python_work_together() {
                 let mut ranks = [
                     start(python().args(["-c", SCRIPT, how]), theirs, port, host),
                     start(
-                        role_command(concat!(module_path!(), "::one_rank"))
+                        test_command(concat!(module_path!(), "::one_rank"))
+                            .unwrap()
                             .env(CASE, how)
                             .env("NCCL_SYS_LIBRARY", &nccl),
                         1 - theirs,
@@ -130,7 +133,7 @@ fn ranks_of_rust_and_python_work_together() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// The rank of Rust, when it is started by the test above: it does as the script does.
+/// The rank of Rust, when it is started by the test above. It makes the same calls as the script.
 #[test]
 #[ignore = "the body of a process that a test starts"]
 fn one_rank() {

@@ -1,4 +1,5 @@
-//! End-to-end tests of the crate. They are a part of its unit-test binary, so that a crate has one.
+//! End-to-end tests of the crate. They are a part of its unit-test binary, so that the crate has a single
+//! one.
 
 pub(crate) mod embedded;
 mod hardware;

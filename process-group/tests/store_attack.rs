@@ -1,6 +1,6 @@
-//! Clients that do their worst. No step of the server is much work, and another client is answered in the step in which
-//! it asks, however much work is left for the others. Work is counted in units; no time is measured, but for a limit
-//! that only a server reaches which does quadratic work.
+//! Malicious clients. No step of the server is much work, and another client is answered in the step in which
+//! it asks, however much work is left for the others. Work is counted in units. Time is not measured, except
+//! for a limit that only a server with quadratic work reaches.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -15,24 +15,24 @@ use proptest::{collection::vec, prelude::*};
 
 const GREETING: &[u8] = b"\0\xce\xf7\x85\x3c";
 const NOW: Duration = Duration::ZERO;
-/// Bytes that arrive at a time.
+/// The number of bytes that arrive at a time.
 const PIECE: usize = 64 << 10;
 /// The keys of the largest request.
 const MANY: usize = 128 << 10;
-/// What a step may be, in units: a turn, whose last piece may be the end of a client with two lists of keys.
+/// The most work of one step, in units. It is one turn whose last piece removes a client with two lists of keys.
 const MOST: u64 = (8 << 10) + (8 << 10) + 2 * MANY as u64 / 8;
-/// For all that a test does.
+/// The time limit of a whole test.
 const HANGS: Duration = Duration::from_secs(300);
 
-/// Who asks for little.
+/// The client that makes few requests.
 const PROBE: ClientId = 0;
 
-/// A server, and what is under way to and from its clients.
+/// A server, and the data in transit to and from its clients.
 struct Siege {
     server: Server,
-    /// Bytes that the server has not taken yet.
+    /// Bytes that the server has not read yet.
     up: BTreeMap<ClientId, VecDeque<Vec<u8>>>,
-    /// Bytes that clients were sent.
+    /// Bytes sent to clients.
     down: BTreeMap<ClientId, Vec<u8>>,
     closed: Vec<(ClientId, Rejection)>,
     begun: Instant,
@@ -52,7 +52,7 @@ impl Siege {
         self.step(Input::Received(client, GREETING), NOW);
     }
 
-    /// One step, which is not much work; clients take what they are sent.
+    /// Runs one step, and checks that it is not much work. Clients read the bytes that are sent to them.
     fn step(&mut self, input: Input<'_>, now: Duration) {
         let before = self.server.work();
         let mut outputs = VecDeque::from(self.server.step(input, now));
@@ -80,8 +80,8 @@ impl Siege {
         self.up.entry(client).or_default().extend(bytes.chunks(PIECE).map(<[u8]>::to_vec));
     }
 
-    /// Lets everything arrive and be served. The probe asks after every step, and is answered in the step in which it
-    /// asks. Returns how many steps that took.
+    /// Delivers and serves everything. The probe asks after every step, and is answered in the step in which
+    /// it asks. Returns the number of steps.
     fn settle(&mut self) -> usize {
         for steps in 0.. {
             let ready = self.up.keys().copied().find(|client| self.server.wants(*client));
@@ -97,7 +97,7 @@ impl Siege {
         unreachable!("steps are counted without end")
     }
 
-    /// The next bytes of a client.
+    /// Returns the next bytes of a client.
     fn next(&mut self, client: ClientId) -> Option<(ClientId, Vec<u8>)> {
         let pieces = self.up.get_mut(&client)?;
         let piece = pieces.pop_front();
@@ -116,12 +116,12 @@ impl Siege {
         assert_eq!(self.taken(PROBE), [&5u64.to_le_bytes()[..], &value].concat());
     }
 
-    /// What a client was sent since it was asked for last.
+    /// Returns the bytes sent to a client since the previous call.
     fn taken(&mut self, client: ClientId) -> Vec<u8> {
         self.down.remove(&client).unwrap_or_default()
     }
 
-    /// Several clients, from 1 on.
+    /// Connects several clients, numbered from 1.
     fn several(&mut self, count: u64) -> std::ops::RangeInclusive<ClientId> {
         (1..=count).for_each(|client| self.connect(client));
         1..=count
@@ -144,7 +144,7 @@ fn set_all(keys: &[Vec<u8>]) -> Request {
     Request::MultiSet { entries: keys.iter().map(|key| (key.clone(), b"value".to_vec())).collect() }
 }
 
-/// A value is not read again for each that waits for its number, nor for each byte that is appended.
+/// A value is not read again for each client that waits for its number, nor for each byte that is appended.
 #[test]
 fn appending_to_a_value_that_many_wait_for() {
     let mut siege = Siege::new(ServerLimits::default());
@@ -159,14 +159,14 @@ fn appending_to_a_value_that_many_wait_for() {
     siege.settle();
     let work = siege.server.work() - before;
     assert!(work < 40_000 + 2 * (8 << 10), "{work} units for 4,000 bytes");
-    // 1100: half of them have waited for no more.
+    // 1100: half of the clients waited for no more than that.
     siege.send(300, &[Request::Append { key: key("zeros"), value: key("1100") }]);
     siege.settle();
     let over = (1..=200).filter(|client| siege.taken(*client) == [0]).count();
     assert_eq!(over, 100);
 }
 
-/// However often two keys come and go, a wait for very many looks at each once.
+/// Two keys that are set and deleted often: a wait for very many keys still checks each once.
 #[test]
 fn waiting_for_many_keys_of_which_two_come_and_go() {
     let mut siege = Siege::new(ServerLimits::default());
@@ -211,7 +211,7 @@ fn listing_a_million_keys() {
     assert!((1..=2).all(|client| siege.taken(client) == expected));
 }
 
-/// Who sets a key that thousands wait for does little for each; they are answered a few hundred at a time.
+/// Setting a key that thousands wait for costs little per waiting client. They are answered a few hundred at a time.
 #[test]
 fn waking_thousands() {
     const WAITING: u64 = 20_000;
@@ -249,7 +249,7 @@ fn thousands_that_cancel_and_leave() {
     assert_eq!(siege.server.clients(), 1);
 }
 
-/// What many keys take is given back in turns.
+/// The memory of many keys is released over several turns.
 #[test]
 fn leaving_with_many_keys() {
     let mut siege = Siege::new(ServerLimits::default());
@@ -303,7 +303,7 @@ fn reading_large_values_all_the_time() {
     assert!((1..=8).all(|client| siege.taken(client).len() == 6 * (8 + VALUE)));
 }
 
-/// Who asks for little does not wait for those that have much work left, even where it has to wait for a turn.
+/// A client with few requests is served before clients with much work left, even if it has to wait for its turn.
 #[test]
 fn a_turn_comes_soon_for_who_had_little() {
     const BUSY: u64 = 50;
@@ -329,7 +329,7 @@ fn a_turn_comes_soon_for_who_had_little() {
     assert_eq!(siege.taken(100), [1]);
 }
 
-/// Connections that do not greet give way to newer ones, and are closed after a second.
+/// Connections without a greeting give way to newer ones, and are closed after a second.
 #[test]
 fn silent_connections_keep_nobody_out() {
     let mut siege = Siege::new(ServerLimits { clients: 960, ..ServerLimits::default() });
@@ -374,7 +374,7 @@ fn any_list() -> impl Strategy<Value = Request> {
 }
 
 proptest! {
-    /// How much is done in a turn changes nothing of what one client is answered, or why it is closed.
+    /// The length of a turn changes neither a client's replies nor the reason for its end.
     #[test]
     fn turns_change_no_answer(
         requests in vec(any_list(), 1..20), turn in 1..60usize, at_once in 1..60usize,
@@ -391,7 +391,7 @@ proptest! {
                     None => break,
                 }
             }
-            // What is not sent when a connection is closed never is.
+            // Bytes that are unsent when a connection closes are lost.
             (siege.taken(1).into_iter().filter(|_| siege.closed.is_empty()).collect::<Vec<_>>(), siege.closed)
         };
         let new = || Server::new(ServerLimits::default());

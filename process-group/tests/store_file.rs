@@ -1,4 +1,4 @@
-//! The store in a file: PyTorch's format, and what others do to the file.
+//! The store in a file: PyTorch's format, and changes to the file by others.
 
 use std::{
     fs,
@@ -17,20 +17,21 @@ fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
-/// A place for a store's file, and the folder that keeps it.
+/// Returns a path for a store's file, and the folder that contains it.
 fn place() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     (folder, path)
 }
 
-/// A record as the format has it.
+/// Returns a record in the file's format.
 fn record(key: &str, value: &str) -> Vec<u8> {
     let part = |part: &str| [&(part.len() as u32).to_le_bytes(), part.as_bytes()].concat();
     [part(key), part(value)].concat()
 }
 
-/// What PyTorch's store was seen to write for the same calls. (It also writes when a removed key is removed again.)
+/// The file's contents equal those of PyTorch's store after the same calls. (That store also writes when a
+/// removed key is removed again.)
 #[test]
 fn the_file_is_pytorchs() {
     let (_folder, path) = place();
@@ -87,7 +88,7 @@ fn additions_through_many_openings_are_all_counted_and_waits_end() {
     assert!(path.exists(), "nobody has said how many there are");
 }
 
-/// A writer that was killed has left any part of its record.
+/// A killed writer has left a part of its record, of any length.
 #[test]
 fn a_torn_record_is_passed_over_and_mended() {
     let torn = record("/later", "a value");
@@ -112,7 +113,7 @@ fn a_lock_that_is_not_given_back_is_an_error() {
     let store = FileStore::options().patience(Duration::from_millis(30)).open(&path).unwrap();
     let other = fs::File::open(&path).unwrap();
     flock(&other, FlockOperation::LockShared).unwrap();
-    // Readers do not keep readers out.
+    // Readers do not exclude each other.
     assert_eq!(store.num_keys().unwrap(), 0);
     let error = store.set("k", b"v").unwrap_err();
     assert!(matches!(&error, StoreError::FileLocked { operation, .. } if operation == "set"), "{error}");
@@ -134,7 +135,7 @@ fn a_file_that_is_removed_ends_every_wait() {
     let error = waiting.join().unwrap().unwrap_err();
     assert!(matches!(error, StoreError::FileGone { .. }), "{error}");
     assert!(matches!(store.set("k", b"v"), Err(StoreError::FileGone { .. })));
-    // The next job's is not ours to remove.
+    // The next job's file must not be removed.
     let next = FileStore::open(&path).unwrap();
     drop(store);
     next.set("k", b"v").unwrap();
@@ -170,14 +171,14 @@ fn a_file_that_others_may_write_is_refused() {
         allow(mode);
         refused(None, mode);
     }
-    // As PyTorch makes it.
+    // With PyTorch's mode.
     allow(0o644);
     FileStore::open(&path).unwrap().set("k", b"v").unwrap();
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root can give a file to another user");
         return;
     }
-    // PyTorch's, where each user has a group of its own; and where the group has other members.
+    // PyTorch's mode where each user has a separate group, and where the group has other members.
     const NOBODY: u32 = 65534;
     allow(0o664);
     FileStore::open(&path).unwrap();
@@ -190,7 +191,7 @@ fn a_file_that_others_may_write_is_refused() {
     assert_eq!(fs::read(&path).unwrap(), before);
 }
 
-/// Whatever an earlier process has counted.
+/// With any counts left by an earlier process.
 #[test]
 fn counts_at_the_integers_limits_are_no_panic() {
     for count in [i64::MAX, i64::MIN] {
@@ -220,7 +221,7 @@ fn what_exceeds_the_limit_changes_nothing() {
         assert_eq!(store.get("k", soon()).unwrap(), b"value");
         assert_eq!(fs::read(&path).unwrap(), before);
     }
-    // What others wrote beyond it is not taken into memory.
+    // Data of others beyond the limit is not read into memory.
     let large = FileStore::open(&path).unwrap();
     large.set("k", &[0; 17]).unwrap();
     let error = store.get("k", soon()).unwrap_err();
@@ -238,7 +239,7 @@ fn garbage() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    /// Whatever lies in the file: every operation ends, and what is no record is named and left alone.
+    /// With any file contents, every operation ends, and invalid data is reported and left unchanged.
     #[test]
     fn a_foreign_file_is_an_error_or_a_store(pieces in vec(garbage(), 0..8)) {
         let (_folder, path) = place();

@@ -1,4 +1,4 @@
-//! Bytes that nobody should send: neither end panics, and only the connection that they came on suffers.
+//! Invalid bytes: neither end panics, and only the connection that they came on is closed.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -10,13 +10,14 @@ use proptest::{collection::vec, prelude::*, sample::Index};
 const GREETING: &[u8] = b"\0\xce\xf7\x85\x3c";
 const NOW: Duration = Duration::ZERO;
 
-/// Cases of each property: 2,500, or as many as the variable `STORE_FUZZ_CASES` says.
+/// The number of cases per property: 2,500, or the value of the variable `STORE_FUZZ_CASES`.
 fn cases() -> ProptestConfig {
     let cases = std::env::var("STORE_FUZZ_CASES").ok().and_then(|cases| cases.parse().ok());
     ProptestConfig { cases: cases.unwrap_or(2500), ..ProptestConfig::default() }
 }
 
-/// Random bytes, most of them small, as lengths and kinds are; or requests, of every kind, with some of their bytes changed.
+/// Random bytes, most of them small, like lengths and kinds; or requests of every kind with some bytes
+/// changed.
 fn garbage() -> impl Strategy<Value = Vec<u8>> {
     let random = vec(prop_oneof![4 => Just(0u8), 3 => 0..20u8, 1 => any::<u8>()], 0..200);
     let changes = vec((any::<Index>(), any::<u8>()), 0..4);
@@ -36,17 +37,17 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
     vec(any::<u8>(), 0..40)
 }
 
-/// A key, one of a few at times, so that requests meet.
+/// A key, sometimes one of a few, so that requests use the same keys.
 fn key() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![vec(0..2u8, 0..2), bytes()]
 }
 
-/// A key that holds a number, whatever else is asked.
+/// A key that holds a number, unless another request has overwritten it.
 fn counter() -> impl Strategy<Value = Vec<u8>> {
     key().prop_map(|key| [b"+".as_slice(), &key].concat())
 }
 
-/// Any request, also those that wait, which a client sends for calls with a deadline alone.
+/// Any request, including waits, which a client sends only for calls with a deadline.
 fn any_request() -> impl Strategy<Value = Request> {
     prop_oneof![
         8 => request(),
@@ -78,7 +79,8 @@ fn request() -> impl Strategy<Value = Request> {
     ]
 }
 
-/// All that the server sends to client 1 when it gets `pieces`; `None` when it closes the connection.
+/// Returns all bytes that the server sends to client 1 when it receives `pieces`; `None` when it closes the
+/// connection.
 fn answers<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Option<Vec<u8>> {
     let mut server = Server::new(ServerLimits::default());
     server.step(server::Input::Accepted(1), NOW);
@@ -101,7 +103,7 @@ fn answers<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Option<Vec<u8>> {
     Some(sent)
 }
 
-/// Sends all that a server has for a client.
+/// Sends all bytes that a server has for a client.
 fn send(server: &mut Server, client: ClientId, to: &mut Vec<u8>) -> Vec<server::Output> {
     to.extend(server.unsent(client));
     server.step(server::Input::Sent(client, server.unsent(client).len()), NOW)
@@ -133,7 +135,7 @@ proptest! {
         for client in [1, 2] {
             prop_assert_eq!(server.step(server::Input::Accepted(client), NOW), []);
         }
-        // Client 1 waits for what the garbage is not likely to set.
+        // Client 1 waits for a key that the garbage is unlikely to set.
         let mut wait = GREETING.to_vec();
         Request::Wait { keys: vec![b"a key".to_vec()] }.encode(&mut wait);
         prop_assert_eq!(server.step(server::Input::Received(1, &wait), NOW), []);
@@ -147,7 +149,7 @@ proptest! {
         }
         let mut set = Vec::new();
         Request::Set { key: b"a key".to_vec(), value: Vec::new() }.encode(&mut set);
-        // Who holds much gives way to who comes.
+        // A client that holds much memory gives way to a new one.
         let mut others = |input: server::Input<'_>| {
             let mut outputs = server.step(input, NOW);
             outputs.retain(|output| !matches!(output, server::Output::Close(2, _)));
@@ -159,7 +161,7 @@ proptest! {
         prop_assert_eq!(server.unsent(1), [0]);
     }
 
-    /// Lengths beyond a limit are refused when they arrive, not when the memory is taken.
+    /// Lengths beyond a limit are refused when they arrive, before the memory is allocated.
     #[test]
     fn a_length_alone_is_enough_to_refuse(kind in 1..19u8, length in (1u64 << 33)..) {
         let bytes = [GREETING, &[kind], &length.to_le_bytes()].concat();
@@ -203,7 +205,7 @@ proptest! {
             take(machine.step(client::Input::Tick, now));
         }
         prop_assert_eq!(ended, calls);
-        // Usable or not, it says which.
+        // The machine reports correctly if it is usable.
         if !machine.is_idle() {
             let outputs = machine.step(client::Input::Call(Call::Now(Request::NumKeys)), now);
             prop_assert_eq!(outputs, [client::Output::Done(Err(Failure::Busy))]);
@@ -211,7 +213,8 @@ proptest! {
     }
 }
 
-/// A host alone decides how long a list of keys is: what keeping it would cost is counted before any of it is kept.
+/// A host alone decides the length of a list of keys: the cost of keeping it is counted before any of it is
+/// kept.
 #[test]
 fn a_list_that_takes_more_memory_than_allowed_is_refused() {
     let limits = Limits { request_bytes: 1 << 20, ..Limits::default() };

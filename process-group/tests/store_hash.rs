@@ -1,4 +1,4 @@
-//! The in-process store: what threads see of each other.
+//! The in-process store: visibility of changes between threads.
 
 use std::{thread, time::Duration};
 

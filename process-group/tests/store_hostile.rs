@@ -1,5 +1,10 @@
-//! A host in a process of its own, connections that mean harm from another, and a client that goes on meanwhile.
+//! A host in its own process, malicious connections from another, and a client that keeps working meanwhile.
 
+use process_group::store::{
+    Deadline, Store, TcpStore,
+    machine::{Request, ServerLimits},
+};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::{
     env,
     io::{self, BufRead, BufReader, Read, Write},
@@ -10,18 +15,13 @@ use std::{
     time::Duration,
 };
 
-use process_group::store::{
-    Deadline, Store, TcpStore,
-    machine::{Request, ServerLimits},
-};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
-use super::embedded::processes::role_command;
+use gpu_sim::process::test_command;
 
 const GREETING: &[u8] = b"\0\xce\xf7\x85\x3c";
-/// What the host may use, in bytes.
+/// The host's memory limit, in bytes.
 const LIMIT: usize = 128 << 20;
-/// What its process may grow by besides: its threads' stacks, and what the allocator does not give back.
+/// The further growth of its process, in bytes: its threads' stacks, and memory that the allocator does not
+/// return.
 const SLACK: usize = 32 << 20;
 const IDLE: usize = 10_000;
 const LONG: Duration = Duration::from_secs(60);
@@ -30,14 +30,14 @@ fn soon() -> Deadline {
     Deadline::after(LONG)
 }
 
-/// A line of `/proc/self/status`, in bytes.
+/// Returns a line of `/proc/self/status`, in bytes.
 fn status(name: &str) -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
     line.trim_start_matches(':').trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
 }
 
-/// Lets this process have as many descriptors as it may.
+/// Raises this process's limit on descriptors to the maximum.
 fn raise_descriptors() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
@@ -58,7 +58,7 @@ fn role() {
     }
 }
 
-/// Hosts a store; answers every line with what it and its process use.
+/// Hosts a store. Answers every line with the memory that the store and its process use.
 fn host() {
     let descriptors = raise_descriptors();
     let limits = ServerLimits { memory: LIMIT, ..ServerLimits::default() };
@@ -72,7 +72,7 @@ fn host() {
     }
 }
 
-/// Opens connections that greet, or do half of it, or nothing; holds them until the input ends.
+/// Opens connections that send a whole greeting, half of it, or nothing. Holds them until the input ends.
 fn idle(address: &str) {
     raise_descriptors();
     let connections: Vec<_> = (0..IDLE)
@@ -97,7 +97,8 @@ struct Other {
 
 impl Other {
     fn start(role: &str, mark: &'static str) -> Self {
-        let mut child = role_command(concat!(module_path!(), "::role"))
+        let mut child = test_command(concat!(module_path!(), "::role"))
+            .unwrap()
             .env(ROLE, role)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -107,13 +108,13 @@ impl Other {
         Self { child, output, mark }
     }
 
-    /// What it answers to a line.
+    /// Sends a line, and returns its answer.
     fn ask(&mut self, line: &str) -> String {
         writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
         self.words().join(" ")
     }
 
-    /// The words of its next line; the test harness writes others.
+    /// Returns the words of its next line. Skips lines of the test harness.
     fn words(&mut self) -> Vec<String> {
         loop {
             let mut line = String::new();
@@ -136,7 +137,7 @@ struct Host {
     process: Other,
     address: String,
     descriptors: usize,
-    /// Who goes on.
+    /// A well-behaved client.
     client: TcpStore,
     asked: i64,
 }
@@ -155,7 +156,7 @@ impl Host {
         Self { process, address, descriptors, client, asked: 0 }
     }
 
-    /// The client goes on, and the host has used no more than it may.
+    /// Checks that the client is served, and that the host is within its memory limit.
     fn check(&mut self) -> Usage {
         self.asked += 1;
         assert_eq!(self.client.add("asked", 1).unwrap(), self.asked);
@@ -178,7 +179,7 @@ impl Host {
     }
 }
 
-/// Sends what the host takes; it may have hung up.
+/// Sends the bytes that the host accepts; it may have closed the connection.
 fn send(stream: &mut TcpStream, bytes: &[u8]) {
     let _ = stream.write_all(bytes);
 }
@@ -203,14 +204,14 @@ fn ten_thousand_idle_connections_disturb_nobody() {
     }
     let mut idle = Other::start(&host.address.clone(), "idle: ");
     assert_eq!(idle.words(), [IDLE.to_string()]);
-    // Accepted are all that were connected before this one.
+    // All that connected before this one are accepted.
     drop(TcpStore::connect(&host.address, soon()).unwrap());
     let usage = host.check();
     assert!(usage.clients + usage.rejected >= IDLE, "{}", usage.clients);
     for _ in 0..200 {
         host.check();
     }
-    // They leave all at once.
+    // All of them disconnect at once.
     drop(idle);
     while host.check().clients > 10 {
         thread::sleep(Duration::from_millis(5));
@@ -231,7 +232,7 @@ fn half_received_requests_end_the_connections_that_hold_most() {
         .collect();
     let usage = host.check();
     assert!(usage.rejected >= 40 - LIMIT / (8 << 20), "{}", usage.rejected);
-    // The others are whole.
+    // The other connections are intact.
     let closed = streams.into_iter().filter(|stream| {
         stream.set_nonblocking(true).unwrap();
         is_closed(stream.try_clone().unwrap())
@@ -272,7 +273,7 @@ fn garbage_ends_its_connection_at_once() {
     harmful.push([GREETING, &[10], &2u64.to_le_bytes(), &1u64.to_le_bytes(), b"k", &huge].concat());
     harmful.push([GREETING, &[255]].concat());
     harmful.push([GREETING, GREETING].concat());
-    // A web client, TLS, SSH, another store's length before its first message.
+    // A web client, TLS, SSH, the length before another store's first message.
     harmful.push(b"POST / HTTP/1.1\r\nHost: store\r\n\r\n".to_vec());
     harmful.push(b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03".to_vec());
     harmful.push(b"SSH-2.0-OpenSSH_9.6\r\n".to_vec());
@@ -289,7 +290,7 @@ fn garbage_ends_its_connection_at_once() {
     assert_eq!(host.check().rejected, 2 * harmful.len());
 }
 
-/// An end that sends no more, and one that is gone in the middle of a request.
+/// An end that sends no more, and one that disconnects in the middle of a request.
 #[test]
 fn half_open_connections_are_closed_without_harm() {
     let mut host = Host::start();
@@ -303,7 +304,7 @@ fn half_open_connections_are_closed_without_harm() {
         .collect();
     assert!(half.into_iter().all(is_closed));
     let (sender, receiver) = mpsc::channel();
-    // The queue's element is for who waits, not for those that have gone.
+    // The queue's element is for the waiting client, not for those that have disconnected.
     for _ in 0..20 {
         let mut stream = host.connect();
         let mut wait = Vec::new();
@@ -319,20 +320,20 @@ fn half_open_connections_are_closed_without_harm() {
     assert_eq!(usage.rejected, 0);
 }
 
-/// A process that has no descriptor left turns clients away and says so, instead of letting them wait.
+/// A process without a free descriptor rejects clients with a reason, instead of letting them wait.
 #[test]
 fn too_few_descriptors_are_told() {
     let mut process = Other::start("host-of-few", "host: ");
     let address = process.words()[0].clone();
     let first = TcpStore::connect(&address, soon()).unwrap();
     too_many(&address, &mut process, "no more are allowed");
-    // Fewer than the host has counted on.
+    // Fewer than the host has assumed.
     process.ask("40");
     too_many(&address, &mut process, "no descriptor left");
     first.set("key", b"value").unwrap();
 }
 
-/// Connections that say nothing have taken all the places.
+/// Silent connections have taken all the places.
 #[test]
 fn silent_connections_make_place_for_others() {
     let mut process = Other::start("host-of-few", "host: ");
@@ -344,14 +345,14 @@ fn silent_connections_make_place_for_others() {
     assert!(told.starts_with("no greeting yet"), "{told}");
 }
 
-/// The same after a time in which even that was not possible.
+/// Clients are also rejected with a reason after a time in which even that was impossible.
 #[test]
 fn too_few_descriptors_are_told_again() {
     let mut process = Other::start("host-of-few", "host: ");
     let address = process.words()[0].clone();
     process.ask("3");
     let _waiting = TcpStream::connect(&address).unwrap();
-    // It tries to turn that one away meanwhile, and gives up what it needs for that.
+    // Meanwhile the host tries to reject that client, and closes its reserve descriptor for that.
     thread::sleep(Duration::from_millis(300));
     process.ask("40");
     let first = TcpStore::connect(&address, soon()).unwrap();
@@ -359,7 +360,7 @@ fn too_few_descriptors_are_told_again() {
     first.set("key", b"value").unwrap();
 }
 
-/// Connects more often than a host of few can bear.
+/// Opens more connections than the host has descriptors.
 fn too_many(address: &str, host: &mut Other, why: &str) {
     let is_answered = |mut stream: &TcpStream| {
         let mut greeting = GREETING.to_vec();
@@ -376,8 +377,8 @@ fn too_many(address: &str, host: &mut Other, why: &str) {
     assert!(told.contains(why) && told.contains("ulimit -n"), "{told}");
 }
 
-/// Hosts a store in a process that may have 120 descriptors; answers a line with the last rejection, and takes a number as
-/// how many descriptors it may have from now on.
+/// Hosts a store in a process with a limit of 120 descriptors. Answers a line with the last rejection. A
+/// number sets a new limit on descriptors.
 fn host_of_few() {
     let allow = |descriptors| {
         let limit = getrlimit(Resource::Nofile);

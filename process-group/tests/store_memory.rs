@@ -1,4 +1,4 @@
-//! A server's memory stays under its limit, whatever its clients do, and who holds little goes on.
+//! A server's memory stays below its limit under any requests, and clients that hold little are served.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -12,7 +12,7 @@ const GREETING: &[u8] = b"\0\xce\xf7\x85\x3c";
 const NOW: Duration = Duration::ZERO;
 const LIMIT: usize = 512 << 10;
 
-/// A server of little memory and its clients, who have sent their greeting.
+/// A server with little memory, and its clients, which have sent their greeting.
 struct Host {
     server: Server,
     closed: Vec<(ClientId, Rejection)>,
@@ -30,7 +30,7 @@ impl Host {
         host
     }
 
-    /// One input, and the turns that follow.
+    /// Handles one input, and the turns that follow.
     fn step(&mut self, input: Input<'_>) {
         let mut outputs = self.server.step(input, NOW);
         loop {
@@ -54,7 +54,7 @@ impl Host {
         self.step(Input::Received(client, &bytes));
     }
 
-    /// Lets a client take up to `most` bytes; returns how many it took.
+    /// Lets a client read up to `most` bytes. Returns the number of bytes read.
     fn take(&mut self, client: ClientId, most: usize) -> usize {
         let count = self.server.unsent(client).len().min(most);
         self.step(Input::Sent(client, count));
@@ -62,14 +62,14 @@ impl Host {
     }
 }
 
-/// What a client does.
+/// An action of a client.
 #[derive(Debug, Clone)]
 enum Act {
-    /// Sends a request, or only its beginning: this part of it.
+    /// Sends a request, or only this fraction of it.
     Send(Request, f64),
-    /// Takes up to so many bytes.
+    /// Reads up to this many bytes.
     Take(usize),
-    /// Leaves, and comes back.
+    /// Disconnects and reconnects.
     Leave,
 }
 
@@ -118,7 +118,7 @@ proptest! {
                     host.step(Input::Received(*id, GREETING));
                 }
             }
-            // Who asks for little and takes it is served throughout.
+            // A client with small requests that reads its replies is served throughout.
             host.ask(0, &Request::Ping { nonce: 7 });
             prop_assert_eq!(host.server.unsent(0), 7u32.to_le_bytes());
             host.take(0, usize::MAX);
@@ -126,14 +126,14 @@ proptest! {
         for (client, why) in &host.closed {
             prop_assert_ne!(*client, 0, "{}", why);
         }
-        // What clients held is gone with them.
+        // The memory of clients is freed when they disconnect.
         (0..next).for_each(|client| host.step(Input::Gone(client)));
         prop_assert_eq!(host.server.clients(), 0);
         prop_assert!(host.server.memory() <= LIMIT / 2);
     }
 }
 
-/// Requests sent ahead are answered as fast as the client takes the answers.
+/// Pipelined requests are answered as fast as the client reads the answers.
 #[test]
 fn who_takes_no_replies_is_not_served() {
     const VALUE: usize = 60_000;
@@ -163,7 +163,8 @@ fn who_takes_no_replies_is_not_served() {
     assert!(server.wants(1));
 }
 
-/// The one that holds most goes, whoever's request it was that found no room; who needs most itself goes itself.
+/// The connection that holds most is closed, even if another one's request found no room. If the requesting
+/// connection holds most, it is closed itself.
 #[test]
 fn the_greediest_goes() {
     let mut host = Host::new(LIMIT, 9);
@@ -177,7 +178,7 @@ fn the_greediest_goes() {
         panic!("{:?}", host.closed)
     };
     assert!(held > 64_000, "{held}");
-    // A little of another is served all the same: a greedy one makes room.
+    // A small request of another client is still served: a greedy connection makes room.
     host.ask(0, &Request::Wait { keys: vec![vec![b'w'; 8000]; 6] });
     let closed: Vec<_> = host.closed.iter().map(|(client, _)| *client).collect();
     assert!(matches!(closed[..], [8, 1..8]), "{closed:?}");

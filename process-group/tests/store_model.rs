@@ -1,4 +1,4 @@
-//! The semantics against a naive model: the table with its waiting clients, and every store that runs on it.
+//! The semantics against a naive model: the table with its waiting clients, and every store that uses it.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -59,7 +59,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What an operation gives, comparable between stores; `None` for an error.
+/// The result of an operation, comparable between stores; `None` for an error.
 type Outcome = Option<Vec<Vec<u8>>>;
 
 fn number(n: impl ToString) -> Outcome {
@@ -82,7 +82,7 @@ impl Model {
         self.values.get(&key).cloned().unwrap_or_default()
     }
 
-    /// The decimal number at the start of a value, by hand: blanks, a sign, digits.
+    /// Parses the decimal number at the start of a value: blanks, a sign, digits.
     fn number(&self, key: u8) -> Option<i128> {
         let Some(value) = self.values.get(&key) else { return Some(0) };
         let text: String = value.iter().map(|byte| *byte as char).collect();
@@ -155,7 +155,7 @@ fn perform(store: &dyn Store, op: &Op) -> Outcome {
             return Some(vec![store.compare_set(&name(*key), expected, new).unwrap()]);
         }
         Op::Append(key, value) => done(store.append(&name(*key), value)),
-        // A queue's name is waited for as a key is, but has no value.
+        // A queue's name can be waited for like a key, but has no value.
         Op::MultiGet(keys) => return store.multi_get(&refs(&names(keys)), now).ok(),
         Op::MultiSet(entries) => {
             let names = names(&entries.iter().map(|(key, _)| *key).collect::<Vec<_>>());
@@ -213,7 +213,7 @@ proptest! {
     }
 }
 
-/// What clients of a table do about waiting.
+/// The steps of a table's clients that concern waiting.
 #[derive(Debug, Clone)]
 enum Step {
     Set(u8),
@@ -237,7 +237,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// A wait ends in the step in which the last of its keys is there, and in no other.
+    /// A wait ends exactly in the step in which the last of its keys is set.
     #[test]
     fn waits_end_exactly_when_all_keys_are_there(steps in vec(step(), 1..200)) {
         const WRITER: u64 = 100;

@@ -1,4 +1,4 @@
-//! Meetings of all ranks: everybody gets the same outcome.
+//! Meetings of all ranks: all ranks get the same outcome.
 
 use std::{sync::Arc, thread, time::Duration};
 
@@ -28,7 +28,7 @@ fn ranks_exchange_their_cards_in_order() {
     });
 }
 
-/// Waits until these ranks are at a meeting, so that a deadline that passes then finds them there.
+/// Waits until these ranks are in a meeting, so that a deadline that then passes finds them there.
 fn wait_for(store: &dyn Store, name: &str, ranks: &[usize]) {
     let cards: Vec<_> = ranks.iter().map(|rank| format!("{name}/card/{rank}")).collect();
     store.wait(&cards.iter().map(String::as_str).collect::<Vec<_>>(), soon()).unwrap();
@@ -62,7 +62,7 @@ fn every_rank_that_came_is_told_who_did_not() {
     absentees(|| Arc::new(TcpStore::connect(&host.address(), soon()).unwrap()));
 }
 
-/// Rank 0 hosts the store and leaves as soon as it knows; the others must still learn it.
+/// Rank 0 hosts the store and leaves as soon as it knows the outcome. The others must still learn it.
 #[test]
 fn the_host_does_not_take_the_news_with_it() {
     let host = TcpStore::host(0).unwrap();
@@ -81,7 +81,7 @@ fn the_host_does_not_take_the_news_with_it() {
     }
 }
 
-/// Also those are told who came before, and who come later.
+/// Ranks that came earlier, and ranks that come later, are told too.
 #[test]
 fn every_rank_is_told_of_two_that_came_as_one() {
     let store = HashStore::new();

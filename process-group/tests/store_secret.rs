@@ -1,4 +1,4 @@
-//! Hosts and clients with a secret: who does not know it is told, and nothing is served before.
+//! Hosts and clients with a secret: a process without the secret gets an error, and is not served before.
 
 use std::{
     io::{Read, Write},
@@ -55,7 +55,7 @@ fn only_who_knows_the_secret_is_served() {
 fn a_host_without_the_secret_is_not_trusted() {
     let host = TcpStore::host(0).unwrap();
     assert_eq!(distrust(with(OURS).connect(&host.address(), soon())), Distrust::NotKept);
-    // One that pretends, and one that says nothing.
+    // One host with a false proof, and one that is silent.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let pretending = thread::spawn(move || {
@@ -78,7 +78,8 @@ fn a_secret_is_long_and_not_shown() {
     assert_eq!(format!("{:?}", with(OURS)).find("horse"), None);
 }
 
-/// Nor is what greetings are made of, nor what stands in a store: ranks publish tokens there.
+/// Debug output also omits the seed of greetings and the store's contents, because ranks publish tokens
+/// there.
 #[test]
 fn nothing_secret_is_shown_for_debugging() {
     let secret = Secret::new(OURS).unwrap();
@@ -105,7 +106,7 @@ fn nothing_secret_is_shown_for_debugging() {
         .for_each(|text| shown(token, text));
 }
 
-/// What a client has sent once does not open the door again, nor does what the host sends.
+/// A recorded greeting of a client does not authenticate a second time, and neither does the host's data.
 #[test]
 fn nothing_that_was_sent_can_be_used_again() {
     let host = with(OURS).host(0, soon()).unwrap();
@@ -143,7 +144,8 @@ fn client() -> Client {
     Client::new(Limits::default(), Duration::from_secs(1), 7).with_secret(Secret::new(OURS).unwrap(), [3; 32])
 }
 
-/// Lets a client greet a server, whose bytes come in pieces of these lengths; a byte of the server's is changed.
+/// Runs a greeting between a client and a server. The server's bytes arrive in pieces of these lengths, with
+/// one byte changed.
 fn greet(secret: &str, lengths: &[usize], changed: Option<usize>) -> Result<(), Failure> {
     const NOW: Duration = Duration::ZERO;
     let mut host = Server::with_secret(ServerLimits::default(), Secret::new(secret).unwrap(), [5; 32]);
@@ -196,7 +198,7 @@ proptest! {
         prop_assert_eq!(greet("another secret of theirs", &lengths, None), Err(Failure::Distrust(Distrust::Refused)));
     }
 
-    /// The host's part: a first byte, 32 that it chooses; a byte, 32 that prove; and a nonce.
+    /// The host's part: a first byte and its block of 32 bytes; a byte and its proof of 32 bytes; a nonce.
     #[test]
     fn a_changed_byte_is_found(at in 0..70usize) {
         let outcome = greet(OURS, &[100], Some(at));
@@ -208,7 +210,7 @@ proptest! {
     }
 }
 
-/// PyTorch's clients are turned away at once; its servers are not trusted.
+/// PyTorch's clients are rejected at once, and its servers are not trusted.
 #[test]
 fn torch_knows_no_secret() {
     if !torch_is_there() {

@@ -1,5 +1,6 @@
-//! The store's machines under every schedule that a seed can choose: what ranks see is what one store in one
-//! order would show, nothing is lost, and nobody is hurt by strangers or by others' broken connections.
+//! The store's state machines under every schedule that a seed can choose. The results that ranks see are
+//! consistent with one order of operations, nothing is lost, and strangers or broken connections do not
+//! affect other clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,7 +42,7 @@ fn what_ranks_see_is_one_order() {
         check_waits(seed, &world.history);
         ended += world.history.iter().filter(|event| matches!(event.outcome, Some(Ok(_)))).count();
     }
-    // The schedules do let operations through.
+    // The schedules do let operations complete.
     println!("{ended} operations in {SEEDS} runs");
     assert!(ended as u64 > SEEDS * 20, "{ended}");
 }
@@ -66,12 +67,13 @@ fn nobody_waits_for_what_is_there(seed: u64, world: &mut World) {
     }
 }
 
-/// Whether `a` had ended before `b` was called.
+/// Returns true if `a` had ended before `b` was called.
 fn before(a: &Event, b: &Event) -> bool {
     a.ended.is_some_and(|ended| ended < b.called)
 }
 
-/// Asserts that positions in the store's one order agree with what ended before what was called.
+/// Asserts that positions in the store's order agree with real time: an operation that ended before another
+/// was called has the lower position.
 fn assert_in_order(seed: u64, mut placed: Vec<(&Event, usize)>, strictly: bool) {
     placed.sort_by_key(|(_, position)| *position);
     for (i, (later, high)) in placed.iter().enumerate() {
@@ -99,7 +101,7 @@ fn check_counter(seed: u64, world: &mut World) {
     assert_in_order(seed, sums, true);
 }
 
-/// Every token was written over a known one: from the last, the order of all that ever stood follows.
+/// Every token replaced a known one. The order of all values follows from the last one backwards.
 fn check_register(seed: u64, world: &mut World) {
     let Reply::Bytes(mut value) = world.ask(Request::Get { key: REGISTER.into() }) else { panic!() };
     let swaps = || {
@@ -153,7 +155,7 @@ fn check_queue(seed: u64, world: &mut World) {
     }
     assert!(gone <= lost_pops, "seed {seed}: {gone} elements are lost, but only {lost_pops} pops");
     assert!(pops.keys().all(|token| pushes.contains_key(*token)), "seed {seed}: popped, but never pushed");
-    // First in, first out: of two whose pushes were in order, the second does not leave first.
+    // First in, first out: of two elements pushed in order, the second is not popped first.
     for (first, (push, _)) in &pushes {
         for (second, pop) in &pops {
             let (other, _) = &pushes[*second];

@@ -1,4 +1,4 @@
-//! The store between processes: sockets, death, strangers, limits.
+//! The store between processes: sockets, dead hosts, foreign clients, limits.
 
 use std::{
     io::{Read, Write},
@@ -25,7 +25,7 @@ fn pair() -> (TcpStore, TcpStore) {
     (host, client)
 }
 
-/// What is left to read until the other end hangs up.
+/// Reads until the other end closes the connection.
 fn until_closed(stream: &mut TcpStream) -> Vec<u8> {
     stream.set_read_timeout(Some(LONG)).unwrap();
     let mut bytes = Vec::new();
@@ -40,7 +40,7 @@ fn until_closed(stream: &mut TcpStream) -> Vec<u8> {
 fn threads_wait_on_one_client_at_the_same_time() {
     let (host, client) = pair();
     thread::scope(|scope| {
-        // More than connections are kept; in an order in which no wait but the last could end.
+        // More than the number of kept connections, in an order in which only the last wait could end.
         let waits: Vec<_> = (0..12)
             .map(|i| {
                 let client = &client;
@@ -73,7 +73,7 @@ fn a_timeout_names_the_missing_keys_and_the_client_goes_on() {
     );
 }
 
-/// A value makes its name be there for a wait, but nothing can be popped.
+/// A value under the queue's name ends a wait, but nothing can be popped.
 #[test]
 fn a_queue_is_waited_for_also_where_a_key_has_its_name() {
     let (host, client) = pair();
@@ -150,13 +150,13 @@ fn what_is_no_store_is_recognised() {
     });
     let error = TcpStore::connect(&address, soon()).unwrap_err();
     assert!(matches!(error, StoreError::NotAStore { .. }), "{error}");
-    // One that accepts and says nothing.
+    // A process that accepts and sends nothing.
     let _silent = web.join().unwrap();
     let error = TcpStore::connect(&address, Deadline::after(Duration::from_millis(50))).unwrap_err();
     assert!(matches!(error, StoreError::NotAStore { .. }), "{error}");
 }
 
-/// A host that answers the greeting and then nothing, as a stopped process does.
+/// A host that answers the greeting and then stops, like a stopped process.
 #[test]
 fn a_host_that_does_not_answer_is_told_from_a_key_that_does_not_come() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -196,8 +196,8 @@ fn strangers_are_shown_out_at_once_and_disturb_nobody() {
     assert_eq!(client.add("n", 1).unwrap(), 1);
 }
 
-/// Bytes as a person reads them: two hexadecimal digits are a byte, a signed decimal an `i64`, `#` and a decimal
-/// a `u32`, and text in quotes a string with its length.
+/// Parses a readable form of bytes: two hexadecimal digits are a byte, a signed decimal is an `i64`, `#` and
+/// a decimal are a `u32`, and text in quotes is a string with its length.
 fn bytes(text: &str) -> Vec<u8> {
     let token = |token: &str| match token.as_bytes()[0] {
         b'"' => {
@@ -211,7 +211,7 @@ fn bytes(text: &str) -> Vec<u8> {
     text.split_whitespace().flat_map(token).collect()
 }
 
-/// What PyTorch's client sends and its server answers.
+/// The bytes of PyTorch's client, and its server's answers.
 const DIALOGUE: &[(&str, &str)] = &[
     ("00 ce f7 85 3c 0d #1337", "#1337"),
     (r#"01 "/k" "abc" 03 "/k""#, r#""abc""#),
@@ -219,10 +219,10 @@ const DIALOGUE: &[(&str, &str)] = &[
     (r#"04 "/n" -2"#, "+3"),
     (r#"05 +2 "/k" "/n""#, "00"),
     (r#"05 +1 "/x""#, "01"),
-    // A wait, a ping that is answered meanwhile, and the cancellation; a wait for nothing.
+    // A wait, a ping that is answered meanwhile, and the cancellation; a wait for no keys.
     (r#"06 +1 "/x" 0d #1 0c"#, "#1 01"),
     ("06 +0 0c", "00 01"),
-    // Absent but something is expected; absent as expected; something else is expected; as expected.
+    // Absent with an expected value; absent as expected; a different value; the expected value.
     (r#"02 "c" "e" "n""#, r#""e""#),
     (r#"02 "c" "" "n""#, r#""n""#),
     (r#"02 "c" "x" "m""#, r#""n""#),
@@ -232,17 +232,17 @@ const DIALOGUE: &[(&str, &str)] = &[
     (r#"09 "/k" "d" 0a +1 "/k""#, r#""abcd""#),
     ("0a +0 0d #7", "#7"),
     (r#"0b +1 "m" "1" 03 "m""#, r#""1""#),
-    // A queue is no key, but is waited for as one.
+    // A queue is not a key, but can be waited for like one.
     (r#"0e "q" "a" 10 "q" 05 +1 "q""#, "+1 00"),
     (r#"03 "q" 08 "q""#, r#""" +0"#),
     (r#"0f "q" 0f "q""#, r#"+1 "a" +0"#),
     (r#"08 "/k" 08 "/n" 11"#, r#"+1 +1 +1 "m""#),
-    // The cancelled one is counted.
+    // The cancelled arrival is counted.
     (r#"12 "b" +2 0c"#, "01"),
     (r#"12 "b" +2 03 "b""#, r#"00 "2""#),
 ];
 
-/// Holds the dialogue with the server at `address`, which gets it in pieces of `fragment` bytes.
+/// Runs the dialogue with the server at `address`, which receives it in pieces of `fragment` bytes.
 pub(crate) fn converse_in_bytes(address: &str, fragment: usize) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_nodelay(true).unwrap();
@@ -264,7 +264,7 @@ fn the_wire_is_pytorchs() {
     for fragment in [1, 3, 1 << 10] {
         let host = TcpStore::host(0).unwrap();
         let mut stream = converse_in_bytes(&host.address(), fragment);
-        // An unknown request; a second greeting.
+        // An unknown request, and a second greeting.
         stream.write_all(&bytes("13")).unwrap();
         assert_eq!(until_closed(&mut stream), b"");
         let mut twice = TcpStream::connect(host.address()).unwrap();
@@ -314,7 +314,7 @@ fn more_clients_than_allowed_are_turned_away() {
     TcpStore::connect(&host.address(), soon()).unwrap();
 }
 
-/// A further connection of a client that has one already is tried again.
+/// A further connection of a connected client is tried again.
 #[test]
 fn who_is_turned_away_for_a_moment_comes_again() {
     let limits = ServerLimits { clients: 3, ..ServerLimits::default() };
@@ -323,7 +323,7 @@ fn who_is_turned_away_for_a_moment_comes_again() {
     let full = TcpStore::connect(&host.address(), soon()).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| client.get("late", soon()));
-        // It has taken the client's connection.
+        // The host has rejected the client's connection.
         while host.report().unwrap().rejected == 0 {
             if let Err(error) = client.wait(&["never"], Deadline::after(Duration::from_millis(1))) {
                 let expected = matches!(error, StoreError::Timeout { .. } | StoreError::TurnedAway { .. });

@@ -1,4 +1,4 @@
-//! Our stores and PyTorch's, each as host of the other. Needs a Python that can import torch.
+//! This crate's stores and PyTorch's, each as the host of the other. Needs a Python that can import torch.
 
 use std::{
     io::{BufRead, BufReader, Lines, Read, Write},
@@ -28,7 +28,7 @@ struct Peer {
 
 impl Peer {
     fn start(args: &[&str]) -> Self {
-        // Not by its path: the test's binary also runs where the source tree is not.
+        // The script is embedded, because the test's binary also runs without the source tree.
         let script = include_str!("store_support/torch_peer.py");
         let mut child = python()
             .args(["-c", script])
@@ -59,7 +59,7 @@ impl Drop for Peer {
     }
 }
 
-/// The mirror image of `converse` in `torch_peer.py`.
+/// The counterpart of `converse` in `torch_peer.py`.
 fn converse(store: &dyn Store, queues: bool) -> Result<(), StoreError> {
     store.set("rs/hello", b"from rust")?;
     assert_eq!(store.get("py/hello", soon())?, b"from python");
@@ -131,7 +131,7 @@ fn we_connect_to_torchs_hosts() {
         let address = format!("127.0.0.1:{}", peer.line());
         let store = TcpStore::options().workers(2).connect(&address, soon()).unwrap();
         converse(&store, queues).unwrap();
-        // Who looks for a key that is not there yet wakes nobody who waits for it.
+        // A read of an absent key must not wake the clients that wait for the key.
         thread::scope(|scope| {
             let late: Vec<_> = (0..4).map(|_| scope.spawn(|| store.get("late", soon()).unwrap())).collect();
             thread::sleep(Duration::from_millis(100));
@@ -152,7 +152,7 @@ fn one_file_serves_torch_and_us() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     let store = FileStore::options().workers(2).open(&path).unwrap();
-    // PyTorch's passes over what is ours alone.
+    // PyTorch's store ignores records that exist only here.
     store.queue_push("queue", b"element").unwrap();
     assert_eq!(store.queue_pop("queue", soon()).unwrap(), b"element");
     let peer = Peer::start(&["file", path.to_str().unwrap()]);
@@ -160,14 +160,14 @@ fn one_file_serves_torch_and_us() {
     drop(store);
     assert!(path.exists());
     peer.finish();
-    // The last to leave, PyTorch's, has counted us.
+    // PyTorch's process, the last to leave, has counted this one.
     assert!(!path.exists());
 }
 
-/// What was sent over one connection, and what came back.
+/// The bytes sent over one connection, and the bytes received.
 type Wire = (Vec<u8>, Vec<u8>);
 
-/// Passes connections on to `upstream` and records their bytes; returns where it listens.
+/// Forwards connections to `upstream` and records their bytes. Returns the port.
 fn recorder(upstream: String) -> (u16, Arc<Mutex<Vec<Wire>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -206,7 +206,7 @@ fn pass_on(mut from: TcpStream, mut to: TcpStream, mut record: impl FnMut(&[u8])
     let _ = to.shutdown(Shutdown::Write);
 }
 
-/// What PyTorch's client sends for the calls of `every_request` in `torch_peer.py`, after its greeting.
+/// The requests of PyTorch's client for the calls of `every_request` in `torch_peer.py`, after its greeting.
 fn every_request() -> Vec<Request> {
     let key = |key: &str| [b"/", key.as_bytes()].concat();
     let keys = |keys: &[&str]| keys.iter().map(|name| key(name)).collect::<Vec<_>>();
@@ -238,7 +238,8 @@ fn every_request() -> Vec<Request> {
     ]
 }
 
-/// All 19 types of requests (the greeting is two of them), from PyTorch's client to its own server and to ours.
+/// All 19 types of requests (the greeting is two of them), from PyTorch's client to its own server and to
+/// this crate's.
 #[test]
 fn torchs_client_finds_the_same_bytes_at_our_host() {
     if !torch_is_there() {
@@ -260,7 +261,7 @@ fn torchs_client_finds_the_same_bytes_at_our_host() {
     assert_eq!(*at_us, *at_torch);
 }
 
-/// All 19 types of requests, as we write them, to PyTorch's server.
+/// All 19 types of requests, as this crate encodes them, to PyTorch's server.
 #[test]
 fn torchs_server_answers_as_ours() {
     if !torch_is_there() {

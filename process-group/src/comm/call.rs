@@ -1,4 +1,4 @@
-//! The one way into NCCL's table: calls, codes and texts.
+//! Calls of NCCL's function table, with result codes and error texts.
 
 use std::ffi::CStr;
 
@@ -6,10 +6,10 @@ use nccl_sys::{Api, ncclResult_t};
 
 use super::{CommError, Result};
 
-/// Calls a function of NCCL's table and turns its code into a [`Result`].
+/// Calls a function of NCCL's table and converts its code into a [`Result`].
 ///
-/// `call!(nccl, name, ncclAllReduce(args…))`, where `name` is how errors call the communicator; the caller wraps
-/// it in `unsafe` and says why the arguments are good.
+/// `call!(nccl, name, ncclAllReduce(args…))`, where `name` is the communicator's name in errors. The caller wraps it
+/// in `unsafe` and states why the arguments are valid.
 macro_rules! call {
     ($nccl:expr, $name:expr, $function:ident ( $($argument:expr),* $(,)? )) => {{
         let nccl: &$crate::comm::Nccl = $nccl;
@@ -19,7 +19,7 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// Turns NCCL's code into a result, with what NCCL says about it at this moment.
+/// Converts NCCL's code into a result. A failure includes NCCL's current error texts.
 #[inline]
 pub(crate) fn check(api: &Api, call: &'static str, communicator: &str, code: ncclResult_t) -> Result<()> {
     if code == ncclResult_t::ncclSuccess { Ok(()) } else { Err(failure(api, call, communicator, code)) }
@@ -31,27 +31,27 @@ fn failure(api: &Api, call: &'static str, communicator: &str, code: ncclResult_t
     CommError::Nccl { call, communicator: communicator.into(), code, meaning, text, last }
 }
 
-/// The error of a call that answered success without `what` it was asked for.
+/// Returns the error of a call that returned success without writing its result, named `what`.
 pub(crate) fn unwritten(api: &Api, call: &'static str, communicator: &str, what: &'static str) -> CommError {
     let (release, path) = (api.version(), api.path().map(ToOwned::to_owned));
     CommError::Unwritten { call, communicator: communicator.into(), what, release, path }
 }
 
-/// What NCCL says about a code.
+/// Returns NCCL's text for a code.
 fn text(api: &Api, code: ncclResult_t) -> String {
     let Ok(ask) = api.ncclGetErrorString() else { return String::new() };
-    // SAFETY: takes a number.
+    // SAFETY: the only argument is a number.
     let text = unsafe { ask(code) };
-    // SAFETY: NCCL answers a string constant.
+    // SAFETY: NCCL returns a string constant.
     unsafe { owned(text) }.unwrap_or_default()
 }
 
-/// NCCL's last message in this process, copied at once: other threads overwrite it.
+/// Returns NCCL's last message in this process. It is copied at once because other threads overwrite it.
 fn last_error(api: &Api) -> Option<String> {
     let ask = api.ncclGetLastError().ok()?;
     // SAFETY: NCCL ignores the communicator, and documents that null asks for the process.
     let text = unsafe { ask(std::ptr::null_mut()) };
-    // SAFETY: NCCL answers its one buffer, which it keeps terminated.
+    // SAFETY: NCCL returns its one buffer, which is always terminated.
     unsafe { owned(text) }.filter(|text| !text.is_empty())
 }
 

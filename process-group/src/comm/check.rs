@@ -1,8 +1,7 @@
-//! Checks of a collective's arguments that one rank can make alone, before anything is launched.
+//! Checks of a collective's arguments that one rank can make alone, before launch.
 //!
-//! They see addresses, counts, types and ranks, and never memory: that a buffer is as long as it is said to be,
-//! and lives long enough, is the caller's promise. Overlap rules are those of NCCL's documentation of in-place
-//! operations.
+//! The checks see addresses, counts, types and ranks, and never memory. The caller guarantees that a buffer is as
+//! long as stated and lives long enough. The overlap rules are those of NCCL's documentation of in-place operations.
 
 use nccl_sys::Version;
 
@@ -13,7 +12,7 @@ use crate::{Slim, rare};
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArgumentError {
-    /// The buffer's size in bytes is no number.
+    /// The buffer's size in bytes overflows.
     #[error(
         "{call}: {elements} elements of {dtype} for each of {ranks} ranks are more bytes than there are addresses"
     )]
@@ -24,27 +23,27 @@ pub enum ArgumentError {
         elements: usize,
         /// Their type.
         dtype: DataType,
-        /// How many ranks' elements lie in the buffer.
+        /// Number of ranks whose elements lie in the buffer.
         ranks: usize,
     },
-    /// A buffer that is used has no address.
+    /// A buffer that the operation uses is null.
     #[error("{call}: the {buffer} buffer is null, but {bytes} bytes are to be used there")]
     Null {
         /// The operation.
         call: &'static str,
         /// `send`, `receive` or `factor`.
         buffer: &'static str,
-        /// The bytes that are wanted there.
+        /// Bytes that the operation uses in the buffer.
         bytes: usize,
     },
-    /// A buffer does not start at an element's boundary.
+    /// A buffer is not aligned to its element type.
     #[error("{call}: the {buffer} buffer at {address:#x} is not aligned to the {} bytes of {dtype}", .dtype.size())]
     Misaligned {
         /// The operation.
         call: &'static str,
         /// `send`, `receive` or `factor`.
         buffer: &'static str,
-        /// Where it starts.
+        /// Start address of the buffer.
         address: u64,
         /// The type of its elements.
         dtype: DataType,
@@ -56,15 +55,15 @@ pub enum ArgumentError {
     Overlap {
         /// The operation.
         call: &'static str,
-        /// Where the send buffer starts.
+        /// Start address of the send buffer.
         send: u64,
         /// Its length in bytes.
         send_bytes: usize,
-        /// Where the receive buffer starts.
+        /// Start address of the receive buffer.
         receive: u64,
         /// Its length in bytes.
         receive_bytes: usize,
-        /// What the operation allows instead.
+        /// The placement that the operation allows.
         allowed: &'static str,
     },
     /// A rank that is not in the communicator.
@@ -74,12 +73,12 @@ pub enum ArgumentError {
         call: &'static str,
         /// `root` or `peer`.
         role: &'static str,
-        /// What was given.
+        /// The rank given.
         rank: usize,
-        /// How many ranks there are.
+        /// Number of ranks in the communicator.
         size: usize,
     },
-    /// A list of ranks that cannot be left out.
+    /// A list of ranks that cannot be excluded.
     #[error(
         "{call}: a communicator of {size} cannot go on on rank {rank} without the ranks {excluded:?}: {problem}"
     )]
@@ -88,14 +87,15 @@ pub enum ArgumentError {
         call: &'static str,
         /// This rank.
         rank: usize,
-        /// How many ranks there are.
+        /// Number of ranks in the communicator.
         size: usize,
-        /// Who was to be left out.
+        /// The ranks to exclude.
         excluded: Vec<usize>,
-        /// What is wrong with that.
+        /// The reason why they cannot be excluded.
         problem: &'static str,
     },
-    /// A message to oneself, which waits for its other half for ever unless both are in one group.
+    /// A message of a rank to itself. Unless the send and the receive are in one group, the first waits for the
+    /// second for ever.
     #[error(
         "{call}: rank {rank} is this rank itself; a message to oneself needs its send and its receive in one group"
     )]
@@ -117,7 +117,7 @@ pub enum ArgumentError {
         /// The release that is loaded.
         release: Version,
     },
-    /// A reduction that elements of the type do not have.
+    /// A reduction that is not defined for the type.
     #[error(
         "{call}: elements of {dtype} cannot be reduced by {op}; average takes every type but bool, premultiplied sums \
          take f16, bf16, f32 and f64"
@@ -130,27 +130,27 @@ pub enum ArgumentError {
         /// The reduction.
         op: ReduceOp,
     },
-    /// Two buffers of a list overlap where one is written.
+    /// Two buffers of a list overlap, and at least one of them is written.
     #[error(
         "{call}: {first} [{first_address:#x}, +{first_bytes}) and {second} [{second_address:#x}, +{second_bytes}) overlap"
     )]
     ListOverlap {
         /// The operation.
         call: &'static str,
-        /// Which buffer, by its place in its list.
+        /// Which buffer, by its position in its list.
         first: String,
-        /// Where it starts.
+        /// Start address of the first buffer.
         first_address: u64,
         /// Its length in bytes.
         first_bytes: usize,
-        /// The other.
+        /// The other buffer, by its position in its list.
         second: String,
-        /// Where it starts.
+        /// Start address of the second buffer.
         second_address: u64,
         /// Its length in bytes.
         second_bytes: usize,
     },
-    /// A one-sided operation before its communicator was made ready for them.
+    /// A one-sided operation on a communicator that is not prepared for them.
     #[error("{call}: one-sided operations were not prepared; all ranks call prepare_one_sided first")]
     NotPrepared {
         /// The operation.
@@ -163,9 +163,9 @@ pub enum ArgumentError {
     OutsideWindows {
         /// The operation.
         call: &'static str,
-        /// `send`, or `receive` for this rank's own place in the window that is written.
+        /// `send`, or `receive` for this rank's own address of the written range in the window.
         buffer: &'static str,
-        /// Where it starts.
+        /// Start address of the buffer.
         address: u64,
         /// Its length in bytes.
         bytes: usize,
@@ -175,10 +175,10 @@ pub enum ArgumentError {
     Signals {
         /// The operation.
         call: &'static str,
-        /// What was given.
+        /// The number given.
         count: usize,
     },
-    /// Memory that is to be registered, and is already.
+    /// Memory to register that is registered already.
     #[error(
         "{call}: {bytes} bytes at {address:#x} overlap {known_bytes} bytes at {known:#x}, which are registered with the \
          communicator already"
@@ -186,21 +186,21 @@ pub enum ArgumentError {
     RegisteredTwice {
         /// The call.
         call: &'static str,
-        /// Where the memory starts.
+        /// Start address of the new range.
         address: u64,
         /// Its length in bytes.
         bytes: usize,
-        /// Where what is registered starts.
+        /// Start address of the registered range.
         known: u64,
         /// Its length in bytes.
         known_bytes: usize,
     },
-    /// Memory that is to be deregistered, and is not registered.
+    /// Memory to deregister that is not registered.
     #[error("{call}: nothing that starts at {address:#x} is registered with the communicator")]
     NotRegistered {
         /// The call.
         call: &'static str,
-        /// Where the memory starts.
+        /// Start address of the memory.
         address: u64,
     },
     /// A stream of another device than the communicator's.
@@ -217,7 +217,7 @@ pub enum ArgumentError {
     },
 }
 
-/// Where a communicator stands, as far as arguments depend on it.
+/// The facts of a communicator that argument checks need.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) rank: usize,
@@ -225,23 +225,23 @@ pub(crate) struct Place {
     pub(crate) release: Version,
 }
 
-/// A buffer of a call: its address and how many ranks' shares it holds.
+/// A buffer of a call: its address, and the number of ranks whose shares it holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) address: u64,
     pub(crate) shares: usize,
 }
 
-/// How the two buffers of an operation may lie to each other.
+/// The overlap that an operation allows between its two buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum InPlace {
-    /// The same address, or apart.
+    /// Same address, or no overlap.
     Same,
-    /// The send buffer is this rank's share of the receive buffer, or apart.
+    /// The send buffer is this rank's share of the receive buffer, or there is no overlap.
     ShareOfReceive,
-    /// The receive buffer is this rank's share of the send buffer, or apart.
+    /// The receive buffer is this rank's share of the send buffer, or there is no overlap.
     ShareOfSend,
-    /// Apart.
+    /// No overlap.
     Never,
 }
 
@@ -261,7 +261,7 @@ impl InPlace {
 }
 
 impl Place {
-    /// The ranks to leave out, ascending, as NCCL is given them.
+    /// Returns the ranks to exclude in ascending order, as NCCL takes them.
     pub(crate) fn excluded(&self, call: &'static str, excluded: &[usize]) -> Result<Vec<i32>, ArgumentError> {
         let mut sorted = excluded.to_vec();
         sorted.sort_unstable();
@@ -274,14 +274,14 @@ impl Place {
         } else if excluded.contains(&self.rank) {
             "this rank is among them"
         } else {
-            // Below the size, which NCCL holds in such a number.
+            // All ranks are below the size, which NCCL holds in an `i32`.
             return Ok(sorted.into_iter().map(|rank| rank as i32).collect());
         };
         let (rank, size, excluded) = (self.rank, self.size, excluded.to_vec());
         Err(ArgumentError::Excluded { call, rank, size, excluded, problem })
     }
 
-    /// The bytes of `count` elements for each of `shares` ranks.
+    /// Returns the size in bytes of `count` elements for each of `shares` ranks.
     #[inline(always)]
     fn bytes(
         &self,
@@ -320,7 +320,7 @@ impl Place {
         Ok(())
     }
 
-    /// Checks that `rank` is one of the communicator.
+    /// Checks that `rank` is a rank of the communicator.
     #[inline(always)]
     pub(crate) fn member(
         &self,
@@ -335,7 +335,7 @@ impl Place {
         Err(rare(move || ArgumentError::NoSuchRank { call, role, rank, size }))
     }
 
-    /// Checks a number of signals that are to be waited for.
+    /// Checks a number of signals to wait for.
     pub(crate) fn signals(&self, call: &'static str, count: usize) -> Slim<(), ArgumentError> {
         match i32::try_from(count) {
             Ok(1..) => Ok(()),
@@ -360,7 +360,7 @@ impl Place {
         if span.address == 0 {
             return Err(rare(move || ArgumentError::Null { call, buffer, bytes }));
         }
-        // Every size is a power of two; a division would take longer than all else here.
+        // Every element size is a power of two. A division would take longer than the rest of this function.
         let Span { address, shares } = span;
         if address & (dtype.size() as u64 - 1) != 0 {
             return Err(rare(move || ArgumentError::Misaligned { call, buffer, address, dtype }));
@@ -424,7 +424,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is accepted never overlaps except where the operation's in-place form puts it.
+        /// Accepted buffers overlap only as the operation's in-place form allows.
         #[test]
         fn accepted_buffers_are_apart_or_in_place(
             size in 1usize..5, rank in 0usize..5, count in 0usize..9, from in 1u64..40, to in 1u64..40,
@@ -460,7 +460,7 @@ mod tests {
             prop_assert_eq!(accepted, !overlap || meant);
         }
 
-        /// No count makes the arithmetic wrap.
+        /// No count overflows the arithmetic.
         #[test]
         fn huge_counts_are_refused_and_not_wrapped(
             count in any::<usize>(), shares in 1usize..10_000, address in any::<u64>(), dtype in dtype(),

@@ -1,4 +1,4 @@
-//! Communicators of some of a communicator's ranks, and how what it does is given up before.
+//! Shrinking and revoking: communicators of a subset of the ranks, and giving up enqueued work.
 
 use std::{
     ffi::c_int,
@@ -22,30 +22,32 @@ use super::{
 };
 use crate::store::Deadline;
 
-/// What becomes of a communicator's work when it is [shrunk](Communicator::shrink).
+/// Treatment of the communicator's work when it is [shrunk](Communicator::shrink).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ShrinkMode {
-    /// There is none: every rank's is done. The communicator goes on beside the new one.
+    /// Every rank's work is done. The communicator stays usable beside the new one.
     #[doc(alias = "NCCL_SHRINK_DEFAULT")]
     Orderly,
-    /// It is given up first, since a rank that it waits for is gone. The communicator can only be aborted afterwards.
+    /// The work is given up first, because it waits for a rank that is gone. The communicator can only be aborted
+    /// afterwards.
     #[doc(alias = "NCCL_SHRINK_ABORT")]
     AfterFailure,
 }
 
 impl Communicator {
-    /// Makes a communicator of this one's ranks but the `excluded`, in their order. Collective over those that are
-    /// left, which all give the same list; the excluded do not call, and may be gone. Nothing is agreed here: who
-    /// survives must be known alike ([`ProcessGroup::shrink`](crate::ProcessGroup::shrink) agrees on it).
+    /// Makes a communicator of this one's ranks without the `excluded`, in the same order. Collective over the
+    /// remaining ranks, which all give the same list. The excluded ranks do not call, and may be gone. This call does
+    /// not agree on the list: every survivor must already know the same list
+    /// ([`ProcessGroup::shrink`](crate::ProcessGroup::shrink) agrees on it).
     ///
-    /// No thread may be blocked inside NCCL with this communicator: it is waited for until the deadline. Work on the
-    /// device is another matter; see [`ShrinkMode`]. A communicator that is poisoned, because NCCL reported an error,
-    /// can be shrunk [after a failure](ShrinkMode::AfterFailure).
+    /// No thread may be blocked inside NCCL with this communicator: the call waits for such threads until the
+    /// deadline. For work on the device see [`ShrinkMode`]. A communicator that is poisoned because NCCL reported an
+    /// error can be shrunk [after a failure](ShrinkMode::AfterFailure).
     ///
     /// # Errors
     /// - [`CommError::Missing`](super::CommError::Missing) below 2.27.3;
-    /// - [`CommError::Argument`](super::CommError::Argument) for a list that is empty, names this rank or one that is
-    ///   not there, or one twice;
+    /// - [`CommError::Argument`](super::CommError::Argument) for a list that is empty, names this rank or a rank that
+    ///   does not exist, or names a rank twice;
     /// - [`CommError::DeadlineExceeded`](super::CommError::DeadlineExceeded) and
     ///   [`CommError::Nccl`](super::CommError::Nccl), which poison this communicator too.
     #[doc(alias = "ncclCommShrink")]
@@ -71,8 +73,8 @@ impl Communicator {
             let handle = Arc::<AtomicPtr<ncclComm>>::default();
             let mut settings = raw.raw();
             let begun = making::Begun::now(&parent.context);
-            // SAFETY: the parent is alive while this call is inside; the cell, the list and the settings outlive the
-            // call, and the cell what it becomes.
+            // SAFETY: the parent is alive while this call is inside. The cell, the list and the settings outlive the
+            // call. The cell lives as long as the child.
             let made = unsafe {
                 let (out, list) = (handle.as_ptr(), list.as_mut_ptr());
                 let flags = flags as c_int;
@@ -91,12 +93,12 @@ impl Communicator {
         .finish(deadline)
     }
 
-    /// Gives up what this rank has enqueued: kernels that wait for others end, and their results are undefined. The
-    /// communicator takes no further work, but can be split, shrunk, destroyed and aborted. Local: the other ranks are
-    /// not told, and every one that is to go on revokes it too.
+    /// Gives up the work that this rank has enqueued. Kernels that wait for other ranks end, and their results are
+    /// undefined. The communicator takes no further work, but can be split, shrunk, destroyed and aborted. Local: the
+    /// other ranks are not told, and every rank that is to continue revokes it too.
     ///
-    /// Not while a thread is blocked inside NCCL with this communicator, which is waited for until the deadline: that
-    /// takes an abort. NCCL 2.28.7.
+    /// Waits until the deadline for threads that are inside NCCL with this communicator. If one is blocked there, use
+    /// an abort instead. NCCL 2.28.7.
     ///
     /// # Errors
     /// [`CommError::Missing`](super::CommError::Missing) below 2.28.7;
@@ -109,7 +111,7 @@ impl Communicator {
         self.nccl().api().require(Feature::REVOKE)?;
         let waiting_for = "this rank's work to be given up".into();
         self.begin(CALL, waiting_for, |shared| {
-            // Before the call: what comes in between is refused by NCCL, and told why by us.
+            // Before the call: NCCL refuses calls that arrive in between, and the gate gives the reason.
             shared.gate.revoke();
             // SAFETY: the communicator is alive while this call is inside.
             unsafe {
@@ -120,11 +122,12 @@ impl Communicator {
     }
 }
 
-/// What `call` has made of `parent` and written to `handle`. On the service thread of the parent, inside its gate.
+/// Returns the communicator that `call` made from `parent` and wrote to `handle`. Runs on the service thread of the
+/// parent, inside its gate.
 ///
-/// NCCL gives a child also where its making failed (`ncclCommInitRankFunc`, 2.18 to 2.30), to be aborted. And a child
-/// that was made while an abort of its parent raised the flags of both looks whole, and does nothing. Neither is given
-/// to anybody: the parent [keeps](Shared::keep_child) them.
+/// NCCL also writes a child whose making failed (`ncclCommInitRankFunc`, 2.18 to 2.30); it has to be aborted. A child
+/// that was made while an abort of its parent raised the flags of both looks valid, but does nothing. Neither is
+/// returned: the parent [keeps](Shared::keep_child) them.
 pub(super) fn child(
     parent: &Shared,
     call: &'static str,
@@ -139,12 +142,13 @@ pub(super) fn child(
         return Err(unwritten(parent.nccl.api(), call, parent.name(), "communicator"));
     }
     let place = made.and_then(|()| place(parent, comm));
-    // What failed may have no place of its own; its name is all that it takes one for.
+    // A failed child may have no rank and size of its own. Only its name uses them.
     let (rank, size) = *place.as_ref().unwrap_or(&(parent.place.rank, parent.place.size));
     let seat = Seat { nccl: &parent.nccl, context: &parent.context, rank };
     let shared = Shared::new(&seat, size, &config, raw, handle);
     shared.gate.open();
-    // Who closes the gate later raises the flags later, and finds the child's no longer linked with its parent's.
+    // If the gate closes after this check, the flags are raised later too, and the child's flag is no longer linked
+    // to its parent's.
     let whole = place.and_then(|_| parent.gate.check_not_closed(call));
     match whole.and_then(|()| Service::start(shared.name())) {
         Ok(service) => {
@@ -159,7 +163,7 @@ pub(super) fn child(
     }
 }
 
-/// The rank and the size of a child that was just made of `parent`.
+/// Returns the rank and the size of a child that was just made from `parent`.
 fn place(parent: &Shared, child: ncclComm_t) -> Result<(usize, usize)> {
     let (mut rank, mut size) = (0, 0);
     // SAFETY: the communicator was just made; writes two integers, to locals that outlive the calls.

@@ -8,9 +8,9 @@ use super::{
 };
 use crate::graph_memory;
 
-/// Every call enqueues work on `stream` and returns; a group that is open on the thread holds it back until the
-/// group is finished. All ranks make the same calls in the same order, with the same counts and types; `count` is
-/// in elements.
+/// Every call enqueues work on `stream` and returns. If the thread has an open group, the work starts when the group
+/// is finished. All ranks make the same calls in the same order, with the same counts and types. `count` is in
+/// elements.
 ///
 /// # Errors
 /// - [`CommError::Argument`](super::CommError::Argument), when nothing was enqueued: a rank that does not exist,
@@ -21,11 +21,11 @@ use crate::graph_memory;
 ///   [`CommError::Closed`](super::CommError::Closed).
 ///
 /// # Safety
-/// Of every call: each buffer holds as many elements as the call says and is memory that the device can reach; it
-/// stays so until the work is done, and nothing else writes what the call reads, or touches what it writes, in
-/// between.
+/// For every call: each buffer holds as many elements as the call says, and is memory that the device can access. It
+/// stays valid until the work is done. In between nothing else writes memory that the call reads, and nothing else
+/// reads or writes memory that the call writes.
 impl Communicator {
-    /// Reduces `count` elements of every rank and gives the result to all. In place: the same address.
+    /// Reduces `count` elements of every rank and writes the result on all ranks. In place: the same address.
     ///
     /// # Errors
     /// See the head of this section.
@@ -47,7 +47,7 @@ impl Communicator {
         unsafe { self.submit(&task, stream) }
     }
 
-    /// Gives `count` elements of `root` to all. `send` is read on the root only. In place: the same address.
+    /// Copies `count` elements of `root` to all ranks. `send` is read on the root only. In place: the same address.
     ///
     /// # Errors
     /// See the head of this section.
@@ -69,8 +69,8 @@ impl Communicator {
         unsafe { self.submit(&task, stream) }
     }
 
-    /// Reduces `count` elements of every rank and gives the result to `root`. `receive` is written on the root
-    /// only. In place: the same address.
+    /// Reduces `count` elements of every rank and writes the result on `root`. `receive` is written on the root only.
+    /// In place: the same address.
     ///
     /// # Errors
     /// See the head of this section.
@@ -94,8 +94,8 @@ impl Communicator {
         unsafe { self.submit(&task, stream) }
     }
 
-    /// Gives `count` elements of every rank to all, in the order of ranks. In place: `send` is this rank's share
-    /// of `receive`.
+    /// Gathers `count` elements of every rank on all ranks, in rank order. In place: `send` is this rank's share of
+    /// `receive`.
     ///
     /// # Errors
     /// See the head of this section.
@@ -116,8 +116,8 @@ impl Communicator {
         unsafe { self.submit(&task, stream) }
     }
 
-    /// Reduces `count` elements for each rank, and gives each rank its own. In place: `receive` is this rank's
-    /// share of `send`.
+    /// Reduces `count` elements for each rank, and writes each rank's share on that rank. In place: `receive` is this
+    /// rank's share of `send`.
     ///
     /// # Errors
     /// See the head of this section.
@@ -139,8 +139,8 @@ impl Communicator {
         unsafe { self.submit(&task, stream) }
     }
 
-    /// Gives `count` elements of every rank to every rank: what rank `i` has at place `j` of `send` comes to place
-    /// `i` of `receive` on rank `j`. Never in place. Below 2.28 it is made of messages in one group.
+    /// Exchanges `count` elements between each pair of ranks: share `j` of `send` on rank `i` is written to share `i`
+    /// of `receive` on rank `j`. Never in place. Below 2.28 it consists of messages in one group.
     ///
     /// # Errors
     /// See the head of this section.
@@ -161,8 +161,8 @@ impl Communicator {
         unsafe { self.submit(&task, stream) }
     }
 
-    /// Gives `count` elements of every rank to `root`, in the order of ranks. `receive` is written on the root only.
-    /// In place: `send` is the root's share of `receive`. Below 2.28 it is made of messages in one group.
+    /// Gathers `count` elements of every rank on `root`, in rank order. `receive` is written on the root only. In
+    /// place: `send` is the root's share of `receive`. Below 2.28 it consists of messages in one group.
     ///
     /// # Errors
     /// See the head of this section.
@@ -184,8 +184,8 @@ impl Communicator {
         unsafe { self.submit(&task, stream) }
     }
 
-    /// Gives every rank its `count` elements of `root`. `send` is read on the root only. In place: `receive` is the
-    /// root's share of `send`. Below 2.28 it is made of messages in one group.
+    /// Distributes the shares of `root`: each rank receives its `count` elements. `send` is read on the root only. In
+    /// place: `receive` is the root's share of `send`. Below 2.28 it consists of messages in one group.
     ///
     /// # Errors
     /// See the head of this section.
@@ -207,8 +207,8 @@ impl Communicator {
         unsafe { self.submit(&task, stream) }
     }
 
-    /// Sends `count` elements to `peer`, which receives as many. Messages of two ranks to each other belong in one
-    /// group, or both wait.
+    /// Sends `count` elements to `peer`, which receives as many. If two ranks send to each other, each puts its send
+    /// and its receive in one group; otherwise both wait.
     ///
     /// # Errors
     /// See the head of this section; [`ToOneself`](super::ArgumentError::ToOneself) outside a group.

@@ -1,4 +1,4 @@
-//! Communicators: their making, and the calls that every rank makes together.
+//! Communicators: creation, and the calls that every rank makes together.
 
 use std::{
     fmt,
@@ -25,15 +25,15 @@ use super::{
 };
 use crate::store::Deadline;
 
-/// One rank's member of a communicator.
+/// One rank's handle to a communicator.
 ///
-/// Enqueueing calls run on the caller's thread, one at a time, and return when the work is enqueued. Calls that
-/// every rank makes together (making, splitting, windows, destruction) run on the communicator's own thread, and
-/// the caller waits for them until a deadline; past it the communicator is poisoned: every further call is refused
-/// and it must be aborted, on every rank.
+/// Enqueueing calls run on the caller's thread, one at a time, and return when the work is enqueued. Calls that every
+/// rank makes together (creation, splitting, windows, destruction) run on the communicator's service thread, and the
+/// caller waits for them until a deadline. Past the deadline the communicator is poisoned: every further call is
+/// refused, and it must be aborted on every rank.
 ///
-/// It ends by [`destroy`](Self::destroy), which all ranks make together, or by [`abort`](Self::abort). One that is
-/// merely dropped is aborted in the background; see [`wait_for_dropped`](super::wait_for_dropped).
+/// It ends by [`destroy`](Self::destroy), which all ranks call together, or by [`abort`](Self::abort). A communicator
+/// that is only dropped is aborted in the background; see [`wait_for_dropped`](super::wait_for_dropped).
 ///
 /// ```no_run
 /// # use process_group::{comm::{Communicator, Config, DataType, Nccl, ReduceOp}, store::Deadline};
@@ -60,14 +60,14 @@ pub struct Communicator {
     pub(super) config: Config,
 }
 
-/// How errors call the making of one.
+/// Name in errors of the call that makes a communicator.
 const INIT: &str = "ncclCommInitRank";
 
 impl Communicator {
     /// Joins a new communicator of `size` ranks as `rank`. Collective: returns when all ranks of `id` have joined.
     ///
     /// # Errors
-    /// - [`CommError::DeadlineExceeded`]: some rank did not come; NCCL does not say which (a process group does);
+    /// - [`CommError::DeadlineExceeded`]: a rank did not join. NCCL does not say which (a process group does);
     /// - [`CommError::Nccl`], [`CommError::Driver`], [`CommError::Config`], [`CommError::Argument`] for a rank
     ///   that is not below `size`.
     #[doc(alias = "ncclCommInitRankConfig")]
@@ -86,7 +86,7 @@ impl Communicator {
         Ok(communicator)
     }
 
-    /// A communicator that is still to [join](Self::join) the others. Nothing is asked of NCCL; it can be aborted.
+    /// Returns a communicator that has still to [join](Self::join) the others. Makes no NCCL call. It can be aborted.
     pub(crate) fn prepare(seat: &Seat<'_>, size: usize, config: &Config) -> Result<Self> {
         let raw = settings(INIT, seat.nccl, config)?;
         let place = Place { rank: seat.rank, size, release: seat.nccl.release() };
@@ -97,8 +97,8 @@ impl Communicator {
         Ok(Self { shared, service, config })
     }
 
-    /// Joins the others, all with the same `id`. Collective. What `go_on` says now and then decides whether there is
-    /// still anything to wait for. After a failure it can only be aborted, or dropped.
+    /// Joins the other ranks, all with the same `id`. Collective. `go_on` is called from time to time; an error from
+    /// it ends the wait. After a failure the communicator can only be aborted or dropped.
     ///
     /// # Errors
     /// As for [`init`](Self::init), and those of `go_on`.
@@ -144,14 +144,15 @@ impl Communicator {
             Ok(())
         };
         Serving::begin(&self.shared, &self.service, (call, Kind::Making), waiting_for, move |shared| {
-            // Whatever went wrong, NCCL may have begun to build one.
+            // After any failure, NCCL may have begun to build a communicator.
             join(shared).inspect_err(|error| shared.gate.poison(&error.to_string()))?;
             shared.gate.open();
             Ok(())
         })
     }
 
-    /// [`init`](Self::init) for a thread that drives several ranks, each with its device: they join side by side.
+    /// [`init`](Self::init) for a thread that drives several ranks, each with its own device. The ranks join in
+    /// parallel.
     ///
     /// # Errors
     /// As for [`init`](Self::init); the ranks that had joined are aborted.
@@ -168,15 +169,15 @@ impl Communicator {
             Self::prepare(&Seat { nccl, context, rank: *rank }, size, config)
         };
         let prepared = ranks.iter().map(prepare).collect::<Result<Vec<_>>>()?;
-        // Every rank begins before the first is waited for, and every one is waited for before an error returns.
+        // Every rank begins to join before the first wait, and every join is awaited before an error returns.
         let joining: Vec<_> = prepared.iter().map(|rank| rank.begin_join(id)).collect();
         let joined: Vec<_> = joining.into_iter().map(|rank| rank.finish(deadline)).collect();
         joined.into_iter().collect::<Result<()>>()?;
         Ok(prepared)
     }
 
-    /// Splits off a communicator of the ranks that give the same `color`, ordered by `key` and then by rank; a
-    /// rank that gives `None` gets none. Collective over this communicator, on which no work may be outstanding.
+    /// Splits off a communicator of the ranks that give the same `color`, ordered by `key` and then by rank. A rank
+    /// that gives `None` gets none. Collective over this communicator, which must have no outstanding work.
     ///
     /// # Errors
     /// [`CommError::Missing`] below 2.18; [`CommError::DeadlineExceeded`] and [`CommError::Nccl`], which poison
@@ -192,7 +193,7 @@ impl Communicator {
         self.split_while(color, key, config, deadline, || Ok(()))
     }
 
-    /// [`split`](Self::split), as long as `go_on` says now and then that there is anything to wait for.
+    /// [`split`](Self::split) that also ends when `go_on`, called from time to time, returns an error.
     ///
     /// # Errors
     /// As for [`split`](Self::split), and those of `go_on`.
@@ -222,8 +223,8 @@ impl Communicator {
                 let handle = Arc::<AtomicPtr<ncclComm>>::default();
                 let begun = making::Begun::now(&parent.context);
                 let mut settings = raw.raw();
-                // SAFETY: the parent is alive while this call is inside; the cell and the settings outlive the call,
-                // and the cell what it becomes.
+                // SAFETY: the parent is alive while this call is inside. The cell and the settings outlive the call.
+                // The cell lives as long as the child.
                 let made = unsafe {
                     call!(
                         &parent.nccl,
@@ -247,58 +248,58 @@ impl Communicator {
         self.shared.place.rank
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     #[must_use]
     #[doc(alias = "ncclCommCount")]
     pub fn size(&self) -> usize {
         self.shared.place.size
     }
 
-    /// The context of the device that this rank's memory is on.
+    /// Returns the context of this rank's device.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.shared.context
     }
 
-    /// The library.
+    /// Returns the NCCL library.
     #[must_use]
     pub fn nccl(&self) -> &Nccl {
         &self.shared.nccl
     }
 
-    /// The settings it was made with.
+    /// Returns the settings that it was made with.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// How errors call it: its name, its rank and its size.
+    /// Returns its name in errors: the name, the rank and the size.
     #[must_use]
     pub fn name(&self) -> &str {
         self.shared.name()
     }
 
-    /// NCCL's handle, for calls that this crate lacks. It is valid until the communicator ends, and one thread at a
-    /// time may use it: not beside any method of this value. Null for the communicator of a
+    /// Returns NCCL's handle, for calls that this crate lacks. It is valid until the communicator ends. One thread at
+    /// a time may use it, and not during any method of this value. Null for the communicator of a
     /// [lazy](crate::group::Builder::lazy) group that is not connected.
     #[must_use]
     pub fn raw(&self) -> ncclComm_t {
         self.shared.raw()
     }
 
-    /// What aborts this communicator from any thread, whatever it is blocked in.
+    /// Returns a handle that aborts this communicator from any thread, even while a call on it is blocked.
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
         AbortHandle::new(self.shared.clone())
     }
 
-    /// How it came to be; `None` until NCCL has made it.
+    /// Returns how the communicator was made and at which cost; `None` until NCCL has made it.
     #[must_use]
     pub fn making(&self) -> Option<Making> {
         self.shared.making.get().copied()
     }
 
-    /// Why the communicator can no longer be used, if so.
+    /// Checks that the communicator can still be used.
     ///
     /// # Errors
     /// [`CommError::Poisoned`], [`CommError::Closed`] or [`CommError::Unmade`].
@@ -306,17 +307,17 @@ impl Communicator {
         self.shared.gate.check("check")
     }
 
-    /// What went wrong in the background: in NCCL's threads or on the device. May be asked while another thread
-    /// is blocked in a call.
+    /// Checks for an asynchronous error of NCCL's threads or of the device. May be called while another thread is
+    /// blocked in a call.
     ///
     /// # Errors
-    /// [`CommError::Nccl`] with the error that happened, which poisons the communicator; [`CommError::Closed`].
+    /// [`CommError::Nccl`] with the asynchronous error, which poisons the communicator; [`CommError::Closed`].
     #[doc(alias = "ncclCommGetAsyncError")]
     pub fn async_error(&self) -> Result<()> {
         self.shared.async_error()
     }
 
-    /// Lets in nothing but an abort from now on.
+    /// Refuses everything but an abort from now on.
     pub(crate) fn give_up(&self, reason: &str) {
         self.shared.gate.poison(reason);
     }
@@ -329,7 +330,7 @@ impl Communicator {
         &self.shared.place
     }
 
-    /// Has the service thread run `job` inside NCCL.
+    /// Starts `job` on the service thread, inside NCCL.
     pub(crate) fn begin<T: Send + 'static>(
         &self,
         call: &'static str,
@@ -339,7 +340,7 @@ impl Communicator {
         Serving::begin(&self.shared, &self.service, (call, Kind::Collective), waiting_for, job)
     }
 
-    /// Has the service thread run `job` inside NCCL, and waits for it.
+    /// Runs `job` on the service thread, inside NCCL, and waits for it.
     pub(crate) fn serve<T: Send + 'static>(
         &self,
         call: &'static str,
@@ -363,8 +364,8 @@ impl Drop for Communicator {
     }
 }
 
-/// What NCCL is given to make a communicator by `call`, if this rank can make one now. To be asked before the other
-/// ranks are met: they wait for one that finds out later.
+/// Returns the NCCL settings with which `call` makes a communicator, or the reason why this rank cannot make one now.
+/// Called before this rank meets the others, because they would wait for a rank that fails later.
 pub(crate) fn settings(call: &'static str, nccl: &Nccl, config: &Config) -> Result<nccl_sys::Config> {
     group::refuse_inside(call)?;
     let lowered = config.lower(nccl)?;

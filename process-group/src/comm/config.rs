@@ -1,4 +1,4 @@
-//! How a communicator is to be made.
+//! Settings of a communicator.
 
 use nccl_sys::{ConfigBuilder, Missing};
 
@@ -6,36 +6,38 @@ pub use nccl_sys::CtaPolicy;
 
 use super::{Nccl, Result, WindowFacts};
 
-/// Settings of a communicator. What is not set is NCCL's choice (or its environment's, which beats both).
+/// Settings of a communicator. NCCL chooses settings that are not set. Its environment variables override both.
 ///
-/// Communicators are blocking ones: a non-blocking one costs 25 to 30 µs more a call, and deadlines are kept by
-/// the service thread instead. A release that does not know a setting ignores it without a word;
-/// [`ignored_by`](Self::ignored_by) tells.
+/// Communicators are blocking: a non-blocking one costs 25 to 30 µs more per call, and the service thread keeps
+/// deadlines instead. A release that does not know a setting ignores it silently; [`ignored_by`](Self::ignored_by)
+/// lists such settings.
 ///
-/// From 2.31 NCCL takes some of these settings with a call too (`ncclAllReduceConfig` and its like, raw in `nccl-sys`).
-/// They are not used here: all ranks must give a call the same ones, which NCCL does not compare, and a communicator
-/// that is [split](super::Communicator::split) off with other settings, agreed once, does the same for its calls.
+/// From 2.31 NCCL also takes some of these settings per call (`ncclAllReduceConfig` and similar, raw in `nccl-sys`).
+/// They are not used here: all ranks must give a call the same settings, and NCCL does not compare them. A
+/// communicator that is [split](super::Communicator::split) off with other settings, agreed once, has the same
+/// effect.
 #[doc(alias = "ncclConfig_t")]
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
-    /// The name that NCCL's own messages and ours use; NCCL 2.27.
+    /// The name in NCCL's messages and in errors of this crate; NCCL 2.27.
     pub name: Option<String>,
-    /// Thread blocks a launch may use, at least and at most, 1 to 64; both, because NCCL refuses one alone. NCCL 2.17.
+    /// Minimum and maximum number of thread blocks per launch, 1 to 64. Both are set, because NCCL refuses one alone.
+    /// NCCL 2.17.
     pub ctas: Option<(u32, u32)>,
-    /// Thread blocks in a cluster, 0 to 8; NCCL 2.17.
+    /// Thread blocks per cluster, 0 to 8; NCCL 2.17.
     pub cga_cluster_size: Option<u32>,
     /// The network plug-in; NCCL 2.17.
     pub network: Option<String>,
-    /// How sparing with thread blocks NCCL is; NCCL 2.27.
+    /// The policy for the number of thread blocks that NCCL uses; NCCL 2.27.
     pub cta_policy: Option<CtaPolicy>,
-    /// Facts about the ranks' hosts and devices that decide whether windows can be had. A process group fills them
-    /// in from what its members said; who makes communicators alone states them.
+    /// Facts about the ranks' hosts and devices that decide whether windows are supported. A process group fills them
+    /// in from its members' data. A caller that makes communicators directly sets them.
     pub window_facts: WindowFacts,
 }
 
 impl Config {
-    /// No setting at all.
+    /// Returns a configuration without settings.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -48,32 +50,33 @@ impl Config {
         self
     }
 
-    /// Sets the bounds of thread blocks.
+    /// Sets the minimum and maximum number of thread blocks.
     #[must_use]
     pub fn ctas(mut self, at_least: u32, at_most: u32) -> Self {
         self.ctas = Some((at_least, at_most));
         self
     }
 
-    /// Sets the policy of thread blocks.
+    /// Sets the policy for the number of thread blocks.
     #[must_use]
     pub fn cta_policy(mut self, policy: CtaPolicy) -> Self {
         self.cta_policy = Some(policy);
         self
     }
 
-    /// The settings that are set but that the loaded release would ignore. What in the environment beats the others,
-    /// [`nccl_sys::overrides`] tells.
+    /// Returns the settings that are set here but that the loaded release would ignore. For environment variables
+    /// that override the settings, see [`nccl_sys::overrides`].
     ///
     /// # Errors
-    /// [`CommError::Config`](super::CommError::Config) for a value that the release does not take.
+    /// [`CommError::Config`](super::CommError::Config) for a value that the release does not accept.
     pub fn ignored_by(&self, nccl: &Nccl) -> Result<Vec<Missing>> {
         Ok(self.lower(nccl)?.ignored().to_vec())
     }
 
-    /// The settings as NCCL reads them. NCCL keeps the name's address, so this lives as long as the communicator.
+    /// Returns the settings as NCCL reads them. NCCL keeps the name's address, so the value must live as long as the
+    /// communicator.
     pub(crate) fn lower(&self, nccl: &Nccl) -> Result<nccl_sys::Config> {
-        // Blocking, whatever a release takes for its default.
+        // Blocking, independent of the release's default.
         let mut builder = ConfigBuilder::new().blocking(true);
         if let Some(name) = &self.name {
             builder = builder.comm_name(name.as_str());

@@ -1,4 +1,4 @@
-//! The end of a communicator by all its ranks together, and by its owner alone.
+//! The end of a communicator: destruction by all ranks together, and an abort by its owner.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,28 +16,29 @@ use super::{
 use crate::store::Deadline;
 
 impl Communicator {
-    /// Ends the communicator when all enqueued work is done, or given up by a [revocation](Self::revoke). Collective:
-    /// every rank destroys it. Windows and local
-    /// registrations that are left go with it. Captured graphs that use it must be gone, or it waits for them.
+    /// Destroys the communicator once all enqueued work is done, or given up by a [revocation](Self::revoke).
+    /// Collective: every rank destroys it. Remaining windows and local registrations are released with it. Captured
+    /// graphs that use it must be destroyed first, or this call waits for them.
     ///
     /// # Errors
-    /// [`CommError::DeadlineExceeded`] if other ranks did not finish (it is aborted in the background then);
-    /// [`CommError::Leaked`] if NCCL did not return from the destruction itself; [`CommError::Poisoned`] for one
-    /// that can only be aborted.
+    /// [`CommError::DeadlineExceeded`] if other ranks did not finish (the communicator is then aborted in the
+    /// background); [`CommError::Leaked`] if NCCL did not return from the destruction itself; [`CommError::Poisoned`]
+    /// for a communicator that can only be aborted.
     #[doc(alias = "ncclCommDestroy")]
     #[doc(alias = "ncclCommFinalize")]
     pub fn destroy(self, deadline: Deadline) -> Result<()> {
         Self::destroy_together(vec![self], deadline).pop().unwrap_or(Ok(()))
     }
 
-    /// [`destroy`](Self::destroy) for a thread that drives several ranks. One result each, in the order given.
+    /// [`destroy`](Self::destroy) for a thread that drives several ranks. Returns one result each, in the order
+    /// given.
     pub fn destroy_together(communicators: Vec<Self>, deadline: Deadline) -> Vec<Result<()>> {
         if group::is_open() {
             return communicators.iter().map(|_| group::refuse_inside("ncclCommDestroy")).collect();
         }
         let finalizing: Vec<_> = communicators
             .iter()
-            // Of what was never made, on any rank, there is nothing to end.
+            // A communicator that was never made, on any rank, needs no end.
             .map(|communicator| {
                 let made = !communicator.shared.gate.close_unmade("destroyed");
                 made.then(|| communicator.begin_finalize())
@@ -61,7 +62,7 @@ impl Communicator {
         let call = ("ncclCommFinalize", Kind::Child);
         self.shared.registry.retire();
         Serving::begin(&self.shared, &self.service, call, waiting_for, |shared| {
-            // What was revoked has nothing to finish, and NCCL refuses it.
+            // A revoked communicator has no work to finish, and NCCL refuses the call.
             if !shared.nccl.has(Feature::CONFIG) || shared.gate.is_revoked() {
                 return Ok(());
             }
@@ -72,7 +73,7 @@ impl Communicator {
 
     fn begin_destroy(&self) -> Result<Destroying> {
         const CALL: &str = "ncclCommDestroy";
-        /// How long who waits goes on when the communicator is aborted meanwhile: a call that does not block is done.
+        /// Extra time for a waiting caller after an abort. A call that does not block is done by then.
         const GRACE: Duration = Duration::from_millis(50);
         let (promise, ticket) = promise();
         let interruption = ticket.interruption(GRACE);
@@ -80,19 +81,19 @@ impl Communicator {
         let shared = self.shared.clone();
         self.service.keep(promise, move || {
             let end = || {
-                // Who looks on, or registers memory, returns soon: those calls do not block.
+                // Calls that observe the communicator or register memory do not block, so they return soon.
                 let wait = Deadline::after(abort::PATIENCE);
                 shared.gate.wait_empty(wait).map_err(|held| abort::leaked(&shared, held))?;
                 let _entry = shared.gate.enter_closed(CALL);
                 shared.context.with_current(|| {
-                    // What fails here, NCCL does itself with the next call.
+                    // NCCL repeats a failed deregistration itself in `ncclCommDestroy`.
                     let _ = shared.deregister_all().inspect_err(reaper::report);
                     let _turn = Turn::wait(wait);
-                    // SAFETY: the gate is closed and nobody else is inside, so this is the last call.
+                    // SAFETY: the gate is closed and no other thread is inside, so this is the last call.
                     unsafe { call!(&shared.nccl, shared.name(), ncclCommDestroy(shared.raw())) }
                 })?
             };
-            // After a failure nobody knows how much of it is left, and nothing may be called on it again.
+            // After a failure the state of the communicator is unknown, and no call may use it again.
             end().inspect_err(|_| abort::keep(&shared))?;
             shared.let_go();
             Ok(())
@@ -113,7 +114,7 @@ impl Communicator {
 
     /// Ends the communicator at once, whatever is enqueued or blocked. Every rank must abort it too.
     ///
-    /// It consumes the communicator, which has no use after:
+    /// It consumes the communicator, which has no use afterwards:
     /// ```compile_fail,E0382
     /// # use process_group::{comm::{Communicator, Result}, store::Deadline};
     /// fn end(communicator: Communicator, deadline: Deadline) -> Result<()> {
@@ -123,8 +124,8 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// [`CommError::Leaked`] when a call of this process did not come out of NCCL by the deadline, so that nothing
-    /// could be freed.
+    /// [`CommError::Leaked`] when a call of this process did not return from NCCL by the deadline. Nothing was freed
+    /// then.
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(self, deadline: Deadline) -> Result<()> {
         self.abort_handle().abort(deadline)
@@ -134,6 +135,6 @@ impl Communicator {
 /// A communicator that is being destroyed.
 struct Destroying {
     ticket: Ticket<Result<()>>,
-    /// Ends the wait with an abort.
+    /// An abort ends the wait through this listener.
     _interruption: Arc<Listener>,
 }

@@ -1,4 +1,4 @@
-//! What can go wrong in the NCCL layer.
+//! Errors of the NCCL layer.
 
 use std::{io, path::PathBuf, time::Duration};
 
@@ -33,25 +33,25 @@ pub enum CommError {
     #[error(transparent)]
     WindowRequest(#[from] WindowRequestError),
 
-    /// NCCL answered with an error.
+    /// NCCL returned an error.
     #[error("{call} failed on {communicator} with {meaning}: {text}{}", remark(.last))]
     Nccl {
         /// The function, by its symbol.
         call: &'static str,
-        /// Whose call it was.
+        /// The communicator's name.
         communicator: String,
         /// The code it returned.
         code: ncclResult_t,
-        /// What the code means to the loaded release; one and the same number may mean another thing to another.
+        /// The meaning of the code in the loaded release. Releases give different meanings to one number.
         meaning: Meaning,
-        /// What NCCL says about the code.
+        /// NCCL's text for the code.
         text: String,
-        /// `ncclGetLastError` right after the call. NCCL keeps one text a process and does not lock it, so it may
-        /// tell of another communicator.
+        /// `ncclGetLastError` right after the call. NCCL keeps one text per process without a lock, so the text may
+        /// concern another communicator.
         last: Option<String>,
     },
 
-    /// NCCL answered success and did not write what it was asked for: the library is not what it claims to be.
+    /// NCCL returned success without writing its result: the library is not the one that it claims to be.
     #[error(
         "{call} answered success on {communicator}, but gave no {what}; is {} really NCCL {release}?",
         .path.as_ref().map_or("the table that was handed over".into(), |path| path.display().to_string())
@@ -59,27 +59,27 @@ pub enum CommError {
     Unwritten {
         /// The function, by its symbol.
         call: &'static str,
-        /// Whose call it was.
+        /// The communicator's name.
         communicator: String,
-        /// What is not there.
+        /// The missing result.
         what: &'static str,
-        /// The release that the library says it is.
+        /// The release that the library reports.
         release: nccl_sys::Version,
         /// Its file, if it comes from one.
         path: Option<PathBuf>,
     },
 
-    /// A call took longer than its caller was ready to wait.
+    /// A call took longer than its caller's deadline.
     #[error(
         "{communicator}: waited {waited:?} for {waiting_for}. The communicator is unusable now: abort it, on every \
          rank, and make a new one"
     )]
     DeadlineExceeded {
-        /// Whose call it was.
+        /// The communicator's name.
         communicator: String,
-        /// What did not happen.
+        /// The event that did not happen.
         waiting_for: String,
-        /// How long.
+        /// Duration of the wait.
         waited: Duration,
     },
 
@@ -88,29 +88,29 @@ pub enum CommError {
     Poisoned {
         /// The call that was refused.
         call: &'static str,
-        /// Whose call it was.
+        /// The communicator's name.
         communicator: String,
         /// The earlier failure.
         reason: String,
     },
 
-    /// NCCL has not been asked to make the communicator yet: that of a [lazy](crate::group::Builder::lazy) group.
+    /// NCCL has not been asked yet to make the communicator of a [lazy](crate::group::Builder::lazy) group.
     #[error("{call}: {communicator} is not made yet; connect its group first, on every member")]
     Unmade {
         /// The call that was refused.
         call: &'static str,
-        /// Whose call it was.
+        /// The communicator's name.
         communicator: String,
     },
 
-    /// The communicator's work was given up.
+    /// The communicator was revoked.
     #[error(
         "{call}: {communicator} was revoked: it can be split, shrunk, destroyed or aborted, and takes no work"
     )]
     Revoked {
         /// The call that was refused.
         call: &'static str,
-        /// Whose call it was.
+        /// The communicator's name.
         communicator: String,
     },
 
@@ -119,33 +119,33 @@ pub enum CommError {
     Closed {
         /// The call that was refused.
         call: &'static str,
-        /// Whose call it was.
+        /// The communicator's name.
         communicator: String,
-        /// How it ended.
+        /// The communicator's end: destroyed, aborted, dropped or leaked.
         how: String,
     },
 
-    /// Another call held the communicator for longer than the caller was ready to wait.
+    /// Another call held the communicator beyond the caller's deadline.
     #[error("{call}: {communicator} was busy with {busy_with} for {waited:?}")]
     Busy {
         /// The call that did not get in.
         call: &'static str,
-        /// Whose call it was.
+        /// The communicator's name.
         communicator: String,
         /// The call, or the open group, that held it.
         busy_with: &'static str,
-        /// How long.
+        /// Duration of the wait.
         waited: Duration,
     },
 
-    /// The call would be queued in the NCCL group that is open on this thread, but must not be.
+    /// The call would be queued in the NCCL group that is open on this thread, which is not allowed.
     #[error("{call} was called inside an open group of this thread; finish the group first")]
     InsideGroup {
         /// The call that was refused.
         call: &'static str,
     },
 
-    /// Two threads with open groups want each other's communicators.
+    /// Two threads with open groups need each other's communicators.
     #[error(
         "{call}: {communicator} belongs to the open group of another thread, and this thread's group holds other \
          communicators; waiting could last for ever. Finish one group first, or take the communicators in one order"
@@ -153,45 +153,45 @@ pub enum CommError {
     GroupConflict {
         /// The call that was refused.
         call: &'static str,
-        /// The communicator that is taken.
+        /// The communicator that the other group holds.
         communicator: String,
     },
 
-    /// The communicator could neither be destroyed nor aborted safely, so its memory was left alone for ever.
+    /// The communicator could neither be destroyed nor aborted safely, so its memory is never freed.
     #[error(
         "{communicator} was leaked: {why}. Its memory, and what was registered with it, must not be reused"
     )]
     Leaked {
-        /// Which communicator.
+        /// The communicator's name.
         communicator: String,
         /// Why it could not be freed.
         why: String,
     },
 
-    /// NCCL accepted memory and registered nothing.
+    /// NCCL accepted the memory but registered nothing.
     #[error(
         "{communicator}: NCCL answered success to the registration of {bytes} bytes at {address:#x} and registered \
          nothing; does a file with settings (NCCL_CONF_FILE) set NCCL_LOCAL_REGISTER=0 or NCCL_P2P_USE_CUDA_MEMCPY=1?"
     )]
     NothingRegistered {
-        /// Whose call it was.
+        /// The communicator's name.
         communicator: String,
-        /// Where the memory starts.
+        /// Start address of the memory.
         address: u64,
         /// Its length in bytes.
         bytes: usize,
     },
 
-    /// A unique id has another length.
+    /// A unique id has the wrong length.
     #[error(
         "a unique id has 128 bytes, but {found} bytes were given; did another version of the program write it?"
     )]
     UniqueIdLength {
-        /// How many were given.
+        /// The number of bytes given.
         found: usize,
     },
 
-    /// A communicator's configuration that the loaded release does not take.
+    /// A communicator's configuration that the loaded release does not accept.
     #[error(transparent)]
     Config(#[from] nccl_sys::ConfigError),
 
@@ -200,16 +200,16 @@ pub enum CommError {
     Setting {
         /// Which setting.
         setting: &'static str,
-        /// What is wrong with it.
+        /// Description of the problem.
         problem: String,
     },
 
-    /// The operating system did not give a thread.
+    /// The operating system did not start a thread.
     #[error("could not start the service thread of {communicator}")]
     Thread {
-        /// Whose thread it was to be.
+        /// The name of the communicator that needs the thread.
         communicator: String,
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
 }
@@ -255,7 +255,7 @@ impl From<cuda_driver::Error> for Box<CommError> {
 }
 
 impl CommError {
-    /// NCCL's code, if it was NCCL that failed.
+    /// Returns NCCL's code if NCCL failed.
     #[must_use]
     pub fn code(&self) -> Option<ncclResult_t> {
         match self {
@@ -264,8 +264,8 @@ impl CommError {
         }
     }
 
-    /// Whether the error left the communicator in a state that nobody knows: NCCL failed for another reason than
-    /// the arguments, which it refuses before it does anything.
+    /// Returns true if the error leaves the communicator in an unknown state. NCCL refuses bad arguments before it
+    /// does anything, so those errors do not.
     pub(crate) fn poisons(&self) -> bool {
         match self {
             Self::Nccl { meaning, .. } => {

@@ -1,4 +1,4 @@
-//! NCCL groups: several calls that begin together.
+//! NCCL groups: several calls that start together.
 
 use std::{
     cell::{Cell, RefCell},
@@ -9,25 +9,25 @@ use std::{
 use super::{CommError, Nccl, Result, call::call, gate::Kind, reaper, shared::Shared};
 
 thread_local! {
-    /// Whether this thread has an open group. By itself, since every call looks.
+    /// True while this thread has an open group. Separate from `MEMBERS` because every call reads it.
     static OPEN: Cell<bool> = const { Cell::new(false) };
-    /// The communicators with queued work in it.
+    /// The communicators with queued work in the group.
     static MEMBERS: RefCell<Vec<Arc<Shared>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Whether this thread has an open group.
+/// Returns true while this thread has an open group.
 #[inline]
 pub(crate) fn is_open() -> bool {
     OPEN.get()
 }
 
-/// Refuses a call that must not be queued.
+/// Fails for a call that must not be queued in a group.
 #[inline]
 pub(crate) fn refuse_inside(call: &'static str) -> Result<()> {
     if is_open() { Err(CommError::InsideGroup { call }) } else { Ok(()) }
 }
 
-/// Notes that a communicator has work in this thread's open group. The caller is inside its gate.
+/// Records that a communicator has work in this thread's open group. The caller is inside its gate.
 #[cold]
 pub(crate) fn enrol(shared: &Arc<Shared>) {
     MEMBERS.with_borrow_mut(|members| {
@@ -38,10 +38,11 @@ pub(crate) fn enrol(shared: &Arc<Shared>) {
     });
 }
 
-/// An open group of this thread. Collectives and messages that the thread enqueues meanwhile, on any
-/// communicator, begin together when the group is finished, so that none waits for another.
+/// An open group of this thread. Collectives and messages that the thread enqueues meanwhile, on any communicator,
+/// start together when the group is finished, so that none waits for another.
 ///
-/// Calls that other ranks join (making, splitting, windows) are refused meanwhile. A thread has one group at a time.
+/// Calls that other ranks join (creation, splitting, windows) are refused meanwhile. A thread has one group at a
+/// time.
 ///
 /// ```no_run
 /// # use process_group::comm::{Communicator, DataType, Group};
@@ -80,23 +81,23 @@ impl Group {
     /// [`CommError::InsideGroup`] if one is open already; [`CommError::Nccl`].
     pub fn begin(nccl: &Nccl) -> Result<Self> {
         refuse_inside("ncclGroupStart")?;
-        // SAFETY: takes nothing.
+        // SAFETY: the function has no arguments.
         unsafe { call!(nccl, "a group", ncclGroupStart()) }?;
         OPEN.set(true);
         Ok(Self { nccl: nccl.clone(), ended: false, thread: PhantomData })
     }
 
-    /// Whether this thread has an open group.
+    /// Returns true while this thread has an open group.
     #[must_use]
     pub fn is_open() -> bool {
         is_open()
     }
 
-    /// Closes the group and launches what was queued. A group that is dropped instead is closed too, and its error
+    /// Closes the group and launches the queued work. A group that is dropped instead is closed too, and its error
     /// goes to the [drop error hook](super::set_drop_error_hook).
     ///
     /// # Errors
-    /// [`CommError::Nccl`]: what was queued may have been launched in part. Every communicator in the group is
+    /// [`CommError::Nccl`]: the queued work may have been launched in part. Every communicator in the group is
     /// poisoned, unless NCCL refused the arguments.
     #[doc(alias = "ncclGroupEnd")]
     pub fn finish(mut self) -> Result<()> {
@@ -109,7 +110,7 @@ impl Group {
         }
         OPEN.set(false);
         let mut members = MEMBERS.take();
-        // One order for all threads, so that two groups cannot wait for each other's gates.
+        // All threads use one order, so that two groups cannot wait for each other's gates.
         members.sort_unstable_by_key(|member| member.serial);
         let entries: Result<Vec<_>> =
             members.iter().map(|member| member.gate.enter("ncclGroupEnd", Kind::GroupEnd, None)).collect();

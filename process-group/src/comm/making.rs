@@ -1,4 +1,4 @@
-//! How a communicator came to be, and what that took.
+//! The origin of a communicator, and the time and memory that its creation took.
 
 use std::{
     fmt,
@@ -9,28 +9,29 @@ use cuda_driver::Context;
 
 use super::ShrinkMode;
 
-/// What a communicator was made from.
+/// The origin of a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Origin {
     /// A unique id.
     UniqueId,
-    /// Another, by splitting.
+    /// Another communicator, by splitting.
     Split,
-    /// Another, by leaving ranks out.
+    /// Another communicator, by leaving ranks out.
     Shrink(ShrinkMode),
 }
 
-/// How a communicator came to be, and what that took on this rank.
+/// The origin of a communicator, and the cost of its creation on this rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Making {
-    /// What it was made from.
+    /// The origin.
     pub origin: Origin,
-    /// How long NCCL's call took, in µs, with the wait for the other ranks.
+    /// Duration of NCCL's call in µs, with the wait for the other ranks.
     pub nccl_us: f64,
-    /// How many bytes less of the device were free after it than before; negative for more. Whatever else used the
-    /// device meanwhile, in any process, is in it. `None` where the driver did not tell.
+    /// Decrease of the device's free memory across the call, in bytes; negative for an increase. It includes the
+    /// memory that any process allocated or freed on the device meanwhile. `None` if the driver did not report free
+    /// memory.
     pub free_memory_difference: Option<i64>,
 }
 
@@ -50,7 +51,7 @@ impl fmt::Display for Making {
     }
 }
 
-/// A communicator's making, as it begins.
+/// The start of a communicator's creation.
 pub(crate) struct Begun {
     began: Instant,
     free: Option<usize>,

@@ -1,32 +1,33 @@
-//! How much device memory a communicator holds.
+//! The device memory that a communicator holds.
 
 use nccl_sys::{Feature, ncclCommMemStat_t};
 
 use super::{Communicator, Result, call::call, gate::Kind, group};
 use crate::store::Deadline;
 
-/// Device memory that NCCL holds for one communicator on this rank, in bytes. What the program allocated is not in it,
-/// whether registered or not.
+/// Device memory that NCCL holds for one communicator on this rank, in bytes. Memory that the program allocated is
+/// not included, registered or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct MemoryStatistics {
-    /// All of it.
+    /// All memory that NCCL holds.
     #[doc(alias = "ncclStatGpuMemTotal")]
     pub total: u64,
-    /// What stays on the device when the communicator is suspended, or moves to the host.
+    /// Memory that stays on the device when the communicator is suspended, or moves to the host.
     #[doc(alias = "ncclStatGpuMemPersist")]
     pub persistent: u64,
-    /// What suspending the communicator frees.
+    /// Memory that suspending the communicator frees.
     #[doc(alias = "ncclStatGpuMemSuspend")]
     pub suspendable: u64,
-    /// Whether it is suspended.
+    /// True while the communicator is suspended.
     #[doc(alias = "ncclStatGpuMemSuspended")]
     pub suspended: bool,
 }
 
 impl Communicator {
-    /// What NCCL holds for this communicator now. From 2.22 on most of it comes with the first use of each algorithm
-    /// and peer, so right after the making it is little. Local; waits for who is inside NCCL with the communicator.
+    /// Returns the memory that NCCL holds for this communicator now. From 2.22 on NCCL allocates most of it at the
+    /// first use of each algorithm and peer, so it is small right after creation. Local; waits for threads that are
+    /// inside NCCL with the communicator.
     ///
     /// # Errors
     /// [`CommError::Missing`](super::CommError::Missing) below 2.29.7;

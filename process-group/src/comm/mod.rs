@@ -1,25 +1,24 @@
 //! The safe NCCL layer: communicators, groups, windows, registration, abort.
 //!
-//! For: who wants NCCL without its traps, with or without a [process group](crate::group). Not for: finding the
-//! other ranks, which takes a [store](crate::store); agreeing on windows before they are made, which is
-//! symm-mem's.
+//! Use it for NCCL calls with checked arguments, deadlines and aborts, with or without a [process
+//! group](crate::group). It does not find the other ranks (a [store](crate::store) does), and it does not agree on
+//! windows before they are made (symm-mem does).
 //!
 //! | file | subject |
 //! |---|---|
-//! | `nccl`, `unique_id`, `config`, `types` | the library, and what is given to it |
-//! | `check` | what one rank can refuse before a launch |
-//! | `communicator`, `shared`, `service` | making, splitting; the thread for calls that may block |
-//! | `children`, `making` | shrinking, revoking; how each came to be |
-//! | `gate` | who may be inside NCCL with a communicator |
-//! | `collective`, `one_sided`, `task`, `group` | work |
-//! | `window`, `register`, `registry`, `memory` | memory that NCCL knows, and what it takes for itself |
-//! | `ending`, `abort`, `reaper`, `turn` | the end, the end by force, that of what was dropped; one at a time |
-//! | `call` | the one way into the table |
+//! | `nccl`, `unique_id`, `config`, `types` | the library, and the types of its arguments |
+//! | `check` | argument checks that one rank makes alone before a launch |
+//! | `communicator`, `shared`, `service` | creation, splitting; the thread for calls that may block |
+//! | `children`, `making` | shrinking, revoking; the origin of each communicator |
+//! | `gate` | admission of calls to NCCL with a communicator |
+//! | `collective`, `one_sided`, `task`, `group` | operations |
+//! | `window`, `register`, `registry`, `memory` | registered memory, and the memory that NCCL holds itself |
+//! | `ending`, `abort`, `reaper`, `turn` | destruction, abort, abort after a drop, freeing one at a time |
+//! | `call` | calls of NCCL's function table |
 //!
-//! Invariants: one thread at a time is inside NCCL with a communicator; no memory that NCCL may still write to is
-//! freed; nothing waits without a deadline but an enqueue, which an [`AbortHandle`] frees; `Drop` calls no
-//! collective and does not panic; after an error that leaves a communicator in doubt, nothing but an abort is let
-//! in.
+//! Invariants: one thread at a time is inside NCCL with a communicator. No memory that NCCL may still write to is
+//! freed. Every wait has a deadline except an enqueue, which an [`AbortHandle`] unblocks. `Drop` calls no collective
+//! and does not panic. After an error that leaves a communicator in an unknown state, only an abort is admitted.
 
 mod abort;
 pub(crate) mod call;

@@ -1,4 +1,4 @@
-//! The library: what it is and what it can do.
+//! The NCCL library: its release and its features.
 
 use std::fmt;
 
@@ -9,49 +9,49 @@ use super::{
     call::{call, unwritten},
 };
 
-/// NCCL as it was loaded. Cloning is cheap: clones share the table.
+/// A loaded NCCL library. Clones share the function table, so cloning is cheap.
 #[derive(Clone)]
 pub struct Nccl {
     api: Api,
 }
 
 impl Nccl {
-    /// Loads NCCL as `nccl_sys::Api::load` does: the file in `NCCL_SYS_LIBRARY`, a copy that the process holds
-    /// already, or what the system's loader finds. For what a Python environment has, [`Nccl::new`] takes
-    /// `nccl_sys::Api::load_with_python`.
+    /// Loads NCCL as `nccl_sys::Api::load` does: the file in `NCCL_SYS_LIBRARY`, a copy that the process has loaded
+    /// already, or the copy that the system's loader finds. For the copy of a Python environment, pass
+    /// `nccl_sys::Api::load_with_python` to [`Nccl::new`].
     ///
     /// # Errors
-    /// [`CommError::Load`](super::CommError::Load) with every place that was looked at.
+    /// [`CommError::Load`](super::CommError::Load) with every path that was tried.
     pub fn load() -> Result<Self> {
         Ok(Self::new(Api::load()?))
     }
 
-    /// NCCL over a table that is there already.
+    /// Wraps a function table that is loaded already.
     #[must_use]
     pub fn new(api: Api) -> Self {
         Self { api }
     }
 
-    /// The table.
+    /// Returns the function table.
     #[must_use]
     pub fn api(&self) -> &Api {
         &self.api
     }
 
-    /// The release.
+    /// Returns the release.
     #[must_use]
     #[doc(alias = "ncclGetVersion")]
     pub fn release(&self) -> Version {
         self.api.version()
     }
 
-    /// Whether the loaded library has `feature`.
+    /// Returns true if the loaded library has `feature`.
     #[must_use]
     pub fn has(&self, feature: Feature) -> bool {
         self.api.has(feature)
     }
 
-    /// Makes a token by which the ranks of one new communicator find each other. One rank makes it and gives it to
+    /// Makes a unique id by which the ranks of one new communicator find each other. One rank makes it, gives it to
     /// all, and stays alive until all have joined.
     ///
     /// # Errors
@@ -69,8 +69,8 @@ impl Nccl {
         Ok(UniqueId::from_raw(raw))
     }
 
-    /// Whether an abort may be split in two: flags first, memory once nobody is inside any more. From 2.22 on,
-    /// `ncclCommAbort` in a group raises the flags at once and frees at the group's end.
+    /// Returns true if an abort can be split in two: first the flags, then the memory once no thread is inside. From
+    /// 2.22 on, `ncclCommAbort` in a group raises the flags at once and frees at the group's end.
     pub(crate) fn aborts_in_groups(&self) -> bool {
         self.release() >= Version::new(2, 22, 0)
     }

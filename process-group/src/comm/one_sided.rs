@@ -1,7 +1,8 @@
-//! One-sided operations: a rank writes into a window of another, which does nothing for it but wait for the signal.
+//! One-sided operations: a rank writes into a window of a peer. The peer makes no matching call; it only waits for
+//! the signal.
 //!
-//! A window has its places on every rank, so a place of a peer's is named by this rank's own place in the same window.
-//! NCCL looks neither where a put ends nor whether a rank that is waited for exists; all that is checked here.
+//! A window has the same layout on every rank. A location in a peer's window is therefore named by this rank's own
+//! address at the same offset. NCCL checks neither the end of a put nor the rank that a wait names; this module does.
 
 use std::sync::atomic::Ordering;
 
@@ -15,17 +16,17 @@ use super::{
 };
 use crate::store::Deadline;
 
-/// The first driver that has what NCCL makes them of.
+/// First driver with the functions that NCCL needs for one-sided operations.
 const DRIVER: sys::Version = sys::Version::new(12, 5);
 
-/// The signal, the context and the flags that there are: releases that have more take them by their own functions.
+/// The only signal, context and flags that exist. Releases that have more take them through other functions.
 pub(super) const ONLY: i32 = 0;
 
-/// One-sided operations, from NCCL 2.29 and with a driver of CUDA 12.5. They take no thread block of the device: on one
-/// host copy engines do the work. Tested on the embedded device, and on two H200 with 2.30.7.
+/// One-sided operations, from NCCL 2.29 and with a driver of CUDA 12.5. They occupy no thread block of the device: on
+/// one host copy engines do the work. Tested on the embedded device, and on two H200 with 2.30.7.
 impl Communicator {
-    /// Whether this communicator can have one-sided operations: it can have
-    /// [windows](Self::windows_supported), and the release and this rank's driver have what it takes.
+    /// Checks that this communicator supports one-sided operations: it supports [windows](Self::windows_supported),
+    /// and the release and this rank's driver have the functions needed.
     ///
     /// # Errors
     /// [`CommError::Missing`] below 2.29; [`CommError::Setting`] with the reason.
@@ -41,13 +42,14 @@ impl Communicator {
         Ok(())
     }
 
-    /// Prepares one-sided operations. Collective: NCCL's first one of a rank waits until every rank has made one, which
-    /// is done here, with a deadline, and not in whichever comes first. Nothing where that was done before.
+    /// Prepares one-sided operations. Collective. NCCL's first one-sided operation of a rank waits until every rank
+    /// has made one. This call makes it, with a deadline, so that no later operation waits. Does nothing if it was
+    /// done before.
     ///
     /// # Errors
-    /// Those of [`one_sided_supported`](Self::one_sided_supported), and nothing was done;
-    /// [`DeadlineExceeded`](CommError::DeadlineExceeded) when some rank did not come in time, and
-    /// [`Nccl`](CommError::Nccl): the communicator is poisoned.
+    /// Those of [`one_sided_supported`](Self::one_sided_supported), before anything was done;
+    /// [`DeadlineExceeded`](CommError::DeadlineExceeded) when a rank did not come in time, and
+    /// [`Nccl`](CommError::Nccl): the communicator is then poisoned.
     pub fn prepare_one_sided(&self, deadline: Deadline) -> Result<()> {
         const CALL: &str = "ncclSignal";
         super::group::refuse_inside(CALL)?;
@@ -59,10 +61,10 @@ impl Communicator {
         self.serve(CALL, waiting_for, deadline, |shared| {
             let stream = Stream::new(&shared.context, StreamFlags::NON_BLOCKING)?;
             let (nccl, name, comm, raw) = (&shared.nccl, shared.name(), shared.raw(), stream.raw().cast());
-            // A signal to itself, which is waited for: nobody's count has changed afterwards.
+            // A signal to itself, and a wait for it: afterwards all signal counts are as before.
             let rank = shared.place.rank as i32;
             let mut own = ncclWaitSignalDesc_t { opCnt: 1, peer: rank, sigIdx: ONLY, ctx: ONLY };
-            // SAFETY: the communicator is alive while this call is inside; the description is read during the call.
+            // SAFETY: the communicator is alive while this call is inside. The descriptor is read during the call.
             unsafe {
                 call!(nccl, name, ncclSignal(rank, ONLY, ONLY, ONLY.cast_unsigned(), comm, raw))?;
                 call!(nccl, name, ncclWaitSignal(1, &mut own, comm, raw))?;
@@ -73,10 +75,11 @@ impl Communicator {
         })
     }
 
-    /// Writes `count` elements from `local` to the place that `peer` has where this rank has `place`, then raises
-    /// `peer`'s count of this rank's signals by one. Both lie in [windows](super::Window) of this communicator. Who has
-    /// [waited](Self::wait_signals) for the signal sees what was written, and by all puts to it before. When the put
-    /// is done, `local` may be written again. Above 1 GiB it is several copies and one signal.
+    /// Writes `count` elements from `local` to `peer`'s copy of `place` (the same window, the same offset), then
+    /// raises `peer`'s count of this rank's signals by one. Both addresses lie in [windows](super::Window) of this
+    /// communicator. After `peer` has [waited](Self::wait_signals) for the signal, it sees the data of this put and
+    /// of all earlier puts to it. When the put is done, `local` may be written again. Above 1 GiB the put consists of
+    /// several copies and one signal.
     ///
     /// # Errors
     /// See the head of the section on collectives; [`NotPrepared`](ArgumentError::NotPrepared),
@@ -84,9 +87,9 @@ impl Communicator {
     /// 2.30.3.
     ///
     /// # Safety
-    /// `local` holds `count` elements, which nothing writes until the put is done; the window is registered on `peer`
-    /// until then, with as many bytes as here; and nobody reads or writes `peer`'s place until the signal was waited for
-    /// there.
+    /// `local` holds `count` elements, which nothing writes until the put is done. The window is registered on `peer`
+    /// until then, with as many bytes as here. Nothing reads or writes `peer`'s copy of `place` until `peer` has
+    /// waited for the signal.
     #[doc(alias = "ncclPutSignal")]
     pub unsafe fn put_signal(
         &self,
@@ -102,28 +105,28 @@ impl Communicator {
         unsafe { self.submit(&task, stream) }
     }
 
-    /// Raises `peer`'s count of this rank's signals by one, after all puts to it before.
+    /// Raises `peer`'s count of this rank's signals by one, after all earlier puts to it.
     ///
     /// # Errors
     /// As for [`put_signal`](Self::put_signal).
     #[doc(alias = "ncclSignal")]
     pub fn signal(&self, peer: usize, stream: &Stream) -> Result<()> {
-        // SAFETY: it touches no memory of the program's.
+        // SAFETY: a signal accesses no memory of the program.
         unsafe { self.submit(&Task::signals(Operation::Signal, 1, peer), stream) }
     }
 
-    /// Has `stream` wait for `count` signals of `peer` beyond those that were waited for before. What a graph captured
-    /// signals to what a graph captured, the others to the others.
+    /// Makes `stream` wait for `count` signals of `peer` beyond those that earlier waits consumed. A captured wait
+    /// counts only captured signals, and other waits count only signals that are not captured.
     ///
     /// # Errors
     /// As for [`put_signal`](Self::put_signal); [`Signals`](ArgumentError::Signals).
     #[doc(alias = "ncclWaitSignal")]
     pub fn wait_signals(&self, peer: usize, count: usize, stream: &Stream) -> Result<()> {
-        // SAFETY: it touches no memory of the program's.
+        // SAFETY: a wait accesses no memory of the program.
         unsafe { self.submit(&Task::signals(Operation::WaitSignals, count, peer), stream) }
     }
 
-    /// What of a one-sided task depends on the communicator's state.
+    /// Checks the parts of a one-sided task that depend on the communicator's state.
     pub(super) fn check_one_sided(&self, task: Task, stream: &Stream) -> Result<()> {
         let shared = self.shared();
         let call = task.call;
@@ -140,7 +143,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// The window that a task writes into, if it does, and where in it, in bytes.
+    /// Returns the window that a task writes into, if it does, and the offset in it in bytes.
     #[inline(always)]
     pub(super) fn window_of(&self, task: Task) -> Result<Option<(ncclWindow_t, usize)>> {
         match task.operation {
@@ -151,7 +154,7 @@ impl Communicator {
         }
     }
 
-    /// The window that a buffer of a task lies in.
+    /// Returns the window that a buffer of a task lies in, and the offset in it in bytes.
     fn window(
         &self,
         call: &'static str,

@@ -1,4 +1,4 @@
-//! Where communicators go that were dropped without an end, and where it is told what became of them.
+//! Aborts dropped communicators in the background, and reports failures that no caller can receive.
 
 use std::{
     io::Write as _,
@@ -14,16 +14,15 @@ type Hook = Arc<dyn Fn(&CommError) + Send + Sync>;
 
 static HOOK: RwLock<Option<Hook>> = RwLock::new(None);
 
-/// Sends every failure that has nobody to return to (a dropped communicator that could not be aborted, a group
-/// that failed while being dropped), in this process, to `hook` instead of the default, which writes one line to
-/// standard error.
+/// Sends every failure of this process that no caller can receive to `hook`: a dropped communicator that could not be
+/// aborted, or a group that failed while it was dropped. The default hook writes one line to standard error.
 ///
-/// The hook may run on any thread; a panic inside it is swallowed.
+/// The hook may run on any thread. A panic inside it is ignored.
 pub fn set_drop_error_hook(hook: impl Fn(&CommError) + Send + Sync + 'static) {
     *HOOK.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(hook));
 }
 
-/// Reports a failure that has nobody to return to.
+/// Reports a failure that no caller can receive.
 pub(crate) fn report(error: &CommError) {
     let hook = HOOK.read().unwrap_or_else(PoisonError::into_inner).clone();
     let _ = catch_unwind(AssertUnwindSafe(|| match hook {
@@ -38,9 +37,9 @@ pub(crate) fn report(error: &CommError) {
 struct Queue {
     waiting: Vec<Arc<Shared>>,
     aborting: bool,
-    /// Aborts that run on threads of their own.
+    /// Aborts that run on other threads.
     beside: usize,
-    /// Whether the thread runs.
+    /// True once the reaper thread is started.
     started: bool,
 }
 
@@ -79,7 +78,7 @@ fn reaper() -> &'static Reaper {
     REAPER.get_or_init(|| Reaper { queue: Mutex::default(), changed: Condvar::new() })
 }
 
-/// Takes a communicator whose owner is gone, and aborts it in the background. Nothing for one that has ended.
+/// Takes a communicator without an owner, and aborts it in the background. Does nothing for one that has ended.
 pub(crate) fn take(shared: &Arc<Shared>) {
     if shared.gate.close_unmade("dropped")
         || matches!(shared.gate.check("drop"), Err(CommError::Closed { .. }))
@@ -92,7 +91,7 @@ pub(crate) fn take(shared: &Arc<Shared>) {
         let spawned = thread::Builder::new().name("nccl-reaper".into()).spawn(|| self::reaper().run());
         if let Err(source) = spawned {
             drop(queue);
-            // Without the thread nobody frees it: keep what NCCL may still write to.
+            // Without the thread the communicator is never freed. Keep everything that NCCL may still write to.
             abort::keep(shared);
             return report(&CommError::Thread { communicator: shared.name().into(), source });
         }
@@ -102,7 +101,7 @@ pub(crate) fn take(shared: &Arc<Shared>) {
     reaper.changed.notify_all();
 }
 
-/// An abort on a thread of its own, which [`wait_for_dropped`] waits for too, until this is dropped.
+/// An abort on another thread. [`wait_for_dropped`] also waits until this is dropped.
 pub(crate) struct Beside(());
 
 impl Beside {
@@ -120,8 +119,9 @@ impl Drop for Beside {
     }
 }
 
-/// Waits until every communicator that was dropped without an end, or whose group is over, is aborted, or given up and
-/// reported: before a process exits, or a library is to be quiet. `false` if the deadline passed first.
+/// Waits until every communicator that was dropped without an end, or whose group has ended, is aborted, or reported
+/// as leaked. Call it before the process exits, or when no background work may remain. Returns `false` if the
+/// deadline passed first.
 pub fn wait_for_dropped(deadline: Deadline) -> bool {
     let reaper = reaper();
     let mut queue = reaper.lock();

@@ -1,4 +1,4 @@
-//! Local registration of buffers: a note for this rank's communicator, which other ranks do not join.
+//! Local registration of buffers with this rank's communicator. Other ranks take no part.
 
 use std::{fmt, sync::Weak};
 
@@ -7,12 +7,13 @@ use cuda_driver::DevicePtr;
 use super::{Communicator, Result, abort, reaper, shared::Shared};
 use crate::store::Deadline;
 
-/// A buffer that is registered with a communicator. Dropping it deregisters; so does the communicator's end.
+/// A buffer that is registered with a communicator. It is deregistered when this value is dropped, or when the
+/// communicator ends.
 ///
-/// Whether a buffer is registered must be the same on every rank of each call that uses it: NCCL picks its path
-/// per rank, and a call with one side registered hangs.
+/// All ranks of a call must agree on whether its buffers are registered. NCCL picks its path per rank, and a call
+/// with one side registered hangs.
 pub struct Registration {
-    /// Gone when it is deregistered.
+    /// Empty once the buffer is deregistered.
     communicator: Weak<Shared>,
     ptr: DevicePtr,
     bytes: usize,
@@ -20,31 +21,32 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Where the buffer starts.
+    /// Returns the start address of the buffer.
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
         self.ptr
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether NCCL gave a handle. It accepts and registers nothing with `NCCL_LOCAL_REGISTER=0` or
-    /// `NCCL_P2P_USE_CUDA_MEMCPY=1`.
+    /// Returns true if NCCL gave a handle. With `NCCL_LOCAL_REGISTER=0` or `NCCL_P2P_USE_CUDA_MEMCPY=1` it returns
+    /// success and registers nothing.
     #[must_use]
     pub fn is_effective(&self) -> bool {
         self.is_effective
     }
 
-    /// Deregisters. Nothing for a communicator that has ended, or that can only be aborted, which does it.
+    /// Deregisters the buffer. Does nothing if the communicator has ended, or can only be aborted, because the
+    /// end deregisters the buffer.
     ///
     /// # Errors
-    /// [`CommError::Nccl`](super::CommError::Nccl); [`CommError::Busy`](super::CommError::Busy) when the
-    /// communicator was busy until the deadline and for ten seconds more: then it is still registered, and the
-    /// memory must not be reused.
+    /// [`CommError::Nccl`](super::CommError::Nccl); [`CommError::Busy`](super::CommError::Busy) when the communicator
+    /// was busy until the deadline and for ten seconds more. The buffer is then still registered, and the memory must
+    /// not be reused.
     #[doc(alias = "ncclCommDeregister")]
     pub fn deregister(mut self, deadline: Deadline) -> Result<()> {
         self.release(deadline)
@@ -75,9 +77,9 @@ impl fmt::Debug for Registration {
 }
 
 impl Communicator {
-    /// Registers a buffer, so that collectives may use it without copies. Local and lazy: NCCL notes the range,
-    /// and does the work at the first call that touches it. Waits only for calls of this communicator that are
-    /// inside NCCL right now.
+    /// Registers a buffer, so that collectives may use it without copies. Local and lazy: NCCL records the range, and
+    /// does the work at the first call that touches it. Waits only for calls of this communicator that are inside
+    /// NCCL right now.
     ///
     /// # Errors
     /// [`CommError::Missing`](super::CommError::Missing) below 2.19; [`CommError::Argument`](super::CommError::Argument)
@@ -85,8 +87,8 @@ impl Communicator {
     /// [`CommError::Busy`](super::CommError::Busy) past the deadline.
     ///
     /// # Safety
-    /// The memory stays allocated, and mapped where it is, until the registration is gone. Whether it is registered
-    /// is the same on every rank whose calls use it together.
+    /// The memory stays allocated, and mapped at its address, until the registration is gone. All ranks whose calls
+    /// use the memory together agree on whether it is registered.
     #[doc(alias = "ncclCommRegister")]
     pub unsafe fn register(&self, ptr: DevicePtr, bytes: usize, deadline: Deadline) -> Result<Registration> {
         let shared = self.shared();

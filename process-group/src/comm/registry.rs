@@ -1,11 +1,11 @@
-//! What is registered with one communicator, and what is to be.
+//! The ranges that one communicator has registered or has still to register.
 //!
-//! Registration is local, but nobody else may be inside the communicator meanwhile. What comes and goes with an
-//! allocator's segments is therefore noted first, and done at once if the communicator is free; if not, by the next call
-//! that goes in, before it enqueues anything. So who notes waits for nobody, and no call meets memory that is still to be
-//! registered.
+//! Registration is local, but no other thread may be inside the communicator meanwhile. Requests that follow an
+//! allocator's segments are therefore recorded first, and executed at once if the communicator is free. Otherwise the
+//! next call that enters executes them before it enqueues anything. So a request never waits, and no call uses memory
+//! before its registration.
 //!
-//! Memory is kept, by its [`Keeper`], until NCCL does not know it any more: until it is deregistered, or the
+//! Memory is kept alive, by its [`Keeper`], until NCCL no longer knows it: until it is deregistered, or the
 //! communicator is gone.
 
 use std::{
@@ -30,61 +30,61 @@ use crate::{
 const REGISTER: &str = "ncclCommRegister";
 const DEREGISTER: &str = "ncclCommDeregister";
 
-/// Keeps memory that is registered, as long as it lives, and is told what becomes of it. Called with no lock held, on
-/// whatever thread is inside the communicator.
+/// Keeps registered memory alive as long as the value lives, and is notified of the outcome. Called without a lock
+/// held, on the thread that is inside the communicator.
 pub(crate) trait Keeper: Send + Sync {
     fn registered(&self);
     fn deregistered(&self);
     fn failed(&self);
 }
 
-/// Told why a communicator on which all ranks rely lacks a registration. It must not block.
+/// Called with the reason when a communicator on which all ranks rely lacks a registration. It must not block.
 pub(crate) type Alarm = dyn Fn(&str) + Send + Sync;
 
-/// What one communicator has registered.
+/// The ranges that one communicator has registered.
 #[derive(Default)]
 pub(crate) struct Registry {
-    /// Whether something is to be done.
+    /// True while requests are pending.
     owes: AtomicBool,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// By address; none overlaps another.
+    /// By address, without overlaps.
     ranges: BTreeMap<u64, Range>,
-    /// Where something is to be done; what it is, the range says.
+    /// Addresses with a pending request. The range holds the request itself.
     todo: VecDeque<u64>,
-    /// Why something is not registered that should be.
+    /// The reason why a range that should be registered is not.
     failure: Option<Arc<str>>,
-    /// Once the members rely on what is registered.
+    /// Set once the members rely on the registrations.
     alarm: Option<Arc<Alarm>>,
-    /// Who has ranges come and go.
+    /// Number of users that add and remove ranges.
     users: usize,
-    /// Nothing comes any more: the communicator is about to end, or has.
+    /// Set when the communicator is about to end, or has ended. No range is added any more.
     ending: bool,
 }
 
 struct Range {
     bytes: usize,
     phase: Phase,
-    /// It is to go as soon as it has come.
+    /// The range is to be deregistered as soon as it is registered.
     unwanted: bool,
     keeper: Option<Arc<dyn Keeper>>,
 }
 
-/// NCCL's handle, a number to us; 0 where it gave none.
+/// NCCL's handle as a number; 0 if NCCL gave none.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Handle(usize);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Coming,
-    /// A thread is in NCCL with it.
+    /// A thread is in NCCL with the range.
     Moving,
     Registered(Handle),
     Leaving(Handle),
-    /// NCCL would not let go of it.
+    /// NCCL failed to deregister the range.
     Stuck,
 }
 
@@ -98,19 +98,19 @@ impl Registry {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether something is to be done before the next call. One load.
+    /// Returns true if requests are pending that the next call has to execute. One atomic load.
     #[inline]
     pub(crate) fn owes(&self) -> bool {
         self.owes.load(Ordering::Relaxed)
     }
 
-    /// How many ranges NCCL knows.
+    /// Returns the number of ranges that NCCL knows.
     pub(crate) fn len(&self) -> usize {
         let known = |range: &&Range| !matches!(range.phase, Phase::Coming | Phase::Moving);
         self.lock().ranges.values().filter(known).count()
     }
 
-    /// Whether the `bytes` at `address` lie in one range that NCCL knows, or will before the next call.
+    /// Returns true if the `bytes` at `address` lie in one range that NCCL knows, or will know before the next call.
     pub(crate) fn covers(&self, address: u64, bytes: u64) -> bool {
         let state = self.lock();
         let known = state.ranges.range(..=address).next_back();
@@ -124,12 +124,12 @@ impl Registry {
         })
     }
 
-    /// Why something is not registered that should be.
+    /// Returns the reason why a range that should be registered is not, if there is one.
     pub(crate) fn failure(&self) -> Option<Arc<str>> {
         self.lock().failure.clone()
     }
 
-    /// Notes a range that is to come; it must be alone there. Nothing of a communicator that is about to end.
+    /// Records a range to register. It must not overlap another. Does nothing if the communicator is about to end.
     fn note(&self, address: u64, bytes: usize, keeper: Arc<dyn Keeper>) -> Result<()> {
         let range = Range { bytes, phase: Phase::Coming, unwanted: false, keeper: Some(keeper) };
         self.insert(REGISTER, address, range)
@@ -155,12 +155,12 @@ impl Registry {
         Ok(())
     }
 
-    /// A user begins.
+    /// Adds a user.
     pub(crate) fn begin(&self) {
         self.lock().users += 1;
     }
 
-    /// A user is gone. After the last, nobody relies on anything.
+    /// Removes a user. After the last one, no member relies on the registrations.
     pub(crate) fn end(&self) {
         let mut state = self.lock();
         state.users = state.users.saturating_sub(1);
@@ -169,19 +169,19 @@ impl Registry {
         }
     }
 
-    /// Nothing comes any more.
+    /// Stops accepting new ranges.
     pub(super) fn retire(&self) {
         self.lock().ending = true;
     }
 
-    /// What is to be done next.
+    /// Returns the next request to execute.
     fn next(&self) -> Option<Job> {
         let mut state = self.lock();
         while let Some(address) = state.todo.pop_front() {
             let failed = state.failure.is_some() || state.ending;
             let Some(range) = state.ranges.get_mut(&address) else { continue };
             match range.phase {
-                // After a failure, and towards the end, nothing more is begun.
+                // After a failure, or before the end, no registration is started.
                 Phase::Coming if failed => drop(state.ranges.remove(&address)),
                 Phase::Coming => {
                     range.phase = Phase::Moving;
@@ -198,7 +198,7 @@ impl Registry {
         None
     }
 
-    /// A range has come, or not.
+    /// Records the result of a registration.
     fn came(&self, address: u64, result: &Result<Handle>) {
         let mut state = self.lock();
         let keeper = state.ranges.get(&address).and_then(|range| range.keeper.clone());
@@ -221,7 +221,7 @@ impl Registry {
         }
     }
 
-    /// A range has gone, or not.
+    /// Records the result of a deregistration.
     fn went(&self, address: u64, result: &Result<()>) {
         let mut state = self.lock();
         let keeper = match result {
@@ -237,7 +237,7 @@ impl Registry {
         }
     }
 
-    /// Says that a range is to go. Whether there is something to do for it now.
+    /// Requests the deregistration of a range. A registration that has not started is cancelled instead.
     fn leave(&self, call: &'static str, address: u64) -> Result<()> {
         let mut state = self.lock();
         let Some(range) = state.ranges.get_mut(&address) else {
@@ -256,7 +256,7 @@ impl Registry {
         Ok(())
     }
 
-    /// The communicator is gone, and NCCL knows nothing of it any more.
+    /// Forgets all ranges once the communicator is gone.
     pub(super) fn clear(&self) {
         let mut state = self.lock();
         state.ending = true;
@@ -265,7 +265,7 @@ impl Registry {
         drop(state);
         let known = ranges.values().filter(|range| range.phase != Phase::Coming);
         known.filter_map(|range| range.keeper.as_ref()).for_each(|keeper| keeper.deregistered());
-        // Memory goes here, with no lock held.
+        // Memory is freed here, with no lock held.
         drop(ranges);
     }
 }
@@ -293,14 +293,14 @@ impl Unsettled {
 }
 
 impl Shared {
-    /// Has a range registered: now, or, if somebody is inside, before the next call. A failure poisons the communicator
+    /// Registers a range now, or before the next call if another thread is inside. A failure poisons the communicator
     /// if its members rely on it.
     pub(crate) fn bring(&self, address: u64, bytes: usize, keeper: Arc<dyn Keeper>) -> Result<(), Unsettled> {
         self.note(address, bytes, keeper)?;
         self.settle_if_free(REGISTER)
     }
 
-    /// Has a range registered before the next call, or by [`settle_by`](Self::settle_by).
+    /// Registers a range before the next call, or by [`settle_by`](Self::settle_by).
     pub(crate) fn note(&self, address: u64, bytes: usize, keeper: Arc<dyn Keeper>) -> Result<(), Unsettled> {
         self.registry.note(address, bytes, keeper).map_err(|source| {
             let unsettled = Unsettled { address, bytes, is_registration: true, source: source.into() };
@@ -309,7 +309,7 @@ impl Shared {
         })
     }
 
-    /// Has a range deregistered: now, or, if somebody is inside, before the next call.
+    /// Deregisters a range now, or before the next call if another thread is inside.
     pub(crate) fn dismiss(&self, address: u64) -> Result<(), Unsettled> {
         self.registry.leave(DEREGISTER, address).map_err(|source| Unsettled {
             address,
@@ -320,7 +320,7 @@ impl Shared {
         self.settle_if_free(DEREGISTER)
     }
 
-    /// Does what is to be done unless somebody is inside, who then leaves it to the next.
+    /// Executes the pending requests, unless another thread is inside. The next call then executes them.
     fn settle_if_free(&self, call: &'static str) -> Result<(), Unsettled> {
         match self.gate.enter(call, Kind::Local, Some(Deadline::now())) {
             Ok(_entry) => self.settle(),
@@ -328,37 +328,37 @@ impl Shared {
         }
     }
 
-    /// Waits until nobody is inside, and does what is to be done.
+    /// Waits until no thread is inside, and executes the pending requests.
     pub(crate) fn settle_by(&self, deadline: Deadline) -> Result<(), Unsettled> {
         let _entry = self.gate.enter(REGISTER, Kind::Local, Some(deadline)).map_err(nowhere)?;
         self.settle()
     }
 
-    /// Does what is to be done before `call`, which then may be refused. The caller is inside the gate.
+    /// Executes the pending requests before `call`, which may be refused afterwards. The caller is inside the gate.
     #[cold]
     pub(super) fn settle_before(&self, call: &'static str) -> Result<()> {
         match self.settle() {
-            // What is still to be done was not even begun.
+            // Requests that are still pending were not started.
             Err(unsettled) if self.registry.owes() => Err(*unsettled.source),
             _ => self.gate.check(call),
         }
     }
 
-    /// Does what is to be done, all of it; the first failure. The caller is inside the gate.
+    /// Executes all pending requests. Returns the first failure. The caller is inside the gate.
     pub(crate) fn settle(&self) -> Result<(), Unsettled> {
         let settled = self.context.with_current(|| self.settle_in_current());
         settled.map_err(|error| nowhere(error.into()))?
     }
 
     fn settle_in_current(&self) -> Result<(), Unsettled> {
-        // What is registered is no part of what a stream captures meanwhile.
+        // Registration calls must not become part of a stream capture of this thread.
         let relaxed = RelaxedCapture::enter(self.context.driver());
         let _relaxed = relaxed.map_err(|error| nowhere(error.into()))?;
         let mut first = Ok(());
         while let Some(job) = self.registry.next() {
             let (address, bytes, is_registration, result) = match job {
                 Job::Register(address, bytes) => {
-                    // SAFETY: inside the gate; the keeper keeps the memory where it is.
+                    // SAFETY: inside the gate. The keeper keeps the memory mapped at its address.
                     let result = unsafe { self.raw_register(address, bytes) };
                     let result = result.and_then(|handle| match handle {
                         Handle(0) => {
@@ -371,7 +371,7 @@ impl Shared {
                     (address, bytes, true, result.map(drop))
                 }
                 Job::Deregister(address, handle) => {
-                    // SAFETY: inside the gate; the handle is the communicator's own, and given back once.
+                    // SAFETY: inside the gate. The handle is the communicator's own, and is deregistered once.
                     let result = unsafe { self.raw_deregister(handle) };
                     self.registry.went(address, &result);
                     (address, 0, false, result)
@@ -387,7 +387,7 @@ impl Shared {
         first
     }
 
-    /// Something is not registered that should be.
+    /// Records that a range that should be registered is not.
     fn lacks(&self, reason: &str) {
         let mut state = self.registry.lock();
         let reason = state.failure.get_or_insert_with(|| reason.into()).clone();
@@ -399,8 +399,8 @@ impl Shared {
         }
     }
 
-    /// From now on the members rely on what is registered: what fails from here on, or has failed since the caller
-    /// looked, poisons the communicator and is told to `alarm`.
+    /// Declares that the members rely on the registrations from now on. Any failure from here on, or since the caller
+    /// checked, poisons the communicator and is passed to `alarm`.
     pub(crate) fn rely(&self, alarm: Arc<Alarm>) {
         let failure = {
             let mut state = self.registry.lock();
@@ -413,7 +413,7 @@ impl Shared {
         }
     }
 
-    /// Deregisters everything, for the end. The caller is inside the gate, for the last time but one.
+    /// Deregisters everything before the end. The caller is inside the gate; only the destruction enters after it.
     pub(super) fn deregister_all(&self) -> Result<()> {
         let known: Vec<_> = self.registry.lock().ranges.keys().copied().collect();
         for address in known {
@@ -422,7 +422,7 @@ impl Shared {
         if self.registry.owes() { self.settle().map_err(|unsettled| *unsettled.source) } else { Ok(()) }
     }
 
-    /// Registers a range for whoever keeps the memory; whether NCCL gave a handle.
+    /// Registers a range of memory that the caller keeps alive. Returns true if NCCL gave a handle.
     ///
     /// # Safety
     /// The memory stays where it is until the range is deregistered, or the communicator is gone.
@@ -442,14 +442,14 @@ impl Shared {
         })?
     }
 
-    /// Deregisters what [`register`](Self::register) registered; may be tried again when the communicator was busy.
+    /// Deregisters a range of [`register`](Self::register). May be repeated after the communicator was busy.
     pub(super) fn deregister(&self, ptr: DevicePtr, deadline: Deadline) -> Result<()> {
         if self.gate.check(DEREGISTER).is_err() {
             return Ok(());
         }
         let _entry = match self.gate.enter(DEREGISTER, Kind::Local, Some(deadline)) {
             Ok(entry) => entry,
-            // It ended, or was poisoned, while we waited.
+            // The communicator ended, or was poisoned, during the wait.
             Err(_) if self.gate.check(DEREGISTER).is_err() => return Ok(()),
             Err(busy) => return Err(busy),
         };
@@ -461,8 +461,8 @@ impl Shared {
                 },
                 None => return Ok(()),
             };
-            // SAFETY: inside the gate; the handle is the communicator's own, and given back once, whatever NCCL
-            // answers.
+            // SAFETY: inside the gate. The handle is the communicator's own, and is deregistered once, also after an
+            // error.
             let result = unsafe { self.raw_deregister(handle) };
             self.registry.went(ptr.0, &Ok(()));
             result
@@ -492,7 +492,7 @@ impl Shared {
     }
 }
 
-/// What no single range failed with.
+/// A failure that concerns no single range.
 fn nowhere(source: CommError) -> Unsettled {
     Unsettled { address: 0, bytes: 0, is_registration: true, source: source.into() }
 }
@@ -510,7 +510,7 @@ mod interleavings {
         fn failed(&self) {}
     }
 
-    /// Segments come on another thread while a communicator is destroyed, or aborted.
+    /// Another thread adds segments while a communicator is destroyed or aborted.
     #[test]
     fn what_comes_while_a_communicator_ends_is_not_kept() {
         for is_destroyed in [true, false] {

@@ -1,4 +1,4 @@
-//! The service thread of a communicator: runs the calls that may block for ever, so that their callers need not.
+//! The service thread of a communicator. It runs calls that may block for ever, so that their callers do not block.
 
 use std::{
     fmt,
@@ -12,19 +12,19 @@ use crate::store::Deadline;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Told how a communicator ends, by who ends it by force: it must not block.
+/// Called when a communicator is aborted or dropped. It must not block.
 pub(crate) type Listener = dyn Fn(Force) + Send + Sync;
 
-/// How a communicator ends by force.
+/// Reason for an abort.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Force {
     Aborted,
-    /// Its owner let go of it.
+    /// The owner dropped it.
     Dropped,
 }
 
 impl Force {
-    /// What later calls are told.
+    /// Returns the text in the errors of later calls.
     pub(crate) const fn how(self) -> &'static str {
         match self {
             Self::Aborted => "aborted",
@@ -33,14 +33,14 @@ impl Force {
     }
 }
 
-/// A thread that runs jobs in the order in which they were given. It ends when the handle is dropped and its
-/// jobs are done; a job that never returns keeps the thread, and nobody waits for it.
+/// A thread that runs jobs in the order of submission. It ends when the handle is dropped and its jobs are done. A
+/// job that never returns keeps the thread alive, and nothing waits for it.
 pub(crate) struct Service {
     jobs: Mutex<mpsc::Sender<Job>>,
 }
 
 impl Service {
-    /// Starts a thread for the communicator that errors call `communicator`.
+    /// Starts the thread. `communicator` is the communicator's name in errors.
     pub(crate) fn start(communicator: &str) -> Result<Self> {
         let (jobs, queue) = mpsc::channel::<Job>();
         thread::Builder::new()
@@ -50,21 +50,21 @@ impl Service {
         Ok(Self { jobs: Mutex::new(jobs) })
     }
 
-    /// Hands `job` to the thread.
+    /// Submits `job` to the thread.
     pub(crate) fn submit<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Ticket<T> {
         let (promise, ticket) = promise();
         self.keep(promise, job);
         ticket
     }
 
-    /// Hands `job` to the thread, whose value was promised before.
+    /// Submits `job`, which fulfils an existing promise.
     pub(crate) fn keep<T: Send + 'static>(
         &self,
         promise: Promise<T>,
         job: impl FnOnce() -> T + Send + 'static,
     ) {
         let job = Box::new(move || promise.keep(job()));
-        // The thread lives as long as the handle; were it gone, the dropped promise would tell the ticket.
+        // The thread lives as long as the handle. If it were gone, the dropped promise would break the ticket.
         let _ = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).send(job);
     }
 }
@@ -76,12 +76,12 @@ impl fmt::Debug for Service {
 }
 
 enum Outcome<T> {
-    /// Not there yet; nobody waits beyond the moment, if there is one.
+    /// No value yet. The wait ends at the instant, if there is one.
     Pending(Option<Instant>),
     Kept(T),
     /// The job ended without a value: it panicked.
     Broken,
-    /// Nobody waits any more.
+    /// The ticket is gone.
     Abandoned,
 }
 
@@ -91,7 +91,7 @@ struct Slot<T> {
 }
 
 impl<T> Slot<T> {
-    /// Puts `outcome` there unless the ticket is gone; then the value is dropped here.
+    /// Stores `outcome`, or drops it if the ticket is gone.
     fn fill(&self, outcome: Outcome<T>) {
         let mut held = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(*held, Outcome::Pending(_)) {
@@ -101,12 +101,12 @@ impl<T> Slot<T> {
     }
 }
 
-/// The other end of a ticket. Dropped without a value, it breaks the ticket.
+/// The sending end of a ticket. If it is dropped without a value, the ticket is broken.
 pub(crate) struct Promise<T> {
     slot: Arc<Slot<T>>,
 }
 
-/// A value that is promised before there is a job for it.
+/// Makes a promise and its ticket, for a job that is submitted later.
 pub(crate) fn promise<T>() -> (Promise<T>, Ticket<T>) {
     let slot = Arc::new(Slot { outcome: Mutex::new(Outcome::Pending(None)), changed: Condvar::new() });
     (Promise { slot: slot.clone() }, Ticket { slot })
@@ -124,24 +124,24 @@ impl<T> Drop for Promise<T> {
     }
 }
 
-/// A job's outcome, to be waited for.
+/// The receiving end of a job's value.
 pub(crate) struct Ticket<T> {
     slot: Arc<Slot<T>>,
 }
 
-/// Why a ticket gave no value.
+/// The reason why a ticket gave no value.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Unkept {
-    /// The deadline passed. The job goes on; its value will be dropped.
+    /// The deadline passed. The job continues, and its value will be dropped.
     Late,
     /// The job panicked.
     Broken,
-    /// The wait was to end. The job goes on; its value will be dropped.
+    /// The wait was interrupted. The job continues, and its value will be dropped.
     Interrupted,
 }
 
 impl<T: Send + 'static> Ticket<T> {
-    /// What ends the wait, `grace` after it is called.
+    /// Returns a listener that ends the wait, `grace` after it is called.
     pub(crate) fn interruption(&self, grace: Duration) -> Arc<Listener> {
         let slot = self.slot.clone();
         Arc::new(move |_| {
@@ -155,12 +155,12 @@ impl<T: Send + 'static> Ticket<T> {
 }
 
 impl<T> Ticket<T> {
-    /// The job's value, once it is there.
+    /// Waits for the job's value.
     pub(crate) fn wait(self, deadline: Deadline) -> Result<T, Unkept> {
         self.look(deadline).unwrap_or(Err(Unkept::Late))
     }
 
-    /// The job's value, if it comes until then; it is given once.
+    /// Waits for the job's value until `until`, and returns `None` if it has not arrived. The value is returned once.
     pub(crate) fn look(&self, until: Deadline) -> Option<Result<T, Unkept>> {
         let mut held = self.slot.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         let mut patience = Duration::MAX;

@@ -1,4 +1,4 @@
-//! The half of a communicator that its owner, its service thread and those who may abort it share.
+//! The part of a communicator that its owner, its service thread and its abort handles share.
 
 use std::{
     fmt,
@@ -25,11 +25,11 @@ use super::{
 };
 use crate::store::Deadline;
 
-/// What a communicator is, shared between its owner, its service thread and those who may abort it.
+/// State of a communicator, shared between its owner, its service thread and its abort handles.
 ///
 /// It lives as long as NCCL may write to it: `handle` and the windows' cells are out-parameters.
 pub(crate) struct Shared {
-    /// Unique in the process; a total order for whoever needs several gates.
+    /// Unique in the process. Threads that need several gates enter them in this order.
     pub(crate) serial: u64,
     pub(crate) nccl: Nccl,
     pub(crate) context: Context,
@@ -40,17 +40,17 @@ pub(crate) struct Shared {
     /// NCCL keeps the address of the name in it.
     pub(crate) config: nccl_sys::Config,
     windows: Mutex<Windows>,
-    /// Once NCCL has made it.
+    /// Set once NCCL has made the communicator.
     pub(super) making: OnceLock<Making>,
-    /// Whether one-sided operations were prepared.
+    /// True once one-sided operations are prepared.
     pub(crate) one_sided: AtomicBool,
     pub(crate) registry: Registry,
-    /// Communicators of some of its ranks that nobody was given.
+    /// Child communicators that were not returned to a caller.
     children: Mutex<Vec<Arc<Self>>>,
 }
 
 impl Shared {
-    /// A communicator at `seat` of `size`, whose handle NCCL writes to `handle`.
+    /// Makes a communicator at `seat` of `size`. NCCL writes its handle to `handle`.
     pub(crate) fn new(
         seat: &Seat<'_>,
         size: usize,
@@ -77,18 +77,18 @@ impl Shared {
         })
     }
 
-    /// How errors call it.
+    /// Returns the communicator's name in errors.
     pub(crate) fn name(&self) -> &str {
         self.gate.name()
     }
 
-    /// NCCL's handle. To be used only from inside the gate.
+    /// Returns NCCL's handle. Use it only inside the gate.
     #[inline]
     pub(crate) fn raw(&self) -> ncclComm_t {
         self.handle.load(Ordering::Acquire)
     }
 
-    /// Where NCCL writes the handle.
+    /// Returns the address at which NCCL writes the handle.
     pub(crate) fn out_parameter(&self) -> *mut ncclComm_t {
         self.handle.as_ptr()
     }
@@ -98,28 +98,29 @@ impl Shared {
         self.windows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a child that nobody is given until this communicator is gone: until then NCCL raises this one's abort flag
-    /// and the child's together, wherever the child's was (`childAbortFlag`, which only a child that is made unlinks).
-    /// The caller is inside the gate, so an end of this one finds it.
+    /// Keeps a child that no caller received until this communicator is gone. Until then NCCL raises this
+    /// communicator's abort flag and the child's together, wherever the child's flag was (`childAbortFlag`; only a
+    /// child that was made completely unlinks it). The caller is inside the gate, so an end of this communicator
+    /// finds the child.
     pub(crate) fn keep_child(&self, child: Arc<Self>) {
         self.children.lock().unwrap_or_else(PoisonError::into_inner).push(child);
     }
 
-    /// The communicator is gone: nothing reaches what its windows showed, or what was registered, any more, and the
-    /// children that it kept are aborted.
+    /// Called when the communicator is gone. Releases the memory of its windows and registrations, and aborts the
+    /// children that it kept.
     pub(crate) fn let_go(&self) {
         self.registry.clear();
         let children = std::mem::take(&mut *self.children.lock().unwrap_or_else(PoisonError::into_inner));
         children.iter().for_each(reaper::take);
         let kept = std::mem::take(&mut self.windows().kept);
-        // Dropped here, with the lock released: memory may have much to tell when it goes.
+        // Dropped after the lock is released, because freeing this memory may call into other code.
         drop(kept);
     }
 
-    /// What went wrong in the background.
+    /// Returns NCCL's asynchronous error, if any.
     pub(crate) fn async_error(&self) -> Result<()> {
         const CALL: &str = "ncclCommGetAsyncError";
-        // Not made, or it failed in the making.
+        // NCCL has not made it, or failed to.
         if self.gate.is_unmade() || self.raw().is_null() {
             return Ok(());
         }
@@ -130,7 +131,7 @@ impl Shared {
         self.judge(call::check(self.nccl.api(), CALL, self.name(), state))
     }
 
-    /// Passes a result on, and closes the communicator for further calls if the error left it in an unknown state.
+    /// Returns `result`. An error that leaves the communicator in an unknown state poisons it.
     #[inline]
     pub(crate) fn judge<T>(&self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
@@ -139,7 +140,7 @@ impl Shared {
         result
     }
 
-    /// The same, of a call that every launch makes.
+    /// Like [`judge`](Self::judge), for the error of a call that every launch makes.
     #[cold]
     pub(crate) fn condemned(&self, error: CommError) -> Box<CommError> {
         self.condemn(&error);
@@ -160,7 +161,7 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// One rank's part in the making of a communicator.
+/// The library, the context and the rank of one member in a new communicator.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Seat<'a> {
     pub(crate) nccl: &'a Nccl,
@@ -168,18 +169,18 @@ pub(crate) struct Seat<'a> {
     pub(crate) rank: usize,
 }
 
-/// A call that the service thread makes.
+/// A call on the service thread.
 pub(crate) struct Serving<T> {
     shared: Arc<Shared>,
     call: &'static str,
     waiting_for: String,
     ticket: Ticket<Result<T>>,
-    /// Ends the wait with an abort.
+    /// An abort ends the wait through this listener.
     _interruption: Arc<Listener>,
 }
 
 impl<T: Send + 'static> Serving<T> {
-    /// Hands the call to the thread.
+    /// Submits the call to the service thread.
     pub(crate) fn begin(
         shared: &Arc<Shared>,
         service: &Service,
@@ -193,25 +194,25 @@ impl<T: Send + 'static> Serving<T> {
             let _entry = gate.enter(call, kind, None)?;
             let result = own.context.with_current(|| job(&own)).unwrap_or_else(|error| Err(error.into()));
             let result = own.judge(result);
-            // Before the gate is left: an abort that waits there for a call that came too late for its caller finds
-            // nothing held any more.
+            // Before the gate is left: an abort waits there for a call whose caller has given up, and must find
+            // nothing held by it.
             drop(own);
             result
         });
         let interruption = ticket.interruption(Duration::ZERO);
-        // Also of an abort that came in between.
+        // Also notified of an abort that came in between.
         shared.gate.tell(&interruption);
         Self { shared: shared.clone(), call, waiting_for, ticket, _interruption: interruption }
     }
 
-    /// Waits for it. Past the deadline the communicator is poisoned; the call goes on until it is aborted. An abort ends
-    /// the wait at once, whatever becomes of the call.
+    /// Waits for the call. Past the deadline the communicator is poisoned, and the call continues until it is
+    /// aborted. An abort ends the wait at once, without waiting for the call.
     pub(crate) fn finish(self, deadline: Deadline) -> Result<T> {
         self.finish_while(deadline, || Ok(()))
     }
 
-    /// [`finish`](Self::finish), asking now and then whether there is anything to wait for; if not, the communicator is
-    /// poisoned with the reason.
+    /// [`finish`](Self::finish) that also calls `go_on` from time to time. An error from it ends the wait and poisons
+    /// the communicator with the reason.
     pub(crate) fn finish_while<E: From<CommError> + fmt::Display>(
         self,
         deadline: Deadline,

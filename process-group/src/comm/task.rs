@@ -1,4 +1,4 @@
-//! One operation as this rank makes it: what can be refused before a launch, and the calls of NCCL that it becomes.
+//! One operation of this rank: its argument checks, and the NCCL calls that it consists of.
 
 use std::ptr;
 
@@ -19,7 +19,6 @@ use super::{
 };
 use crate::{Slim, memory::CommonPlace, rare};
 
-/// Which operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
     AllReduce,
@@ -38,7 +37,7 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// Those that not all members call.
+    /// Operations that not all members call.
     pub(crate) const ALONE: [Self; 5] =
         [Self::Send, Self::Recv, Self::PutSignal, Self::Signal, Self::WaitSignals];
 
@@ -76,12 +75,12 @@ impl Operation {
         }
     }
 
-    /// Whether it is one end of a message.
+    /// Returns true for one end of a message.
     pub(crate) const fn is_message(self) -> bool {
         matches!(self, Self::Send | Self::Recv)
     }
 
-    /// Whether the other end does not take part, or only waits.
+    /// Returns true if the other rank takes no part, or only waits.
     pub(crate) const fn is_one_sided(self) -> bool {
         matches!(self, Self::PutSignal | Self::Signal | Self::WaitSignals)
     }
@@ -90,8 +89,8 @@ impl Operation {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
     }
 
-    /// Which of the send and the receive buffer NCCL wants at the same offset of the same window on every rank, if it lies in
-    /// one.
+    /// Returns, for the send and the receive buffer, whether NCCL requires the same offset of the same window on
+    /// every rank if the buffer lies in a window.
     pub(crate) const fn symmetric(self) -> [bool; 2] {
         match self {
             Self::AllReduce | Self::AllToAll => [true, true],
@@ -101,7 +100,7 @@ impl Operation {
         }
     }
 
-    /// What the other rank is that the operation names, if it names one.
+    /// Returns the role of the rank that the operation names, if it names one.
     pub(crate) const fn role(self) -> Option<&'static str> {
         match self {
             Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter => Some("root"),
@@ -111,28 +110,29 @@ impl Operation {
     }
 }
 
-/// One operation as this rank makes it. A buffer that this rank has no use for is null; where a peer's is written, it is
-/// this rank's own place in the same window.
+/// One operation of this rank. A buffer that this rank does not use is null. For a write into a peer's window, the
+/// buffer is this rank's own address at the same offset of the window.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Task {
     pub(crate) operation: Operation,
-    /// How errors call it: by the operation that it is a part of.
+    /// The name in errors: that of the operation it is a part of.
     pub(crate) call: &'static str,
     pub(crate) send: DevicePtr,
     pub(crate) receive: DevicePtr,
     /// Elements of one share, or signals.
     pub(crate) count: usize,
     pub(crate) dtype: DataType,
-    /// Of the operations that reduce.
+    /// Used by reducing operations only.
     pub(crate) op: ReduceOp,
     /// The root, or the peer.
     pub(crate) rank: usize,
-    /// Where the send and the receive buffer lie, of those that have to lie [alike](Operation::symmetric).
+    /// Window offsets of the send and the receive buffer, if the operation needs them [equal](Operation::symmetric)
+    /// on all ranks.
     pub(crate) places: [CommonPlace; 2],
 }
 
 impl Task {
-    /// An operation that neither reduces nor names a rank.
+    /// Makes an operation without a reduction and without a rank.
     pub(crate) const fn new(
         operation: Operation,
         send: DevicePtr,
@@ -144,7 +144,7 @@ impl Task {
         Self { operation, call, send, receive, count, dtype, op: ReduceOp::Sum, rank: 0, places }
     }
 
-    /// A one-sided operation without data.
+    /// Makes a one-sided operation without data.
     pub(crate) const fn signals(operation: Operation, count: usize, peer: usize) -> Self {
         Self::new(operation, DevicePtr(0), DevicePtr(0), count, DataType::U8).with(peer)
     }
@@ -153,17 +153,17 @@ impl Task {
         Self { op, ..self }
     }
 
-    /// As a part of the operation `call`.
+    /// Makes it a part of the operation `call`.
     pub(crate) const fn within(self, call: &'static str) -> Self {
         Self { call, ..self }
     }
 
-    /// With this root or peer.
+    /// Sets the root or the peer.
     pub(crate) const fn with(self, rank: usize) -> Self {
         Self { rank, ..self }
     }
 
-    /// The buffers that this rank has a use for: what for, where, and their bytes. One that is both stands for itself once.
+    /// Returns the buffers that this rank uses: name, address and size in bytes. An in-place buffer is returned once.
     #[inline(always)]
     pub(crate) fn buffers(&self, place: &Place) -> [Option<(&'static str, u64, u64)>; 2] {
         let share = self.bytes();
@@ -182,7 +182,7 @@ impl Task {
             Operation::Scatter => (send(all).filter(|_| named), receive(share)),
             Operation::Send => (send(share), None),
             Operation::Recv => (None, receive(share)),
-            // They lie in windows, or there is no use for them.
+            // Their buffers lie in windows, or there are none.
             Operation::PutSignal | Operation::Signal | Operation::WaitSignals => (None, None),
         };
         match (send, receive) {
@@ -191,7 +191,7 @@ impl Task {
         }
     }
 
-    /// The ranges of this rank's memory that the operation uses.
+    /// Returns the ranges of this rank's memory that the operation uses.
     pub(crate) fn memory(&self, place: &Place) -> impl Iterator<Item = (DevicePtr, u64)> + use<> {
         let buffers = match self.operation {
             Operation::PutSignal => [Some(self.send), Some(self.receive)].map(|at| Some((at?, self.bytes()))),
@@ -204,13 +204,13 @@ impl Task {
         buffers.into_iter().flatten().chain(factor)
     }
 
-    /// The buffers that have to lie [alike](Operation::symmetric): what for, where, and their bytes.
+    /// Returns the buffers that need [equal](Operation::symmetric) window offsets: name, address and size in bytes.
     pub(crate) fn symmetric_buffers(
         &self,
         place: &Place,
     ) -> impl Iterator<Item = (&'static str, u64, u64)> + use<> {
         let [send, receive] = match (self.buffers(place), self.operation.symmetric()) {
-            // In place: one stands for both.
+            // In place: one buffer serves as both.
             ([Some((_, at, bytes)), None], [true, true]) => {
                 [Some(("send", at, bytes)), Some(("receive", at, bytes))]
             }
@@ -219,18 +219,18 @@ impl Task {
         send.into_iter().chain(receive)
     }
 
-    /// Whether it is a message, and no part of a collective.
+    /// Returns true for a message that is not part of a collective.
     #[inline(always)]
     pub(crate) fn is_message(&self) -> bool {
         self.operation.is_message() && self.call == self.operation.name()
     }
 
-    /// Bytes of one share.
+    /// Returns the size of one share in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         (self.count as u64).saturating_mul(self.dtype.size() as u64)
     }
 
-    /// Checks what one rank can check alone; `grouped` says whether it will be launched within a group.
+    /// Checks what one rank can check alone. `grouped` says whether it will be launched within a group.
     #[inline(always)]
     pub(crate) fn check(&self, place: &Place, grouped: bool) -> Slim<(), ArgumentError> {
         let Self { operation, call, count, dtype, op, rank, .. } = *self;
@@ -276,8 +276,9 @@ impl Task {
     }
 }
 
-/// What every call passes is inlined into the operation's method, where the operation is known: what NCCL runs between
-/// two calls leaves little of ours in the processor's caches, so a call costs what it touches.
+/// The functions of every call are inlined into the operation's method, where the operation is a constant. NCCL's
+/// work between two calls evicts most of this code from the processor's caches, so the cost of a call is the memory
+/// that it touches.
 impl Communicator {
     /// Checks `task` without launching anything; `grouped` as for [`Task::check`].
     #[inline(always)]
@@ -301,7 +302,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Enqueues `task`, which was checked.
+    /// Enqueues `task`, which the caller has checked.
     ///
     /// # Safety
     /// As for the public method of the operation's name.
@@ -331,14 +332,14 @@ impl Communicator {
     }
 }
 
-/// One rank inside NCCL.
+/// The arguments of a launch inside the gate.
 struct Launch<'a> {
     nccl: &'a Nccl,
     name: &'a str,
     comm: ncclComm_t,
     stream: cudaStream_t,
     place: &'a Place,
-    /// The window that a put writes into, and where in it, in bytes.
+    /// The window that a put writes into, and the offset in it in bytes.
     window: Option<(ncclWindow_t, usize)>,
 }
 
@@ -348,8 +349,8 @@ impl Launch<'_> {
     }
 
     /// # Safety
-    /// The communicator is alive and this thread alone is inside it; the buffers are as the public method of the
-    /// operation's name wants them.
+    /// The communicator is alive and this thread alone is inside it. The buffers meet the contract of the public method
+    /// of the operation's name.
     #[inline(always)]
     unsafe fn task(&self, task: &Task) -> Result<()> {
         let Self { nccl, name, comm, stream, .. } = *self;
@@ -398,7 +399,7 @@ impl Launch<'_> {
                         )
                     )
                 }
-                // A put of nothing is a signal too.
+                // A put of no elements is also a signal.
                 Operation::PutSignal | Operation::Signal => {
                     let flags = ONLY.cast_unsigned();
                     call!(nccl, name, ncclSignal(root, ONLY, ONLY, flags, comm, stream))
@@ -422,7 +423,7 @@ impl Launch<'_> {
         }
     }
 
-    /// Before 2.28: the messages that the operation is made of, in one group.
+    /// Before 2.28: launches the messages that make up the operation, in one group.
     ///
     /// # Safety
     /// As for [`task`](Self::task).
@@ -455,15 +456,15 @@ impl Launch<'_> {
                 }),
             }
         };
-        // SAFETY: takes nothing.
+        // SAFETY: the function has no arguments.
         unsafe { call!(nccl, name, ncclGroupStart()) }?;
         let queued = queue();
-        // SAFETY: closes what was opened above, also after a failure.
+        // SAFETY: closes the group that was opened above, also after a failure.
         let ended = unsafe { call!(nccl, name, ncclGroupEnd()) };
         queued.and(ended)
     }
 
-    /// Calls `launch` with the number of the task's reduction, made for the call if it has a factor.
+    /// Calls `launch` with NCCL's number of the task's reduction. A reduction with a factor is created for the call.
     ///
     /// # Safety
     /// As for [`task`](Self::task).
@@ -476,7 +477,7 @@ impl Launch<'_> {
         }
     }
 
-    /// Calls `launch` with a reduction that is made for the call.
+    /// Calls `launch` with a reduction that is created for the call.
     ///
     /// # Safety
     /// As for [`task`](Self::task).
@@ -495,8 +496,8 @@ impl Launch<'_> {
             op => return launch(op.raw(task.dtype).unwrap_or(ncclRedOp_t::ncclSum)),
         };
         let (mut op, dtype) = (ncclRedOp_t::ncclSum, task.dtype.raw());
-        // SAFETY: the communicator is alive; reads one element of a local now, or one of the device's when the operation
-        // runs, which is there by the caller's contract, and writes one number, to a local.
+        // SAFETY: the communicator is alive. The call reads one element: of a local now, or of device memory when the
+        // operation runs, which is valid by the caller's contract. It writes one number, to a local.
         unsafe { call!(nccl, name, ncclRedOpCreatePreMulSum(&mut op, scalar, dtype, residence, comm)) }?;
         let launched = launch(op);
         // SAFETY: made above; NCCL copies it into each call that uses it, also within a group.

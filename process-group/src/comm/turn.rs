@@ -1,10 +1,10 @@
-//! One communicator of the process is freed at a time.
+//! Frees one communicator of the process at a time.
 //!
-//! Threads that free communicators side by side damage the heap in NCCL 2.28.9: a program of nothing but its calls,
-//! which aborts eight communicators from eight threads, dies in `free` after some rounds. A turn costs next to
-//! nothing: most of the time that freeing takes, NCCL waits for threads of its own, which look twice a second whether
-//! they are to end, and for those of all communicators that time begins when the flags rise (eight in turn: 0.7 s, as
-//! side by side).
+//! Threads that free communicators in parallel corrupt the heap in NCCL 2.28.9: a program that makes only NCCL calls
+//! and aborts eight communicators from eight threads crashes in `free` after some rounds. Freeing in turn costs
+//! almost nothing. Most of the time NCCL waits for its own threads, which check twice a second whether they should
+//! end, and this wait starts for all communicators when the flags are raised (eight in turn: 0.7 s, the same as in
+//! parallel).
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -13,14 +13,15 @@ use crate::store::Deadline;
 static TAKEN: Mutex<bool> = Mutex::new(false);
 static GIVEN_BACK: Condvar = Condvar::new();
 
-/// The turn to free a communicator.
+/// The exclusive right to free a communicator.
 pub(super) struct Turn {
-    /// Whether it is given back in the end.
+    /// True if the right was obtained, and is given back on drop.
     held: bool,
 }
 
 impl Turn {
-    /// Waits for the turn, but not beyond the deadline: one that cannot be freed must not keep the others.
+    /// Waits for the right until the deadline. After it, returns without the right: a communicator that cannot be
+    /// freed must not hold up the others.
     pub(super) fn wait(deadline: Deadline) -> Self {
         let mut taken = lock();
         while *taken {

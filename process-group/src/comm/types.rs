@@ -9,17 +9,17 @@ use nccl_sys::{Version, ncclDataType_t, ncclRedOp_t};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DataType {
-    /// Signed, 8 bits.
+    /// Signed integer, 8 bits.
     I8,
-    /// Unsigned, 8 bits.
+    /// Unsigned integer, 8 bits.
     U8,
-    /// Signed, 32 bits.
+    /// Signed integer, 32 bits.
     I32,
-    /// Unsigned, 32 bits.
+    /// Unsigned integer, 32 bits.
     U32,
-    /// Signed, 64 bits.
+    /// Signed integer, 64 bits.
     I64,
-    /// Unsigned, 64 bits.
+    /// Unsigned integer, 64 bits.
     U64,
     /// IEEE half precision.
     F16,
@@ -27,13 +27,14 @@ pub enum DataType {
     F32,
     /// IEEE double precision.
     F64,
-    /// The upper half of a single.
+    /// bfloat16: the upper half of a single.
     Bf16,
-    /// 8-bit float with 4 bits of exponent. NCCL reduces it from 2.24.3; before that it is only moved, as bytes.
+    /// 8-bit float with a 4-bit exponent. NCCL reduces it from 2.24.3. Before that it can only be transferred, as
+    /// bytes.
     F8E4M3,
-    /// 8-bit float with 5 bits of exponent; as [`F8E4M3`](Self::F8E4M3).
+    /// 8-bit float with a 5-bit exponent; releases as for [`F8E4M3`](Self::F8E4M3).
     F8E5M2,
-    /// True or false: a byte that is 1 or 0. Its sum is "any", its product "all".
+    /// True or false: a byte that is 1 or 0. Its sum is logical or, its product logical and.
     Bool,
 }
 
@@ -55,7 +56,7 @@ impl DataType {
         Self::Bool,
     ];
 
-    /// The size of one element in bytes.
+    /// Returns the size of one element in bytes.
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
@@ -66,7 +67,7 @@ impl DataType {
         }
     }
 
-    /// The first release that reduces the type; every one moves it.
+    /// Returns the first release that reduces the type. Every release transfers it.
     #[must_use]
     pub const fn since(self) -> Version {
         match self {
@@ -75,7 +76,7 @@ impl DataType {
         }
     }
 
-    /// NCCL's number for it where it is reduced.
+    /// Returns NCCL's number of the type for reductions.
     #[must_use]
     pub const fn raw(self) -> ncclDataType_t {
         match self {
@@ -94,7 +95,7 @@ impl DataType {
         }
     }
 
-    /// NCCL's number for it where it is only moved: bytes, for a release that does not know it.
+    /// Returns NCCL's number of the type for transfers: bytes, for a release that does not know it.
     pub(crate) fn moved(self, release: Version) -> ncclDataType_t {
         if release < self.since() { ncclDataType_t::ncclUint8 } else { self.raw() }
     }
@@ -120,7 +121,7 @@ impl fmt::Display for DataType {
     }
 }
 
-/// How a reducing collective combines elements.
+/// The reduction operator of a collective.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum ReduceOp {
@@ -132,16 +133,15 @@ pub enum ReduceOp {
     Max,
     /// The smallest.
     Min,
-    /// The sum divided by the number of ranks; integers round towards zero. Not of [`DataType::Bool`].
+    /// The sum divided by the number of ranks. Integers round towards zero. Not for [`DataType::Bool`].
     Avg,
-    /// The sum of the ranks' elements, each rank's multiplied by the factor that this rank gives, rounded to their
-    /// type. Only of [`F16`](DataType::F16), [`Bf16`](DataType::Bf16), [`F32`](DataType::F32) and
-    /// [`F64`](DataType::F64).
+    /// The sum of the ranks' elements, each multiplied by the factor of its rank, rounded to the type. Only for
+    /// [`F16`](DataType::F16), [`Bf16`](DataType::Bf16), [`F32`](DataType::F32) and [`F64`](DataType::F64).
     #[doc(alias = "ncclRedOpCreatePreMulSum")]
     PreMulSum(f64),
-    /// [`PreMulSum`](Self::PreMulSum) with a factor in memory that the device reads when the operation runs: one element
-    /// of the operation's type, aligned to it. It stays there, and nothing writes it, until the work is done, as for
-    /// the operation's buffers. Captured, it is read anew with each launch of the graph.
+    /// [`PreMulSum`](Self::PreMulSum) with a factor in memory that the device reads when the operation runs: one
+    /// aligned element of the operation's type. As for the operation's buffers, it stays valid and unchanged until
+    /// the work is done. In a captured graph, every launch reads it again.
     PreMulSumAt(DevicePtr),
 }
 
@@ -149,7 +149,7 @@ impl ReduceOp {
     /// Every reduction without a factor.
     pub const ALL: [Self; 5] = [Self::Sum, Self::Prod, Self::Max, Self::Min, Self::Avg];
 
-    /// Whether elements of `dtype` can be combined so.
+    /// Returns true if the reduction is defined for `dtype`.
     #[must_use]
     pub const fn allows(self, dtype: DataType) -> bool {
         match self {
@@ -161,10 +161,10 @@ impl ReduceOp {
         }
     }
 
-    /// NCCL's number for it with elements of `dtype`; none for one that is made for a call.
+    /// Returns NCCL's number of the reduction for `dtype`; `None` for one that is created per call.
     pub(crate) const fn raw(self, dtype: DataType) -> Option<ncclRedOp_t> {
         Some(match (self, dtype) {
-            // Of bytes that are 1 or 0 the largest says "any", the smallest "all", and no carry is lost.
+            // For bytes that are 1 or 0, the maximum is logical or and the minimum logical and. No carry is lost.
             (Self::Sum | Self::Max, DataType::Bool) => ncclRedOp_t::ncclMax,
             (Self::Prod | Self::Min, DataType::Bool) => ncclRedOp_t::ncclMin,
             (Self::Sum, _) => ncclRedOp_t::ncclSum,
@@ -177,9 +177,9 @@ impl ReduceOp {
     }
 }
 
-/// A factor as one element of `dtype`, in the place that NCCL reads it from.
+/// Returns a factor as one element of `dtype`, in the bytes that NCCL reads it from.
 pub(crate) fn scalar(factor: f64, dtype: DataType) -> u64 {
-    // Little-endian, as every host that CUDA has: the element is the first bytes.
+    // Little-endian, like every host that CUDA supports: the element is the first bytes.
     match dtype {
         DataType::F16 => u64::from(half::f16::from_f64(factor).to_bits()),
         DataType::Bf16 => u64::from(half::bf16::from_f64(factor).to_bits()),

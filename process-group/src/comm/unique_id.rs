@@ -1,4 +1,4 @@
-//! The token by which the ranks of a new communicator find each other.
+//! The unique id by which the ranks of a new communicator find each other.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use nccl_sys::ncclUniqueId;
 
 use super::CommError;
 
-/// A token made by one rank and given to all: an address in disguise, good for one initialisation.
+/// A unique id that one rank makes and gives to all. It contains an address, and serves one initialization.
 ///
 /// The rank that made it must stay alive until every rank has joined. [`Display`](fmt::Display) shows a short
 /// digest, to tell two ids apart in a log.
@@ -18,13 +18,13 @@ impl UniqueId {
     /// Its size in bytes.
     pub const BYTES: usize = 128;
 
-    /// The bytes, to be carried to the other ranks.
+    /// Returns the bytes, to be sent to the other ranks.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; Self::BYTES] {
         &self.0
     }
 
-    /// An id from bytes that [`as_bytes`](Self::as_bytes) gave on another rank.
+    /// Makes an id from the bytes that [`as_bytes`](Self::as_bytes) returned on another rank.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         Self(bytes)

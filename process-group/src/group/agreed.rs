@@ -1,4 +1,4 @@
-//! What all members must have been told alike: settings that stand beside each member's record when it joins.
+//! Settings that must be equal on all members. Each member sends them with its record when it joins.
 
 use super::Disagreement;
 
@@ -6,23 +6,23 @@ use super::Disagreement;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Agreed(Vec<(&'static str, String)>);
 
-/// Stands between the record and the settings, and between those; in no value.
+/// Separates the record and the settings. No value contains it.
 const END: char = '\n';
 
 impl Agreed {
-    /// With one more setting, as a user reads it.
+    /// Adds a setting, with its value as users read it.
     pub(super) fn with(mut self, name: &'static str, value: impl ToString) -> Self {
         self.0.push((name, value.to_string().replace(END, " ")));
         self
     }
 
-    /// Behind a member's record.
+    /// Appends the settings to a member's record.
     pub(super) fn behind(&self, record: &str) -> String {
         self.0.iter().fold(record.to_owned(), |card, (name, value)| card + &format!("{END}{name}={value}"))
     }
 }
 
-/// Takes the cards of all members apart, and checks that their settings are the same: the records.
+/// Splits the cards of all members, checks that their settings are equal, and returns the records.
 pub(super) fn agree(cards: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, Disagreement> {
     let parts: Vec<Vec<&[u8]>> =
         cards.iter().map(|card| card.split(|byte| *byte == END as u8).collect()).collect();

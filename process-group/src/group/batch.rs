@@ -11,14 +11,14 @@ use crate::{
     record::{Call, Recording, Span, are_one},
 };
 
-/// Operations that are being queued by [`ProcessGroup::batch`]. Each does what the method of the same name of
-/// [`ProcessGroup`] does, and has its errors and its contract; all are launched when the last is queued.
+/// Queues operations for [`ProcessGroup::batch`]. Each method queues the operation of the [`ProcessGroup`] method
+/// with the same name, with its errors and contract. All are launched together after the last is queued.
 #[derive(Debug)]
 pub struct Batch<'a> {
     pub(super) group: &'a ProcessGroup,
     stream: &'a Stream,
     tasks: RefCell<Vec<Task>>,
-    /// Where the user called.
+    /// The user's call site.
     site: &'static Location<'static>,
 }
 
@@ -28,7 +28,7 @@ impl<'a> Batch<'a> {
         Self { group, stream, tasks: RefCell::default(), site: Location::caller() }
     }
 
-    /// Launches what was queued, as `operation`.
+    /// Launches the queued tasks as `operation`.
     pub(super) fn launch(&self, operation: &'static str) -> Result<Work> {
         let Self { group, stream, site, .. } = *self;
         let vigil = &group.counter.vigil;
@@ -94,7 +94,7 @@ impl<'a> Batch<'a> {
         Ok(launched?)
     }
 
-    /// Whether all members make the call, as far as what was queued tells.
+    /// Returns true if all members make this call, judged by the queued tasks.
     pub(super) fn is_collective(&self, operation: &str) -> bool {
         checked::is_collective(operation, self.tasks.borrow().iter())
     }
@@ -105,7 +105,7 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Queues what one operation is made of, or nothing of it.
+    /// Queues all parts of one operation, or none of them.
     fn queue_all(&self, mut parts: Vec<Task>) -> Result<()> {
         parts.iter_mut().try_for_each(|task| self.group.check_task(task, self.stream))?;
         self.tasks.borrow_mut().extend(parts);
@@ -115,10 +115,10 @@ impl<'a> Batch<'a> {
     /// [`ProcessGroup::all_reduce`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`ProcessGroup::all_reduce`].
     ///
     /// # Safety
-    /// As there.
+    /// See [`ProcessGroup::all_reduce`].
     pub unsafe fn all_reduce(&self, send: Buffer, receive: Buffer, op: ReduceOp) -> Result<()> {
         self.queue(self.group.parts().all_reduce(send, receive, op)?)
     }
@@ -126,10 +126,10 @@ impl<'a> Batch<'a> {
     /// [`ProcessGroup::broadcast`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`ProcessGroup::broadcast`].
     ///
     /// # Safety
-    /// As there.
+    /// See [`ProcessGroup::broadcast`].
     pub unsafe fn broadcast(&self, buffer: Buffer, root: usize) -> Result<()> {
         self.queue(self.group.parts().broadcast(buffer, root)?)
     }
@@ -137,10 +137,10 @@ impl<'a> Batch<'a> {
     /// [`ProcessGroup::reduce`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`ProcessGroup::reduce`].
     ///
     /// # Safety
-    /// As there.
+    /// See [`ProcessGroup::reduce`].
     pub unsafe fn reduce(&self, send: Buffer, receive: Buffer, op: ReduceOp, root: usize) -> Result<()> {
         self.queue(self.group.parts().reduce(send, receive, op, root)?)
     }
@@ -148,10 +148,10 @@ impl<'a> Batch<'a> {
     /// [`ProcessGroup::all_gather`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`ProcessGroup::all_gather`].
     ///
     /// # Safety
-    /// As there.
+    /// See [`ProcessGroup::all_gather`].
     pub unsafe fn all_gather(&self, send: Buffer, receive: Buffer) -> Result<()> {
         self.queue(self.group.parts().all_gather(send, receive)?)
     }
@@ -159,10 +159,10 @@ impl<'a> Batch<'a> {
     /// [`ProcessGroup::all_gather_list`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`ProcessGroup::all_gather_list`].
     ///
     /// # Safety
-    /// As there.
+    /// See [`ProcessGroup::all_gather_list`].
     pub unsafe fn all_gather_list(&self, send: Buffer, receive: &[Buffer]) -> Result<()> {
         self.queue_all(self.group.parts().all_gather_list(send, receive)?)
     }
@@ -170,10 +170,10 @@ impl<'a> Batch<'a> {
     /// [`ProcessGroup::reduce_scatter`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`ProcessGroup::reduce_scatter`].
     ///
     /// # Safety
-    /// As there.
+    /// See [`ProcessGroup::reduce_scatter`].
     pub unsafe fn reduce_scatter(&self, send: Buffer, receive: Buffer, op: ReduceOp) -> Result<()> {
         self.queue(self.group.parts().reduce_scatter(send, receive, op)?)
     }
@@ -181,10 +181,10 @@ impl<'a> Batch<'a> {
     /// [`ProcessGroup::reduce_scatter_list`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`ProcessGroup::reduce_scatter_list`].
     ///
     /// # Safety
-    /// As there.
+    /// See [`ProcessGroup::reduce_scatter_list`].
     pub unsafe fn reduce_scatter_list(&self, send: &[Buffer], receive: Buffer, op: ReduceOp) -> Result<()> {
         self.queue_all(self.group.parts().reduce_scatter_list(send, receive, op)?)
     }
@@ -192,10 +192,10 @@ impl<'a> Batch<'a> {
     /// [`ProcessGroup::all_to_all`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`ProcessGroup::all_to_all`].
     ///
     /// # Safety
-    /// As there.
+    /// See [`ProcessGroup::all_to_all`].
     pub unsafe fn all_to_all(&self, send: Buffer, receive: Buffer) -> Result<()> {
         self.queue(self.group.parts().all_to_all(send, receive)?)
     }
@@ -203,10 +203,10 @@ impl<'a> Batch<'a> {
     /// [`ProcessGroup::all_to_all_list`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`ProcessGroup::all_to_all_list`].
     ///
     /// # Safety
-    /// As there.
+    /// See [`ProcessGroup::all_to_all_list`].
     pub unsafe fn all_to_all_list(&self, send: &[Buffer], receive: &[Buffer]) -> Result<()> {
         self.queue_all(self.group.parts().all_to_all_list(send, receive)?)
     }
@@ -214,10 +214,10 @@ impl<'a> Batch<'a> {
     /// [`ProcessGroup::gather`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`ProcessGroup::gather`].
     ///
     /// # Safety
-    /// As there.
+    /// See [`ProcessGroup::gather`].
     pub unsafe fn gather(&self, send: Buffer, receive: Option<Buffer>, root: usize) -> Result<()> {
         self.queue(self.group.parts().gather(send, receive, root)?)
     }
@@ -225,10 +225,10 @@ impl<'a> Batch<'a> {
     /// [`ProcessGroup::gather_list`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`ProcessGroup::gather_list`].
     ///
     /// # Safety
-    /// As there.
+    /// See [`ProcessGroup::gather_list`].
     pub unsafe fn gather_list(&self, send: Buffer, receive: &[Buffer], root: usize) -> Result<()> {
         self.queue_all(self.group.parts().gather_list(send, receive, root)?)
     }
@@ -236,10 +236,10 @@ impl<'a> Batch<'a> {
     /// [`ProcessGroup::scatter`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`ProcessGroup::scatter`].
     ///
     /// # Safety
-    /// As there.
+    /// See [`ProcessGroup::scatter`].
     pub unsafe fn scatter(&self, send: Option<Buffer>, receive: Buffer, root: usize) -> Result<()> {
         self.queue(self.group.parts().scatter(send, receive, root)?)
     }
@@ -247,10 +247,10 @@ impl<'a> Batch<'a> {
     /// [`ProcessGroup::scatter_list`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`ProcessGroup::scatter_list`].
     ///
     /// # Safety
-    /// As there.
+    /// See [`ProcessGroup::scatter_list`].
     pub unsafe fn scatter_list(&self, send: &[Buffer], receive: Buffer, root: usize) -> Result<()> {
         self.queue_all(self.group.parts().scatter_list(send, receive, root)?)
     }
@@ -258,10 +258,10 @@ impl<'a> Batch<'a> {
     /// [`ProcessGroup::send`]; to this rank itself with a [`recv`](Self::recv) in the same batch.
     ///
     /// # Errors
-    /// As there.
+    /// See [`ProcessGroup::send`].
     ///
     /// # Safety
-    /// As there.
+    /// See [`ProcessGroup::send`].
     pub unsafe fn send(&self, buffer: Buffer, peer: usize) -> Result<()> {
         self.queue(self.group.parts().send(buffer, peer)?)
     }
@@ -269,10 +269,10 @@ impl<'a> Batch<'a> {
     /// [`ProcessGroup::recv`]; from this rank itself with a [`send`](Self::send) in the same batch.
     ///
     /// # Errors
-    /// As there.
+    /// See [`ProcessGroup::recv`].
     ///
     /// # Safety
-    /// As there.
+    /// See [`ProcessGroup::recv`].
     pub unsafe fn recv(&self, buffer: Buffer, peer: usize) -> Result<()> {
         self.queue(self.group.parts().recv(buffer, peer)?)
     }

@@ -1,4 +1,4 @@
-//! Memory as operations take it.
+//! Buffers: device memory as operations take it.
 
 use cuda_driver::{Context, DevicePtr};
 
@@ -8,23 +8,23 @@ use crate::{comm::DataType, memory};
 /// Device memory that holds elements of one type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Buffer {
-    /// Where it starts.
+    /// The address of the first element.
     pub ptr: DevicePtr,
-    /// How many elements it holds.
+    /// The number of elements.
     pub elements: usize,
     /// Their type.
     pub dtype: DataType,
 }
 
 impl Buffer {
-    /// `elements` elements of `dtype` at `ptr`.
+    /// Returns the buffer of `elements` elements of `dtype` at `ptr`.
     #[must_use]
     pub const fn new(ptr: DevicePtr, elements: usize, dtype: DataType) -> Self {
         Self { ptr, elements, dtype }
     }
 
-    /// The same, after a look that all of it is memory of the context's device. Groups look too, when they see memory for
-    /// the first time; this finds out where the buffer is made.
+    /// Like [`new`](Self::new), but checks that the whole buffer is memory of the context's device. Groups
+    /// make the same check when they first see memory; this one fails where the buffer is made.
     ///
     /// # Errors
     /// [`GroupError::Buffer`].
@@ -41,14 +41,14 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.elements.saturating_mul(self.dtype.size())
     }
 
-    /// Cut into parts of these numbers of elements, one after the other, which are all of it: the lists that
-    /// operations with unequal shares take.
+    /// Splits the whole buffer into consecutive parts with these numbers of elements. The result is a list as
+    /// operations with unequal shares take it.
     ///
     /// ```
     /// # use process_group::{comm::DataType, group::Buffer};
@@ -60,7 +60,7 @@ impl Buffer {
     /// ```
     ///
     /// # Errors
-    /// [`GroupError::Sizes`] if they are together more or less.
+    /// [`GroupError::Sizes`] if the sum of the sizes is not the number of elements.
     #[doc(alias = "split_sizes")]
     pub fn split(&self, sizes: &[usize]) -> Result<Vec<Self>> {
         let sum: u128 = sizes.iter().map(|size| *size as u128).sum();

@@ -1,4 +1,4 @@
-//! How the ranks of a job become a group.
+//! Builds a group from the ranks of a job.
 
 use std::{
     fmt, fs, io,
@@ -27,7 +27,7 @@ use crate::{
     watch::Watch,
 };
 
-/// What makes a [`ProcessGroup`]. What it is not told comes from the [environment](Environment).
+/// Builds a [`ProcessGroup`]. Settings that are not given come from the [environment](Environment).
 ///
 /// ```
 /// use process_group::{ProcessGroup, store::HashStore};
@@ -101,12 +101,12 @@ impl Builder {
         }
     }
 
-    /// What the group is called (default `world`). A name serves one group of a store and epoch.
+    /// The group's name (default `world`). A name serves one group of a store and epoch.
     pub fn name(self, name: impl Into<String>) -> Self {
         Self { name: name.into(), ..self }
     }
 
-    /// The generation of the job (default 0): a job that begins anew on the same store gives the next one.
+    /// The generation of the job (default 0). A job that restarts on the same store takes the next one.
     pub fn epoch(self, epoch: u64) -> Self {
         Self { epoch, ..self }
     }
@@ -116,13 +116,13 @@ impl Builder {
         Self { rank: Some(rank), ..self }
     }
 
-    /// How many ranks there are (default `WORLD_SIZE`).
+    /// The number of ranks (default `WORLD_SIZE`).
     pub fn world_size(self, size: usize) -> Self {
         Self { world_size: Some(size), ..self }
     }
 
-    /// Where the ranks meet (default: a [`TcpStore`] at `MASTER_ADDR` and `MASTER_PORT`, which rank 0 hosts for as
-    /// long as it has the group or a subgroup of it).
+    /// The store that the ranks meet in (default: a [`TcpStore`] at `MASTER_ADDR` and `MASTER_PORT`). Rank 0
+    /// hosts the default store for as long as it has the group or a subgroup of it.
     pub fn store(self, store: SharedStore) -> Self {
         Self { store: Some(store), ..self }
     }
@@ -137,88 +137,98 @@ impl Builder {
         Self { nccl: Some(nccl.clone()), ..self }
     }
 
-    /// Settings of the communicator. Its name is the group's, and its window facts are the members'.
+    /// Settings of the communicator. The group sets its name, and the members set its window facts.
     pub fn config(self, config: Config) -> Self {
         Self { config, ..self }
     }
 
-    /// How long [`build`](Self::build) waits for the other ranks, and what the group gives where no deadline is
-    /// given (default 10 minutes).
+    /// The time that [`build`](Self::build) waits for the other ranks, and the group's default deadline for
+    /// calls that take none (default 10 minutes).
     pub fn timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
 
-    /// How long work may take once it is the oldest of its stream (default: the [timeout](Self::timeout)), whether or not
-    /// anybody waits for it, and how long a call on a [path](super::Path) may take to return. Past that the group is over on every member, with [`GroupError::Overdue`], which says who has
-    /// not joined; the flight recorders have written their dumps. What a graph captured is not seen, unless
-    /// [`launched`](ProcessGroup::launched) marks its runs.
+    /// The time that work may take once it is the oldest of its stream, whether or not a thread waits for it
+    /// (default: the [timeout](Self::timeout)). It also limits how long a call on a [path](super::Path) may
+    /// take to return. After it, the group ends on every member with [`GroupError::Overdue`], which names the
+    /// ranks that have not joined, and the flight recorders have written their dumps. Work that a graph
+    /// captured is not watched, unless [`launched`](ProcessGroup::launched) marks the graph's launches.
     pub fn work_timeout(self, timeout: Duration) -> Self {
         Self { work_timeout: Some(timeout), ..self }
     }
 
-    /// How often this process says that it is running (default 1 s). The ranks of its host know of its death within
-    /// milliseconds, and take it for [silent](crate::peers::Loss::Silent) when it has not run for up to twice that; those
-    /// of other hosts know of neither in another way, through the store, in which they look four times a heartbeat.
-    /// Either ends the group on every rank, with [`GroupError::Lost`]. All ranks should be told the same.
+    /// The interval at which this process publishes that it is running (default 1 s). The ranks of its host
+    /// notice its death within milliseconds. They report it as [silent](crate::peers::Loss::Silent) when it
+    /// has not run for up to twice the interval. Ranks of other hosts learn of both through the store, which
+    /// they read four times per interval. Either ends the group on every rank with [`GroupError::Lost`]. All
+    /// ranks should use the same value.
     pub fn heartbeat(self, heartbeat: Duration) -> Self {
         Self { heartbeat: heartbeat.max(Duration::from_millis(1)), ..self }
     }
 
-    /// What tells the ranks of one host of each other's end (default: the kernel). All ranks must be told the same.
+    /// The mechanism by which the ranks of one host notice each other's end (default: the kernel). All ranks
+    /// must use the same one.
     pub fn witnesses(self, witnesses: Witnesses) -> Self {
         Self { witnesses, ..self }
     }
 
-    /// Has every call compared with those of the other members before it is launched (default: not, unless
-    /// `PROCESS_GROUP_CHECKED` is 1): collectives on all members, messages on both ends, with types, counts, roots,
-    /// reductions and shares, and where buffers lie in symmetric memory
-    /// ([`compare_places`](ProcessGroup::compare_places)). Calls that do not fit are [`GroupError::CallsDiffer`] on every member that compared, and a
-    /// member that does not come within the [timeout](Self::timeout) is [`GroupError::Absent`]; nothing is launched
-    /// then, and the group goes on. A call costs about ten requests of the store, and waits for the other members:
-    /// messages in both directions belong in one [batch](ProcessGroup::batch), as on the device. All ranks must be told
-    /// the same. Without it, calls that differ are found [later](GroupError::CollectiveDiverged).
+    /// Compares every call with those of the other members before it is launched (default: off, unless
+    /// `PROCESS_GROUP_CHECKED` is 1). Collectives are compared on all members, messages on both ends. The
+    /// comparison covers types, counts, roots, reductions and shares, and the position of buffers in
+    /// symmetric memory ([`compare_places`](ProcessGroup::compare_places)).
+    ///
+    /// Calls that do not match fail with [`GroupError::CallsDiffer`] on every member that compared. A member
+    /// that does not come within the [timeout](Self::timeout) causes [`GroupError::Absent`]. In both cases
+    /// nothing is launched, and the group stays usable. A call costs about ten requests to the store, and
+    /// waits for the other members. Messages in both directions therefore belong in one
+    /// [batch](ProcessGroup::batch), as on the device. All ranks must use the same setting. Without it, calls
+    /// that differ are found [later](GroupError::CollectiveDiverged).
     pub fn checked(self, checked: bool) -> Self {
         Self { checked, ..self }
     }
 
-    /// Where the flight recorder writes its dump when work is not done by a deadline or NCCL reports an error, on this
-    /// rank or another, and when the group is aborted (default `PROCESS_GROUP_DUMP_FOLDER`; without either, nowhere).
-    /// It is made if it is not there. All ranks of a host may share it; see
-    /// [`Dump::write`](crate::record::Dump::write).
+    /// The folder for the flight recorder's dumps (default `PROCESS_GROUP_DUMP_FOLDER`; without either, no
+    /// dump is written). A dump is written when work is not done by a deadline, when NCCL reports an error on
+    /// this rank or another, and when the group is aborted. The folder is created if it does not exist. All
+    /// ranks of a host may share it; see [`Dump::write`](crate::record::Dump::write).
     pub fn dump_folder(self, folder: impl Into<PathBuf>) -> Self {
         Self { dump_folder: Some(folder.into()), ..self }
     }
 
-    /// Has the device time every operation (default: not, unless `PROCESS_GROUP_TIMING` is 1): two events that take the
-    /// time, in place of one that does not. Then [`Work::elapsed_us`](super::Work::elapsed_us) says how long one took,
-    /// and so does the flight recorder, which also tells what a stream has come to from what waits behind it. A rank
-    /// may time what others do not.
+    /// Times every operation on the device (default: off, unless `PROCESS_GROUP_TIMING` is 1). An operation
+    /// then has two events with timestamps in place of one without.
+    /// [`Work::elapsed_us`](super::Work::elapsed_us) and the flight recorder report how long an operation
+    /// took. The recorder also distinguishes the operation that a stream is running from those that wait
+    /// behind it. Each rank may choose for itself.
     pub fn timing(self, timing: bool) -> Self {
         Self { timing, ..self }
     }
 
-    /// Makes no communicator yet: the ranks meet and agree as always, and the communicator is made by all members with
-    /// their first operation that needs it, or by [`ProcessGroup::connect`]. All ranks are told the same. Groups that
-    /// are split off are lazy too. Whether [memory](Self::registration) is registered is agreed on when it is made.
+    /// Defers the communicator. The ranks meet and agree as always, but make the communicator with their
+    /// first operation that needs it, or in [`ProcessGroup::connect`]. All ranks must use the same setting.
+    /// Groups that are split off are lazy too. The [registration](Self::registration) of memory is agreed on
+    /// when the communicator is made.
     pub fn lazy(self) -> Self {
         Self { lazy: true, ..self }
     }
 
-    /// On which communicators messages go (default [`P2pPolicy::Auto`]); see [`p2p`]. All ranks are told
-    /// the same.
+    /// The policy that selects the communicators for messages (default [`P2pPolicy::Auto`]); see [`p2p`]. All
+    /// ranks must use the same policy.
     pub fn p2p(self, policy: P2pPolicy) -> Self {
         Self { p2p: policy, ..self }
     }
 
-    /// Settings of the communicators that messages have beyond the group's (default: the group's, with thread blocks
-    /// bounded so that all find room at once). Their names and window facts are set by the group.
+    /// Settings of the communicators that carry messages besides the group's own (default: the group's
+    /// settings, with a limit on thread blocks so that all communicators fit on the device at once). The
+    /// group sets their names and window facts.
     pub fn p2p_config(self, config: Config) -> Self {
         Self { p2p_config: Some(config), ..self }
     }
 
-    /// Has `follower` told of every communicator that the group and those split from it make, for itself and for its
-    /// messages: when it is made, and before anything is launched on it. What it fails with fails the making, on all
-    /// ranks. It meets no other rank.
+    /// Calls `follower` with every communicator that the group, and the groups split from it, make for
+    /// themselves and for their messages. The call comes when the communicator is made, before anything is
+    /// launched on it. If the follower fails, the communicator is made on no rank. The follower must not wait
+    /// for other ranks.
     pub fn follow(
         mut self,
         follower: impl Fn(&Communicator) -> comm::Result<()> + Send + Sync + 'static,
@@ -230,15 +240,17 @@ impl Builder {
     /// Meets the other ranks and makes the communicator. Collective.
     ///
     /// # Errors
-    /// - [`GroupError::Environment`], [`GroupError::NoSuchRank`]: this rank does not know where it stands;
-    /// - [`GroupError::Absent`] with the ranks that did not come, and [`GroupError::Disagreement`], the same on
-    ///   every rank that came;
-    /// - [`GroupError::Store`]: no store there, its port in use, another process under this rank;
-    /// - [`GroupError::Peers`]: the processes of this host cannot watch each other;
-    /// - [`GroupError::Dump`]: the folder for dumps cannot be made;
-    /// - [`GroupError::Setting`]: a policy that cannot be;
-    /// - [`GroupError::Unmade`]: what another rank met when all made the communicator; [`GroupError::Comm`] and
-    ///   [`GroupError::Driver`] on that one; [`GroupError::Lost`]: it died meanwhile.
+    /// - [`GroupError::Environment`], [`GroupError::NoSuchRank`]: this rank does not know its rank or the
+    ///   world size.
+    /// - [`GroupError::Absent`] with the ranks that did not come, and [`GroupError::Disagreement`]: the same
+    ///   on every rank that came.
+    /// - [`GroupError::Store`]: the store is missing, its port is in use, or another process uses this rank.
+    /// - [`GroupError::Peers`]: the processes of this host cannot watch each other.
+    /// - [`GroupError::Dump`]: the folder for dumps cannot be made.
+    /// - [`GroupError::Setting`]: an invalid policy.
+    /// - [`GroupError::Unmade`]: another rank failed while all made the communicator. That rank gets
+    ///   [`GroupError::Comm`] or [`GroupError::Driver`].
+    /// - [`GroupError::Lost`]: a rank died meanwhile.
     pub fn build(self) -> Result<ProcessGroup> {
         let (began, deadline) = (Instant::now(), Deadline::after(self.timeout));
         let Ready { rank, size, store, host, nccl, context, folder, timing, checked, stance } =
@@ -262,7 +274,7 @@ impl Builder {
         let recorder = Recorder::new(rank, name.clone(), nccl.release().to_string(), folder);
         let watch = watch(&name, Watch::begin(&store, rank, &members, self.heartbeat, &recorder, peers))
             .inspect_err(|_| stay_away(&store, rank))?;
-        // From now on a loss ends whatever this rank waits in.
+        // From here a loss ends every wait of this rank.
         let vigil = Vigil::begin(&name, &ranks, rank, &store, &recorder, self.heartbeat, &watch);
         let uid = number(&vigil, &name, (rank == 0).then_some(&numbers), deadline)?;
         let id = GroupId { uid, epoch: self.epoch };
@@ -289,14 +301,14 @@ impl Builder {
         Ok(group.hosting(host))
     }
 
-    /// What the group is held to.
+    /// Returns the group's settings.
     pub(super) fn terms(&self, timing: bool, checked: bool) -> Terms {
         let Self { timeout, work_timeout, heartbeat, check_buffers: looks, lazy, .. } = *self;
         let work_timeout = work_timeout.unwrap_or(timeout);
         Terms { timeout, work_timeout, heartbeat, timing, checked, looks, lazy }
     }
 
-    /// What messages are to go on.
+    /// Returns the settings for messages.
     pub(super) fn messages(&self, context: &Context) -> Result<p2p::Settings> {
         if let Some(problem) = self.p2p.problem() {
             return Err(GroupError::Setting { group: self.name.clone(), problem });
@@ -305,8 +317,9 @@ impl Builder {
         Ok(p2p::Settings { policy: self.p2p, own: self.p2p_config.clone(), multiprocessors })
     }
 
-    /// Finds out where this rank stands, and what it finds wrong on its own, before the others are met. `counted` says
-    /// whether the [`workers`](crate::store::TcpOptions::workers) of the environment's store are.
+    /// Determines this rank's place in the job, and reports its own errors before the others are met.
+    /// `counted` is true if the [`workers`](crate::store::TcpOptions::workers) of the environment's store are
+    /// counted.
     pub(super) fn ready(&self, counted: bool, deadline: Deadline) -> Result<Ready> {
         let environment = Environment::read()?;
         let rank = self.rank.or(environment.rank).ok_or_else(|| Environment::missing("RANK", "a rank"))?;
@@ -350,7 +363,7 @@ impl Builder {
     }
 }
 
-/// What a rank has before it meets the others.
+/// The state of a rank before it meets the others.
 pub(super) struct Ready {
     pub(super) rank: usize,
     pub(super) size: usize,
@@ -359,11 +372,11 @@ pub(super) struct Ready {
     pub(super) host: Option<TcpStore>,
     pub(super) nccl: Nccl,
     pub(super) context: Context,
-    /// Where dumps go.
+    /// The folder for dumps.
     pub(super) folder: Option<PathBuf>,
     pub(super) timing: bool,
     pub(super) checked: bool,
-    /// What it says of registration.
+    /// This rank's position on registration.
     pub(super) stance: Stance,
 }
 
@@ -372,10 +385,10 @@ pub(super) fn watch(group: &str, begun: io::Result<Watch>) -> Result<Arc<Watch>>
     begun.map(Arc::new).map_err(|source| GroupError::Thread { group: group.into(), thread: "watch", source })
 }
 
-/// Where a group's first rank tells its number.
+/// The key under which a group's first rank publishes the group's number.
 pub(super) const NUMBER: &str = "number";
 
-/// The number of a new group: its rank 0, which has the `numbers`, takes the next and tells the others.
+/// Returns the number of a new group. Its rank 0, which has `numbers`, takes the next one and publishes it.
 fn number(vigil: &Vigil, group: &str, numbers: Option<&PrefixStore>, deadline: Deadline) -> Result<u64> {
     let word = match numbers {
         Some(numbers) => {
@@ -386,27 +399,28 @@ fn number(vigil: &Vigil, group: &str, numbers: Option<&PrefixStore>, deadline: D
     read_number(group, 0, &word)
 }
 
-/// A number as rank `rank` of the job has published it.
+/// Decodes a number that rank `rank` of the job has published.
 pub(super) fn read_number(group: &str, rank: usize, bytes: &[u8]) -> Result<u64> {
     let number = <[u8; 8]>::try_from(bytes).map(u64::from_le_bytes);
     number.map_err(|_| GroupError::Number { group: group.into(), rank, bytes: bytes.len() })
 }
 
-/// The part of a user's store that is for groups.
+/// The prefix of all groups in a user's store.
 pub(super) const FOLDER: &str = "process-group";
 
-/// A group's part of that.
+/// Returns the part of the store below that prefix that belongs to this group.
 pub(super) fn own_part(root: &PrefixStore, name: &str, epoch: u64) -> PrefixStore {
     PrefixStore::new(&format!("{name}/{epoch}"), Arc::new(root.clone()))
 }
 
 impl ProcessGroup {
-    /// Asks all ranks of a job how far they are, from outside: `store` is theirs, `name` and `epoch` are those that
-    /// they built their group with. There is an answer for the group and for each that was split from it, in the order
-    /// of their making. Who has not answered by the deadline stands without; two seconds are plenty for who can.
+    /// Asks all ranks of a job for their progress, from outside the job. `store` is theirs, and `name` and
+    /// `epoch` are those of their group. The result has an entry for the group and for each group split from
+    /// it, in the order in which they were made. A rank that has not answered by the deadline is listed
+    /// without an answer. Two seconds are enough for ranks that can answer.
     ///
     /// # Errors
-    /// [`GroupError::Store`]; it is a time-out if there is no such job.
+    /// [`GroupError::Store`]. It is a time-out if the job does not exist.
     pub fn observe(store: SharedStore, name: &str, epoch: u64, deadline: Deadline) -> Result<Vec<Progress>> {
         Ok(record::ask(own_part(&PrefixStore::new(FOLDER, store), name, epoch), deadline)?)
     }

@@ -1,12 +1,13 @@
-//! Calls that have not returned. A queue of a device holds so many of them; who enqueues one more waits in the driver, where
-//! no deadline reaches. So the watchdog looks at them as at work, and what ends the group ends the wait.
+//! Calls that have not returned. A device's queue has a limited length, and a thread that enqueues past it
+//! blocks in the driver, where no deadline applies. The watchdog therefore watches calls as it watches work,
+//! and the end of the group ends the wait.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-/// The calls that are under way, in the order in which they began.
+/// The calls in progress, in the order in which they began.
 #[derive(Debug, Default)]
 pub(super) struct Calls(Mutex<List>);
 
@@ -21,11 +22,11 @@ struct Call {
     key: u64,
     operation: &'static str,
     sequence: u64,
-    /// How long it was seen to be under way; nothing: it was not seen yet.
+    /// The time that looks have counted so far; `None` before the first look.
     seen: Option<Duration>,
 }
 
-/// A call that has not returned, or work that is not done, and how long it was seen to be the oldest.
+/// A call that has not returned, or work that is not done. `waited` is the time for which it was the oldest.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pending {
     pub(super) operation: &'static str,
@@ -33,7 +34,7 @@ pub(super) struct Pending {
     pub(super) waited: Duration,
 }
 
-/// A call that is under way, until this is dropped.
+/// A call in progress. The call ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Calling<'a> {
     calls: &'a Calls,
@@ -45,7 +46,7 @@ impl Calls {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a call of `operation`, which is to have this number in the group.
+    /// Begins a call of `operation` with this sequence number in the group.
     pub(super) fn begin(&self, operation: &'static str, sequence: u64) -> Calling<'_> {
         let mut list = self.list();
         let key = list.next;
@@ -54,7 +55,7 @@ impl Calls {
         Calling { calls: self, key }
     }
 
-    /// A look, so long after the former: the oldest call.
+    /// Returns the oldest call. `step` is the time since the previous look.
     pub(super) fn look(&self, step: Duration) -> Option<Pending> {
         let mut list = self.list();
         for call in &mut list.calls {

@@ -1,7 +1,8 @@
-//! Checked mode: before anything is launched, the members of a call compare what they are about to call.
+//! Checked mode: before anything is launched, the members of a call compare their calls.
 //!
-//! Collectives are compared among all members, messages between the two that they are between. What is compared is the
-//! same on all that compare, and so is the answer; nothing was launched then, and the group goes on.
+//! Collectives are compared among all members, messages between sender and receiver. All members that compare
+//! see the same data, so they reach the same result. On a mismatch nothing has been launched, and the group
+//! stays usable.
 
 use std::{
     collections::BTreeMap,
@@ -19,22 +20,22 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{buffer} lies {place} on rank {rank}, but {other_place} on rank {other}")]
 pub struct Misplaced {
-    /// Which buffer of which call.
+    /// The call and the buffer.
     pub buffer: String,
-    /// The rank of the job that differs from most.
+    /// The rank of the job that differs from the majority.
     pub rank: usize,
-    /// Where it has the buffer.
+    /// The buffer's place on that rank.
     pub place: String,
     /// Another rank of the job.
     pub other: usize,
-    /// Where that one has it.
+    /// The buffer's place on the other rank.
     pub other_place: String,
 }
 
-/// How far a rank is in comparing.
+/// The state of a rank's comparisons.
 pub(super) struct Checked {
     calls: AtomicU64,
-    /// With each member, of messages.
+    /// Message comparisons, one counter per member.
     pairs: Box<[AtomicU64]>,
 }
 
@@ -44,21 +45,21 @@ impl std::fmt::Debug for Checked {
     }
 }
 
-/// What one rank is about to call.
+/// The calls that one rank is about to make.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Card {
-    /// What all members call alike, in order.
+    /// The collectives, in order.
     collectives: Vec<String>,
-    /// What one sends and the other receives, by the other's place: to it, and from it.
+    /// The messages by the peer's place: to the peer, and from it.
     messages: BTreeMap<usize, [Vec<String>; 2]>,
-    /// Where the buffers lie that collectives want at the same place on every rank: the call and its buffer, and the place.
+    /// The buffers that collectives need at the same place on every rank: call and buffer, and place.
     places: Vec<[String; 2]>,
 }
 
-/// Two ranks whose calls do not fit, by their places on the cards, and what they were about to call.
+/// The first two ranks whose calls do not match: their places on the cards, and their calls.
 type Difference = ((usize, String), (usize, String));
 
-/// Whether all members make the call of this name, of which this much has been queued; of a batch only that tells.
+/// Returns true if all members make the call of this name. For a batch that depends on the tasks in `queued`.
 pub(super) fn is_collective<'a>(operation: &str, mut queued: impl Iterator<Item = &'a Task>) -> bool {
     match operation {
         "batch" => queued.any(|task| !task.is_message() && !task.operation.is_one_sided()),
@@ -67,7 +68,7 @@ pub(super) fn is_collective<'a>(operation: &str, mut queued: impl Iterator<Item 
 }
 
 impl Card {
-    /// Of these tasks; of those that are messages by themselves, only those with `peer`.
+    /// Builds the card of these tasks. Of messages it takes only those with `peer`.
     fn of(tasks: &[Task], peer: Option<usize>) -> Self {
         let mut card = Self::default();
         for task in tasks.iter().filter(|task| task.is_message() == peer.is_some()) {
@@ -78,7 +79,7 @@ impl Card {
                     let direction = usize::from(operation == Operation::Recv);
                     to_and_from[direction].push(format!("{count} {dtype}"));
                 }
-                // What a list is made of is no call of its own.
+                // The parts of a list are not calls of their own.
                 let list = format!("{call} of {dtype}");
                 if peer.is_none() && card.collectives.last() != Some(&list) {
                     card.collectives.push(list);
@@ -88,7 +89,7 @@ impl Card {
             let mut words = format!("{call} of {count} {dtype}");
             match op {
                 _ if !operation.reduces() => {}
-                // Each member has a factor of its own.
+                // Each member may have its own factor.
                 ReduceOp::PreMulSum(_) | ReduceOp::PreMulSumAt(_) => words += " by premul_sum",
                 op => words += &format!(" by {op}"),
             }
@@ -147,7 +148,7 @@ impl Card {
     }
 }
 
-/// Where the buffers of these tasks lie that have to lie alike.
+/// Returns the places of those buffers in `tasks` that need the same place on every rank.
 fn places(group: &ProcessGroup, tasks: &[Task]) -> Vec<[String; 2]> {
     let known = &group.sight.places;
     if known.are_none() {
@@ -163,24 +164,25 @@ fn places(group: &ProcessGroup, tasks: &[Task]) -> Vec<[String; 2]> {
     tasks.iter().flat_map(of).collect()
 }
 
-/// The first buffer that does not lie at the same place on all ranks: which it is, who has it elsewhere than most, and
-/// one of those. The calls are the same.
+/// Returns the first buffer that is not at the same place on all ranks: its index, a rank that differs from
+/// the majority, and a rank of the majority. The cards' calls are equal.
 fn misplaced(cards: &[Card]) -> Option<(usize, usize, usize)> {
     let count = cards.iter().map(|card| card.places.len()).max()?;
     (0..count).find_map(|buffer| {
         let at = |card: &Card| card.places.get(buffer).map(|[_, place]| place.clone());
         let alike = |rank: usize| cards.iter().filter(|card| at(card) == at(&cards[rank])).count();
-        // Of several that are equally many, the one of the lowest rank.
+        // On a tie, the value of the lowest rank counts as the majority.
         let usual = (0..cards.len()).rev().max_by_key(|rank| alike(*rank))?;
         let odd = cards.iter().position(|card| at(card) != at(&cards[usual]))?;
         Some((buffer, odd, usual))
     })
 }
 
-/// The first ranks whose cards do not fit: who calls something else than most, or sends what the other does not receive.
+/// Compares the cards. Returns the first ranks that do not match: a collective that differs from the
+/// majority's, or a message that the peer does not expect.
 fn compare(cards: &[Card], places: &[usize]) -> Result<(), Difference> {
     let count = |card: &Card| cards.iter().filter(|other| other.collectives == card.collectives).count();
-    // Of several that are equally many, the one of the lowest rank.
+    // On a tie, the value of the lowest rank counts as the majority.
     let most = cards.iter().rev().max_by_key(|card| count(card));
     let of = |wanted: &Card| cards.iter().position(|card| card.collectives == wanted.collectives);
     if let Some(usual) = most.and_then(of)
@@ -212,13 +214,13 @@ impl Checked {
         Self { calls: AtomicU64::new(0), pairs }
     }
 
-    /// Compares what is about to be launched with what its other members are about to launch.
+    /// Compares the tasks that are about to be launched with those of their other members.
     ///
     /// # Errors
-    /// [`GroupError::CallsDiffer`], the same on all that compared; [`GroupError::Absent`] with who did not come; what
-    /// ended the group.
+    /// [`GroupError::CallsDiffer`], the same on all members that compared. [`GroupError::Absent`]
+    /// with the members that did not come. The error that ended the group.
     pub(super) fn compare(&self, group: &ProcessGroup, mut tasks: Vec<Task>) -> Result<()> {
-        // What the other end takes no part in has nothing to be compared with.
+        // One-sided operations have no matching call on the other rank.
         tasks.retain(|task| !task.operation.is_one_sided());
         if tasks.iter().any(|task| !task.is_message()) {
             let number = self.calls.fetch_add(1, Ordering::AcqRel);
@@ -226,7 +228,8 @@ impl Checked {
             let card = Card { places: places(group, &tasks), ..Card::of(&tasks, None) };
             self.meet(group, &all, "all", number, &card)?;
         }
-        // In ascending order: of ranks that wait for each other in a circle one would wait for a lower one than before.
+        // In ascending order, so that ranks cannot wait for each other in a circle: one of them would have to
+        // wait for a rank lower than its previous one.
         let mut peers: Vec<_> = tasks
             .iter()
             .filter(|task| task.is_message())
@@ -244,16 +247,17 @@ impl Checked {
         Ok(())
     }
 
-    /// Tells the other members of a collective that this rank cannot call it, and why; they are about to.
+    /// Tells the other members of a collective that this rank cannot call it, and why. They are about to call
+    /// it.
     fn refuse(&self, group: &ProcessGroup, error: &GroupError) {
         let card = Card { collectives: vec![plain(&format!("nothing ({error})"))], ..Card::default() };
         let number = self.calls.fetch_add(1, Ordering::AcqRel);
         let all: Vec<_> = (0..group.size()).collect();
-        // This rank has its own error to tell.
+        // This rank returns its own error.
         let _ = self.meet(group, &all, "all", number, &card);
     }
 
-    /// Meets the members at `places` for the time of this number.
+    /// Meets the members at `places` under this number.
     fn meet(
         &self,
         group: &ProcessGroup,
@@ -270,7 +274,7 @@ impl Checked {
             rendezvous(&group.store, &meeting, place, places.len(), text.as_bytes(), deadline)
                 .map_err(|error| super::process_group::explain(&group.name, &ranks, error, "a checked call"))
         })?;
-        // All are here, so all have read what was said before.
+        // All have arrived here, so all have read the previous card.
         if let Some(former) = number.checked_sub(1).map(key) {
             for what in [format!("rank/{place}"), format!("card/{place}")] {
                 group.store.delete(&format!("{former}/{what}"))?;
@@ -302,8 +306,8 @@ impl Checked {
 }
 
 impl ProcessGroup {
-    /// Where calls are compared, tells the other members that this rank has found its own call wrong. Not of messages:
-    /// whom they were meant for may be what is wrong.
+    /// In checked mode, tells the other members that this rank's call is invalid. Messages are excluded,
+    /// because their peer may be the invalid part.
     pub(super) fn refused(&self, is_collective: bool, error: &GroupError) {
         if let Some(checked) = self.checked.as_ref().filter(|_| is_collective && self.standing().is_ok()) {
             checked.refuse(self, error);
@@ -322,7 +326,7 @@ mod tests {
         Task::new(operation, DevicePtr(8), DevicePtr(8), count, DataType::F32).with(rank)
     }
 
-    /// The tasks of an all-to-all of these counts, on one rank.
+    /// Returns the tasks of one rank in an all-to-all with these counts.
     fn all_to_all(counts: &[Vec<usize>], own: usize) -> Vec<Task> {
         let pair = |peer: usize| {
             let message = |operation, count| task(operation, count, peer).within("all_to_all_list");
@@ -332,7 +336,7 @@ mod tests {
     }
 
     proptest! {
-        /// What one sends is what the other receives, or both are named.
+        /// Each send matches its receive, or both ranks are named.
         #[test]
         fn splits_fit_or_are_named(
             size in 2usize..5, counts in prop::collection::vec(0usize..9, 25), odd in any::<[prop::sample::Index; 2]>(), more in 0usize..2,
@@ -342,7 +346,7 @@ mod tests {
             let mut wrong = counts.clone();
             wrong[from][to] += more;
             let cards: Vec<_> = (0..size).map(|own| {
-                // The receiver alone is mistaken.
+                // Only the receiver has the wrong count.
                 let counts = if own == to { &wrong } else { &counts };
                 let card = Card::of(&all_to_all(counts, own), None);
                 prop_assert_eq!(Card::decode(card.encode().as_bytes()), Some(card.clone()));
@@ -359,7 +363,7 @@ mod tests {
             }
         }
 
-        /// Who calls something else than most is the one that is named.
+        /// The rank whose call differs from the majority's is named.
         #[test]
         fn the_odd_call_is_named(size in 3usize..7, odd in any::<prop::sample::Index>(), count in 1usize..9, root in 0usize..3) {
             let odd = odd.index(size);

@@ -1,17 +1,17 @@
-//! The group's operations, as a user calls them.
+//! The group's operations in the public API.
 
 use cuda_driver::Stream;
 
 use super::{Batch, Buffer, ProcessGroup, Result, Work};
 use crate::comm::{Operation, ReduceOp};
 
-/// Every operation is enqueued on `stream` and returns; all members make the same calls in the same order. While
-/// `stream` captures, the operation becomes a part of the graph.
+/// Every operation enqueues work on `stream` and returns. All members make the same calls in the same order.
+/// While `stream` captures, the operation becomes a part of the graph.
 ///
-/// Operations whose shares lie in one buffer take it whole; those of a name that ends in `_list` take a buffer for
-/// every member, in the order of ranks, of any lengths and anywhere: what [`Buffer::split`] gives, for split sizes.
-/// What a list's operation is made of follows from the call alone and never from where the buffers lie, which may
-/// differ from rank to rank.
+/// Operations whose shares lie in one buffer take it whole. Operations with a name that ends in `_list` take
+/// a buffer for every member, in the order of ranks, of any length and at any address; [`Buffer::split`]
+/// makes such a list from split sizes. The NCCL calls of a `_list` operation depend on the call alone. They
+/// never depend on the addresses of the buffers, which may differ between ranks.
 ///
 /// Lengths, types and ranks are checked before anything is enqueued:
 /// # Errors
@@ -25,10 +25,12 @@ use crate::comm::{Operation, ReduceOp};
 /// [`Driver`]: super::GroupError::Driver
 ///
 /// # Safety
-/// Of every operation: the buffers are memory that the device can reach, as long as they say; they stay so until the
-/// work is done, and nothing else writes what the operation reads, or touches what it writes, in between.
+/// For every operation: the buffers are device-accessible memory of the stated length until the work
+/// is done. Until then nothing else writes memory that the operation reads, or accesses memory that it
+/// writes.
 impl ProcessGroup {
-    /// Reduces all members' `send` and gives the result to all. In place: the same buffer twice.
+    /// Reduces all members' `send` and gives the result to all. For an in-place operation, pass the same
+    /// buffer twice.
     ///
     /// # Errors
     /// See the head of this section.
@@ -96,9 +98,9 @@ impl ProcessGroup {
         unsafe { self.alone(Operation::AllGather, self.parts().all_gather(send, receive), stream) }
     }
 
-    /// Gives every member's `send` to all, each into its buffer of the list: `receive[i]` is as long as member `i`'s
-    /// `send`, and all members give the same lengths. In place: `send` is `receive[rank]`. One broadcast a member, in
-    /// one group.
+    /// Gives every member's `send` to all, each into its buffer of the list. `receive[i]` is as long as
+    /// member `i`'s `send`, and all members give the same lengths. In place: `send` is `receive[rank]`.
+    /// Launches one broadcast per member in one NCCL group.
     ///
     /// # Errors
     /// See the head of this section.
@@ -138,8 +140,8 @@ impl ProcessGroup {
         }
     }
 
-    /// Reduces every `send[i]` into member `i`'s `receive`; all members give the same lengths. In place: `receive` is
-    /// `send[rank]`. One reduction a member, in one group.
+    /// Reduces every `send[i]` into member `i`'s `receive`. All members give the same lengths. In place:
+    /// `receive` is `send[rank]`. Launches one reduction per member in one NCCL group.
     ///
     /// # Errors
     /// See the head of this section.
@@ -175,9 +177,9 @@ impl ProcessGroup {
         unsafe { self.alone(Operation::AllToAll, self.parts().all_to_all(send, receive), stream) }
     }
 
-    /// Gives every member's `send[i]` to member `i`, which receives it in `receive` at the sender's rank: what rank `a`
-    /// sends to `b` is as long as what `b` receives from `a`, and may be nothing. The own share may be in place.
-    /// Messages in one group.
+    /// Gives every member's `send[i]` to member `i`, which receives it in the entry of `receive` for the
+    /// sender's rank. The lengths on both ends are equal, and may be 0. The own share may be in place.
+    /// Launches messages in one NCCL group.
     ///
     /// ```no_run
     /// # use process_group::{ProcessGroup, group::{Buffer, GroupError}};
@@ -209,8 +211,8 @@ impl ProcessGroup {
         })
     }
 
-    /// Gives all members' `send`, in the order of ranks, to the root, whose `receive` holds as many for every member.
-    /// What another member gives as `receive` is not looked at. In place: `send` is the root's share of `receive`.
+    /// Gives all members' `send`, in the order of ranks, to the root, whose `receive` holds as many for every
+    /// member. `receive` is ignored on the other members. In place: `send` is the root's share of `receive`.
     ///
     /// # Errors
     /// See the head of this section.
@@ -230,8 +232,9 @@ impl ProcessGroup {
         unsafe { self.alone(Operation::Gather, self.parts().gather(send, receive, root), stream) }
     }
 
-    /// Gives every member's `send` to the root, each into its buffer of the root's list; the others' list is not looked
-    /// at. In place: the root's `send` is its `receive[rank]`. Messages in one group.
+    /// Gives every member's `send` to the root, each into its buffer of the root's list. The list is ignored
+    /// on the other members. In place: the root's `send` is its `receive[rank]`. Launches messages in one
+    /// NCCL group.
     ///
     /// # Errors
     /// See the head of this section.
@@ -252,8 +255,8 @@ impl ProcessGroup {
         })
     }
 
-    /// Gives every member its share of the root's `send`, which holds as many as `receive` for every member. What another
-    /// member gives as `send` is not looked at. In place: `receive` is the root's share of `send`.
+    /// Gives every member its share of the root's `send`, which holds as many elements as `receive` for every
+    /// member. `send` is ignored on the other members. In place: `receive` is the root's share of `send`.
     ///
     /// # Errors
     /// See the head of this section.
@@ -272,8 +275,8 @@ impl ProcessGroup {
         unsafe { self.alone(Operation::Scatter, self.parts().scatter(send, receive, root), stream) }
     }
 
-    /// Gives every member its buffer of the root's list; the others' list is not looked at. In place: the root's `receive`
-    /// is its `send[rank]`. Messages in one group.
+    /// Gives every member its buffer of the root's list. The list is ignored on the other members. In place:
+    /// the root's `receive` is its `send[rank]`. Launches messages in one NCCL group.
     ///
     /// # Errors
     /// See the head of this section.
@@ -320,9 +323,9 @@ impl ProcessGroup {
         unsafe { self.alone(Operation::Recv, self.parts().recv(buffer, peer), stream) }
     }
 
-    /// Several operations that begin together, with one number and one [`Work`]: messages in both directions,
-    /// buckets that are reduced at once. All are checked as they are queued, and launched when the closure has
-    /// returned.
+    /// Launches several operations together, with one number and one [`Work`]: for example messages in both
+    /// directions, or several buckets to reduce. All are checked as they are queued, and launched when the
+    /// closure has returned.
     ///
     /// ```no_run
     /// # use process_group::{ProcessGroup, group::{Buffer, GroupError}};

@@ -1,4 +1,4 @@
-//! When a group's communicator is made: with the group, or by all members at the first use of it.
+//! Makes a group's communicator: with the group, or at the first use of a lazy group by all members.
 
 use std::{
     iter,
@@ -21,7 +21,7 @@ use crate::{
     store::Deadline,
 };
 
-/// Whether a group's communicator is made.
+/// Records whether a group's communicator is made.
 #[derive(Debug, Default)]
 pub(super) struct Connection {
     made: AtomicBool,
@@ -30,7 +30,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Of a communicator that came made, in a group that agrees on nothing.
+    /// Returns the state of a group whose communicator existed before the group and that agrees on nothing.
     pub(super) fn made() -> Self {
         Self { made: AtomicBool::new(true), ..Self::default() }
     }
@@ -42,24 +42,25 @@ impl Connection {
 }
 
 impl ProcessGroup {
-    /// Whether the group's communicator is made: always, unless the group is [lazy](super::Builder::lazy).
+    /// Returns true if the group's communicator is made. It always is, unless the group is
+    /// [lazy](super::Builder::lazy).
     #[must_use]
     pub fn is_connected(&self) -> bool {
         self.connection.is_made()
     }
 
-    /// Makes the communicator of a [lazy](super::Builder::lazy) group, with the lanes of its messages, unless that has
-    /// been done. Collective: all members connect, each by this call or by its first operation that needs the
-    /// communicator. It is made on all of them, or on none.
+    /// Makes the communicator of a [lazy](super::Builder::lazy) group, and the lanes of its messages, unless
+    /// they exist. Collective: all members connect, each by this call or by its first operation that needs
+    /// the communicator. It is made on all of them, or on none.
     ///
     /// # Errors
-    /// - [`GroupError::Absent`] with who did not come to the first meeting, the same on every member that came, and
-    ///   [`GroupError::Unmade`] where a member found before NCCL was called that it cannot: nothing has changed, and all
-    ///   may try again;
+    /// - [`GroupError::Absent`] with the members that did not come to the first meeting, the same on every
+    ///   member that came; and [`GroupError::Unmade`] if a member found before the NCCL call that it cannot
+    ///   take part. Nothing has changed, and all may try again.
     /// - [`GroupError::Comm`] for NCCL's failure on this rank, [`GroupError::Unmade`] for another's,
-    ///   [`GroupError::Lost`], [`GroupError::Store`], and [`GroupError::Absent`] for who did not come to a later meeting:
-    ///   the group has to be aborted then. A communicator that was being made is poisoned, and a further attempt says so
-    ///   ([`CommError::Poisoned`]).
+    ///   [`GroupError::Lost`], [`GroupError::Store`], and [`GroupError::Absent`] for members that did not
+    ///   come to a later meeting. The group has to be aborted then. A communicator that was being made is
+    ///   poisoned, and a further attempt returns [`CommError::Poisoned`].
     pub fn connect(&self, deadline: Deadline) -> Result<()> {
         const CALL: &str = "connect";
         if self.is_connected() {
@@ -71,13 +72,13 @@ impl ProcessGroup {
         if self.is_connected() {
             return Ok(());
         }
-        // Counted whatever follows, so that the members' next attempts meet.
+        // Counted even if this attempt fails, so that the members' next attempts meet under the same number.
         let attempt = self.connection.attempts.fetch_add(1, Ordering::AcqRel);
         self.counter.vigil.check()?;
         let ranks = self.global_ranks();
         let all = self.formation("the group's communicator", format!("connect/{attempt}"), self.rank, &ranks);
         match self.communicator.check() {
-            // Split off from another.
+            // The communicator was split off from another.
             Ok(()) => all.together(deadline, |_| announce(&self.followers, &self.communicator))?,
             Err(CommError::Unmade { .. }) => all.form(&self.communicator, deadline)?,
             Err(error) => return Err(all.refuse(error.into(), deadline)),
@@ -87,18 +88,18 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// Makes what belongs to the group's communicator: lanes, and what all members have registered with both.
+    /// Makes the lanes, and agrees on registration with the group's communicator and the lanes.
     fn furnish(&self, all: &Formation<'_>, deadline: Deadline) -> Result<()> {
         let lanes = self.make_lanes(all, deadline)?;
         let communicators: Vec<_> = iter::once(&self.communicator).chain(&lanes).collect();
         let registered = self.agree_on_registration(all, &communicators, deadline)?;
         self.sight.agreed(&registered);
-        // Set once: one thread at a time connects, until it has succeeded.
+        // Set once: only one thread at a time connects, until one has succeeded.
         let _ = (self.registered.set(registered), self.messages.set_lanes(lanes));
         Ok(())
     }
 
-    /// The communicator is there, made now if need be.
+    /// Makes the communicator unless it exists.
     #[inline]
     pub(super) fn connected(&self, operation: &'static str, stream: &Stream) -> Slim<(), GroupError> {
         if self.connection.is_made() { Ok(()) } else { self.connect_for(operation, stream) }
@@ -110,7 +111,7 @@ impl ProcessGroup {
         Ok(self.connect(self.timeout())?)
     }
 
-    /// Refuses to make a communicator for what is being captured.
+    /// Fails if the stream captures, because a communicator cannot be made then.
     pub(super) fn refuse_capture(&self, operation: &'static str, stream: &Stream) -> Result<()> {
         match stream.capture_status()? {
             CaptureStatus::None => Ok(()),
@@ -118,7 +119,8 @@ impl ProcessGroup {
         }
     }
 
-    /// `ranks` of the job, of which this one is at `place`, that make something.
+    /// Returns the meeting of `ranks` of the job, in which this rank is at `place`, for making something
+    /// together.
     pub(super) fn formation<'a>(
         &'a self,
         what: &'static str,
@@ -145,7 +147,7 @@ impl ProcessGroup {
     }
 }
 
-/// One thread at a time; the others wait until a deadline.
+/// Admits one thread at a time. The others wait until a deadline.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
     taken: Mutex<bool>,
@@ -161,7 +163,7 @@ impl Turn {
     }
 }
 
-/// Until it is dropped.
+/// Admits the next thread when dropped.
 #[derive(Debug)]
 pub(super) struct Taken<'a>(&'a Turn);
 

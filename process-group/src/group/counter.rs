@@ -1,8 +1,8 @@
-//! How much a group was given to do on its device, in numbers that its members can compare.
+//! Counts the work that a group enqueues on its device, in numbers that its members can compare.
 //!
-//! What is compared is what all members make alike: collectives, and between two members the messages that one sends and
-//! the other receives. A member's calls as such say nothing: in a pipeline the stages in the middle make more of them
-//! than those at its ends.
+//! Only calls that all members make alike are compared: collectives, and the messages between a sender and a
+//! receiver. A member's total number of calls cannot be compared. In a pipeline the stages in the middle make
+//! more calls than those at its ends.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ use crate::{
     record::Track,
 };
 
-/// What a group has enqueued on its device.
+/// Counts the work that a group has enqueued on its device.
 #[derive(Debug)]
 pub(super) struct Counter {
     pub(super) id: GroupId,
@@ -30,18 +30,19 @@ pub(super) struct Counter {
     /// This rank, and the ranks of the job that are members.
     rank: usize,
     ranks: Arc<[usize]>,
-    /// Tells devices of two drivers apart, which one process may hold in tests.
+    /// Distinguishes devices of two drivers, both of which a test process may hold.
     device: (usize, u32),
-    /// All calls. What is no collective is counted apart from it as well, so that collectives pay for one counter.
+    /// All calls. Calls that are not collectives are also counted in `others`, so that a collective costs one
+    /// counter.
     calls: AtomicU64,
     others: Mutex<Others>,
 }
 
-/// What was called that not all members call.
+/// Counts calls that not all members make.
 #[derive(Debug, Default)]
 struct Others {
     calls: u64,
-    /// By the peer's rank in the group.
+    /// The messages by the peer's rank in the group.
     messages: BTreeMap<usize, Exchanged>,
 }
 
@@ -52,19 +53,19 @@ struct Exchanged {
     captured: bool,
 }
 
-/// What a launch is counted as.
+/// The kind of a launch, for counting.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Count<'a> {
-    /// What all members call.
+    /// A call that all members make.
     Collective,
-    /// With messages among it; `collective` says whether all members make the call all the same.
+    /// A launch that contains messages. `collective` is true if all members still make the call.
     Messages { tasks: &'a [Task], collective: bool },
-    /// What members need not call equally often.
+    /// A call that members need not make equally often.
     Nothing,
 }
 
 impl<'a> Count<'a> {
-    /// Of what is launched together.
+    /// Returns the kind of tasks that are launched together.
     pub(super) fn of(tasks: &'a [Task], collective: bool) -> Self {
         if !tasks.is_empty() && tasks.iter().all(|task| task.operation.is_one_sided()) {
             return Self::Nothing;
@@ -75,7 +76,7 @@ impl<'a> Count<'a> {
         }
     }
 
-    /// Of one task by itself.
+    /// Returns the kind of a single task.
     #[inline(always)]
     pub(super) fn of_one(task: &'a Task) -> Self {
         if task.operation.is_one_sided() {
@@ -88,20 +89,20 @@ impl<'a> Count<'a> {
     }
 }
 
-/// What one group of this process has enqueued.
+/// The work that one group of this process has enqueued.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Enqueued {
     /// The group.
     pub id: GroupId,
-    /// What it is called.
+    /// The group's name.
     pub name: String,
-    /// How many calls; see [`ProcessGroup::sequence`](super::ProcessGroup::sequence).
+    /// The number of calls; see [`ProcessGroup::sequence`](super::ProcessGroup::sequence).
     pub sequence: u64,
-    /// How many of them all members make, batches with a collective among them and marked launches of graphs included:
-    /// equal on all members whenever none has enqueued what another has not.
+    /// The number of calls that all members make, including batches with a collective and marked launches of
+    /// graphs. Equal on all members whenever none has enqueued a call that another has not.
     pub collectives: u64,
-    /// The messages, by peer, ascending; none of peers with which there were none.
+    /// The messages by peer, in ascending order. Peers without messages are left out.
     pub messages: Vec<MessageCounts>,
 }
 
@@ -111,11 +112,13 @@ pub struct Enqueued {
 pub struct MessageCounts {
     /// The peer's rank of the job.
     pub peer: usize,
-    /// How many were sent to it: as many as it has received whenever none has enqueued what the other has not.
+    /// The number of messages sent to the peer. Equal to the peer's `received` whenever neither has enqueued
+    /// a message that the other has not.
     pub sent: u64,
-    /// How many were received from it.
+    /// The number of messages received from the peer.
     pub received: u64,
-    /// Whether a graph captured any of them. Its launches are not seen, so that the counts say nothing then.
+    /// True if a graph captured any of them. The graph's launches are not counted, so the counts cannot be
+    /// compared then.
     pub captured: bool,
 }
 
@@ -130,7 +133,7 @@ fn key(device: &Device) -> (usize, u32) {
 }
 
 impl Counter {
-    /// A counter that [`enqueued_on`] knows of, of `rank` in the group of `ranks`.
+    /// Makes a counter for `rank` in the group of `ranks`, and registers it for [`enqueued_on`].
     pub(super) fn new(
         id: GroupId,
         name: Arc<str>,
@@ -147,7 +150,7 @@ impl Counter {
         counter
     }
 
-    /// How many calls there were.
+    /// Returns the number of calls.
     pub(super) fn calls(&self) -> u64 {
         self.calls.load(Ordering::Acquire)
     }
@@ -173,11 +176,11 @@ impl Counter {
                 _ => with.received += 1,
             }
         }
-        // Under the lock: who looks sees both counts, or none.
+        // Under the lock, so that readers see both counts or neither.
         self.calls.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// What was counted was captured by a graph.
+    /// Marks the counted messages as captured by a graph.
     #[cold]
     pub(super) fn captured(&self, count: Count<'_>) {
         let Count::Messages { tasks, .. } = count else { return };
@@ -185,7 +188,7 @@ impl Counter {
         self.exchanged(tasks).for_each(|task| others.messages.entry(task.rank).or_default().captured = true);
     }
 
-    /// Those that have another end.
+    /// Returns the tasks that have a matching call on another rank.
     fn exchanged<'a>(&self, tasks: &'a [Task]) -> impl Iterator<Item = &'a Task> + use<'a> {
         let rank = self.rank;
         tasks.iter().filter(move |task| task.is_message() && task.rank != rank)
@@ -211,10 +214,10 @@ impl Counter {
     }
 }
 
-/// What every group of this process has enqueued on `device`, in the order of their ids.
+/// Returns the work that every group of this process has enqueued on `device`, in the order of their ids.
 ///
-/// Registering windows maps memory and synchronises under kernels that may wait for a peer; members of which one has
-/// enqueued a collective or an end of a message that another has not must not begin it.
+/// Registering windows maps memory and synchronises with kernels that may wait for a peer. Members must not
+/// begin it while one has enqueued a collective, or one end of a message, that another has not.
 #[must_use]
 pub fn enqueued_on(device: &Device) -> Vec<Enqueued> {
     let wanted = key(device);

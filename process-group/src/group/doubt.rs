@@ -1,7 +1,7 @@
-//! Errors that show in the background, and what they come of.
+//! Asynchronous errors, and their causes.
 //!
-//! An error of a communicator may come of members that have called different things. Their hashes tell, so they are
-//! compared before this rank is blamed.
+//! A communicator's error may be caused by members that made different calls. The members' hashes show that,
+//! so they are compared before this rank is blamed.
 
 use std::{
     sync::Arc,
@@ -18,26 +18,26 @@ use crate::{
     watch::{COMPARISON, Trouble},
 };
 
-/// An error of a communicator, until it is known what it comes of.
+/// An error of a communicator whose cause is not known yet.
 pub(super) struct Doubt {
     since: Instant,
     reason: String,
 }
 
-/// Whether the background has failed. Who closed a communicator knows; one in the making is not done.
+/// Returns true for an error of NCCL. A closed communicator, or one that is still being initialised, has not failed.
 fn is_failure(error: &CommError) -> bool {
     matches!(error, CommError::Nccl { code, .. } if *code != ncclResult_t::ncclInProgress)
 }
 
 impl Vigil {
-    /// What the communicators say of the background: what failed there ends the group on all members, a moment later.
+    /// Checks the communicators for asynchronous errors. An error ends the group on all members a moment later.
     ///
     /// # Errors
-    /// What has ended the group; what failed.
+    /// The reason why the group has ended, otherwise the error of a communicator.
     pub(super) fn check_background(&self) -> Result<()> {
         let found = self.async_error();
         match &found {
-            // The member that has left: what is done was done before.
+            // This error comes from the member that has left. Work that is done was done before.
             Err(CommError::Nccl { code: ncclResult_t::ncclRemoteError, .. }) if self.was_left() => {
                 return Ok(());
             }
@@ -47,13 +47,13 @@ impl Vigil {
         self.explain(found.map_err(GroupError::from))
     }
 
-    /// What looks done is done: nothing has failed in the background, which looks done too.
+    /// Checks that work whose event has passed is really done. Failed work passes its event too.
     ///
     /// # Errors
     /// Those of [`check_background`](Self::check_background).
     pub(super) fn check_done(&self) -> Result<()> {
         let checked = self.check_background();
-        // It was looked at before the communicators were aborted, of which there is nothing to ask any more.
+        // The check was made before the communicators were aborted. They cannot be asked any more.
         if self.settled.get() == Some(&true) {
             return Ok(());
         }
@@ -71,13 +71,13 @@ impl Vigil {
         }
     }
 
-    /// How long the members' hashes are compared before this rank is blamed.
+    /// Time for comparing the members' hashes before this rank is blamed.
     fn comparison(&self) -> Duration {
         let suspected = self.duty().is_some_and(|duty| duty.is_suspected());
         self.heartbeat * COMPARISON[usize::from(suspected)]
     }
 
-    /// A look of the watchdog: ends the group with what failed, unless the members' calls turn out to differ.
+    /// Called by the watchdog. Ends the group with the error, unless the members' calls turn out to differ.
     pub(super) fn resolve(self: &Arc<Self>, now: Instant) {
         if let Some(doubt) = self.doubt.get()
             && now.saturating_duration_since(doubt.since) >= self.comparison()
@@ -86,7 +86,7 @@ impl Vigil {
         }
     }
 
-    /// What an error means, once it is known what it comes of: waits for that, until the deadline.
+    /// Returns the cause of an error. Waits until the deadline for the cause to be known.
     pub(super) fn conclude(&self, error: GroupError, deadline: Deadline) -> GroupError {
         if self.doubt.get().is_some() {
             while !self.is_over() && !deadline.expired() {
@@ -96,15 +96,14 @@ impl Vigil {
         self.reason(error)
     }
 
-    /// The driver does not say what has become of work: the group is over on all members, with this reason.
+    /// Ends the group on all members because the driver failed to report the state of work.
     pub(super) fn driver_failed(self: &Arc<Self>, error: &cuda_driver::Error) {
         if !self.is_over() && self.duty().is_some() {
             self.fail(error.to_string());
         }
     }
 
-    /// Something has failed here that leaves the group useless: it ends on all members, with this reason. Waits for
-    /// nobody.
+    /// Ends the group on all members with this reason, after a failure here that leaves it unusable. Does not block.
     pub(crate) fn fail(self: &Arc<Self>, reason: String) {
         let group = self.duty().map_or(String::new(), |duty| duty.id().to_owned());
         let trouble = Trouble::Failed { group, rank: self.rank(), reason };

@@ -1,4 +1,4 @@
-//! What the watchdog looks at in a group, and what it does when something is wrong there.
+//! The watchdog's checks of a group, and its actions when a check fails.
 
 use std::{
     cmp::Reverse,
@@ -22,20 +22,21 @@ use crate::{
     watch::{Rolling, Trouble},
 };
 
-/// A group's part of the watch, from when it is made.
+/// A group's state for the watchdog, from when the group is made.
 pub(crate) struct Duty {
-    /// What the group is known by, as members tell each other of it.
+    /// The group's id, as members use it in the store.
     id: String,
     desk: Arc<Desk>,
     rolling: Arc<Rolling>,
     outstanding: Weak<Outstanding>,
     work_timeout: Duration,
-    /// On the group's path.
+    /// Calls on the group's path.
     calls: Calls,
     oldest: Mutex<Oldest>,
-    /// Whether members were found to have called different things.
+    /// True if members were found to have made different calls.
     suspected: AtomicBool,
-    /// When the others were asked about what was late, and which that was, until something must have come of it.
+    /// The time at which the members were asked about late work, and the number of that work. Reset to `None`
+    /// when the answer is overdue and that work is done.
     asked: Mutex<Option<(Instant, u64)>>,
 }
 
@@ -45,17 +46,17 @@ impl Pending {
     }
 }
 
-/// The streams' oldest works.
+/// The oldest work of each stream.
 #[derive(Default)]
 struct Oldest {
-    /// When they were looked at.
+    /// The time of the last look.
     looked: Option<Instant>,
-    /// By their keys, and how long they were seen to be that.
+    /// The work by its key, and the time for which it was seen to be the oldest.
     works: Vec<(u64, Duration)>,
 }
 
 impl Duty {
-    /// The most that one look after another counts for: a process that was stopped in between has waited for nobody.
+    /// The most time that one look adds. While the process was stopped it did not wait for anybody.
     const STEP: Duration = Duration::from_secs(1);
 
     pub(super) fn new(
@@ -76,17 +77,17 @@ impl Duty {
         &self.id
     }
 
-    /// What was called.
+    /// Returns the rolling hash of the group's calls.
     pub(crate) fn rolling(&self) -> &Arc<Rolling> {
         &self.rolling
     }
 
-    /// Members have called different things: who, they find out.
+    /// Records that members have made different calls. The members find out which.
     pub(crate) fn suspect(&self) {
         self.suspected.store(true, Ordering::Release);
     }
 
-    /// Whether members have called different things.
+    /// Returns true if members have made different calls.
     pub(super) fn is_suspected(&self) -> bool {
         self.suspected.load(Ordering::Acquire)
     }
@@ -96,12 +97,12 @@ impl Duty {
         &self.calls
     }
 
-    /// How long work may take once it is the oldest of its stream.
+    /// Returns the time that work may take once it is the oldest of its stream.
     pub(crate) fn work_timeout(&self) -> Duration {
         self.work_timeout
     }
 
-    /// Whether everything that was enqueued is known to be done.
+    /// Returns true if all enqueued work is known to be done.
     pub(super) fn is_done(&self) -> bool {
         self.outstanding.upgrade().is_some_and(|outstanding| outstanding.is_done())
     }
@@ -110,7 +111,8 @@ impl Duty {
         self.outstanding.upgrade().unwrap_or_default()
     }
 
-    /// A look at works and calls: what is late; of several what has waited longest, and was called first.
+    /// Checks work and calls, and returns the late one. Of several it returns the one that has waited
+    /// longest, and of those the one that was called first.
     fn look(&self, now: Instant) -> Option<Pending> {
         let open = self.outstanding().settle();
         let mut oldest = self.oldest.lock().unwrap_or_else(PoisonError::into_inner);
@@ -131,7 +133,8 @@ impl Duty {
 }
 
 impl Vigil {
-    /// The two ends of a message have called different things, which ends the group on all members. Waits for nobody.
+    /// Ends the group on all members, because the two ends of a message have made different calls. Does not
+    /// block.
     pub(super) fn differ(self: &Arc<Self>, difference: MessageDifference) {
         let group = self.duty().map_or(String::new(), |duty| duty.id.clone());
         let trouble = Trouble::MessagesDiffer { group, difference };
@@ -139,7 +142,7 @@ impl Vigil {
         self.trouble(trouble);
     }
 
-    /// One look of the watchdog.
+    /// Runs the watchdog's check once.
     pub(crate) fn look(self: &Arc<Self>, now: Instant) {
         let Some(duty) = self.duty().filter(|_| !self.is_over()) else { return self.settle(now) };
         let _ = self.check_background();
@@ -153,14 +156,14 @@ impl Vigil {
                 let ask = move || vigil.accuse(late);
                 let _ = thread::Builder::new().name("overdue".into()).spawn(ask);
             }
-            // The thread that asks the others is stuck, or could not be had.
+            // The thread that asks the others is blocked, or could not be started.
             (Some((since, of)), late) if now.saturating_duration_since(since) > self.patience() * 2 => {
                 match late.filter(|late| late.sequence == of) {
                     Some(late) => {
                         let nobody = Progress { group: self.name.to_string(), members: Vec::new() };
                         self.trouble(self.overdue(duty, late, nobody));
                     }
-                    // That is done by now. The others are asked about the next at the next look.
+                    // By now it is done. The next look asks about the next late work.
                     None => *asked = None,
                 }
             }
@@ -168,14 +171,15 @@ impl Vigil {
         }
     }
 
-    /// How long others are given to say how far they are, or why they have given up.
+    /// Returns the time that other members have to report their progress, or the reason why they have given
+    /// up.
     pub(super) fn patience(&self) -> Duration {
         const ANSWER: Duration = Duration::from_secs(2);
         ANSWER + self.heartbeat
     }
 
-    /// Asks all members how far they are, on a thread of its own; what they have answered, once that is known. A store that
-    /// does not answer holds up nobody.
+    /// Asks all members for their progress, on a separate thread, and returns the cell that receives the
+    /// answer. A store that does not answer therefore blocks nobody.
     pub(super) fn ask_aside(&self, deadline: Deadline) -> Arc<OnceLock<Progress>> {
         let answer = Arc::<OnceLock<_>>::default();
         if let Some(duty) = self.duty() {
@@ -187,7 +191,7 @@ impl Vigil {
                     let _ = answer.set(progress);
                 }
             };
-            // Without a thread the wait's error names nobody.
+            // Without a thread the wait's error names no rank.
             let _ = thread::Builder::new().name("progress".into()).spawn(ask);
         }
         answer
@@ -199,7 +203,8 @@ impl Vigil {
         Trouble::Overdue { group, rank: self.rank(), operation, sequence, waited, progress }
     }
 
-    /// Asks all members how far they are, and tells all who has not joined. One member does that for all.
+    /// Asks all members for their progress, and tells all of them which ranks have not joined. One member
+    /// does that for all.
     fn accuse(&self, late: Pending) {
         let Some(duty) = self.duty() else { return };
         self.recorder.trouble();
@@ -211,7 +216,7 @@ impl Vigil {
         let deadline = Deadline::after(self.patience());
         match duty.desk.ask(&duty.id, &self.name, self.ranks(), deadline) {
             Ok(progress) => self.bell.tell(self.overdue(duty, late, progress)),
-            // Another may do it, now or when something else is late.
+            // Lets another member do it, now or for later work.
             Err(_) => drop(self.store.compare_set("overdue", own.as_bytes(), b"")),
         }
     }
@@ -228,7 +233,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(3600);
 
-    /// Looks of the watchdog's, so many at a time, after all that has been.
+    /// Returns a function that runs the watchdog so many times, starting after all earlier looks.
     fn looks(vigil: &Arc<Vigil>) -> impl FnMut(u64) + use<> {
         let (vigil, mut now) = (vigil.clone(), Instant::now() + LONG);
         move |times| {
@@ -240,7 +245,7 @@ mod tests {
     }
 
     rusty_fork_test! {
-        /// As where a member of this host dies while NCCL destroys the communicator.
+        /// For example when a member of this host dies while NCCL destroys the communicator.
         #[test]
         fn who_waits_for_a_destruction_that_is_blocked_is_let_go_with_the_group() {
             let machine = machine(1);
@@ -260,12 +265,12 @@ mod tests {
                 });
                 assert!(matches!(&error, GroupError::MemberFailed { .. }), "{error}");
                 assert!(begun.elapsed() < hang, "it waited until the call returned");
-                // What frees a communicator is not called beside what frees it.
+                // A communicator must not be aborted while another call frees it.
                 assert_eq!(machine.world.calls("ncclCommAbort"), 0);
             });
         }
 
-        /// What the others were asked about came to its end.
+        /// The work that the others were asked about completed.
         #[test]
         fn what_is_late_later_is_asked_about_anew() {
             let machine = machine(1);
@@ -299,7 +304,7 @@ mod tests {
             machine.world.finish().unwrap();
         }
 
-        /// The others are not asked: another member seems to do that, and nothing comes of it.
+        /// The others are not asked, because another member seems to ask them, without a result.
         #[test]
         fn who_hears_nothing_of_the_others_ends_a_group_for_what_is_late_alone() {
             let machine = machine(1);
@@ -333,7 +338,7 @@ mod tests {
                 stream.synchronize().unwrap();
                 group.abort(far()).unwrap();
             });
-            // What ended the group aborts in the background.
+            // The abort at the end of a group runs in the background.
             assert!(wait_for_dropped(far()));
             machine.world.finish().unwrap();
         }

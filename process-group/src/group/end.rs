@@ -1,4 +1,4 @@
-//! How a group ends on this rank, and how its members are told that this rank has left it.
+//! Ends a group on this rank, and tells its other members that this rank has left it.
 
 use std::{
     sync::{Arc, PoisonError, Weak, atomic::Ordering},
@@ -14,12 +14,12 @@ use crate::{
 };
 
 impl Vigil {
-    /// Ends the group here. Waits for nobody: also on threads of the watch, which are not held up.
+    /// Ends the group on this rank. Does not block, so threads of the watch may call it.
     pub(crate) fn trouble(self: &Arc<Self>, trouble: Trouble) {
         self.end(End::Trouble(trouble));
     }
 
-    /// On a thread of the watch, or of who aborts: neither is held up.
+    /// Ends the group on this rank. Does not block: the caller is a thread of the watch, or one that aborts.
     pub(super) fn end(self: &Arc<Self>, end: End) {
         let (culprit, why) = match &end {
             End::Trouble(trouble) => (trouble.culprit(), trouble.error(&self.name).to_string()),
@@ -31,7 +31,7 @@ impl Vigil {
         };
         let has_left = matches!(end, End::Trouble(Trouble::Left { .. }));
         if self.end.set(end.clone()).is_err() {
-            // After another member had left. What is aborted looks done.
+            // Another member had left before. The order matters because aborted work looks done.
             if force.is_some() && self.was_left() && self.settled.set(false).is_ok() {
                 self.abort();
             }
@@ -40,7 +40,7 @@ impl Vigil {
         if let Some(force) = force {
             self.leave(force);
         }
-        // After a member has left the watchdog does, once what may still be done is done.
+        // After a member has left, the watchdog aborts instead, once work that can still complete has completed.
         if !has_left {
             self.abort();
         }
@@ -52,7 +52,7 @@ impl Vigil {
         let dumps = if has_left { !open.is_empty() } else { force != Some(Force::Dropped) };
         aside("farewell", move || {
             for wait in open {
-                // A store that cannot be reached ends the waits by itself.
+                // If the store cannot be reached, that ends the waits.
                 let _ = match wait {
                     Wait::Meeting(name) => give_up(&store, &name, place),
                     Wait::Word(key) => store.compare_set(&key, b"", no.as_bytes()).map(drop),
@@ -64,8 +64,8 @@ impl Vigil {
         });
     }
 
-    /// Ends the groups that are being made of this one's members, where they do not notice themselves: all with an end by
-    /// force, and with a member that has `left` those that it was to be a member of.
+    /// Ends child groups that are still being made and do not notice this end themselves. A forced end reaches all of
+    /// them. If a member has `left`, the end reaches the children that list it as a member.
     fn end_children(&self, end: &End, left: Option<usize>) {
         let unborn = self.unborn.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let is_over = |child: &Arc<Self>| match end {
@@ -76,7 +76,7 @@ impl Vigil {
         children.filter(|child| is_over(&child.0)).for_each(|child| child.0.end(end.clone()));
     }
 
-    /// Tells the other members that this rank has let go of the group, unless they know why it is over. Waits for nobody.
+    /// Tells the other members that this rank has left the group, unless they know why it is over. Does not block.
     pub(super) fn leave(&self, how: Force) {
         let Some(duty) = self.duty().filter(|_| self.ranks.len() > 1) else { return };
         if self.is_in_trouble() || !self.is_member.swap(false, Ordering::AcqRel) {
@@ -92,20 +92,20 @@ impl Vigil {
         });
     }
 
-    /// After another member has left: aborts the group's communicators, once this rank waits in vain for something or a
-    /// heartbeat has passed. What both have called may still be done until then, and is good.
+    /// After another member has left: aborts the group's communicators as soon as this rank waits in vain for
+    /// work, or after one heartbeat. Until then work that both have called may still complete, and is valid.
     pub(super) fn settle(&self, now: Instant) {
         let Some(End::Trouble(Trouble::Left { collectives, .. })) = self.end.get() else { return };
         let Some(duty) = self.duty().filter(|_| self.settled.get().is_none()) else { return };
         let since = *self.left.get_or_init(|| now);
         let is_behind = duty.rolling().count() > *collectives;
-        // Errors are looked at after: what has failed looks done.
+        // Errors are checked after the event, because failed work looks done.
         let is_done = duty.is_done() && !is_behind && self.check_background().is_ok();
         let is_in_vain = !is_done && is_behind;
         if !is_in_vain && now.saturating_duration_since(since) < self.heartbeat {
             return;
         }
-        // Before anything is given up, which looks done then.
+        // Set before the abort, because aborted work looks done.
         if self.settled.set(is_done).is_ok() {
             self.abort();
             let recorder = self.recorder.clone();
@@ -115,13 +115,13 @@ impl Vigil {
         }
     }
 
-    /// Aborts what was added to the group while it ended, which the end did not find.
+    /// Aborts communicators that were added while the group ended and that the end therefore missed.
     pub(super) fn abort_late(&self) {
         if !self.is_over() {
             return;
         }
         if self.was_left() {
-            // What is aborted looks done.
+            // Aborted work looks done.
             let _ = self.settled.set(false);
         }
         self.abort();
@@ -129,7 +129,7 @@ impl Vigil {
 
     /// Aborts the group's communicators and its path, in the background.
     pub(super) fn abort(&self) {
-        // Side by side: either may hold up a stream, or a thread, that the other waits for.
+        // In parallel: either may block a stream, or a thread, that the other waits for.
         if let Some(path) = self.path() {
             let held = Held::new(path);
             aside("abort", move || {
@@ -146,24 +146,25 @@ impl Vigil {
         let held = Held::new(communicators);
         aside("abort", move || {
             let held = held;
-            // Who aborts later finds it done, whatever came of it.
+            // A later abort finds the communicators aborted, whether or not this succeeded.
             let aborted = AbortHandle::abort_together(&held.what, Deadline::after(PATIENCE));
             aborted.iter().filter_map(|aborted| aborted.as_ref().err()).for_each(comm::report);
         });
     }
 
-    /// The group is dropped with its path: what is not done then is given up, and says so.
+    /// Called when the group is dropped with its path. Fails work that is not done.
     pub(super) fn leave_path(self: &Arc<Self>) {
         let Some(duty) = self.duty() else { return };
         if !duty.is_done() {
             self.end(End::Force(Force::Dropped));
         }
-        // What is done may have been given up by another: later there is no path to see it by.
+        // Another member may have given up work that looks done. The path cannot be asked later.
         self.given_up();
     }
 }
 
-/// What is aborted beside its owner, who may wait until nothing of it is held here any more: it goes before that is told.
+/// An object to abort on another thread. Its owner may wait for `_beside`. Fields drop in order, so `what` is dropped
+/// before that wait ends.
 #[derive(Clone)]
 struct Held<T> {
     what: T,
@@ -176,8 +177,8 @@ impl<T> Held<T> {
     }
 }
 
-/// Runs `job` on a thread of its own. Who cannot have one does so here: that the watch waits is better than that the group
-/// does.
+/// Runs `job` on a new thread. Runs it here if no thread can be started: delaying the watch is better than leaving the
+/// group blocked.
 fn aside(name: &str, job: impl FnOnce() + Clone + Send + 'static) {
     let here = job.clone();
     if thread::Builder::new().name(name.into()).spawn(job).is_err() {
@@ -185,7 +186,8 @@ fn aside(name: &str, job: impl FnOnce() + Clone + Send + 'static) {
     }
 }
 
-/// This rank's part in a group. When it is dropped, the other members are told that this rank has left, if it has begun.
+/// This rank's membership in a group. Dropping it tells the other members that this rank has left, if it has
+/// begun.
 pub(super) struct Membership(Arc<Vigil>);
 
 impl Membership {
@@ -193,12 +195,12 @@ impl Membership {
         Self(vigil.clone())
     }
 
-    /// The group is made: until then its members learn from their meetings who has failed.
+    /// Marks the group as made. Before that, members learn in their meetings which rank has failed.
     pub(super) fn begin(&self) {
         self.0.is_member.store(true, Ordering::Release);
     }
 
-    /// All members have ended the group together.
+    /// Marks that all members have ended the group together.
     pub(super) fn end(&self) {
         self.0.is_member.store(false, Ordering::Release);
     }

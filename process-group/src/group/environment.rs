@@ -1,4 +1,4 @@
-//! What the environment says about this rank, in the words of `torchrun`, `mpirun` or `srun`.
+//! Reads this rank's settings from the environment variables of `torchrun`, `mpirun` or `srun`.
 
 use std::{
     env::{self, VarError},
@@ -9,61 +9,62 @@ use std::{
 use super::{GroupError, Result};
 use crate::store::{Deadline, SecretSetting, TcpStore};
 
-/// Where this rank stands, as a launcher tells it.
+/// The settings of this rank that a launcher gives.
 ///
 /// | variable | meaning |
 /// |---|---|
 /// | `RANK` | this rank |
-/// | `WORLD_SIZE` | how many ranks there are |
+/// | `WORLD_SIZE` | the number of ranks |
 /// | `LOCAL_RANK` | this rank among those of its host: the ordinal of its device |
-/// | `LOCAL_WORLD_SIZE` | how many ranks its host has |
-/// | `MASTER_ADDR`, `MASTER_PORT` | where the store is; rank 0 hosts it, unless `TORCHELASTIC_USE_AGENT_STORE` is `True` |
-/// | `PROCESS_GROUP_STORE_SECRET` | the store's [secret](crate::store::TcpOptions::secret), 16 bytes at least; `none` for a store without one, as PyTorch's are |
+/// | `LOCAL_WORLD_SIZE` | the number of ranks on its host |
+/// | `MASTER_ADDR`, `MASTER_PORT` | the store's address; rank 0 hosts it, unless `TORCHELASTIC_USE_AGENT_STORE` is `True` |
+/// | `PROCESS_GROUP_STORE_SECRET` | the store's [secret](crate::store::TcpOptions::secret), at least 16 bytes; `none` for a store without one, as PyTorch's are |
 /// | `PROCESS_GROUP_STORE_SECRET_FILE` | a file with the secret, in place of the former |
-/// | `PROCESS_GROUP_DUMP_FOLDER` | where the flight recorder's dumps go |
+/// | `PROCESS_GROUP_DUMP_FOLDER` | the folder for the flight recorder's dumps |
 /// | `PROCESS_GROUP_TIMING` | `1`: the device times every operation |
 /// | `PROCESS_GROUP_CHECKED` | `1`: calls are compared before they are launched |
 /// | `TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, else `NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK` | `1`, `y`, `yes`, `t`, `true`: allocators' segments are [registered](super::Builder::registration) |
 ///
-/// Where one of the first four is not set, what MPI's or Slurm's launcher has set stands for it: Open MPI's
-/// (`OMPI_COMM_WORLD_RANK`, …), MPICH's and Intel's (`PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS`), or
-/// `srun`'s (`SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID`); of these, the first whose rank is there. They do not say
-/// where the store is: give `MASTER_ADDR` and `MASTER_PORT` to all ranks (`mpirun -x MASTER_ADDR=… -x MASTER_PORT=…`).
+/// If one of the first four is not set, the variable of an MPI or Slurm launcher replaces it: Open MPI's
+/// (`OMPI_COMM_WORLD_RANK`, …), MPICH's and Intel's (`PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`,
+/// `MPI_LOCALNRANKS`), or `srun`'s (`SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID`). The first of these
+/// launchers that sets a rank is used. They do not give the store's address: set `MASTER_ADDR` and
+/// `MASTER_PORT` on all ranks (`mpirun -x MASTER_ADDR=… -x MASTER_PORT=…`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Environment {
     /// This rank.
     pub rank: Option<usize>,
-    /// How many ranks there are.
+    /// The number of ranks.
     pub world_size: Option<usize>,
     /// This rank among those of its host.
     pub local_rank: Option<usize>,
-    /// How many ranks its host has.
+    /// The number of ranks on its host.
     pub local_world_size: Option<usize>,
     /// The store's host.
     pub master_address: Option<String>,
     /// The store's port.
     pub master_port: Option<u16>,
-    /// Whether the launcher hosts the store, so that no rank does.
+    /// True if the launcher hosts the store, so that no rank does.
     pub agent_store: bool,
     /// The store's secret.
     pub store_secret: SecretSetting,
-    /// Where the flight recorder's dumps go.
+    /// The folder for the flight recorder's dumps.
     pub dump_folder: Option<PathBuf>,
-    /// Whether the device times every operation.
+    /// True if the device times every operation.
     pub timing: bool,
-    /// Whether calls are compared before they are launched.
+    /// True if calls are compared before they are launched.
     pub checked: bool,
-    /// Whether allocators' segments are registered.
+    /// True if allocators' segments are registered.
     pub registration: bool,
 }
 
-/// The names that a launcher has for what we look for.
+/// A launcher's names for the variables.
 struct Names {
     rank: &'static str,
     world_size: &'static str,
     local_rank: &'static str,
-    /// Slurm says this in a form of its own, for all hosts at once.
+    /// Slurm gives the numbers of all hosts in one variable with its own syntax, which is not read.
     local_world_size: Option<&'static str>,
 }
 
@@ -74,7 +75,7 @@ const TORCHRUN: Names = Names {
     local_world_size: Some("LOCAL_WORLD_SIZE"),
 };
 
-/// Of launchers that may be there together, the inner one first: `mpirun` runs inside Slurm's jobs.
+/// Inner launchers first, because `mpirun` may run inside a Slurm job.
 const OTHERS: [Names; 3] = [
     Names {
         rank: "OMPI_COMM_WORLD_RANK",
@@ -100,8 +101,8 @@ impl Environment {
     /// Reads the process's environment.
     ///
     /// # Errors
-    /// [`GroupError::Environment`] for a variable that is set to something else than it should be; one that is not
-    /// set is an error only when it is needed.
+    /// [`GroupError::Environment`] for a variable with an invalid value. A missing variable is an
+    /// error only when it is needed.
     pub fn read() -> Result<Self> {
         let unreadable = |variable| GroupError::Environment {
             variable,
@@ -115,7 +116,7 @@ impl Environment {
         })
     }
 
-    /// Reads variables from wherever `variable` finds them.
+    /// Reads variables through `variable`.
     ///
     /// # Errors
     /// As for [`read`](Self::read).
@@ -179,14 +180,14 @@ impl Environment {
         Ok(found)
     }
 
-    /// The error for a variable that is needed.
+    /// Returns the error for a required variable that is missing.
     pub(super) fn missing(variable: &'static str, instead: &'static str) -> GroupError {
         GroupError::Environment { variable, problem: "is not set".into(), instead }
     }
 }
 
 impl Environment {
-    /// The store that the environment names.
+    /// Opens the store that the environment names.
     pub(super) fn tcp_store(
         &self,
         rank: usize,
@@ -212,7 +213,7 @@ impl Environment {
         if rank != 0 || self.agent_store {
             return Ok(options.connect(&address, deadline)?);
         }
-        // The interface that the name means; a name that has no address is told by the store itself.
+        // The interface that the name resolves to. The store reports a name without an address.
         let interface =
             (host, port).to_socket_addrs().ok().and_then(|mut found| found.next()).map(|found| found.ip());
         let options = match interface {
@@ -227,7 +228,7 @@ fn is_loopback(interface: IpAddr) -> bool {
     interface.to_canonical().is_loopback()
 }
 
-/// Whether PyTorch's switch for registration is on, under either of its names.
+/// Returns true if PyTorch's switch for registration is on, under either of its names.
 fn hook(variable: impl Fn(&'static str) -> Result<Option<String>>) -> Result<bool> {
     const NAMES: [&str; 2] =
         ["TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"];
@@ -291,11 +292,11 @@ mod tests {
         let found = read(&mpich).unwrap();
         assert_eq!((found.rank, found.world_size, found.local_rank), (Some(2), Some(4), Some(0)));
         assert_eq!(found.local_world_size, Some(2));
-        // `mpirun` inside a job of Slurm's: nothing is taken from the outer one.
+        // `mpirun` inside a Slurm job: nothing is taken from the outer launcher.
         let within = [&slurm[..], &[("OMPI_COMM_WORLD_RANK", "5"), ("OMPI_COMM_WORLD_SIZE", "6")]].concat();
         let found = read(&within).unwrap();
         assert_eq!((found.rank, found.world_size, found.local_rank), (Some(5), Some(6), None));
-        // What is set in so many words counts more.
+        // Variables that are set explicitly take precedence.
         let found = read(&[&within[..], &[("RANK", "0"), ("LOCAL_RANK", "4")]].concat()).unwrap();
         assert_eq!((found.rank, found.world_size, found.local_rank), (Some(0), Some(6), Some(4)));
         let error = read(&[("PMI_RANK", "two")]).unwrap_err().to_string();

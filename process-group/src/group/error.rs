@@ -1,4 +1,4 @@
-//! What can go wrong with a process group.
+//! Errors of a process group.
 
 use std::{io, time::Duration};
 
@@ -20,14 +20,14 @@ pub type Result<T, E = GroupError> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
-    /// An environment variable that is needed is not there, or is not what it should be.
+    /// A required environment variable is missing or has an invalid value.
     #[error("{variable} {problem}; set it (torchrun does), or give the builder {instead}")]
     Environment {
         /// The variable.
         variable: &'static str,
-        /// What is wrong with it.
+        /// The problem with it.
         problem: String,
-        /// What the builder can be told instead.
+        /// The builder's method that replaces it.
         instead: &'static str,
     },
 
@@ -47,37 +47,38 @@ pub enum GroupError {
         group: String,
         /// The ranks of the job that are missing.
         ranks: Vec<usize>,
-        /// How many ranks the group has.
+        /// The number of ranks in the group.
         size: usize,
-        /// What they should have come to.
+        /// The meeting that they missed.
         meeting: &'static str,
-        /// How long this rank waited.
+        /// The time that this rank waited.
         waited: Duration,
     },
 
-    /// The members are not what a group needs them to be. Every member gets the same error.
+    /// The members do not fit together. Every member gets the same error.
     #[error("{group}: its members cannot make a group")]
     Disagreement {
         /// The group's name.
         group: String,
-        /// What does not fit.
+        /// The difference.
         source: Disagreement,
     },
 
-    /// A communicator was not made, because another of its ranks could not; all of them that came know.
+    /// A communicator was not made, because another of its ranks could not take part. Every rank that came
+    /// gets this error.
     #[error("{group}: {what} was not made, on any of its ranks, for rank {rank}: {problem}")]
     Unmade {
         /// The group's name.
         group: String,
-        /// Which.
+        /// The communicator.
         what: &'static str,
-        /// The rank of the job that could not.
+        /// The rank of the job that could not take part.
         rank: usize,
-        /// What it met.
+        /// The problem on that rank.
         problem: String,
     },
 
-    /// A communicator would have to be made while the stream captures.
+    /// A communicator cannot be made while the stream captures.
     #[error(
         "{operation} in {group}: its communicator is not made yet, and cannot be while the stream captures; connect \
          before (ProcessGroup::connect, or connect_to for a pair)"
@@ -89,12 +90,12 @@ pub enum GroupError {
         group: String,
     },
 
-    /// Settings of the builder that make no group.
+    /// Invalid settings of the builder.
     #[error("{group}: {problem}")]
     Setting {
         /// The group's name.
         group: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
 
@@ -103,27 +104,27 @@ pub enum GroupError {
     Split {
         /// The name of the group that was to be split.
         group: String,
-        /// What does not fit.
+        /// The difference.
         source: SplitError,
     },
 
-    /// The group cannot go on as those that are left have asked. Every one that came gets the same error.
+    /// The remaining members cannot form a group as they asked. Every one that came gets the same error.
     #[error("{group}: it cannot be shrunk as its members asked: {source}")]
     Shrink {
         /// The name of the group that was to be shrunk.
         group: String,
-        /// What does not fit.
+        /// The reason.
         source: ShrinkError,
     },
 
-    /// What the rank that numbers a group has published is no number.
+    /// The rank that numbers a group has published an invalid number.
     #[error("{group}: rank {rank} published {bytes} bytes for the group's number; expected 8")]
     Number {
         /// The group's name.
         group: String,
         /// The rank of the job.
         rank: usize,
-        /// How many bytes it published.
+        /// The number of bytes that it published.
         bytes: usize,
     },
 
@@ -137,7 +138,7 @@ pub enum GroupError {
         operation: &'static str,
         /// The group's name.
         group: String,
-        /// How many ranks the group has.
+        /// The number of ranks in the group.
         size: usize,
         /// Elements to send.
         send: usize,
@@ -147,11 +148,11 @@ pub enum GroupError {
         receive: usize,
         /// Their type.
         receive_type: DataType,
-        /// How they must relate.
+        /// The rule that the lengths must satisfy.
         rule: &'static str,
     },
 
-    /// A list of buffers that has not one for every member.
+    /// A list of buffers whose length is not the number of members.
     #[error(
         "{operation} in {group}: {found} {list} buffers were given; {size} are needed, one for every member"
     )]
@@ -162,13 +163,13 @@ pub enum GroupError {
         group: String,
         /// `send` or `receive`.
         list: &'static str,
-        /// How many were given.
+        /// The number of buffers given.
         found: usize,
-        /// How many ranks the group has.
+        /// The number of ranks in the group.
         size: usize,
     },
 
-    /// The root gave no buffer where it alone needs one.
+    /// The root gave no buffer for an argument that only the root needs.
     #[error("{operation} in {group}: rank {root} is the root and needs a {buffer} buffer, but gave none")]
     RootBuffer {
         /// The operation.
@@ -181,14 +182,14 @@ pub enum GroupError {
         root: usize,
     },
 
-    /// Sizes that are not those of the whole.
+    /// Sizes whose sum is not the length of the buffer.
     #[error("a buffer of {elements} elements cannot be split into {parts} parts of {sum} elements together")]
     Sizes {
-        /// What the buffer holds.
+        /// The number of elements in the buffer.
         elements: usize,
-        /// How many parts were asked for.
+        /// The number of parts.
         parts: usize,
-        /// What they hold together.
+        /// The sum of their elements.
         sum: u128,
     },
 
@@ -201,34 +202,34 @@ pub enum GroupError {
         sequence: u64,
         /// The group's name.
         group: String,
-        /// How long the caller waited.
+        /// The time that the caller waited.
         waited: Duration,
-        /// How far each member is, and so who has not joined. `None` if the members were not asked, because the deadline
-        /// was shorter than a second, or could not be.
+        /// The progress of each member, and so the members that have not joined. `None` if the members were
+        /// not asked, because the deadline was shorter than a second or because asking was not possible.
         progress: Option<Box<Progress>>,
     },
 
-    /// A member is gone, or stopped: the group is over on every member that noticed, and what it had not finished may be
-    /// unfinished or wrong. The others can make a new group.
+    /// A member has died or stopped. The group is over on every member that noticed, and work that it had not
+    /// finished may be incomplete or wrong. The others can make a new group.
     #[error("{group}: rank {rank} {loss}; the group was aborted")]
     Lost {
         /// The group's name.
         group: String,
         /// The rank of the job.
         rank: usize,
-        /// What is wrong with it.
+        /// The kind of loss.
         loss: Loss,
     },
 
-    /// Another member has dropped or aborted the group, and did not [destroy](super::ProcessGroup::destroy) it with all
-    /// members: the group is over. What it had finished before stays good.
+    /// Another member has dropped or aborted the group, and did not [destroy](super::ProcessGroup::destroy)
+    /// it together with all members. The group is over. Work that was finished before stays valid.
     #[error("{group}: rank {rank} has {how} the group, which ends it for all members")]
     Left {
         /// The group's name.
         group: String,
         /// The rank of the job.
         rank: usize,
-        /// What it did: `dropped` or `aborted`.
+        /// Its action: `dropped` or `aborted`.
         how: String,
     },
 
@@ -237,9 +238,9 @@ pub enum GroupError {
     Thread {
         /// The group's name.
         group: String,
-        /// What the thread is for.
+        /// The purpose of the thread.
         thread: &'static str,
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
 
@@ -247,7 +248,7 @@ pub enum GroupError {
     #[error(transparent)]
     Torch(#[from] TorchError),
 
-    /// What the members would have to agree on, in a group that PyTorch's ranks are members of.
+    /// An operation that needs an agreement of the members, in a group that was joined from PyTorch.
     #[error(
         "{operation} in {group}: its members agree on it over the store, but the group was joined from PyTorch, whose \
          ranks do not; make a group of Rust's ranks for it"
@@ -259,8 +260,8 @@ pub enum GroupError {
         group: String,
     },
 
-    /// Work of a member was not done in the [time](super::Builder::work_timeout) that it has: the group is over on every
-    /// member, with the same reason.
+    /// A member's work was not done within the [work timeout](super::Builder::work_timeout). The group is
+    /// over on every member, with the same reason.
     #[error(
         "{group}: {operation} (number {sequence}) of rank {rank} was not done after {waited:.1?}, and the group was \
          aborted: {progress}"
@@ -274,62 +275,63 @@ pub enum GroupError {
         operation: String,
         /// Its number in the group.
         sequence: u64,
-        /// How long it was the oldest of its stream.
+        /// The time for which it was the oldest of its stream.
         waited: Duration,
-        /// How far each member was; empty if nobody could be asked.
+        /// The progress of each member; empty if no member could be asked.
         progress: Box<Progress>,
     },
 
     /// Members have called different collectives, or the same with buffers at different places of their
-    /// [windows](super::ProcessGroup::compare_places): the group is over on every member, with the same reason. What was computed
-    /// since may be wrong.
+    /// [windows](super::ProcessGroup::compare_places). The group is over on every member, with the same
+    /// reason. Results computed since then may be wrong.
     #[error(
         "{group}: its members have called different collectives, and the group was aborted: {divergence}"
     )]
     CollectiveDiverged {
         /// The group's name.
         group: String,
-        /// Who, where, and what they called.
+        /// The ranks, the position and their calls.
         divergence: Box<Divergence>,
     },
 
-    /// Members are about to call what does not fit together, as [checked mode](super::Builder::checked) finds: the same
-    /// error on all that compared, and nothing was launched.
+    /// Members are about to make calls that do not match, found by [checked mode](super::Builder::checked).
+    /// All members that compared get the same error, and nothing was launched.
     #[error("{group}: rank {rank} {call}, but rank {other} {other_call}; nothing was launched")]
     CallsDiffer {
         /// The group's name.
         group: String,
-        /// The rank of the job that differs from most, or that sends.
+        /// The rank of the job that differs from the majority, or that sends.
         rank: usize,
-        /// What it was about to do.
+        /// The call that it was about to make.
         call: String,
         /// Another rank of the job.
         other: usize,
-        /// What that one was about to do.
+        /// The call that the other rank was about to make.
         other_call: String,
     },
 
-    /// Members are about to call a collective with a buffer that does not lie at the same place of symmetric memory on all
-    /// of them, as [checked mode](super::Builder::checked) finds: the same error on all, and nothing was launched.
+    /// Members are about to call a collective with a buffer that is not at the same place of symmetric memory
+    /// on all of them, found by [checked mode](super::Builder::checked). All members get the same error, and
+    /// nothing was launched.
     #[error("{group}: {misplaced}; nothing was launched")]
     SymmetricOffsetMismatch {
         /// The group's name.
         group: String,
-        /// Which buffer lies where.
+        /// The buffer and its places.
         misplaced: Box<Misplaced>,
     },
 
-    /// The two ends of a message have called different things, on a [path](crate::Path): the group is over on every
-    /// member, with the same reason. Neither end has taken what differs for right.
+    /// The two ends of a message on a [path](crate::Path) have made different calls. The group is over on
+    /// every member, with the same reason. Neither end has accepted the differing value.
     #[error("{group}: {difference}; the group was aborted")]
     MessagesDiffer {
         /// The group's name.
         group: String,
-        /// Who, which message, and both values.
+        /// The ranks, the message and both values.
         difference: Box<MessageDifference>,
     },
 
-    /// Messages go on a path that is not there yet.
+    /// Messages need a path that is not installed yet.
     #[error(
         "{operation} in {group}: its members agreed on P2pPolicy::Direct, and no path is installed; all members call \
          {installer} first, or agree on another policy"
@@ -339,45 +341,46 @@ pub enum GroupError {
         operation: &'static str,
         /// The group's name.
         group: String,
-        /// What installs one.
+        /// The call that installs one.
         installer: &'static str,
     },
 
-    /// A group takes no such path.
+    /// The group does not accept this path.
     #[error("{group} takes no path {path}: {problem}")]
     PathRefused {
         /// The path's name.
         path: &'static str,
         /// The group's name.
         group: String,
-        /// Why not.
+        /// The reason.
         problem: String,
     },
 
-    /// The group's path did not launch messages; [`PathError::Refused`] has changed nothing, after any other the group is
-    /// over.
+    /// The group's path did not launch messages. [`PathError::Refused`] has changed nothing; after any other
+    /// error the group is over.
     #[error("{operation} in {group}")]
     Path {
         /// The operation.
         operation: &'static str,
         /// The group's name.
         group: String,
-        /// Why not.
+        /// The path's error.
         source: Box<PathError>,
     },
 
-    /// A member met what leaves the group useless: the group is over on every member, with the same reason.
+    /// A member had a failure that leaves the group unusable. The group is over on every member, with the
+    /// same reason.
     #[error("{group}: rank {rank} has failed, and the group was aborted: {reason}")]
     MemberFailed {
         /// The group's name.
         group: String,
         /// The rank of the job.
         rank: usize,
-        /// What it met.
+        /// The failure.
         reason: String,
     },
 
-    /// A buffer is not memory that the group's operations take. Nothing was launched.
+    /// A buffer is not memory that the group's operations accept. Nothing was launched.
     #[error("{operation} in {group}: the {buffer} buffer cannot be used")]
     Buffer {
         /// The operation.
@@ -386,7 +389,7 @@ pub enum GroupError {
         group: String,
         /// `send` or `receive`.
         buffer: &'static str,
-        /// What is wrong with it.
+        /// The problem with it.
         source: BufferError,
     },
 
@@ -394,11 +397,11 @@ pub enum GroupError {
     #[error(transparent)]
     Peers(#[from] PeerError),
 
-    /// The flight recorder's folder.
+    /// The flight recorder's folder cannot be used.
     #[error(transparent)]
     Dump(#[from] DumpError),
 
-    /// Captured work runs when its graph is launched, each time anew, so it is never done by itself.
+    /// Captured work runs anew with each launch of its graph, so it has no completion of its own.
     #[error(
         "{operation} (number {sequence} of {group}) was captured into a graph; wait for the stream that the graph is \
          launched on instead"
@@ -412,15 +415,15 @@ pub enum GroupError {
         group: String,
     },
 
-    /// NCCL, or the layer over it.
+    /// An error of NCCL, or of the layer over it.
     #[error(transparent)]
     Comm(#[from] CommError),
 
-    /// The store.
+    /// An error of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
 
-    /// The CUDA driver.
+    /// An error of the CUDA driver.
     #[error(transparent)]
     Driver(Box<cuda_driver::Error>),
 }
@@ -465,7 +468,7 @@ impl From<ArgumentError> for GroupError {
     }
 }
 
-/// What is known of work that is late.
+/// Describes the progress of late work.
 fn late(progress: &Option<Box<Progress>>) -> String {
     match progress {
         Some(progress) => progress.to_string(),

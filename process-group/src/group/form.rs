@@ -1,8 +1,9 @@
-//! The making of communicators over the store: by all of their ranks, or by none.
+//! Makes communicators with the help of the store: on all of their ranks, or on none.
 //!
-//! NCCL's own calls wait for ever for a rank that does not come, and tell nobody that another has failed. So all meet
-//! before NCCL is called, which names who is missing; whoever fails says so in the store, where those who are blocked
-//! look; and nobody uses what was made before all have made it.
+//! NCCL's own calls wait forever for a missing rank, and do not report that another rank has failed. The
+//! ranks therefore meet before they call NCCL, which names the missing ones. A rank that fails publishes its
+//! failure in the store, and blocked ranks read it there. No rank uses the communicator before all have made
+//! it.
 
 use std::sync::Arc;
 
@@ -13,16 +14,16 @@ use crate::{
     store::{Deadline, LOST, PrefixStore, Store, StoreError, give_up, rendezvous},
 };
 
-/// Those who make something together.
+/// The ranks that make something together.
 pub(super) struct Formation<'a> {
     pub(super) vigil: &'a Vigil,
     pub(super) store: &'a PrefixStore,
     pub(super) followers: &'a [Follower],
     /// The group's name.
     pub(super) group: &'a str,
-    /// What errors call that which is made.
+    /// The name of the result in errors.
     pub(super) what: &'static str,
-    /// The attempt's name in the store: it serves one.
+    /// The attempt's name in the store. It is used once.
     pub(super) meeting: String,
     /// This rank's place among `ranks`.
     pub(super) place: usize,
@@ -34,19 +35,20 @@ const ID: &[u8] = b"id";
 const READY: &[u8] = b"ready";
 const REFUSED: &[u8] = b"no";
 
-/// The outcome that stands in the store when all have made it.
+/// The outcome in the store when all have made it.
 const MADE: &[u8] = b"made";
 const FAILED: &str = "failed ";
 
 impl Formation<'_> {
-    /// Joins the others in what this rank has prepared.
+    /// Makes, with the others, the communicator that this rank has prepared.
     ///
     /// # Errors
-    /// [`GroupError::Absent`], and [`GroupError::Unmade`] where another rank could not prepare it: nothing has changed
-    /// then. After any other the communicator is poisoned: [`GroupError::Comm`] and [`GroupError::Unmade`] for a failure
-    /// of this rank and another's, [`GroupError::Lost`], [`GroupError::Store`].
+    /// [`GroupError::Absent`], and [`GroupError::Unmade`] if another rank could not prepare it:
+    /// nothing has changed then. After any other error the communicator is poisoned: [`GroupError::Comm`] and
+    /// [`GroupError::Unmade`] for a failure of this rank and another's, [`GroupError::Lost`],
+    /// [`GroupError::Store`].
     pub(super) fn form(&self, communicator: &Communicator, deadline: Deadline) -> Result<()> {
-        // The first makes the id for all.
+        // The first rank makes the id for all.
         let card = match self.place {
             0 => match communicator.nccl().unique_id() {
                 Ok(id) => [ID, id.as_bytes()].concat(),
@@ -73,14 +75,14 @@ impl Formation<'_> {
         made.inspect_err(|error| communicator.give_up(&chain(error)))
     }
 
-    /// Tells the others that this rank cannot; the error that it met.
+    /// Tells the others that this rank cannot take part. Returns this rank's error.
     pub(super) fn refuse(&self, error: GroupError, deadline: Deadline) -> GroupError {
-        // Who does not come is the others' to name.
+        // The other ranks report missing ranks.
         let _ = self.meet("ready", &[REFUSED, chain(&error).as_bytes()].concat(), deadline);
         error
     }
 
-    /// Meets the others at `name`: their cards.
+    /// Meets the others at `name`, and returns their cards.
     pub(super) fn meet(&self, name: &str, card: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>> {
         let name = format!("{}/{name}", self.meeting);
         self.vigil.attend(&name, || {
@@ -89,7 +91,8 @@ impl Formation<'_> {
         })
     }
 
-    /// Does something that succeeds on all ranks or on none; it asks now and then whether there is anything to wait for.
+    /// Runs a step that succeeds on all ranks or on none. The step asks now and then whether it should still
+    /// wait.
     pub(super) fn together<T>(
         &self,
         deadline: Deadline,
@@ -124,19 +127,19 @@ impl Formation<'_> {
         format!("{name}/came/{place}")
     }
 
-    /// Tells the others of a failure of this rank, or of the first that has not come by its deadline.
+    /// Tells the others of a failure of this rank, or of the first rank that has not come by its deadline.
     fn give_up(&self, name: &str, outcome: &str, error: GroupError) -> GroupError {
-        // Why the group is over the others hear by themselves.
+        // The others learn of the end of the group by themselves.
         if self.vigil.is_over() {
             let _ = give_up(self.store, name, self.place);
             return error;
         }
-        // Whatever stands there already came first; and without a store nobody can be told.
+        // An outcome that is already in the store came first. Without a store nobody can be told.
         let GroupError::Comm(CommError::DeadlineExceeded { waited, .. }) = error else {
             let _ = self.fail(outcome, self.place, &chain(&error));
             return error;
         };
-        // Whom the store does not know is not told of.
+        // A rank whose state the store does not return is not reported as absent.
         let is_absent = |place: &usize| self.store.check(&[&self.came(name, *place)]).is_ok_and(|came| !came);
         let absent: Vec<_> = (0..self.ranks.len()).filter(is_absent).collect();
         let late = absent.first().copied().unwrap_or(self.place);
@@ -158,7 +161,7 @@ impl Formation<'_> {
         format!("{name}/done/{place}")
     }
 
-    /// Writes that a rank has failed, unless there is an outcome; returns what stands.
+    /// Publishes that a rank has failed, unless there is an outcome. Returns the outcome in the store.
     fn fail(&self, outcome: &str, place: usize, why: &str) -> Result<Vec<u8>> {
         Ok(self.store.compare_set(outcome, b"", format!("{FAILED}{place} {why}").as_bytes())?)
     }
@@ -172,7 +175,7 @@ impl Formation<'_> {
         Ok(self.store.compare_set(outcome, b"", MADE)?)
     }
 
-    /// What an outcome means.
+    /// Converts an outcome to a result.
     fn obey(&self, outcome: &[u8]) -> Result<()> {
         if outcome == MADE {
             return Ok(());
@@ -181,7 +184,7 @@ impl Formation<'_> {
         let failed = text.strip_prefix(FAILED).and_then(|text| text.split_once(' '));
         Err(match failed.and_then(|(place, why)| Some((place.parse().ok()?, why))) {
             Some((place, why)) => self.unmade(place, why.into()),
-            // The farewell of a rank that knows why.
+            // Written by a rank that left the meeting and knows the reason.
             None => {
                 let place = text.strip_prefix(LOST).and_then(|place| place.parse().ok());
                 let rank = place.unwrap_or(self.place);
@@ -196,10 +199,10 @@ impl Formation<'_> {
     }
 }
 
-/// Told of each communicator that a group makes; see [`Builder::follow`](super::Builder::follow).
+/// Called with each communicator that a group makes; see [`Builder::follow`](super::Builder::follow).
 pub(super) type Follower = Arc<dyn Fn(&Communicator) -> comm::Result<()> + Send + Sync>;
 
-/// Tells the followers of a communicator that is made and not used yet.
+/// Calls the followers with a communicator that is made and not used yet.
 pub(super) fn announce(followers: &[Follower], communicator: &Communicator) -> Result<()> {
     Ok(followers.iter().try_for_each(|follower| follower(communicator))?)
 }

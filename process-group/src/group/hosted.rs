@@ -8,8 +8,9 @@ use crate::{
     watch::Watch,
 };
 
-/// A group's store, on the rank that hosts it for the group. Members hear at it why a group is over, so when that was in
-/// trouble, or this rank has left it, the store stays for a moment after the last of this rank's groups.
+/// The store that this rank hosts for a group. Members read there why a group is over. The store therefore
+/// stays for a moment after the last of this rank's groups, if its group was in trouble or this rank has
+/// left it.
 pub(super) struct Hosted {
     pub(super) store: TcpStore,
     pub(super) watch: Arc<Watch>,
@@ -17,7 +18,7 @@ pub(super) struct Hosted {
 }
 
 impl Hosted {
-    /// How long others are given to hear why a group is over.
+    /// The time that others have to read why a group is over.
     const MOMENT: Duration = Duration::from_secs(3);
 
     /// Waits until the others have left the store.
@@ -26,7 +27,7 @@ impl Hosted {
         self.store.drain(deadline);
     }
 
-    /// Whether this rank has groups of the watch other than that which goes with this.
+    /// Returns true if this rank has groups of the watch besides the one that is dropped with this.
     fn has_others(&self) -> bool {
         const OWN: usize = 2;
         Arc::strong_count(&self.watch) > OWN

@@ -1,4 +1,4 @@
-//! How the ranks of a job meet for the first time.
+//! The first meeting of the ranks of a job.
 
 use std::sync::Arc;
 
@@ -6,12 +6,12 @@ use super::{Disagreement, GroupError, Member, Result, agreed, member, process_gr
 use crate::store::{Deadline, PrefixStore, Store, StoreError, give_up, rendezvous};
 
 const MEETING: &str = "join";
-/// The first rank to come, and what size it was told.
+/// The first rank to come, and its world size.
 const SIZE: &str = "size";
-/// Two ranks that were told different sizes.
+/// Two ranks with different world sizes.
 const SIZES: &str = "sizes";
 
-/// Meets all ranks of a job, each with its record; what they say of themselves.
+/// Meets all ranks of a job, each with its record, and returns the records.
 pub(super) fn join(
     group: &str,
     store: &PrefixStore,
@@ -21,7 +21,7 @@ pub(super) fn join(
     deadline: Deadline,
 ) -> Result<Arc<[Member]>> {
     let disagree = |source| GroupError::Disagreement { group: group.to_owned(), source };
-    // Who was told of another size waits for other ranks, and would not be met.
+    // A rank with another size waits for other ranks, and would never arrive.
     let first = store.compare_set(SIZE, b"", format!("{rank} {size}").as_bytes())?;
     if let Some([other, other_size]) = numbers(&first).filter(|[_, other_size]| *other_size != size) {
         store.set(SIZES, format!("{rank} {size} {other} {other_size}").as_bytes())?;
@@ -41,7 +41,7 @@ pub(super) fn join(
     Ok(agreed::agree(&cards).and_then(|records| member::agree(&records)).map_err(disagree)?.into())
 }
 
-/// So many numbers between spaces.
+/// Parses this many numbers between spaces.
 fn numbers<const N: usize>(text: &[u8]) -> Option<[usize; N]> {
     let numbers = std::str::from_utf8(text).ok()?.split(' ').map(str::parse).collect::<Result<Vec<_>, _>>();
     numbers.ok()?.try_into().ok()

@@ -1,9 +1,11 @@
-//! How operations are launched: checked, recorded, enqueued on the caller's stream, marked there, counted.
+//! Launches operations: checks them, records them, enqueues them on the caller's stream, marks their place
+//! there, and counts them.
 //!
-//! Most calls are one task, and are made by [`ProcessGroup::alone`]. It is inlined into each operation's method, as is
-//! what it calls: between two calls NCCL and the driver run many thousand instructions, which leave little of ours in
-//! the processor's caches and branch predictors. So what a call costs is what it touches, and one straight line on which
-//! the operation is known touches least. What is rare is out of line.
+//! Most calls are one task, made by [`ProcessGroup::alone`]. It and its callees are inlined into each
+//! operation's method. Between two calls NCCL and the driver run many thousand instructions, which evict this
+//! code from the processor's caches and branch predictors. The cost of a call is therefore the memory that it
+//! touches. A straight line of code in which the operation is a constant touches least. Rare cases are out of
+//! line.
 
 use std::{panic::Location, slice};
 
@@ -31,7 +33,8 @@ impl ProcessGroup {
         stream: &Stream,
     ) -> Result<Work> {
         let (name, site) = (operation.name(), Location::caller());
-        // In an open group the operation would be launched after the mark that says when it is done.
+        // Inside an open NCCL group, the operation would be launched after the event that marks its
+        // completion.
         refuse_inside_group(name)?;
         let mut task = match task {
             Ok(task) => task,
@@ -55,29 +58,29 @@ impl ProcessGroup {
         stream: &Stream,
         queue: impl FnOnce(&Batch<'_>) -> Result<()>,
     ) -> Result<Work> {
-        // As above.
+        // For the same reason as in `alone`.
         refuse_inside_group(operation)?;
         let batch = Batch::new(self, stream);
         queue(&batch).inspect_err(|error| self.refused(batch.is_collective(operation), error))?;
         batch.launch(operation)
     }
 
-    /// What one rank can check alone; notes where the task's buffers lie.
+    /// Makes the checks that one rank can make alone, and records the position of the task's buffers.
     #[inline(always)]
     pub(super) fn check_task(&self, task: &mut Task, stream: &Stream) -> Slim<(), GroupError> {
         self.communicator.check_task(task, stream, true)?;
         self.sight.look(&self.name, &self.communicator, task, stream)
     }
 
-    /// Tells the members that compare their calls of an error in this rank's.
+    /// In checked mode, tells the other members of an error in this rank's call.
     #[cold]
     fn wrong(&self, operation: Operation, error: Box<GroupError>) -> GroupError {
         self.refused(!Operation::ALONE.contains(&operation), &error);
         *error
     }
 
-    /// Launches a task, which was checked, as `operation`; `message` says that it is one by itself, which goes where its
-    /// policy says.
+    /// Launches a checked task as `operation`. `message` is true for a message that is called by itself; the
+    /// policy selects its communicator.
     ///
     /// # Safety
     /// As for the task's operation.
@@ -114,7 +117,7 @@ impl ProcessGroup {
         self.mark(blank, operation, stream, span, Count::of_one(&task), slice::from_ref(&task))
     }
 
-    /// What is looked at when all that is launched together is there.
+    /// Makes the checks that need all tasks of a launch.
     #[cold]
     pub(super) fn examine(&self, tasks: &[Task], operation: &'static str) -> Result<()> {
         parts::to_oneself(self, tasks).inspect_err(|error| {
@@ -126,24 +129,27 @@ impl ProcessGroup {
         }
     }
 
-    /// Marks the place on `stream` after a launch of a graph that captured operations of the group. A run is not seen by
-    /// itself: with the mark it can be waited for with a deadline, the watchdog gives it the
-    /// [time](super::Builder::work_timeout) that work has, and it counts as a call that all members make, as
-    /// often. One event a run, none a call.
+    /// Marks the place on `stream` after a launch of a graph that captured operations of the group. The group
+    /// does not notice graph launches by itself. The mark lets the caller wait for the launch with a
+    /// deadline, and the watchdog applies the [work timeout](super::Builder::work_timeout) to it. It counts
+    /// as a call that all members make, so all must mark equally many launches. The cost is one event per
+    /// graph launch, and none per captured call.
     ///
     /// # Errors
-    /// What ended the group; [`GroupError::Comm`] for a stream of another device; [`GroupError::Driver`].
+    /// The error that ended the group; [`GroupError::Comm`] for a stream of another device;
+    /// [`GroupError::Driver`].
     pub fn launched(&self, stream: &Stream) -> Result<Work> {
         let vigil = &self.counter.vigil;
         vigil.check()?;
-        // What is counted here and cannot be marked would set this rank apart from the others.
+        // Checked before counting: a call that is counted but not marked would make this rank differ from the
+        // others.
         self.communicator.check_stream("launched", stream).map_err(|error| *error)?;
         let blank = self.outstanding.blank(&self.marks, &self.counter)?;
         let marked = self.mark(blank, "graph", stream, Span::default(), Count::Collective, &[]);
         marked.map_err(|error| vigil.reason(*error))
     }
 
-    /// Counts what was enqueued, which are `tasks`, and marks its place on the stream.
+    /// Counts the enqueued `tasks`, and marks their place on the stream.
     #[inline(always)]
     pub(super) fn mark(
         &self,
@@ -156,7 +162,7 @@ impl ProcessGroup {
     ) -> Slim<Work, GroupError> {
         let sequence = self.counter.count(count);
         let work = blank.done(operation, sequence, stream, span)?;
-        // What is captured is not on the stream; it must not hide what is.
+        // Captured work is not on the stream, and must not hide work that is.
         if work.is_captured() {
             self.counter.captured(count);
             let place = self.communicator.place();

@@ -1,9 +1,9 @@
-//! How the buffers of one operation may lie to each other when there are many.
+//! Overlap checks for operations with lists of buffers.
 
 use super::Buffer;
 use crate::comm::ArgumentError;
 
-/// A buffer of an operation, by its place in its list.
+/// A buffer of an operation, by its index in its list.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Part {
     list: &'static str,
@@ -23,7 +23,8 @@ impl Part {
     }
 }
 
-/// The buffers of an operation that reads `send` and writes `receive`, less the own share where it is in place.
+/// Returns the buffers of an operation that reads `send` and writes `receive`, without the own share if it is
+/// in place.
 pub(super) fn parts(send: &[Buffer], receive: &[Buffer], in_place: Option<(usize, usize)>) -> Vec<Part> {
     let part = |list, written| {
         move |(place, buffer): (usize, &Buffer)| Part {
@@ -39,10 +40,10 @@ pub(super) fn parts(send: &[Buffer], receive: &[Buffer], in_place: Option<(usize
     reads.chain(receive.iter().enumerate().map(part("receive", true))).filter(|part| part.bytes > 0).collect()
 }
 
-/// Refuses buffers that overlap where one of them is written.
+/// Fails if buffers overlap and one of them is written.
 pub(super) fn apart(call: &'static str, mut parts: Vec<Part>) -> Result<(), ArgumentError> {
     parts.sort_unstable_by_key(|part| part.start);
-    // Of what lies before, whatever ends last.
+    // The buffers that start before this one and end last.
     let (mut any, mut written) = (None::<Part>, None::<Part>);
     for part in parts {
         let former = if part.written { any } else { written };

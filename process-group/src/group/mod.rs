@@ -1,31 +1,32 @@
-//! Process groups: ranks that found each other, agreed on what they are, and communicate.
+//! Process groups: ranks that found each other, agreed on their settings, and communicate.
 //!
 //! For: the ranks of a job, and groups of some of them. Not for: NCCL without a store ([`crate::comm`]); windows
 //! that are agreed on (symm-mem).
 //!
 //! | file | subject |
 //! |---|---|
-//! | `builder`, `environment`, `join`, `agreed`, `seat` | how ranks become a group |
-//! | `torch` | how a rank joins a group of PyTorch's |
-//! | `member` | what each rank says of itself, and what follows from it for all |
-//! | `process_group`, `hosted` | the group: who is in it, its end, and that of a store of its own |
-//! | `counter` | how much it was given to do, in numbers that its members can compare |
-//! | `plan`, `split`, `shrink` | groups of some of the ranks, and of those that are left |
-//! | `startup` | what its making took |
-//! | `buffer`, `collective`, `one_sided`, `batch` | operations, as a user calls them |
-//! | `parts`, `list`, `launch` | what they are made of, and how that is launched |
-//! | `work` | waiting for them |
-//! | `connect`, `form` | when communicators are made, and how by all of their ranks or by none |
-//! | [`p2p`] | on which of them messages go |
-//! | [`path`] | ways beside NCCL, that other crates implement |
-//! | `checked` | calls that are compared before they are launched |
-//! | `registration`, `report` | whether memory is registered, on all members or on none; which buffers were |
-//! | `sight`, `places` | whether buffers are memory of the group's device, and where in its windows they lie |
-//! | `vigil`, `end` | what becomes of a group when a member is in trouble or leaves |
-//! | `duty`, `calls`, `doubt` | how trouble is found |
+//! | `builder`, `environment`, `join`, `agreed`, `seat` | building a group of ranks |
+//! | `torch` | joining a group of PyTorch's ranks |
+//! | `member` | each rank's record, and the decisions that follow from all records |
+//! | `process_group`, `hosted` | the group: its members, its end, and the end of a store that it hosts |
+//! | `counter` | counts of enqueued work that members can compare |
+//! | `plan`, `split`, `shrink` | groups of some of the ranks, and of the remaining ranks |
+//! | `startup` | the time that building a group took |
+//! | `buffer`, `collective`, `one_sided`, `batch` | the operations of the public API |
+//! | `parts`, `list`, `launch` | the tasks of an operation, and their launch |
+//! | `work` | waiting for operations |
+//! | `connect`, `form` | making communicators, on all of their ranks or on none |
+//! | [`p2p`] | selecting the communicators for messages |
+//! | [`path`] | transports besides NCCL that other crates implement |
+//! | `checked` | comparing calls before they are launched |
+//! | `registration`, `report` | registering memory, on all members or on none, and a report of registered buffers |
+//! | `sight`, `places` | checks that buffers are memory of the group's device, and their position in its windows |
+//! | `vigil`, `end` | ending a group when a member is in trouble or leaves |
+//! | `duty`, `calls`, `doubt` | the watchdog's checks of a group |
 //!
-//! Invariants: what decides how members call NCCL is a function of records that all of them have; who is missing
-//! is named; a group is known by its [`GroupId`], never by a pointer or a name that can come again.
+//! Invariants: members decide how they call NCCL by a function of records that all of them have; missing
+//! ranks are named; a group is identified by its [`GroupId`], never by a pointer or by a name that may be
+//! used again.
 
 mod agreed;
 mod batch;

@@ -1,4 +1,4 @@
-//! One-sided operations of a group: as a communicator's, with work and the flight recorder.
+//! One-sided operations of a group: those of a communicator, with work and the flight recorder.
 
 use cuda_driver::{DevicePtr, Stream};
 
@@ -9,10 +9,10 @@ use crate::{
     store::Deadline,
 };
 
-/// One-sided operations, from NCCL 2.29 and with a driver of CUDA 12.5: a member writes into another's window, which does
-/// nothing but wait for the signal. They are in no [`sequence`](Self::sequence), since members need not make equally
-/// many; a work of theirs has the number of what was counted before it. Tested on the embedded device; not run on
-/// hardware.
+/// One-sided operations, from NCCL 2.29 and with a driver of CUDA 12.5: a member writes into another's
+/// window, and the other only waits for the signal. They are not counted in [`sequence`](Self::sequence),
+/// since members need not make equally many. Their work has the number of the last counted call before it.
+/// Tested on the embedded device; not run on hardware.
 ///
 /// ```no_run
 /// # use process_group::{ProcessGroup, group::{Buffer, GroupError}};
@@ -27,13 +27,14 @@ use crate::{
 /// # Ok(()) }
 /// ```
 impl ProcessGroup {
-    /// Prepares one-sided operations: [`Communicator::prepare_one_sided`](crate::comm::Communicator::prepare_one_sided),
-    /// decided on what all members said of themselves. Collective.
+    /// Prepares one-sided operations:
+    /// [`Communicator::prepare_one_sided`](crate::comm::Communicator::prepare_one_sided), decided from the
+    /// records of all members. Collective.
     ///
     /// # Errors
-    /// [`GroupError::Comm`](super::GroupError::Comm) with the reason why there are none, the same on every member but
-    /// for an environment's; otherwise those of the communicator's; [`GroupError::Lost`](super::GroupError::Lost);
-    /// [`GroupError::Joined`](super::GroupError::Joined).
+    /// [`GroupError::Comm`](super::GroupError::Comm) with the reason why there are none, which is
+    /// the same on every member unless it is a member's environment. Otherwise the communicator's errors;
+    /// [`GroupError::Lost`](super::GroupError::Lost); [`GroupError::Joined`](super::GroupError::Joined).
     pub fn prepare_one_sided(&self, deadline: Deadline) -> Result<()> {
         let _range = profile::range("prepare_one_sided", &self.name, 0);
         self.agrees("prepare_one_sided")?;
@@ -44,15 +45,16 @@ impl ProcessGroup {
         self.counter.vigil.explain(prepared.map_err(Into::into))
     }
 
-    /// Writes `local` to the place that member `peer` has where this rank has `place`, and then raises its count of
-    /// this rank's signals: [`Communicator::put_signal`](crate::comm::Communicator::put_signal).
+    /// Writes `local` to member `peer`'s memory at the position that `place` has on this rank, and then
+    /// raises the peer's count of this rank's signals:
+    /// [`Communicator::put_signal`](crate::comm::Communicator::put_signal).
     ///
     /// # Errors
     /// [`GroupError::Comm`](super::GroupError::Comm), [`GroupError::Driver`](super::GroupError::Driver),
     /// [`GroupError::Lost`](super::GroupError::Lost).
     ///
     /// # Safety
-    /// As there.
+    /// As for the communicator's method.
     #[track_caller]
     pub unsafe fn put_signal(
         &self,
@@ -65,37 +67,37 @@ impl ProcessGroup {
         unsafe { self.alone(Operation::PutSignal, self.parts().put_signal(local, place, peer), stream) }
     }
 
-    /// Raises member `peer`'s count of this rank's signals, after all puts to it before.
+    /// Raises member `peer`'s count of this rank's signals, after all earlier puts to it.
     ///
     /// # Errors
     /// As for [`put_signal`](Self::put_signal).
     #[track_caller]
     pub fn signal(&self, peer: usize, stream: &Stream) -> Result<Work> {
-        // SAFETY: it touches no memory of the program's.
+        // SAFETY: it touches no memory of the program.
         unsafe { self.alone(Operation::Signal, self.parts().signal(peer), stream) }
     }
 
-    /// Has `stream` wait for `count` signals of member `peer` beyond those that were waited for before.
+    /// Makes `stream` wait for `count` further signals of member `peer`, beyond those already waited for.
     ///
     /// # Errors
     /// As for [`put_signal`](Self::put_signal).
     #[track_caller]
     pub fn wait_signals(&self, peer: usize, count: usize, stream: &Stream) -> Result<Work> {
-        // SAFETY: it touches no memory of the program's.
+        // SAFETY: it touches no memory of the program.
         unsafe { self.alone(Operation::WaitSignals, self.parts().wait_signals(peer, count), stream) }
     }
 }
 
-/// One-sided operations of a batch run in their order, before its others: what waits for a member that waits for this
-/// rank belongs into a later batch.
+/// One-sided operations of a batch run in their order, before its other operations. A wait for a member that
+/// itself waits for this rank therefore belongs in a later batch.
 impl Batch<'_> {
     /// [`ProcessGroup::put_signal`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`ProcessGroup::put_signal`].
     ///
     /// # Safety
-    /// As there.
+    /// See [`ProcessGroup::put_signal`].
     pub unsafe fn put_signal(&self, local: Buffer, place: DevicePtr, peer: usize) -> Result<()> {
         self.queue(self.group.parts().put_signal(local, place, peer)?)
     }
@@ -103,7 +105,7 @@ impl Batch<'_> {
     /// [`ProcessGroup::signal`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`ProcessGroup::signal`].
     pub fn signal(&self, peer: usize) -> Result<()> {
         self.queue(self.group.parts().signal(peer)?)
     }
@@ -111,7 +113,7 @@ impl Batch<'_> {
     /// [`ProcessGroup::wait_signals`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`ProcessGroup::wait_signals`].
     pub fn wait_signals(&self, peer: usize, count: usize) -> Result<()> {
         self.queue(self.group.parts().wait_signals(peer, count)?)
     }

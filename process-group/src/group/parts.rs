@@ -1,4 +1,4 @@
-//! What operations are made of: their arguments checked against the group and each other, and the tasks of NCCL's.
+//! Converts operations to NCCL tasks, and checks their arguments against the group and each other.
 
 use cuda_driver::DevicePtr;
 
@@ -9,10 +9,10 @@ use crate::{
     rare,
 };
 
-/// No buffer of this rank.
+/// The address of a buffer that this rank does not have.
 const NONE: DevicePtr = DevicePtr(0);
 
-/// The operations of a group by their names, each with its arguments, as tasks.
+/// Converts each operation of a group, with its arguments, to tasks.
 pub(super) struct Parts<'a> {
     group: &'a ProcessGroup,
 }
@@ -233,7 +233,7 @@ impl Parts<'_> {
         Ok(Task::signals(Operation::WaitSignals, count, peer))
     }
 
-    /// Checks two buffers that hold so many shares against each other.
+    /// Checks the lengths of two buffers that hold so many shares each.
     #[inline(always)]
     fn fits(
         &self,
@@ -243,7 +243,7 @@ impl Parts<'_> {
         shares: (usize, usize),
         rule: &'static str,
     ) -> Slim<(), GroupError> {
-        // A share that is no whole number of elements never fits.
+        // A share that is not a whole number of elements never fits.
         let share = |buffer: Buffer, shares: usize| {
             buffer.elements.is_multiple_of(shares).then_some(buffer.elements / shares)
         };
@@ -254,7 +254,7 @@ impl Parts<'_> {
         Err(rare(move || lengths(self.group, operation, send, receive, rule)))
     }
 
-    /// Checks that a list has one buffer for every member; where this rank's lies.
+    /// Checks that a list has one buffer for every member, and returns the index of this rank's.
     fn own(
         &self,
         operation: &'static str,
@@ -274,7 +274,7 @@ impl Parts<'_> {
         }))
     }
 
-    /// Checks that a list holds elements of one type.
+    /// Checks that all buffers of a list have one type.
     fn one_type(&self, operation: &'static str, like: Buffer, buffers: &[Buffer]) -> Result<()> {
         const RULE: &str = "all buffers must hold elements of one type";
         match buffers.iter().find(|buffer| buffer.dtype != like.dtype) {
@@ -303,14 +303,14 @@ fn task(operation: Operation, send: Buffer, receive: Buffer, count: usize) -> Ta
     Task::new(operation, send.ptr, receive.ptr, count, send.dtype)
 }
 
-/// One message of the operation `call`, out of `buffer` or into it.
+/// Returns one message of the operation `call`, from `buffer` or into it.
 #[inline(always)]
 fn message(call: &'static str, buffer: Buffer, out: bool, peer: usize) -> Task {
     let operation = if out { Operation::Send } else { Operation::Recv };
     task(operation, buffer, buffer, buffer.elements).with(peer).within(call)
 }
 
-/// Refuses messages to this rank itself that have no other half, or another length.
+/// Fails for messages to this rank itself that lack their counterpart, or have another length.
 pub(super) fn to_oneself(group: &ProcessGroup, tasks: &[Task]) -> Result<()> {
     let own =
         |operation| tasks.iter().filter(move |task| task.operation == operation && task.rank == group.rank);

@@ -1,8 +1,8 @@
-//! Ways beside NCCL: what another crate implements to serve operations inside a group.
+//! Transports besides NCCL, which other crates implement to serve operations of a group.
 //!
-//! For: crates above this one that move data without a communicator, and are to keep the group's order, its
-//! [`Work`](super::Work), its recorder and its checks. Not for: which operations go there, which the group's members agree
-//! on when they join ([`P2pPolicy`](super::P2pPolicy)).
+//! For: crates above this one that move data without a communicator, and keep the group's order, its
+//! [`Work`](super::Work), its recorder and its checks. Not for: selecting the operations that use the path.
+//! The members agree on those when they join ([`P2pPolicy`](super::P2pPolicy)).
 
 use std::fmt;
 
@@ -11,47 +11,51 @@ use cuda_driver::Stream;
 use super::Buffer;
 use crate::store::Deadline;
 
-/// Serves operations of a group in NCCL's place, on this rank; one value for each group.
+/// Serves operations of a group in place of NCCL, on this rank. One value for each group.
 ///
-/// The group asks [`plan`](Self::plan), checks its caller's arguments, has [`launch`](Self::launch) enqueue, marks the place
-/// on the stream after it, and records all of it, as with NCCL. When the group is over, by whatever end, it calls
-/// [`abort`](Self::abort). It drops the path when it goes itself.
+/// The group calls [`plan`](Self::plan) and checks its caller's arguments. It then calls
+/// [`launch`](Self::launch) to enqueue the work, marks the place on the stream after it, and records the
+/// operation, as with NCCL. When the group is over, however it ended, it calls [`abort`](Self::abort). The
+/// group drops the path when it is dropped itself.
 ///
 /// Ranks here are the group's.
 pub trait Path: Send + Sync + fmt::Debug {
-    /// What it is called, in one word.
+    /// Returns its name, one word.
     fn name(&self) -> &'static str;
 
-    /// What it is made of and what that takes, in one line for who reads reports.
+    /// Describes the path and its resources in one line, for reports.
     fn describe(&self) -> String;
 
-    /// How many bytes of this rank's device it takes.
+    /// Returns the device memory that it uses on this rank, in bytes.
     fn device_bytes(&self) -> u64;
 
-    /// Whether it takes an operation.
+    /// Returns `Ok` if the path takes an operation.
     ///
-    /// The members that an operation concerns ask alike and must be told alike, or they would wait for each other on
-    /// different ways. So an answer follows from the operation, which all of them know, and from what all members agreed
-    /// on when the path was made: never from lengths, addresses, time, or what one rank sees.
+    /// All members that an operation concerns must get the same answer, or they would wait for each other on
+    /// different transports. The answer therefore depends only on the operation, which all of them know, and
+    /// on the settings that all members agreed on when the path was made. It must not depend on lengths,
+    /// addresses, time, or one rank's state.
     ///
     /// # Errors
-    /// Why not: it goes to NCCL.
+    /// The reason why the operation goes to NCCL instead.
     fn plan(&self, operation: Operation) -> Result<(), Declined>;
 
-    /// Enqueues messages that it [takes](Self::plan), so that work that is enqueued on `stream` later comes after all of
-    /// them, and they after what is there already. Of messages that are given together none waits for another of them to
+    /// Enqueues messages that it [takes](Self::plan) on `stream`: after the work that is on the stream
+    /// already, and before work that is enqueued later. Messages of one call must not wait for each other to
     /// end. Messages of one rank to another are in the order of calls on both ends, whatever the streams.
     ///
-    /// One end compares its message with the other's before it is launched, as soon as both are known: what is wrong must
-    /// not arrive. It waits for nothing on the host, but where this rank is too far ahead of a peer: then until
-    /// `deadline`. A call that does not return in the [time](super::Builder::work_timeout) that work has ends the group.
+    /// One end compares its message with the other's before it is launched, as soon as both are known,
+    /// because a wrong message must not arrive. The call does not block on the host, unless this rank is too
+    /// far ahead of a peer; then it blocks until `deadline`. A call that does not return within the [work
+    /// timeout](super::Builder::work_timeout) ends the group.
     ///
     /// # Errors
     /// [`PathError::Refused`] with nothing changed. After any other the group is over.
     ///
     /// # Safety
-    /// The buffers are valid until the stream has passed the work (of a capture, until every launch of its graph has),
-    /// what is received into is used by nobody else until then, and what is sent is written by nobody.
+    /// The buffers are valid until the stream has passed the work; in a capture, until every launch
+    /// of its graph has. Until then nothing else uses the memory that is received into, and nothing writes
+    /// the memory that is sent.
     unsafe fn launch(
         &self,
         messages: &[Message],
@@ -59,30 +63,31 @@ pub trait Path: Send + Sync + fmt::Debug {
         deadline: Deadline,
     ) -> Result<(), PathError>;
 
-    /// Has everything that was launched end, undone, whatever it waits for, and refuses what comes later. From any
-    /// thread, also while another is in [`launch`](Self::launch); a second one only waits. Returns when nothing runs any
-    /// more, and at the deadline at the latest.
+    /// Ends all launched work, unfinished, even if it waits for something, and refuses later calls. May be
+    /// called from any thread, also while another is in [`launch`](Self::launch). A second call only waits.
+    /// Returns when no work runs any more, and at the deadline at the latest.
     fn abort(&self, deadline: Deadline);
 
-    /// A member that has ended what was under way, if one has, and whether or not it could say so to the group: what looks
-    /// done from then on may have been ended. Asked once work is seen to be done; a look at memory.
+    /// Returns a member that has ended unfinished work, if there is one, even if it could not report that to
+    /// the group. Work that looks done from then on may be unfinished. Called when work is seen to be done.
+    /// Must only read memory.
     fn given_up(&self) -> Option<usize>;
 }
 
-/// What a path is asked about: what all members that take part know alike.
+/// The operation that a path is asked about. It contains only data that all participating members know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
     /// A message of one member to another, which may be itself.
     Message {
-        /// Who sends.
+        /// The sender.
         from: usize,
-        /// Who receives.
+        /// The receiver.
         to: usize,
     },
 }
 
-/// Why a path does not take an operation.
+/// The reason why a path does not take an operation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Declined(pub String);
@@ -90,47 +95,47 @@ pub struct Declined(pub String);
 /// One end of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message {
-    /// Which end this rank is.
+    /// This rank's end.
     pub way: Way,
     /// The other end.
     pub peer: usize,
-    /// What is sent, or where it is received.
+    /// The buffer to send, or to receive into.
     pub buffer: Buffer,
 }
 
-/// Which end of a message this rank is.
+/// This rank's end of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Way {
-    /// It sends.
+    /// This rank sends.
     Send,
-    /// It receives.
+    /// This rank receives.
     Receive,
 }
 
-/// The two ends of a message have called different things.
+/// The two ends of a message have made different calls.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("message {number} of rank {from} to rank {to}: {sent} were sent, but {received} received")]
 pub struct MessageDifference {
-    /// Who sends: in a group's error, a rank of the job.
+    /// The sender; in a group's error, its rank of the job.
     pub from: usize,
-    /// Who receives.
+    /// The receiver.
     pub to: usize,
-    /// Which message from the one to the other, beginning with 1.
+    /// The number of the message from the one to the other, beginning with 1.
     pub number: u64,
-    /// What is sent: how many elements of which type.
+    /// The data sent: the number of elements and their type.
     pub sent: String,
-    /// What the other end would receive.
+    /// The data that the other end would receive.
     pub received: String,
 }
 
-/// Why a path has not launched messages.
+/// The reason why a path has not launched messages.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PathError {
-    /// They cannot be: nothing was enqueued, and the other ends were told nothing.
+    /// They cannot be launched. Nothing was enqueued, and the other ends were told nothing.
     #[error("{0}")]
     Refused(String),
-    /// One does not fit to what the other end has called.
+    /// A message does not match the other end's call.
     #[error(transparent)]
     Differ(#[from] MessageDifference),
     /// This rank is too far ahead of a peer.
@@ -140,21 +145,21 @@ pub enum PathError {
     Ahead {
         /// The peer.
         peer: usize,
-        /// How many messages.
+        /// The number of messages.
         messages: u64,
-        /// How long this rank waited.
+        /// The time that this rank waited.
         waited: std::time::Duration,
     },
     /// The path was aborted.
     #[error("the path was aborted")]
     Aborted,
-    /// A member has ended what was under way: what has arrived is not to be trusted, and the group is over.
+    /// A member has ended unfinished work. Received data is not valid, and the group is over.
     #[error("rank {peer} has ended what was under way, so what has arrived is not to be trusted")]
     GivenUp {
         /// The member.
         peer: usize,
     },
-    /// The CUDA driver.
+    /// An error of the CUDA driver.
     #[error(transparent)]
     Driver(#[from] cuda_driver::Error),
 }

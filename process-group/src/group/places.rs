@@ -1,8 +1,8 @@
-//! Where a group's buffers lie in windows that its members have in common.
+//! The position of a group's buffers in windows that its members have in common.
 //!
-//! NCCL wants a collective's buffers at the same offset of the same window on every rank, and computes with whatever lies
-//! there. So where they lie is a part of what members compare: of every call in the hash of what was called, and before the
-//! launch in [checked mode](super::Builder::checked).
+//! NCCL requires a collective's buffers at the same offset of the same window on every rank. It does not
+//! check that, and computes with other memory if they differ. Members therefore compare the positions: in the
+//! hash of every call, and before the launch in [checked mode](super::Builder::checked).
 
 use std::sync::{
     Arc, PoisonError, RwLock, RwLockReadGuard,
@@ -16,28 +16,28 @@ use crate::{
     memory::{self, CommonPlace, PlanKey, PlanNames},
 };
 
-/// Names memory that ranks hold at the same places of a common plan, such as that of a symmetric pool.
+/// Names memory that ranks hold at the same positions of a common plan, such as that of a symmetric pool.
 pub trait SymmetricPlaces: Send + Sync {
-    /// Which plan it is.
+    /// Returns the plan.
     fn plan(&self) -> SymmetricPlan;
 
-    /// Where the `bytes` at `address` lie, in one line of words that is the same on every rank for the same place; `None`
-    /// if they are no part of the plan.
+    /// Describes the position of the `bytes` at `address` in one line of text, which is the same on every
+    /// rank for the same position. Returns `None` if they are not part of the plan.
     fn locate(&self, address: u64, bytes: u64) -> Option<String>;
 
-    /// The segment of the plan that `address` lies in, if it is in a window of the group.
+    /// Returns the segment of the plan that contains `address`, if it is in a window of the group.
     fn window(&self, address: u64) -> Option<SymmetricSegment> {
         let _ = address;
         None
     }
 }
 
-/// Which plan ranks hold memory by.
+/// Identifies the plan by which ranks hold memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SymmetricPlan {
-    /// Equal on all ranks for one plan, and for no two plans. All of it is compared.
+    /// Equal on all ranks for one plan, and different for different plans. All of it is compared.
     pub identity: Vec<u8>,
-    /// What the plan is called in descriptions of calls.
+    /// The plan's name in descriptions of calls.
     pub name: String,
 }
 
@@ -52,7 +52,7 @@ pub struct SymmetricSegment {
     pub end: u64,
 }
 
-/// A segment, and the plan that it is of.
+/// A segment and its plan.
 pub(super) struct PlannedSegment {
     plan: PlanKey,
     pub(super) segment: SymmetricSegment,
@@ -64,17 +64,17 @@ impl PlannedSegment {
     }
 }
 
-/// The plans that a group knows.
+/// The plans known to a group.
 #[derive(Default)]
 pub(super) struct Places {
     known: RwLock<Vec<(PlanKey, Arc<dyn SymmetricPlaces>)>>,
-    /// Whether there are any.
+    /// True if there are any.
     any: AtomicBool,
     names: Arc<PlanNames>,
 }
 
 impl Places {
-    /// Of a group whose calls are described with `names`.
+    /// Makes the plans of a group whose calls are described with `names`.
     pub(super) fn new(names: Arc<PlanNames>) -> Self {
         Self { names, ..Self::default() }
     }
@@ -83,7 +83,7 @@ impl Places {
         self.known.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds the plan of `places`, unless the very value is known. Whether it was added.
+    /// Adds the plan of `places`, unless this same value is known. Returns true if it was added.
     fn add(&self, places: Arc<dyn SymmetricPlaces>) -> bool {
         let SymmetricPlan { identity, name } = places.plan();
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
@@ -117,7 +117,7 @@ impl Places {
         self.known().iter().find_map(of_plan).filter(inside)
     }
 
-    /// Notes where the buffers of a task lie, which nobody looks at otherwise.
+    /// Records the position of a task's buffers that no other check looks up.
     pub(super) fn note(&self, communicator: &Communicator, task: &mut Task) {
         if self.are_none() {
             return;
@@ -133,18 +133,19 @@ impl Places {
     }
 }
 
-/// Has the groups of this process look up anew where buffers lie: to be called after windows of a plan, or memory that lies in
-/// one, have come or gone.
+/// Makes the groups of this process look up the position of buffers anew. Call it after windows of a plan, or
+/// memory in one, were added or removed.
 pub fn places_changed() {
     memory::renew();
 }
 
 impl ProcessGroup {
-    /// Has the members compare where the buffers of their collectives lie in `places`: those buffers that NCCL wants at the
-    /// same offset of the same window on every rank. What lies in [windows](SymmetricPlaces::window) is a part of the hash of
-    /// what was called, so that a difference is a [`CollectiveDiverged`](super::GroupError::CollectiveDiverged); in
-    /// [checked mode](super::Builder::checked) all [places](SymmetricPlaces::locate) are compared before each launch. Every
-    /// member does so at the same point of the program; done once for each value.
+    /// Makes the members compare the position in `places` of those buffers that NCCL requires at the same
+    /// offset of the same window on every rank. Positions in [windows](SymmetricPlaces::window) are part of
+    /// the hash of the calls, so a difference causes
+    /// [`CollectiveDiverged`](super::GroupError::CollectiveDiverged). In [checked
+    /// mode](super::Builder::checked) all [positions](SymmetricPlaces::locate) are compared before each
+    /// launch. Every member makes this call at the same point of the program, once for each value.
     pub fn compare_places(&self, places: Arc<dyn SymmetricPlaces>) {
         if self.sight.places.add(places) {
             places_changed();

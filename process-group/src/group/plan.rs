@@ -1,41 +1,42 @@
-//! Which rank comes into which subgroup: decided from what all members asked for, alike on every member.
+//! Assigns ranks to subgroups, from the requests of all members. Every member computes the same assignment.
 
 use std::{
     collections::{BTreeMap, HashMap},
     fmt::Write as _,
 };
 
-/// What one member asks of a split.
+/// One member's request for a split.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
-    /// Ranks that give one color become one subgroup, ordered by key and then by rank; who gives none comes into
-    /// none. Subgroups are numbered by ascending color.
+    /// Ranks with the same color become one subgroup, ordered by key and then by rank. Ranks without a color
+    /// are in no subgroup. Subgroups are numbered by ascending color.
     Color {
         /// The color, if any.
         color: Option<u32>,
-        /// The place among those of the color.
+        /// The sort key among the ranks of the color.
         key: i64,
     },
-    /// Every subgroup with its ranks of the job, in the order that they shall have; the same lists on every member.
+    /// The ranks of the job in every subgroup, in the order of their new ranks. The lists must be equal on
+    /// every member.
     Lists(Vec<Vec<usize>>),
 }
 
-/// Where a member comes to.
+/// A member's place in the split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placement {
-    /// Which subgroup.
+    /// The number of the subgroup.
     pub group: usize,
     /// Its rank there.
     pub rank: usize,
 }
 
-/// The subgroups of a split, each with its members' places in the parent, in order.
+/// The subgroups of a split: for each, its members' places in the parent, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SplitPlan {
     groups: Vec<Vec<usize>>,
 }
 
-/// Requests that make no split. Ranks are ranks of the job.
+/// Requests that do not form a split. Ranks are ranks of the job.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SplitError {
@@ -44,61 +45,61 @@ pub enum SplitError {
         "the request of rank {rank} cannot be read ({problem}); does it run another version of this program?"
     )]
     Unreadable {
-        /// Whose request.
+        /// The rank of the request.
         rank: usize,
-        /// What is wrong with it.
+        /// The problem with it.
         problem: String,
     },
-    /// Two members asked for different things where all must ask for the same.
+    /// Two members have different requests where all must be equal.
     #[error(
         "split: rank {rank} asked for {asked}, but rank {other} for {other_asked}; all members ask for the same"
     )]
     Different {
         /// One rank.
         rank: usize,
-        /// What it asked for.
+        /// Its request.
         asked: String,
         /// The other.
         other: usize,
-        /// What that one asked for.
+        /// The other's request.
         other_asked: String,
     },
     /// A list names a rank that is not in the group that is split.
     #[error("split: list {list} names rank {rank}, which is not in the group (its ranks: {})", super::error::list(.members))]
     NotAMember {
-        /// Which list.
+        /// The index of the list.
         list: usize,
         /// The rank.
         rank: usize,
         /// The group's ranks.
         members: Vec<usize>,
     },
-    /// A rank is named twice; one split makes groups without common members.
+    /// A rank is named twice. The groups of one split have no common members.
     #[error(
         "split: rank {rank} is in list {first} and in list {second}; split twice for groups that overlap"
     )]
     Twice {
         /// The rank.
         rank: usize,
-        /// Where it stands first.
+        /// The list of its first occurrence.
         first: usize,
-        /// Where it stands again.
+        /// The list of its second occurrence.
         second: usize,
     },
     /// A list without ranks.
     #[error("split: list {list} is empty")]
     Empty {
-        /// Which list.
+        /// The index of the list.
         list: usize,
     },
 }
 
 impl SplitPlan {
-    /// The plan that follows from what the members asked for, in the order of their places in the parent.
+    /// Computes the plan from the requests of the members, in the order of their places in the parent.
     /// `members` are their ranks of the job.
     ///
     /// # Errors
-    /// Why the requests make no split; the same on every member.
+    /// The reason why the requests do not form a split; the same on every member.
     pub fn new(requests: &[Request], members: &[usize]) -> Result<Self, SplitError> {
         let Some(first) = requests.first() else { return Ok(Self { groups: Vec::new() }) };
         let mut colors = Vec::new();
@@ -124,7 +125,7 @@ impl SplitPlan {
         }
     }
 
-    /// The subgroups of members that give one color, ordered by key and then by place; ascending color.
+    /// Groups members by color, ordered by key and then by place. Subgroups are in ascending order of color.
     #[must_use]
     pub fn from_colors(colors: &[(Option<u32>, i64)]) -> Self {
         let mut groups: BTreeMap<u32, Vec<(i64, usize)>> = BTreeMap::new();
@@ -140,10 +141,10 @@ impl SplitPlan {
         Self { groups: groups.into_values().map(ordered).collect() }
     }
 
-    /// The subgroups that `lists` name by ranks of the job; `members` are those of the parent.
+    /// Builds the subgroups that `lists` name by ranks of the job. `members` are those of the parent.
     ///
     /// # Errors
-    /// A rank that is no member, or is named twice; an empty list.
+    /// A rank that is not a member, or is named twice; an empty list.
     pub fn from_lists(lists: &[Vec<usize>], members: &[usize]) -> Result<Self, SplitError> {
         let places: HashMap<usize, usize> =
             members.iter().enumerate().map(|(place, rank)| (*rank, place)).collect();
@@ -166,13 +167,13 @@ impl SplitPlan {
         Ok(Self { groups })
     }
 
-    /// The subgroups: each its members' places in the parent, in order.
+    /// Returns the subgroups: for each, its members' places in the parent, in order.
     #[must_use]
     pub fn groups(&self) -> &[Vec<usize>] {
         &self.groups
     }
 
-    /// Where the member at `place` of the parent comes to, if anywhere.
+    /// Returns the subgroup and rank of the member at `place` of the parent, if it has any.
     #[must_use]
     pub fn placement(&self, place: usize) -> Option<Placement> {
         self.groups.iter().enumerate().find_map(|(group, places)| {
@@ -189,7 +190,7 @@ impl Request {
         }
     }
 
-    /// As text, for the store, with the name that the subgroups shall have.
+    /// Encodes it as text for the store, with the requested name of the subgroups.
     pub(super) fn encode(&self, name: &str) -> String {
         let mut text = match self {
             Self::Color { color: Some(color), key } => format!("color {color} {key}"),
@@ -204,7 +205,7 @@ impl Request {
         text
     }
 
-    /// From text that [`encode`](Self::encode) wrote; with the name.
+    /// Decodes text that [`encode`](Self::encode) wrote, with the name.
     pub(super) fn decode(rank: usize, bytes: &[u8]) -> Result<(Self, String), SplitError> {
         let wrong = || {
             let problem = format!("it is {:?}", String::from_utf8_lossy(bytes));
@@ -235,7 +236,7 @@ impl Request {
     }
 }
 
-/// The plan and the name from what all members posted; the same on every member.
+/// Computes the plan and the name from the records of all members; the same on every member.
 pub(super) fn agree(records: &[Vec<u8>], members: &[usize]) -> Result<(SplitPlan, String), SplitError> {
     let read = |(record, rank): (&Vec<u8>, &usize)| Request::decode(*rank, record);
     let (requests, names): (Vec<_>, Vec<_>) =

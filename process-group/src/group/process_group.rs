@@ -1,4 +1,4 @@
-//! A group: who is in it, what it is known by, and its end.
+//! A process group: its members, its identity, and its end.
 
 use std::{
     fmt,
@@ -36,10 +36,10 @@ use crate::{
     watch::{Guard, Watch},
 };
 
-/// What a group is known by: equal on all its members, and never given to another group of the store.
+/// The identity of a group: equal on all its members, and never given to another group of the store.
 ///
-/// Groups of one store have ascending uids in the order of their making, so a program that takes its groups in the
-/// order of their ids takes them in one order on every rank.
+/// Groups of one store have ascending uids in the order in which they are made. A program that uses its
+/// groups in the order of their ids therefore uses them in the same order on every rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId {
     /// The group's number in the store.
@@ -70,7 +70,7 @@ impl fmt::Display for GroupId {
 /// # Ok(()) }
 /// ```
 pub struct ProcessGroup {
-    /// Goes first: the other members are told before anything is let go of.
+    /// The first field, so that on drop the other members are told before anything is freed.
     pub(super) membership: Membership,
     pub(super) name: Arc<str>,
     pub(super) rank: usize,
@@ -80,11 +80,11 @@ pub struct ProcessGroup {
     pub(super) communicator: Communicator,
     pub(super) connection: Connection,
     pub(super) messages: Messages,
-    /// Told of its communicators.
+    /// Called with the group's communicators.
     pub(super) followers: Vec<Follower>,
-    /// Where groups get their numbers: the same for a group and its subgroups.
+    /// The source of group numbers in the store, which a group shares with its subgroups.
     pub(super) numbers: PrefixStore,
-    /// The first group's own part of the store: the same for a group and its subgroups.
+    /// The first group's own part of the store, which it shares with its subgroups.
     pub(super) job: PrefixStore,
     /// This group's own part of the store.
     pub(super) store: PrefixStore,
@@ -100,24 +100,25 @@ pub struct ProcessGroup {
     pub(super) outstanding: Arc<Outstanding>,
     pub(super) desk: Arc<Desk>,
     pub(super) watch: Arc<Watch>,
-    /// The watchdog looks after the group as long as it is there.
+    /// Keeps the watchdog's checks of the group running.
     pub(super) _guard: Guard,
-    /// There if calls are compared before they are launched.
+    /// Present if calls are compared before they are launched.
     pub(super) checked: Option<Checked>,
-    /// Of the communicators that all members make; pairs have their own.
+    /// Registration with the communicators that all members make. Pairs have their own.
     pub(super) registered: OnceLock<Registered>,
     pub(super) sight: Sight,
 }
 
-/// Whether a group goes on ([`ProcessGroup::standing_handle`]). Keeps nothing of it.
+/// Tells whether a group is still usable ([`ProcessGroup::standing_handle`]). Keeps no part of the group
+/// alive.
 #[derive(Clone)]
 pub struct Standing(Weak<Vigil>);
 
 impl Standing {
-    /// Whether the group goes on, as [`ProcessGroup::standing`] says; of one that is gone nothing is known.
+    /// Like [`ProcessGroup::standing`]. Returns `Ok` after the group was dropped.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`ProcessGroup::standing`].
     pub fn check(&self) -> Result<()> {
         self.0.upgrade().map_or(Ok(()), |vigil| vigil.check())
     }
@@ -130,106 +131,108 @@ impl fmt::Debug for Standing {
 }
 
 impl ProcessGroup {
-    /// Begins to make a group; what the builder is not told comes from the environment.
+    /// Begins to make a group. Settings that the builder is not given come from the environment.
     pub fn builder() -> Builder {
         Builder::new()
     }
 
-    /// What it is known by.
+    /// Returns its identity.
     #[must_use]
     pub fn id(&self) -> GroupId {
         self.counter.id
     }
 
-    /// What it is called, in messages and in the store.
+    /// Returns its name, as used in messages and in the store.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// This rank, below [`size`](Self::size).
+    /// Returns this rank, below [`size`](Self::size).
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// How many ranks it has.
+    /// Returns the number of ranks.
     #[must_use]
     #[doc(alias = "world_size")]
     pub fn size(&self) -> usize {
         self.ranks.len()
     }
 
-    /// This rank's rank of the job.
+    /// Returns this rank's rank of the job.
     #[must_use]
     pub fn global_rank(&self) -> usize {
         self.ranks[self.rank]
     }
 
-    /// The ranks of the job that are members, in the order of their ranks here.
+    /// Returns the ranks of the job that are members, in the order of their ranks here.
     #[must_use]
     pub fn global_ranks(&self) -> Vec<usize> {
         self.ranks.to_vec()
     }
 
-    /// What the members said of themselves, in the order of their ranks here; the same on every member. In a group that
-    /// was [joined from PyTorch](Builder::join_torch), whose ranks say nothing, it is this rank alone.
+    /// Returns the members' descriptions of themselves, in the order of their ranks here; the same on every
+    /// member. A group that was [joined from PyTorch](Builder::join_torch) has only this rank's, because
+    /// PyTorch's ranks publish none.
     #[must_use]
     pub fn members(&self) -> &[Member] {
         &self.members
     }
 
-    /// The context of this rank's device.
+    /// Returns the context of this rank's device.
     #[must_use]
     pub fn context(&self) -> &Context {
         self.communicator.context()
     }
 
-    /// The library.
+    /// Returns the NCCL library.
     #[must_use]
     pub fn nccl(&self) -> &Nccl {
         self.communicator.nccl()
     }
 
-    /// The group's communicator. Work that is enqueued on it directly is in no [`sequence`](Self::sequence). That of a
-    /// [lazy](Builder::lazy) group refuses every call with [`CommError::Unmade`](crate::comm::CommError::Unmade) until
-    /// the group is [connected](Self::connect).
+    /// Returns the group's communicator. Work that is enqueued on it directly is not counted in
+    /// [`sequence`](Self::sequence). The communicator of a [lazy](Builder::lazy) group refuses every call
+    /// with [`CommError::Unmade`](crate::comm::CommError::Unmade) until the group is
+    /// [connected](Self::connect).
     #[must_use]
     pub fn communicator(&self) -> &Communicator {
         &self.communicator
     }
 
-    /// The group's own part of the store, for its members' agreements. It can be used after the group is over: waits there
-    /// end with their deadline.
+    /// Returns the group's own part of the store, for its members' agreements. It can be used after the group
+    /// is over. Waits there then end with their deadline.
     #[must_use]
     pub fn store(&self) -> PrefixStore {
         PrefixStore::new("user", Arc::new(self.store.clone()))
     }
 
-    /// The part of the store that the group shares with all groups that were split from the same first group, directly or
-    /// not: for agreements among ranks of the job, whichever of these groups they are in.
+    /// Returns the part of the store that the group shares with all groups that were split, directly or not,
+    /// from the same first group. It is for agreements among ranks of the job, independent of these groups.
     #[must_use]
     pub fn job_store(&self) -> PrefixStore {
         PrefixStore::new("job", Arc::new(self.job.clone()))
     }
 
-    /// How long the group waits for its members where no deadline is given.
+    /// Returns the group's default deadline, for waits that are given none.
     #[must_use]
     pub fn timeout(&self) -> Deadline {
         Deadline::after(self.terms.timeout)
     }
 
-    /// How many calls were enqueued on this rank: collectives, messages, and marked launches of graphs. It numbers this
-    /// rank's calls and is compared with no other rank's, as members need not exchange equally many messages:
-    /// [`enqueued_on`](super::enqueued_on) has what members have in common. Calls that a graph captured count once,
-    /// when they were captured.
+    /// Returns the number of calls that were enqueued on this rank: collectives, messages, and marked
+    /// launches of graphs. It numbers this rank's calls and must not be compared with another rank's, as
+    /// members need not exchange equally many messages. [`enqueued_on`](super::enqueued_on) returns counts
+    /// that members can compare. Calls that a graph captured count once, when they were captured.
     #[must_use]
     pub fn sequence(&self) -> u64 {
         self.counter.calls()
     }
 
-    /// Whether the group can have windows: decided from what the members said of themselves, so every member comes
-    /// to the same answer.
+    /// Returns `Ok` if the group can have windows. Decided from the records of all members, so every member
+    /// gets the same answer.
     ///
     /// # Errors
     /// The reason why not.
@@ -237,42 +240,46 @@ impl ProcessGroup {
         if self.has_strangers() {
             return Err(WindowsUnsupported::Strangers);
         }
-        // The oldest driver speaks for all.
+        // The oldest driver decides for all.
         let driver = self.members.iter().map(|member| member.driver).min().unwrap_or_default();
         let members: Vec<_> = self.members.iter().collect();
         member::window_facts(&members).decide(self.nccl(), driver, self.size())
     }
 
-    /// Whether the group goes on, without waiting: for a program that is in none of its calls.
+    /// Returns `Ok` while the group is usable. Does not block. For programs that currently make no other call
+    /// of the group.
     ///
     /// # Errors
-    /// What ended the group: [`GroupError::Lost`], [`GroupError::Overdue`], [`GroupError::CollectiveDiverged`],
-    /// [`GroupError::MemberFailed`]; [`GroupError::Comm`] for what went wrong in the background here, which ends it.
+    /// The error that ended the group: [`GroupError::Lost`], [`GroupError::Overdue`],
+    /// [`GroupError::CollectiveDiverged`], [`GroupError::MemberFailed`]. [`GroupError::Comm`] for an
+    /// asynchronous error on this rank, which ends the group.
     pub fn check(&self) -> Result<()> {
         self.counter.vigil.check()?;
         self.counter.vigil.check_background()
     }
 
-    /// Whether the group goes on, as far as this process knows: [`check`](Self::check) without asking the library, for
-    /// waits of one's own that are to end with the group. A few ns.
+    /// Returns `Ok` while the group is usable, as far as this process knows. It is [`check`](Self::check)
+    /// without asking the library, for a program's own wait loops that should end with the group. Takes a few
+    /// ns.
     ///
     /// # Errors
-    /// As for [`check`](Self::check), but for what nobody has noticed yet.
+    /// As for [`check`](Self::check), except errors that were not noticed yet.
     pub fn standing(&self) -> Result<()> {
         self.counter.vigil.check()
     }
 
-    /// What tells whether the group goes on, for who outlives the borrow of it.
+    /// Returns a handle for [`standing`](Self::standing) that may outlive the group.
     #[must_use]
     pub fn standing_handle(&self) -> Standing {
         Standing(Arc::downgrade(&self.counter.vigil))
     }
 
-    /// Waits until all members have come here. For the host only: it says nothing about work on the devices.
+    /// Waits until all members have arrived here. For the host only: it does not wait for work on the
+    /// devices.
     ///
     /// # Errors
-    /// [`GroupError::Absent`] with who did not come, the same on every member that came; [`GroupError::Lost`];
-    /// [`GroupError::Joined`].
+    /// [`GroupError::Absent`] with the members that did not come, the same on every member that
+    /// came; [`GroupError::Lost`]; [`GroupError::Joined`].
     pub fn barrier(&self, deadline: Deadline) -> Result<()> {
         self.agrees("barrier")?;
         let name = format!("barrier/{}", self.barriers.fetch_add(1, Ordering::AcqRel));
@@ -282,18 +289,18 @@ impl ProcessGroup {
         })
     }
 
-    /// Waits until everything that this rank enqueued through the group is done. Launches of captured graphs are not
-    /// seen.
+    /// Waits until all work that this rank enqueued through the group is done. Launches of captured graphs
+    /// are not included.
     ///
     /// # Errors
-    /// [`GroupError::WorkTimeout`] with the first operation that is not; [`GroupError::Comm`] for what went wrong
-    /// in the background.
+    /// [`GroupError::WorkTimeout`] with the first operation that is not done; [`GroupError::Comm`]
+    /// for an asynchronous error.
     pub fn quiesce(&self, deadline: Deadline) -> Result<()> {
         self.outstanding.latest().iter().try_for_each(|work| work.wait_timeout(deadline))
     }
 
-    /// Waits on the host until `work`, which is of this group, is done; past the deadline it asks all members how far
-    /// they are, which takes up to `patience` more.
+    /// Waits on the host until `work` of this group is done. After the deadline it asks all members for their
+    /// progress, which takes up to `patience` more.
     ///
     /// # Errors
     /// Those of [`Work::wait_timeout`].
@@ -307,9 +314,10 @@ impl ProcessGroup {
         }
     }
 
-    /// How far every member is, and what it called last: asked over the store, and answered by a thread of each
-    /// member's, within a second, whatever its other threads do. Not collective. A member that does not answer by the
-    /// deadline is gone, or stopped, or cannot reach the store. [`observe`](Self::observe) asks from outside.
+    /// Returns the progress and the last call of every member. Asks over the store. A separate thread of each
+    /// member answers within a second, even if its other threads are blocked. Not collective. A member that
+    /// does not answer by the deadline has died, has stopped, or cannot reach the store.
+    /// [`observe`](Self::observe) asks from outside.
     ///
     /// # Errors
     /// [`GroupError::Store`].
@@ -317,48 +325,50 @@ impl ProcessGroup {
         Ok(self.desk.ask(&self.id().to_string(), &self.name, &self.global_ranks(), deadline)?)
     }
 
-    /// The group, on a rank that hosts its store if it does.
+    /// Attaches the store that this rank hosts for the group, if any.
     pub(super) fn hosting(self, store: Option<TcpStore>) -> Self {
         let (watch, vigil) = (self.watch.clone(), self.counter.vigil.clone());
         Self { host: store.map(|store| Hosted { store, watch, vigil }), ..self }
     }
 
-    /// What the flight recorder holds of this rank: its last calls in this group, in the one that it was split from,
-    /// and in all others that were.
+    /// Returns the contents of this rank's flight recorder: its last calls in this group, in the group that
+    /// it was split from, and in all groups split from that.
     #[must_use]
     pub fn dump(&self) -> Dump {
         self.counter.track.recorder().dump()
     }
 
-    /// What aborts the group's communicator from any thread, whatever it is blocked in, and with it the group and what
-    /// it has for messages.
+    /// Returns a handle that aborts the group's communicator from any thread, even if a call blocks in it.
+    /// The abort also ends the group and its communicators for messages.
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
         self.communicator.abort_handle()
     }
 
-    /// Ends the group on all members, because something that they share has failed here: each has
-    /// [`GroupError::MemberFailed`] with this rank and `reason` from then on, also from [`check`](Self::check). Returns at
-    /// once. The communicators are aborted in the background, and the other members are told through the store.
+    /// Ends the group on all members, because shared state has failed on this rank. From then on each member
+    /// gets [`GroupError::MemberFailed`] with this rank and `reason`, also from [`check`](Self::check). Does
+    /// not block. The communicators are aborted in the background, and the other members are told through the
+    /// store.
     ///
-    /// For crates above this one that keep state of their own in a group.
+    /// For crates above this one that keep their own state in a group.
     pub fn fail(&self, reason: impl Into<String>) {
         self.counter.vigil.fail(reason.into());
     }
 
-    /// Ends the group when its work is done. Collective: every member destroys it. The rank that hosts the store
-    /// for the group waits a moment for the others to leave the store, so that none sees it die; subgroups end first.
+    /// Ends the group when its work is done. Collective: every member destroys it. The rank that hosts the
+    /// store for the group waits a moment for the others to leave the store, so that they do not see it
+    /// close. Subgroups end first.
     ///
     /// # Errors
     /// Those of [`Communicator::destroy`].
     pub fn destroy(self, deadline: Deadline) -> Result<()> {
         const FAREWELL: Duration = Duration::from_secs(10);
         let _range = profile::range("destroy", &self.name, 0);
-        // What is outstanding goes last: with the path goes what is not done.
-        // Dropped in the reverse order after an error: the store goes last.
+        // Outstanding work is dropped last, because dropping the path ends work that is not done. After an
+        // error the rest is dropped in the reverse order, with the store last.
         let Self { host, membership, outstanding, communicator, messages, rank, counter, .. } = self;
         counter.vigil.check()?;
-        // NCCL waits for its own; of what was revoked there is nothing to wait for.
+        // NCCL waits for its own work. Revoked work needs no wait.
         if messages.are_on_path() && counter.vigil.check_work().is_ok() {
             outstanding.latest().iter().try_for_each(|work| work.wait_timeout(deadline))?;
         }
@@ -367,7 +377,7 @@ impl ProcessGroup {
             messages.into_iter().chain([communicator.destroy(deadline)]).collect::<comm::Result<()>>();
         counter.vigil.explain(destroyed.map_err(GroupError::from))?;
         membership.end();
-        // What is done now is not asked again.
+        // The state of work that is done now is not asked again.
         outstanding.look();
         if let Some(host) = &host {
             host.farewell(deadline.at_most(FAREWELL));
@@ -375,8 +385,9 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// Ends the group at once. Every member must abort it too. The flight recorder's dump is written first, if there
-    /// is a [folder](Builder::dump_folder) for it; that it cannot be does not hold the abort up.
+    /// Ends the group at once. Every member must abort it too. The flight recorder's dump is written first,
+    /// if there is a [folder](Builder::dump_folder) for it. A dump that cannot be written does not stop the
+    /// abort.
     ///
     /// # Errors
     /// Those of [`Communicator::abort`].
@@ -386,12 +397,13 @@ impl ProcessGroup {
         Ok(self.counter.vigil.abort_all(deadline)?)
     }
 
-    /// Whether some members are not of this crate: they said nothing of themselves, and meet nobody at the store.
+    /// Returns true if some members do not use this crate: they publish no record, and take part in no
+    /// meetings.
     fn has_strangers(&self) -> bool {
         self.members.len() < self.size()
     }
 
-    /// Refuses what the members agree on where they cannot.
+    /// Fails in a group whose members cannot make agreements.
     pub(super) fn agrees(&self, operation: &'static str) -> Result<()> {
         if self.has_strangers() {
             return Err(GroupError::Joined { operation, group: self.name.to_string() });
@@ -399,13 +411,13 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// Gives an error of a meeting of members the names that the job knows.
+    /// Converts an error of a meeting to one with the job's ranks.
     pub(super) fn explain(&self, error: StoreError, meeting: &'static str) -> GroupError {
         explain(&self.name, &self.global_ranks(), error, meeting)
     }
 }
 
-/// Gives an error of a meeting the ranks of the job; `ranks` are those of the group.
+/// Converts an error of a meeting to one with the ranks of the job. `ranks` are those of the group.
 pub(super) fn explain(group: &str, ranks: &[usize], error: StoreError, meeting: &'static str) -> GroupError {
     match error {
         StoreError::Absent { ranks: absent, waited, .. } => GroupError::Absent {
@@ -426,5 +438,5 @@ impl fmt::Debug for ProcessGroup {
     }
 }
 
-/// The store as the group sees it: shared with the user's other keys.
+/// The type of the user's store. The group shares it with the user's other keys.
 pub(super) type SharedStore = Arc<dyn Store>;

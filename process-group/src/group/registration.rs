@@ -1,8 +1,8 @@
-//! Whether a group's memory is registered: on all of its members, or on none.
+//! Registration of a group's memory: on all of its members, or on none.
 //!
-//! What each rank wants and can is a part of what the members say of themselves. Where all want it and can, every rank
-//! registers the segments that it has with the communicators that were just made, and those who made them meet once
-//! more: with what they registered, or with what went wrong. One answer follows from that for all.
+//! Each rank's record says if the rank wants registration, and if it can register. If all want it and can,
+//! every rank registers its segments with the communicators that were just made. The ranks then meet once
+//! more, each with its registered classes or its error. All of them reach the same outcome from that.
 
 use std::{env, fmt};
 
@@ -15,25 +15,25 @@ use crate::{
     store::Deadline,
 };
 
-/// What a rank says of registration when it joins.
+/// A rank's position on registration when it joins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Stance {
-    /// It wants it, and can.
+    /// It wants registration, and can register.
     Wanted,
-    /// It was not asked to.
+    /// Registration was not requested.
     NotAsked,
-    /// It was asked to, and is built without the feature `registration`.
+    /// Requested, but the crate is built without the feature `registration`.
     NotBuilt,
-    /// It was asked to, and its NCCL has no registration.
+    /// Requested, but its NCCL has no registration.
     Release,
-    /// It was asked to, and its environment forbids NCCL to register.
+    /// Requested, but its environment forbids NCCL to register.
     LocalRegister,
-    /// It was asked to, and its environment has NCCL copy by the driver, which registers nothing.
+    /// Requested, but its environment makes NCCL copy with the driver, which registers nothing.
     CudaMemcpy,
 }
 
-/// With the words that stand for them in the store.
+/// Each value with its text in the store.
 const STANCES: [(Stance, &str); 6] = [
     (Stance::Wanted, "register"),
     (Stance::NotAsked, "unasked"),
@@ -44,7 +44,7 @@ const STANCES: [(Stance, &str); 6] = [
 ];
 
 impl Stance {
-    /// This rank's.
+    /// Returns this rank's position.
     pub(super) fn here(wanted: bool, nccl: &Nccl) -> Self {
         let set = |name: &str| env::var(name).ok().and_then(|value| value.trim().parse::<i64>().ok());
         if !wanted {
@@ -71,28 +71,28 @@ impl Stance {
     }
 }
 
-/// Why a group's memory is not registered: the same on every member. Ranks are those of the job.
+/// The reason why a group's memory is not registered; the same on every member. Ranks are those of the job.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotRegistered {
-    /// Nobody asked for it.
+    /// No rank requested it.
     #[error(
         "no rank was asked to register: Builder::registration, or NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK=1 on all"
     )]
     NotAsked,
-    /// The group is lazy: its members agree on it when they make its communicator.
+    /// The group is lazy. Its members agree on registration when they make its communicator.
     #[error("the group has not made its communicator yet (Builder::lazy)")]
     Lazy,
     /// The group was joined from PyTorch.
     #[error("the group was joined from PyTorch, whose ranks do not say what they register")]
     Joined,
-    /// Some ranks were asked to, but not this one.
+    /// Some ranks requested it, but not this one.
     #[error("rank {rank} was not asked to register; ask all (Builder::registration) or none")]
     NotAskedOf {
         /// The rank.
         rank: usize,
     },
-    /// A rank is built without it.
+    /// A rank is built without the feature.
     #[error("rank {rank} is built without the feature `registration`")]
     NotBuilt {
         /// The rank.
@@ -111,10 +111,10 @@ pub enum NotRegistered {
     Environment {
         /// The rank.
         rank: usize,
-        /// What is set.
+        /// The setting.
         setting: &'static str,
     },
-    /// A rank follows no allocator.
+    /// A rank has no allocator attached.
     #[error(
         "rank {rank} had attached no SegmentRegistrar to an allocator of its device when the communicator was made"
     )]
@@ -122,35 +122,36 @@ pub enum NotRegistered {
         /// The rank.
         rank: usize,
     },
-    /// Ranks follow allocators of different kinds, so that of one buffer some would have it registered and others not.
+    /// Ranks have allocators of different kinds. A buffer could then be registered on some ranks and not on
+    /// others.
     #[error("rank {rank} has allocators of {found}, but rank {other} of {other_found}")]
     Allocators {
         /// One rank.
         rank: usize,
-        /// What its allocators' memory is.
+        /// The kind of its allocators' memory.
         found: String,
         /// The other.
         other: usize,
-        /// What that one's is.
+        /// The kind of the other's.
         other_found: String,
     },
     /// No allocator has memory that can be registered.
     #[error("the memory of the ranks' allocators cannot be registered: {reason}")]
     Unregistrable {
-        /// Why.
+        /// The reason.
         reason: Unregistrable,
     },
-    /// A rank could not register what it had.
+    /// A rank could not register its segments.
     #[error("rank {rank} could not register its memory: {problem}")]
     Failed {
         /// The rank.
         rank: usize,
-        /// What failed.
+        /// The failure.
         problem: String,
     },
 }
 
-/// What follows from what the members said of themselves.
+/// Decides from the members' records.
 fn decide(members: &[Member]) -> Result<(), NotRegistered> {
     if members.iter().all(|member| member.registration == Stance::NotAsked) {
         return Err(NotRegistered::NotAsked);
@@ -167,17 +168,17 @@ fn decide(members: &[Member]) -> Result<(), NotRegistered> {
     })
 }
 
-/// What became of registration with communicators that were made together.
+/// The outcome of registration with communicators that were made together.
 pub(super) struct Registered {
     pub(super) outcome: Result<(), NotRegistered>,
-    /// Whose segments the communicators know.
+    /// The registrars whose segments the communicators know.
     pub(super) registrars: Vec<u64>,
     #[cfg(feature = "registration")]
     _enlistment: Option<crate::registration::Enlistment>,
 }
 
 impl Registered {
-    /// Nothing is.
+    /// Nothing is registered, for this reason.
     pub(super) fn not(reason: NotRegistered) -> Self {
         Self {
             outcome: Err(reason),
@@ -195,19 +196,20 @@ impl fmt::Debug for Registered {
 }
 
 impl Builder {
-    /// Has the segments of the allocators that this process follows registered with the group's communicator, those of
-    /// its [messages](super::P2pPolicy), and those of groups that are split from it (default: not, unless `NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, or
-    /// `TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, is 1). The members agree on it: either all register, or none, and
-    /// [`ProcessGroup::registration`] says why. Allocators are attached before the group is made; see the module
-    /// `registration`.
+    /// Registers the segments of the allocators that this process follows with the group's communicator, with
+    /// the communicators of its [messages](super::P2pPolicy), and with those of groups that are split from it
+    /// (default: off, unless `NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, or
+    /// `TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, is 1). The members agree: either all register, or
+    /// none does, and [`ProcessGroup::registration`] returns the reason. Attach allocators before the group
+    /// is made; see the module `registration`.
     pub fn registration(mut self, wanted: bool) -> Self {
         self.registration = Some(wanted);
         self
     }
 
-    /// Whether the group looks that the buffers it is given are memory of its device (default: yes). Each allocation is
-    /// looked at when it is seen for the first time; what was freed meanwhile, and is something else now, is not noticed.
-    /// Without, [`ProcessGroup::registration_report`] counts nothing.
+    /// Checks that the buffers given to the group are memory of its device (default: on). Each allocation is
+    /// checked when it is first seen. Memory that was freed and reused since is not noticed. Without the
+    /// check, [`ProcessGroup::registration_report`] counts nothing.
     pub fn check_buffers(mut self, check: bool) -> Self {
         self.check_buffers = check;
         self
@@ -215,18 +217,19 @@ impl Builder {
 }
 
 impl ProcessGroup {
-    /// Whether the memory of this process's allocators is registered with the group's communicator, and with its
-    /// [lanes](super::P2pPolicy::Lanes): the same answer on every member, from when those were made. The communicators
-    /// of pairs have an answer each, [`P2pReport::not_registered`](super::P2pReport::not_registered).
+    /// Returns `Ok` if the memory of this process's allocators is registered with the group's communicator,
+    /// and with its [lanes](super::P2pPolicy::Lanes). The answer is the same on every member, from when those
+    /// were made. The communicators of pairs have their own answers in
+    /// [`P2pReport::not_registered`](super::P2pReport::not_registered).
     ///
     /// # Errors
-    /// The reason why not, with the rank that it is for.
+    /// The reason why not, with the rank that causes it.
     pub fn registration(&self) -> Result<(), NotRegistered> {
         self.registered.get().map_or(Err(NotRegistered::Lazy), |registered| registered.outcome.clone())
     }
 
-    /// Has `all`, who have made these communicators, agree on registration with them. Collective where all members of
-    /// the group want it.
+    /// Agrees with `all`, the ranks that made these communicators, on registration with them. Collective if
+    /// all members of the group want it.
     pub(super) fn agree_on_registration(
         &self,
         all: &Formation<'_>,
@@ -280,7 +283,7 @@ mod vote {
     use super::NotRegistered;
     use crate::{memory::Unregistrable, registration::MemoryClass};
 
-    /// What a rank met the others with.
+    /// The result that a rank brings to the meeting.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub(super) struct Ballot {
         pub(super) classes: Vec<MemoryClass>,
@@ -294,7 +297,7 @@ mod vote {
     ];
 
     impl Ballot {
-        /// As text: a letter for each allocator, and what went wrong.
+        /// Encodes it as text: a letter for each allocator, and the error.
         pub(super) fn encode(&self) -> String {
             let letter = |class: &MemoryClass| {
                 CLASSES.iter().find(|(known, ..)| known == class).map(|(_, letter, _)| *letter)
@@ -321,7 +324,7 @@ mod vote {
         }
     }
 
-    /// What follows from all ballots, which are in the order of `ranks`.
+    /// Returns the outcome of all ballots, which are in the order of `ranks`.
     pub(super) fn count(cards: &[Vec<u8>], ranks: &[usize]) -> Result<(), NotRegistered> {
         let mut ballots = Vec::new();
         for (card, rank) in cards.iter().zip(ranks) {

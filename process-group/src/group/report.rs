@@ -1,4 +1,4 @@
-//! Which operations' buffers lay in registered memory, and why others did not.
+//! Reports which operations' buffers were in registered memory, and the reasons for those that were not.
 
 use std::fmt;
 
@@ -8,14 +8,15 @@ use crate::{
     memory::{Place, Unregistrable},
 };
 
-/// How a buffer lay when an operation was given it.
+/// The registration of a buffer when it was given to an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
 pub enum Lying {
     /// In a segment that is registered with the group's communicator.
     Registered,
-    /// In a segment that would be registered, had the members agreed to it: [`RegistrationReport::policy`] says why not.
+    /// In a segment that could be registered, but the members did not agree to it.
+    /// [`RegistrationReport::policy`] has the reason.
     NotAgreed,
     /// In no segment of an allocator that is followed.
     Foreign,
@@ -35,7 +36,7 @@ impl Lying {
         Self::ALL.get(code as usize).copied()
     }
 
-    /// How memory lies to a communicator that knows these registrars' segments, if any.
+    /// Returns the state of memory for a communicator that knows these registrars' segments, if any.
     pub(super) fn of(place: &Place, registrars: Option<&[u64]>) -> Self {
         match (place.segment, registrars) {
             (None, _) => Self::Foreign,
@@ -45,7 +46,7 @@ impl Lying {
         }
     }
 
-    /// How memory of segments that can be registered lies, by who follows their allocator.
+    /// Returns the state of memory in a registrable segment, by the registrar of its allocator.
     pub(super) fn of_registrar(registrar: u64, registrars: Option<&[u64]>) -> Self {
         match registrars {
             None => Self::NotAgreed,
@@ -54,7 +55,7 @@ impl Lying {
         }
     }
 
-    /// Why memory that lies so is not registered; `None` if it is.
+    /// Returns the reason why such memory is not registered; `None` if it is.
     #[must_use]
     pub const fn reason(self) -> Option<&'static str> {
         match self {
@@ -68,39 +69,41 @@ impl Lying {
     }
 }
 
-/// Which buffers lay in registered memory, as far as one group's calls on this rank go.
+/// Counts of buffers by their registration, for one group's calls on this rank.
 ///
-/// It counts the buffers of every operation that the group was given and found good, also while a graph captured them;
-/// those of `_list` operations and of batches as the operations of NCCL that they are made of. Not counted are buffers
-/// without elements, one-sided operations (theirs lie in windows), launches of graphs, calls on
-/// [`ProcessGroup::communicator`] itself, and, of calls that several threads make in the same moment, a few. What a lazy
-/// group was given before its members have agreed is counted as [`Lying::NotAgreed`] until they do, then as it lay. Messages
-/// are counted as if all communicators of pairs had registered memory; which have not is in
-/// [`P2pReport::not_registered`](super::P2pReport::not_registered). Nothing is counted in a group whose
-/// [`Builder::check_buffers`](super::Builder::check_buffers) is off.
+/// The buffers of every valid operation of the group are counted, also while a graph captures them. The
+/// buffers of `_list` operations and of batches are counted under the NCCL operations that they consist of.
+///
+/// Not counted are buffers without elements, one-sided operations (their buffers are in windows), launches of
+/// graphs, and calls on [`ProcessGroup::communicator`] itself. When several threads call at the same moment,
+/// a few calls may be missed. Buffers given to a lazy group before its members have agreed are counted as
+/// [`Lying::NotAgreed`] until they do, and then under their actual state. Messages are counted as if all
+/// communicators of pairs had registered memory;
+/// [`P2pReport::not_registered`](super::P2pReport::not_registered) lists those that have none. Nothing is
+/// counted in a group whose [`Builder::check_buffers`](super::Builder::check_buffers) is off.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RegistrationReport {
-    /// Whether the group's memory is registered, and why not.
+    /// The outcome of registration, with the reason if nothing is registered.
     pub policy: Result<(), NotRegistered>,
     /// The operations that had buffers.
     pub operations: Vec<OperationBuffers>,
 }
 
-/// How the buffers of one operation lay.
+/// The registration of one operation's buffers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OperationBuffers {
     /// The operation, by its method's name.
     pub operation: &'static str,
-    /// Buffers that were registered.
+    /// The number of registered buffers.
     pub registered: u64,
-    /// Those that were not, by how they lay.
+    /// The numbers of other buffers, by their state.
     pub unregistered: Vec<(Lying, u64)>,
 }
 
 impl ProcessGroup {
-    /// Which operations' buffers lay in registered memory, and why others did not.
+    /// Returns the counts of registered and other buffers of each operation.
     #[must_use]
     pub fn registration_report(&self) -> RegistrationReport {
         let policy = self.registration();

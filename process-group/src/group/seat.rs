@@ -50,38 +50,38 @@ pub(super) struct Seat {
     pub(super) followers: Vec<Follower>,
 }
 
-/// What a group is held to, and those that are split from it.
+/// Settings of a group and of the groups that are split from it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Terms {
-    /// A wait for the members.
+    /// The default time limit of waits for the members.
     pub(super) timeout: Duration,
-    /// Work that is the oldest of its stream.
+    /// The time limit of work that is the oldest of its stream.
     pub(super) work_timeout: Duration,
     pub(super) heartbeat: Duration,
-    /// Whether operations are timed.
+    /// True if operations are timed.
     pub(super) timing: bool,
-    /// Whether calls are compared before they are launched.
+    /// True if calls are compared before they are launched.
     pub(super) checked: bool,
-    /// Whether buffers are looked at.
+    /// True if buffers are checked.
     pub(super) looks: bool,
-    /// Whether the communicator is made later than the group.
+    /// True if the communicator is made later than the group.
     pub(super) lazy: bool,
 }
 
 impl Seat {
-    /// The communicator's settings in this group.
+    /// Returns the communicator's settings in this group.
     pub(super) fn config(&self, config: Config) -> Config {
         let members: Vec<_> = self.members.iter().collect();
         Config { name: Some(self.name.to_string()), window_facts: member::window_facts(&members), ..config }
     }
 
-    /// Begins to wait for losses among the members.
+    /// Begins to watch for losses among the members.
     pub(super) fn vigil(&self) -> Arc<Vigil> {
         let Self { name, ranks, rank, store, recorder, terms, watch, .. } = self;
         Vigil::begin(name, ranks, *rank, store, recorder, terms.heartbeat, watch)
     }
 
-    /// The group, with a communicator that it makes now, unless it is lazy.
+    /// Builds the group. Makes its communicator now, unless it is lazy.
     pub(super) fn init(
         self,
         vigil: Arc<Vigil>,
@@ -105,7 +105,7 @@ impl Seat {
         Ok(group)
     }
 
-    /// The group, with a communicator that was made from another. Collective.
+    /// Builds the group with a communicator that was made from another. Collective.
     pub(super) fn take(
         self,
         vigil: Arc<Vigil>,
@@ -121,7 +121,7 @@ impl Seat {
         Ok(group)
     }
 
-    /// The group, with a communicator that is made already, of members that agree on nothing.
+    /// Builds the group with an existing communicator. Its members make no agreements.
     pub(super) fn joined(self, id: GroupId, communicator: Communicator) -> Result<ProcessGroup> {
         let vigil = self.vigil();
         let group = self.group(vigil, id, communicator, Connection::made())?;
@@ -161,7 +161,7 @@ impl Seat {
             thread: "watchdog",
             source,
         })?;
-        // A member that was quicker may have left already.
+        // A faster member may have left already.
         watch.recall(&vigil);
         let membership = Membership::new(&vigil);
         let counter = Counter::new(id, name.clone(), track, vigil, (rank, ranks.clone()), context.device());
@@ -200,8 +200,8 @@ impl Seat {
     }
 }
 
-/// Tells the members of a group that is being made that this rank will not come to their first meeting, nor tell the
-/// group's number. Without a store nobody can be told.
+/// Tells the members of a group that is being made that this rank will neither come to their first meeting
+/// nor publish the group's number. Without a store nobody can be told.
 pub(super) fn stay_away(store: &PrefixStore, rank: usize) {
     let _ = store.compare_set(NUMBER, b"", format!("{NO}{rank}: it could not begin").as_bytes());
     for meeting in ["connect/0/ready", "connect/0/made"] {

@@ -1,8 +1,9 @@
-//! Groups of those that are left.
+//! Groups of the surviving members.
 //!
-//! Who is left must be the same to all of them, or some would wait for ranks that wait for others. So each says whom it
-//! leaves out, and the outcome is written once, by compare-and-set: by the first that finds another with another list,
-//! by the last that comes, or by the first whose deadline passes. All obey what stands there.
+//! All survivors must agree on who has survived, or some would wait for ranks that wait for others. Each
+//! survivor therefore publishes the ranks that it excludes, and the outcome is written once, by
+//! compare-and-set. It is written by the first survivor that finds a different list, by the last one that
+//! comes, or by the first whose deadline passes. All follow the outcome in the store.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -21,11 +22,11 @@ use crate::{
     store::{Deadline, PrefixStore, Store, StoreError},
 };
 
-/// Why a group cannot go on as its members asked.
+/// The reason why a group cannot be shrunk as its members asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShrinkError {
-    /// Two members leave out others.
+    /// Two members exclude different ranks.
     #[error(
         "rank {rank} leaves out the ranks {}, but rank {other} the ranks {}; ask again when both know the same",
         list(.excluded), list(.other_excluded)
@@ -33,28 +34,28 @@ pub enum ShrinkError {
     Differ {
         /// One member.
         rank: usize,
-        /// Whom it leaves out.
+        /// The ranks that it excludes.
         excluded: Vec<usize>,
         /// The other.
         other: usize,
-        /// Whom that one leaves out.
+        /// The ranks that the other excludes.
         other_excluded: Vec<usize>,
     },
-    /// What a member has said cannot be read.
+    /// A member's record cannot be read.
     #[error("{at} holds {found:?}; does a member run another version of this program?")]
     Record {
-        /// Where it stands.
+        /// The key of the record.
         at: String,
-        /// What was found.
+        /// The data found.
         found: String,
     },
 }
 
-/// The communicator can be shrunk by NCCL.
+/// NCCL can shrink the communicator.
 const ALIVE: &str = "alive";
-/// The same, when its work is given up.
+/// NCCL can shrink the communicator after giving up its work.
 const HURT: &str = "hurt";
-/// It is gone.
+/// The communicator no longer exists.
 const GONE: &str = "gone";
 
 const OUTCOME: &str = "outcome";
@@ -63,13 +64,15 @@ const DIFFER: &str = "differ";
 const ABSENT: &str = "absent";
 
 impl ProcessGroup {
-    /// Makes a group of this one's members but the `excluded`, ranks of this group, in their order. Collective over
-    /// those that are left, who all give the same list, which is compared before anything is made; the excluded do not
-    /// call, and may be gone. After [`GroupError::Lost`] the survivors leave out the rank that it names.
+    /// Makes a group of this group's members without the `excluded` ones, which are ranks of this group. The
+    /// order of the members stays. Collective over the survivors, who all give the same list; the lists are
+    /// compared before anything is made. The excluded members do not call, and may have died. After
+    /// [`GroupError::Lost`] the survivors exclude the rank that it names.
     ///
-    /// NCCL shrinks the communicator (2.27.3) if every survivor's is alive; otherwise, as after a loss, which aborts
-    /// it, the survivors make a new one over the store. [`startup`](Self::startup) says which. This group stays, to be
-    /// aborted, or destroyed by all its members after an [orderly](ShrinkMode::Orderly) shrink.
+    /// NCCL shrinks the communicator (2.27.3) if every survivor's is usable. Otherwise the survivors make a
+    /// new one over the store, for example after a loss, which aborts the communicator.
+    /// [`startup`](Self::startup) tells which. This group stays, to be aborted. After an
+    /// [orderly](ShrinkMode::Orderly) shrink it can also be destroyed by all its members.
     ///
     /// ```no_run
     /// # use process_group::{ProcessGroup, comm::ShrinkMode, group::GroupError};
@@ -81,13 +84,15 @@ impl ProcessGroup {
     /// ```
     ///
     /// # Errors
-    /// - [`CommError::Argument`] for a list that cannot be, before the others are met;
-    /// - [`GroupError::Shrink`] where two survivors gave different lists, and [`GroupError::Absent`] with the survivors
-    ///   that did not come, the same on every one that came: nothing has changed, and all may try again;
-    /// - [`GroupError::Lost`]: another is gone, and has to be left out too;
-    /// - [`CommError::Closed`] where this group was aborted meanwhile, and [`StoreError::GivenUp`] where it was by another
-    ///   survivor;
-    /// - [`GroupError::WorkTimeout`], in order, for work that is not done; [`GroupError::Comm`] from NCCL itself.
+    /// - [`CommError::Argument`] for an invalid list, before the others are met.
+    /// - [`GroupError::Shrink`] if two survivors gave different lists, and [`GroupError::Absent`] with the
+    ///   survivors that did not come, the same on every one that came. Nothing has changed, and all may try
+    ///   again.
+    /// - [`GroupError::Lost`]: another member has died, and has to be excluded too.
+    /// - [`CommError::Closed`] if this group was aborted meanwhile, and [`StoreError::GivenUp`] if another
+    ///   survivor aborted it.
+    /// - [`GroupError::WorkTimeout`], in an orderly shrink, for work that is not done. [`GroupError::Comm`]
+    ///   from NCCL itself.
     #[doc(alias = "ncclCommShrink")]
     pub fn shrink(&self, excluded: &[usize], mode: ShrinkMode) -> Result<Self> {
         self.shrink_with(excluded, mode, self.communicator.config().clone(), self.timeout())
@@ -112,14 +117,15 @@ impl ProcessGroup {
         let left = self.left(CALL, excluded)?;
         if mode == ShrinkMode::Orderly {
             self.counter.vigil.check()?;
-            // Of what was revoked there is nothing to wait for.
+            // Revoked work needs no wait.
             if self.counter.vigil.check_work().is_ok() {
                 self.quiesce(deadline)?;
             }
         }
         let attempt = self.shrinks.fetch_add(1, Ordering::AcqRel);
         let seat = self.seat_without(&left, excluded, attempt, &config);
-        // Of the new group: losses that this one ended with are known, and a further one ends the meeting.
+        // The watch of the new group. It knows the losses that ended this group, and a further one ends the
+        // meeting.
         let vigil = seat.vigil();
         let _unborn = self.counter.vigil.bear(&vigil);
         let state = match (self.communicator.check(), mode) {
@@ -145,7 +151,7 @@ impl ProcessGroup {
             };
             let config = seat.config(config);
             let made = self.communicator.shrink(&excluded, mode, &config, deadline);
-            // A loss that was noticed meanwhile has aborted the whole: to be asked for again.
+            // A loss that was noticed meanwhile has aborted the attempt. The caller may try again.
             let made = self.counter.vigil.explain(vigil.explain_making(made))?;
             seat.take(vigil, id, made, deadline)?
         } else {
@@ -155,34 +161,37 @@ impl ProcessGroup {
         Ok(group)
     }
 
-    /// Gives up what this rank has enqueued: work that waits for others ends, undone, and says so to who waits for it.
-    /// The group takes no further work, and can be split, shrunk, destroyed and aborted. Local: every member that is to
-    /// go on revokes it too. NCCL 2.28.7; see [`Communicator::revoke`](comm::Communicator::revoke).
+    /// Gives up the work that this rank has enqueued. Work that waits for other members ends unfinished, and
+    /// waits for it return an error. The group accepts no further work. It can still be split, shrunk,
+    /// destroyed and aborted. Local: every member that goes on must revoke it too. Requires NCCL 2.28.7; see
+    /// [`Communicator::revoke`](comm::Communicator::revoke).
     ///
     /// # Errors
-    /// [`GroupError::Lost`]; [`GroupError::Comm`] with those of [`Communicator::revoke`](comm::Communicator::revoke).
+    /// [`GroupError::Lost`]; [`GroupError::Comm`] with those of
+    /// [`Communicator::revoke`](comm::Communicator::revoke).
     #[doc(alias = "ncclCommRevoke")]
     pub fn revoke(&self, deadline: Deadline) -> Result<()> {
         let vigil = &self.counter.vigil;
         vigil.check()?;
         self.nccl().api().require(Feature::REVOKE).map_err(CommError::from)?;
-        // What is refused has given up nothing.
+        // A refused call must not give up any work.
         comm::refuse_inside_group("ncclCommRevoke")?;
         vigil.explain(self.communicator.check().map_err(GroupError::from))?;
-        // Before: what NCCL gives up looks done.
+        // Before NCCL's call, because work that NCCL gives up looks done.
         vigil.revoke(deadline);
         let all = std::iter::once(&self.communicator).chain(self.messages.communicators());
         let revoked: Vec<_> = all.map(|communicator| communicator.revoke(deadline)).collect();
         vigil.explain(revoked.into_iter().collect::<comm::Result<()>>().map_err(GroupError::from))
     }
 
-    /// Who is left, by rank of this group.
+    /// Returns the survivors, by rank of this group.
     fn left(&self, call: &'static str, excluded: &[usize]) -> Result<Vec<usize>> {
         self.communicator.place().excluded(call, excluded)?;
         Ok((0..self.size()).filter(|rank| !excluded.contains(rank)).collect())
     }
 
-    /// This rank's place in the new group. All survivors meet under one name, whomever they leave out.
+    /// Returns this rank's place in the new group. All survivors meet under one name, even if their lists
+    /// differ.
     fn seat_without(&self, left: &[usize], excluded: &[usize], attempt: u64, config: &Config) -> Seat {
         let members: Arc<[_]> = left.iter().map(|rank| self.members[*rank].clone()).collect();
         Seat {
@@ -202,7 +211,7 @@ impl ProcessGroup {
         }
     }
 
-    /// The new group's number: its first rank takes it, and tells the others.
+    /// Returns the new group's number. Its first rank takes the number and publishes it.
     fn number_of(&self, vigil: &Vigil, leads: bool, leader: usize, deadline: Deadline) -> Result<u64> {
         let rank = self.members[leader].rank;
         let bytes = if leads {
@@ -223,9 +232,9 @@ impl ProcessGroup {
     }
 }
 
-/// Those that are left, and agree on that.
+/// The survivors' agreement on the excluded ranks.
 struct Survivors<'a> {
-    /// The whole group.
+    /// The group to shrink.
     group: &'a ProcessGroup,
     store: &'a PrefixStore,
     left: &'a [usize],
@@ -233,9 +242,9 @@ struct Survivors<'a> {
     excluded: &'a [usize],
 }
 
-/// What a survivor finds of the others.
+/// The state of the survivors' records.
 enum Found {
-    /// The outcome is known: all agree, or one leaves out others.
+    /// The outcome is known: all agree, or a record has another list.
     Outcome(String),
     /// These survivors have not come; all others agree.
     Missing(Vec<usize>),
@@ -246,11 +255,12 @@ impl Survivors<'_> {
         format!("card/{rank}")
     }
 
-    /// Meets the others: what each says of its communicator.
+    /// Meets the other survivors, and returns the state of each communicator.
     fn agree(&self, vigil: &Vigil, state: &str, deadline: Deadline) -> Result<Vec<String>> {
         let card = format!("{state} {}", numbers(self.excluded));
         self.store.set(&Self::key(self.group.rank), card.as_bytes())?;
-        // Of two that differ, the later one finds the earlier: whatever stands, they do not go on together.
+        // If two survivors have different lists, the later one finds the earlier one's record. With any
+        // outcome they do not continue together.
         match self.found()? {
             Found::Outcome(outcome) => {
                 self.decide(&outcome)?;
@@ -283,12 +293,12 @@ impl Survivors<'_> {
         self.left.iter().map(state).collect()
     }
 
-    /// Writes the outcome unless it stands already; returns what stands.
+    /// Writes the outcome unless there is one. Returns the outcome in the store.
     fn decide(&self, outcome: &str) -> Result<Vec<u8>> {
         Ok(self.store.compare_set(OUTCOME, b"", outcome.as_bytes())?)
     }
 
-    /// What a rank has said: its communicator's state, and whom it leaves out.
+    /// Returns a rank's record: its communicator's state, and the ranks that it excludes.
     fn card(&self, rank: usize) -> Result<Option<(String, Vec<usize>)>> {
         let key = Self::key(rank);
         if !self.store.check(&[&key])? {
@@ -299,8 +309,8 @@ impl Survivors<'_> {
         read.map(Some).ok_or_else(|| self.group.unreadable(&key, card))
     }
 
-    /// What the cards come to. Each is looked at once: one that comes later is missing here, and not taken for one that was
-    /// compared.
+    /// Evaluates the records. Each record is read once. A record that arrives later counts as missing here,
+    /// not as compared.
     fn found(&self) -> Result<Found> {
         let mut missing = Vec::new();
         for rank in 0..self.group.size() {
@@ -318,7 +328,7 @@ impl Survivors<'_> {
         Ok(if missing.is_empty() { Found::Outcome(COMPLETE.to_owned()) } else { Found::Missing(missing) })
     }
 
-    /// The error that an outcome stands for.
+    /// Returns the error for an outcome.
     fn meaning(&self, outcome: &str, deadline: Deadline) -> GroupError {
         let group = self.group.name.to_string();
         let of_the_job = |ranks: Vec<usize>| -> Vec<usize> {

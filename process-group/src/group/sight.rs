@@ -1,10 +1,11 @@
-//! What a group has seen of the memory that its operations are given: that it is memory of its device, whether it is
-//! registered, and where in its windows it lies.
+//! A group's cache of facts on the memory that its operations use: that it is memory of the group's device,
+//! its registration, and its position in the group's windows.
 //!
-//! Memory is looked up when it is seen for the first time, by its allocation: in the tables of the allocators that this
-//! process follows, or by asking the driver. After that a buffer costs a comparison of what is in a cache line, no lock
-//! and no call. What is seen is forgotten when a segment of an allocator that is followed comes or goes, and when
-//! [windows](super::places) do. Other memory that was freed, and whose address is now something else, is not noticed.
+//! Memory is looked up when it is first seen, per allocation: in the tables of the allocators that this
+//! process follows, or by asking the driver. After that a buffer costs comparisons within one cache line,
+//! without a lock or a call. The cache is invalidated when a segment of a followed allocator is added or
+//! removed, and when [windows](super::places) are. Other memory that was freed, and whose address was reused,
+//! is not noticed.
 
 use std::{
     collections::BTreeMap,
@@ -24,24 +25,25 @@ use crate::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering, fence},
 };
 
-/// What was found out about a range. A reader that finds the same stamp before and after has read one entry.
+/// A cached fact on a range, in a seqlock. A reader that sees the same stamp before and after has read one
+/// entry.
 #[derive(Default)]
 #[repr(align(64))]
 struct Slot {
-    /// Another number with each entry; odd while it is written.
+    /// Changes with each entry; odd during a write.
     stamp: AtomicU64,
-    /// The tables' generation that it was found in; 0: nothing is here.
+    /// The tables' generation of the entry; 0: the slot is empty.
     generation: AtomicU64,
     start: AtomicU64,
     end: AtomicU64,
     lying: AtomicU64,
-    /// Where its start lies: the plan's digest, and the code.
+    /// The position of its start: the plan's digest, and the code.
     plan: AtomicU64,
     place: AtomicU64,
 }
 
 impl Slot {
-    /// What was found of the range, if it is this one.
+    /// Returns the fact on the range, if this slot has it.
     #[inline]
     fn find(&self, generation: u64, start: u64, end: u64) -> Option<(Lying, CommonPlace)> {
         let stamp = self.stamp.load(Ordering::Acquire);
@@ -59,7 +61,7 @@ impl Slot {
         Some((Lying::from_code(lying)?, CommonPlace::from_parts(plan, code).behind(start - begin)))
     }
 
-    /// Takes an entry. One thread at a time does.
+    /// Stores an entry. Only one thread at a time may call this.
     fn set(&self, generation: u64, (start, end): (u64, u64), lying: Lying, place: CommonPlace) {
         let stamp = self.stamp.load(Ordering::Relaxed);
         self.stamp.store(stamp + 1, Ordering::Relaxed);
@@ -74,36 +76,38 @@ impl Slot {
     }
 }
 
-/// How many slots there are for allocations of a page or more, and as many again for smaller ones.
+/// The number of slots for allocations of a page or more, and as many again for smaller ones.
 const SLOTS: usize = 64;
-/// As a power of two: allocations of so many bytes are many pages.
+/// The size from which an allocation uses the slots for large ones, as a power of two.
 const PAGE: u32 = 21;
-/// As a power of two: what the driver aligns to.
+/// The driver's alignment of allocations, as a power of two.
 const UNIT: u32 = 9;
 
 const OPERATIONS: usize = Operation::ALL.len();
 const LYINGS: usize = Lying::ALL.len();
 
-/// What one group has seen.
+/// A group's cache.
 pub(super) struct Sight {
     context: Context,
-    /// Whether buffers are looked at.
+    /// True if buffers are checked.
     pub(super) looks: bool,
-    /// Whether NCCL takes what a graph captures for one piece of memory, and registers it.
+    /// True if NCCL registers the memory that a graph captures, and requires that it is one physical
+    /// allocation.
     captures_whole: bool,
     large: Box<[Slot; SLOTS]>,
     small: Box<[Slot; SLOTS]>,
     writing: Mutex<()>,
     /// The group's windows.
     pub(super) places: Places,
-    /// Whose segments the first communicators know that memory was registered with.
+    /// The registrars whose segments are registered with the first communicators that have registered memory.
     registrars: OnceLock<Vec<u64>>,
-    /// Buffers that were seen, by operation and by how they lay.
+    /// The number of buffers seen, by operation and by registration.
     counts: [[AtomicU64; LYINGS]; OPERATIONS],
-    /// Whether members have agreed, to whatever.
+    /// True once the members have reached an outcome, whichever it is.
     has_agreed: AtomicBool,
-    /// Those of the buffers counted as not agreed to that were seen before that, by operation and by the registrar of
-    /// their segments: the call that makes the communicator of a lazy group is looked at before it does.
+    /// The buffers that were seen before that and counted as not agreed to, by operation and by the registrar
+    /// of their segments. The call that makes a lazy group's communicator is checked before it makes the
+    /// communicator.
     early: Mutex<BTreeMap<(usize, u64), u64>>,
 }
 
@@ -127,10 +131,10 @@ impl Sight {
         }
     }
 
-    /// What became of registration.
+    /// Takes the outcome of registration.
     pub(super) fn agreed(&self, registered: &Registered) {
         if registered.outcome.is_ok() && self.registrars.set(registered.registrars.clone()).is_ok() {
-            // What a lazy group has seen before lies otherwise now.
+            // The registration of buffers that a lazy group has seen before changes now.
             memory::renew();
         }
         let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
@@ -145,7 +149,7 @@ impl Sight {
         }
     }
 
-    /// Remembers a buffer that is counted as not agreed to, while nothing has been agreed.
+    /// Remembers a buffer that is counted as not agreed to, until there is an outcome.
     #[cold]
     fn remember(&self, operation: Operation, address: u64, bytes: u64) {
         let place = memory::look(&self.context, DevicePtr(address), bytes);
@@ -157,12 +161,13 @@ impl Sight {
         }
     }
 
-    /// How many buffers of an operation lay so.
+    /// Returns the number of an operation's buffers with this registration.
     pub(super) fn seen(&self, operation: Operation, lying: Lying) -> u64 {
         self.counts[operation as usize][lying as usize].load(Ordering::Relaxed)
     }
 
-    /// Looks at the buffers of an operation, whose arguments were checked, and notes where those lie that have to lie alike.
+    /// Checks the buffers of an operation whose arguments were checked. Records the positions of those that
+    /// need the same position on all ranks.
     #[inline(always)]
     pub(super) fn look(
         &self,
@@ -178,7 +183,7 @@ impl Sight {
         let [first, second] = task.buffers(communicator.place());
         let mut places = [CommonPlace::default(); 2];
         if let Some(buffer) = first {
-            // In place, one stands for both.
+            // For an in-place operation, one look-up serves both buffers.
             places = [self.look_at(group, task, buffer, stream)?; 2];
         }
         if let Some(buffer) = second {
@@ -189,7 +194,7 @@ impl Sight {
         Ok(())
     }
 
-    /// Looks at one: what it is for, where, and its bytes.
+    /// Checks one buffer, given its argument's name, its address and its length in bytes.
     #[inline(always)]
     fn look_at(
         &self,
@@ -212,12 +217,13 @@ impl Sight {
             self.remember(task.operation, address, bytes);
         }
         let count = &self.counts[task.operation as usize][lying as usize];
-        // Not one step: of what two threads count at once, one may be lost, which costs less than a locked addition.
+        // Not an atomic increment: of two that happen at once, one may be lost. That is cheaper than a locked
+        // addition.
         count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         Ok(place)
     }
 
-    /// Memory whose pieces come and go is one where a graph captures it.
+    /// Checks that re-mappable memory that a graph captures is one physical allocation.
     #[cold]
     fn in_one(&self, address: u64, bytes: u64, stream: &Stream) -> Slim<(), BufferError> {
         if stream.capture_status().map_err(BufferError::from)? == CaptureStatus::None {
@@ -232,7 +238,7 @@ impl Sight {
         }
     }
 
-    /// What was seen of a range before.
+    /// Returns the cached facts on a range.
     #[inline]
     fn known(&self, start: u64, end: u64) -> Option<(Lying, CommonPlace)> {
         let generation = memory::generation();
@@ -245,7 +251,7 @@ impl Sight {
 
     #[cold]
     fn find(&self, address: u64, bytes: u64) -> Slim<(Lying, CommonPlace), BufferError> {
-        // Before the look: what changes meanwhile is looked up again.
+        // Read before the look-up, so that a change meanwhile invalidates the entry.
         let generation = memory::generation();
         let Place { mut start, mut end, segment } = memory::look(&self.context, DevicePtr(address), bytes)?;
         let lying = Lying::of(&Place { start, end, segment }, self.registrars.get().map(Vec::as_slice));
@@ -256,7 +262,7 @@ impl Sight {
                 place = window.place(start);
             }
             None if self.places.are_none() => {}
-            // Of what runs into a window, or out of one, nothing is remembered.
+            // A range that is partly in a window is not cached.
             _ if self.places.window(last - 1).is_some() => return Ok((lying, place)),
             // There may be windows around it.
             _ => (start, end) = (address, last),
@@ -271,7 +277,7 @@ impl Sight {
     }
 }
 
-/// The error of a buffer that cannot be used.
+/// Returns the error for a buffer that cannot be used.
 #[cold]
 fn wrong(group: &str, task: &Task, buffer: &'static str, source: Box<BufferError>) -> Box<GroupError> {
     let (operation, group) = (task.call, group.to_owned());
@@ -296,7 +302,7 @@ mod interleavings {
 
     const PLAN: PlanKey = PlanKey { digest: 1, number: 1 };
 
-    /// A look beside a change, such as of what the members have agreed to register.
+    /// A look-up concurrent with a change, such as the outcome of registration.
     #[test]
     fn what_is_remembered_under_a_generation_was_found_in_it() {
         check(|| {
@@ -311,13 +317,13 @@ mod interleavings {
             let looking = {
                 let (fact, slot) = (fact.clone(), slot.clone());
                 thread::spawn(move || {
-                    // As `Sight::find`.
+                    // Like `Sight::find`.
                     let generation = memory::generation();
                     let lying = Lying::ALL[fact.load(Ordering::Acquire) as usize];
                     slot.set(generation, (0, 16), lying, CommonPlace::default());
                 })
             };
-            // As `Sight::known`.
+            // Like `Sight::known`.
             let seen = slot.find(memory::generation(), 0, 16);
             assert!(seen.is_none_or(|(lying, _)| Lying::ALL[..2].contains(&lying)));
             changing.join().unwrap();
@@ -327,7 +333,7 @@ mod interleavings {
         });
     }
 
-    /// Two entries of one slot, and who looks for either.
+    /// Two entries of one slot, and readers of both.
     #[test]
     fn an_entry_is_read_whole() {
         check(|| {

@@ -17,15 +17,15 @@ use crate::{
 };
 
 impl ProcessGroup {
-    /// Splits off subgroups, called `name[0]`, `name[1]` and so on. Collective: every member asks, all with the
-    /// same name, and for the same lists or each for its color; what they ask is compared before NCCL is called.
-    /// Members of no subgroup get `None`.
+    /// Splits off subgroups, named `name[0]`, `name[1]` and so on. Collective: all members call it with the
+    /// same name, and with the same lists or each with its color. The requests are compared before NCCL is
+    /// called. Members without a subgroup get `None`.
     ///
-    /// The subgroups' ids follow each other in the order of the subgroups, and are above those of all groups that
-    /// were made before. From 2.18 the communicator is split from this group's, after this rank's work in it is
-    /// done; before that each subgroup makes a new one over the store, and so do those of a
-    /// [lazy](super::Builder::lazy) group, each when it is needed. Subgroups have the
-    /// [policy](super::Builder::p2p) of messages that this group has.
+    /// The subgroups' ids are consecutive in the order of the subgroups, and greater than those of all groups
+    /// made before. From NCCL 2.18 the communicator is split from this group's, after this rank's work in it
+    /// is done. Before that, each subgroup makes a new one over the store. Subgroups of a
+    /// [lazy](super::Builder::lazy) group also make a new one, each when it is needed. Subgroups have this
+    /// group's [policy](super::Builder::p2p) for messages.
     ///
     /// ```no_run
     /// # use process_group::{ProcessGroup, group::Request};
@@ -38,11 +38,11 @@ impl ProcessGroup {
     /// ```
     ///
     /// # Errors
-    /// - [`GroupError::Absent`] and [`GroupError::Split`], the same on every member that came, and nothing has
-    ///   changed;
-    /// - [`GroupError::WorkTimeout`], and [`GroupError::Comm`] for what this member finds wrong on its own, before
-    ///   it meets the others, for whom it is absent then;
-    /// - [`GroupError::Comm`] from NCCL itself, after which this group may be poisoned;
+    /// - [`GroupError::Absent`] and [`GroupError::Split`], the same on every member that came. Nothing has
+    ///   changed.
+    /// - [`GroupError::WorkTimeout`], and [`GroupError::Comm`] for an error that this member finds on its own
+    ///   before it meets the others. For them it is then absent.
+    /// - [`GroupError::Comm`] from NCCL itself, after which this group may be poisoned.
     /// - [`GroupError::Joined`].
     pub fn split(&self, name: &str, request: &Request) -> Result<Option<Self>> {
         self.split_with(name, request, self.communicator.config().clone(), self.timeout())
@@ -59,8 +59,9 @@ impl ProcessGroup {
         config: Config,
         deadline: Deadline,
     ) -> Result<Option<Self>> {
-        // Counted whatever follows, so that the members' next splits meet; and whatever this rank finds wrong on its
-        // own is found before the others are met, who otherwise wait for it inside NCCL.
+        // Counted even if this attempt fails, so that the members' next splits meet under the same number.
+        // This rank reports its own errors before it meets the others, who would otherwise wait for it inside
+        // NCCL.
         let _range = profile::range("split", &self.name, 0);
         self.agrees("split")?;
         let meeting = format!("split/{}", self.splits.fetch_add(1, Ordering::AcqRel));
@@ -69,7 +70,7 @@ impl ProcessGroup {
         if !self.terms.lazy {
             self.communicator.check()?;
         }
-        // Of what was revoked there is nothing to wait for.
+        // Revoked work needs no wait.
         if self.counter.vigil.check_work().is_ok() {
             self.quiesce(deadline)?;
         }
@@ -113,7 +114,7 @@ impl ProcessGroup {
         seat.init(vigil, id(placement), self.nccl(), self.context(), config, deadline).map(started).map(Some)
     }
 
-    /// The first of `count` numbers for new groups: rank 0 takes them, and tells the others.
+    /// Returns the first of `count` numbers for new groups. Rank 0 takes them, and tells the others.
     fn number(&self, meeting: &str, count: usize, deadline: Deadline) -> Result<u64> {
         let key = format!("{meeting}/number");
         if self.rank == 0 {
@@ -130,7 +131,7 @@ impl ProcessGroup {
         )
     }
 
-    /// This rank's place in a subgroup.
+    /// Returns this rank's place in a subgroup.
     fn seat(
         &self,
         plan: &SplitPlan,

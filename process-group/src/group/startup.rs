@@ -1,24 +1,25 @@
-//! How a group came to be, and what that took.
+//! The time that making a group took.
 
 use std::{fmt, time::Duration};
 
 use super::ProcessGroup;
 use crate::comm::Making;
 
-/// How a group came to be, and what that took on this rank.
+/// The time that making a group took on this rank, and the way in which it was made.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Startup {
-    /// The time until all members were met, in µs: of a new group at the store, with the processes of this host.
+    /// The time until all members had met, in µs. For a new group, in the store and with the processes of
+    /// this host.
     pub rendezvous_us: f64,
-    /// The time until the group's number and unique id were there, in µs: of a split, its number alone, as NCCL passes
-    /// on the rest itself.
+    /// The time until the group's number and unique id were known, in µs. A split needs the number alone, as
+    /// NCCL passes on the rest itself.
     pub exchange_us: f64,
     /// NCCL's part; `None` until there is a communicator.
     pub making: Option<Making>,
 }
 
-/// What was measured so far.
+/// The times measured so far.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Clock {
     rendezvous: Duration,
@@ -26,7 +27,7 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// Notes how long the members and the group's number took.
+    /// Records the time for meeting the members and for the group's number.
     pub(super) fn met(&mut self, rendezvous: Duration, exchange: Duration) {
         (self.rendezvous, self.exchange) = (rendezvous, exchange);
     }
@@ -37,8 +38,8 @@ fn us(time: Duration) -> f64 {
 }
 
 impl ProcessGroup {
-    /// How the group came to be, and how long that took. What its communicator holds by now
-    /// [`memory_statistics`](crate::comm::Communicator::memory_statistics) tell, where there are any.
+    /// Returns the time that making the group took. The current memory use of its communicator is in
+    /// [`memory_statistics`](crate::comm::Communicator::memory_statistics), if available.
     #[must_use]
     pub fn startup(&self) -> Startup {
         Startup {

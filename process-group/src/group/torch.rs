@@ -1,8 +1,8 @@
-//! A rank in the default group of a `torch.distributed` job.
+//! Joins the default group of a `torch.distributed` job.
 //!
-//! PyTorch's ranks find each other by one value: rank 0 puts NCCL's unique id under a key of the store, and the others
-//! wait for it there. That is all that a rank needs to be in their communicator; whatever else our groups agree on over
-//! the store has nobody at the other end who answers.
+//! PyTorch's ranks find each other by one value: rank 0 puts NCCL's unique id under a key of the store, and
+//! the others wait for it there. A rank needs nothing else to be in their communicator. All other agreements
+//! that this crate makes over the store are not possible, because PyTorch's ranks do not answer them.
 //!
 //! | release | backend | key of the unique id, below [`DEFAULT_GROUP`] |
 //! |---|---|---|
@@ -10,8 +10,8 @@
 //! | 2.15 | `nccl-legacy` | the same |
 //! | 2.15 | `nccl`, `nccl2`, `nccl-lazy` | `0/nccl_storekey_0`, the group's name and the first of a counter |
 //!
-//! All three lines of 2.15 were seen in a store that it had written to.
-//! So rank 0 puts the id under both, and the others take it from where it comes.
+//! All three lines of 2.15 were seen in a store that it had written to. Rank 0 therefore writes the id under
+//! both keys, and the others accept either.
 
 use std::{slice, sync::Arc, thread, time::Duration};
 
@@ -29,20 +29,21 @@ use crate::{
     watch::Watch,
 };
 
-/// Where the ranks of the default group meet: its prefix, its name with a slash, the device's type with a slash.
+/// The prefix of the default group in the store: its own prefix, its name with a slash, the device's type
+/// with a slash.
 const DEFAULT_GROUP: &str = "default_pg/0//cuda/";
 
-/// The keys there that unique ids are found under.
+/// The keys of unique ids below it.
 const UNIQUE_ID: [&str; 2] = ["0", "0/nccl_storekey_0"];
 
-/// Where ranks count themselves when `TORCH_DIST_INIT_BARRIER` is 1, and what the last one sets.
+/// The counter of arrived ranks when `TORCH_DIST_INIT_BARRIER` is 1, and the key that the last rank sets.
 const ARRIVED: [&str; 2] =
     ["default_pg/store_based_barrier_key:0", "default_pg/store_based_barrier_key:0:last_worker"];
 
-/// The most ranks that share one unique id, where `TORCH_NCCL_RANKS_PER_ROOT` does not say otherwise.
+/// The most ranks that share one unique id, unless `TORCH_NCCL_RANKS_PER_ROOT` sets another limit.
 const RANKS_PER_ROOT: usize = 128;
 
-/// Why a rank cannot join a `torch.distributed` job.
+/// The reason why a rank cannot join a `torch.distributed` job.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TorchError {
@@ -52,15 +53,15 @@ pub enum TorchError {
          communicator: in init_process_group with a device_id, else in its first collective. The store holds {found:?}"
     )]
     NoUniqueId {
-        /// Where releases put it.
+        /// The keys that releases use.
         looked_for: Vec<String>,
-        /// The keys that the store holds; none where it cannot list them.
+        /// The keys in the store; empty if the store cannot list them.
         found: Vec<String>,
-        /// How long this rank waited.
+        /// The time that this rank waited.
         waited: Duration,
     },
 
-    /// So many ranks that PyTorch has them share several unique ids.
+    /// The job has so many ranks that PyTorch uses several unique ids.
     #[error(
         "of {size} ranks PyTorch has every {limit} share a unique id, and a job can be joined that has one; give \
          all ranks TORCH_NCCL_RANKS_PER_ROOT={size}"
@@ -68,47 +69,50 @@ pub enum TorchError {
     SeveralRoots {
         /// The world size.
         size: usize,
-        /// How many share one.
+        /// The number of ranks that share one.
         limit: usize,
     },
 }
 
 impl Builder {
-    /// Joins the default group of a `torch.distributed` job, whose other ranks may be Python's or come here too.
-    /// Collective, with `init_process_group("nccl")` there.
+    /// Joins the default group of a `torch.distributed` job. The other ranks may use Python, or call this
+    /// function too. Collective, together with `init_process_group("nccl")` in Python.
     ///
-    /// This rank stands in it as any other: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` and `MASTER_PORT` say
-    /// where, as `torchrun` sets them; where no agent hosts the store, rank 0 does, of either language. A
-    /// [`store`](Self::store) that is given must be the job's own, without any prefix.
+    /// This rank takes its place from `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` and `MASTER_PORT`, as
+    /// `torchrun` sets them. If no agent hosts the store, rank 0 hosts it, in either language. An explicit
+    /// [`store`](Self::store) must be the job's own, without any prefix.
     ///
-    /// With PyTorch 2.11 and 2.15, `nccl` and, in 2.15, `nccl-legacy`. All ranks load the same release of NCCL: name PyTorch's file
-    /// in `NCCL_SYS_LIBRARY` (`nvidia/nccl/lib/libnccl.so.2` beside its packages).
+    /// Supports `nccl` with PyTorch 2.11 and 2.15, and `nccl-legacy` with 2.15. All ranks must load the same
+    /// release of NCCL: set `NCCL_SYS_LIBRARY` to PyTorch's file (`nvidia/nccl/lib/libnccl.so.2` beside its
+    /// packages).
     ///
-    /// What the group has is what a communicator has: every operation of this crate, [`Work`](super::Work) and deadlines, the
-    /// flight recorder, abort. What its members would have to agree on, it has not, because PyTorch's do not answer:
-    /// - [`barrier`](ProcessGroup::barrier) and [`split`](ProcessGroup::split) are
-    ///   [`GroupError::Joined`], [windows](ProcessGroup::windows_supported) unsupported;
-    ///   [`members`](ProcessGroup::members) is this rank alone. All-reduce one element in place of a barrier;
-    /// - nobody is watched: a rank that dies is noticed by a deadline, or by NCCL. In
-    ///   [`progress`](ProcessGroup::progress) PyTorch's ranks are silent;
-    /// - calls are not [compared](Self::checked), neither before nor after.
+    /// The group has all functions of a communicator: every operation of this crate, [`Work`](super::Work)
+    /// and deadlines, the flight recorder, abort. It lacks everything that needs an agreement of the members,
+    /// because PyTorch's ranks do not answer:
+    /// - [`barrier`](ProcessGroup::barrier) and [`split`](ProcessGroup::split) return [`GroupError::Joined`],
+    ///   [windows](ProcessGroup::windows_supported) are unsupported, and [`members`](ProcessGroup::members)
+    ///   is this rank alone. All-reduce one element in place of a barrier.
+    /// - Members are not watched: a rank that dies is noticed by a deadline, or by NCCL. In
+    ///   [`progress`](ProcessGroup::progress) PyTorch's ranks do not answer.
+    /// - Calls are not [compared](Self::checked), neither before nor after.
     ///
-    /// And of PyTorch's ranks it asks for what follows:
-    /// - `init_process_group` names the backend `nccl`; without one it makes a group of `gloo` too, which waits for
-    ///   this rank. Nor is `TORCH_DISTRIBUTED_DEBUG` `DETAIL`, for the same reason;
-    /// - `send` and `recv` come after a `device_id` or are those of `batch_isend_irecv`: alone, and without one, a pair
-    ///   of ranks makes a communicator of its own up to 2.14;
-    /// - the first communicator of the job is joined. `new_group` splits it where it is there from the start, after a
-    ///   `device_id` and always in 2.15, and every rank would have to take part: so no further groups then.
+    /// Requirements on PyTorch's ranks:
+    /// - `init_process_group` names the backend `nccl`. Without a backend it makes a group of `gloo` too,
+    ///   which waits for this rank. `TORCH_DISTRIBUTED_DEBUG` must not be `DETAIL`, for the same reason.
+    /// - `send` and `recv` need a `device_id` in `init_process_group`, or must be part of
+    ///   `batch_isend_irecv`. Otherwise, up to 2.14, a pair of ranks makes its own communicator.
+    /// - No further groups. This call joins the first communicator of the job. `new_group` splits that
+    ///   communicator if it exists from the start (after a `device_id`, and always in 2.15), and every rank
+    ///   would have to take part.
     ///
     /// The example `torch_all_reduce` adds up across both languages.
     ///
     /// # Errors
-    /// - [`GroupError::Environment`], [`GroupError::NoSuchRank`], [`GroupError::Store`], [`GroupError::Dump`], as for
-    ///   [`build`](Self::build);
-    /// - [`GroupError::Setting`] for what PyTorch's ranks would have to agree on;
-    /// - [`GroupError::Torch`], when rank 0 publishes no unique id by the deadline;
-    /// - [`GroupError::Comm`], also when other ranks do not come by the deadline;
+    /// - [`GroupError::Environment`], [`GroupError::NoSuchRank`], [`GroupError::Store`],
+    ///   [`GroupError::Dump`], as for [`build`](Self::build).
+    /// - [`GroupError::Setting`] for a setting that needs an agreement with PyTorch's ranks.
+    /// - [`GroupError::Torch`], when rank 0 publishes no unique id by the deadline.
+    /// - [`GroupError::Comm`], also when other ranks do not come by the deadline.
     /// - [`GroupError::Driver`].
     #[doc(alias = "init_process_group")]
     pub fn join_torch(self) -> Result<ProcessGroup> {
@@ -159,7 +163,7 @@ impl Builder {
     }
 }
 
-/// A job whose ranks all share one unique id.
+/// Checks that all ranks of the job share one unique id.
 fn one_root(size: usize) -> Result<(), TorchError> {
     let told = std::env::var("TORCH_NCCL_RANKS_PER_ROOT").ok().and_then(|text| text.trim().parse().ok());
     let limit = told.unwrap_or(RANKS_PER_ROOT);
@@ -170,8 +174,8 @@ fn key(name: &str) -> String {
     format!("{DEFAULT_GROUP}/{name}")
 }
 
-/// Counts this rank where PyTorch's ranks may wait for all. It waits for none: they publish nothing before they are
-/// through.
+/// Counts this rank for PyTorch's ranks that may wait for all. This rank does not wait: they publish nothing
+/// before their wait is over.
 fn arrive(store: &dyn Store, size: usize) -> Result<()> {
     let [count, last] = ARRIVED;
     if usize::try_from(store.add(count, 1)?) == Ok(size) {
@@ -180,7 +184,7 @@ fn arrive(store: &dyn Store, size: usize) -> Result<()> {
     Ok(())
 }
 
-/// Makes a unique id and puts it where every release looks.
+/// Makes a unique id and writes it under the keys of every release.
 fn publish(store: &dyn Store, nccl: &Nccl) -> Result<UniqueId> {
     let id = nccl.unique_id()?;
     UNIQUE_ID.iter().try_for_each(|name| store.set(&key(name), id.as_bytes()))?;

@@ -1,4 +1,4 @@
-//! What becomes of a group when one of its members is in trouble, or when it is aborted.
+//! The state of a group's health: ends the group when a member is in trouble, or when it is aborted.
 
 use std::{
     fmt,
@@ -21,49 +21,50 @@ use crate::{
     watch::{Bell, Trouble, Watch},
 };
 
-/// What asks whether work is what it seems.
+/// The operation name in errors of checks on work.
 const WAIT: &str = "a wait for work";
 
-/// Waits for trouble among a group's members, from before the group has a communicator. With the first, or an abort,
-/// everything that waits in the group ends: its communicators are aborted, and waits at the store that are open have
-/// failed.
+/// Watches for trouble among a group's members, from before the group has a communicator. The first trouble,
+/// or an abort, ends everything that waits in the group: its communicators are aborted, and open waits in the
+/// store fail.
 pub(crate) struct Vigil {
     pub(super) name: Arc<str>,
     /// The ranks of the job that are members.
     pub(super) ranks: Arc<[usize]>,
-    /// This rank's place among them.
+    /// This rank's index in `ranks`.
     pub(super) place: usize,
     pub(super) store: PrefixStore,
     communicators: Mutex<Vec<AbortHandle>>,
-    /// What messages have beside them.
+    /// The transport of messages besides the communicators.
     path: OnceLock<Weak<dyn Path>>,
-    /// When another member was first seen to have ended what was under way there, and its place.
+    /// The time at which another member was first seen to have ended unfinished work on the path, and its
+    /// place.
     given_up: OnceLock<(Instant, usize)>,
     pub(super) recorder: Arc<Recorder>,
-    /// Tells the other members.
+    /// Notifies the other members.
     pub(super) bell: Arc<Bell>,
-    /// How soon what another member has told is known here.
+    /// The delay within which this rank learns of another member's notification.
     pub(super) heartbeat: Duration,
-    /// What is watched from when the group is made.
+    /// The watchdog's state, set when the group is made.
     pub(super) duty: OnceLock<Duty>,
     pub(super) end: OnceLock<End>,
     /// When the watchdog first saw that another member had left.
     pub(super) left: OnceLock<Instant>,
-    /// When the communicators are aborted because of that: whether this rank's work was done.
+    /// Set when the communicators are aborted because of that: true if this rank's work was done.
     pub(super) settled: OnceLock<bool>,
-    /// Whether the others are to be told when this rank leaves.
+    /// True if the other members must be told when this rank leaves.
     pub(super) is_member: AtomicBool,
-    /// Whether they were.
+    /// True once they were told.
     pub(super) has_told: AtomicBool,
-    /// An error of a communicator, until it is known what it comes of.
+    /// An error of a communicator whose cause is not known yet.
     pub(super) doubt: OnceLock<Doubt>,
-    /// Whether the group's work was given up, and nothing else.
+    /// True if the group's work was revoked, which does not end the group.
     revoked: AtomicBool,
-    /// Where this rank waits for the others.
+    /// The open waits of this rank for the others.
     waits: Mutex<Vec<Wait>>,
-    /// Groups that are being made of this one's members.
+    /// Groups that are being made of this group's members.
     pub(super) unborn: Mutex<Vec<Weak<Unborn>>>,
-    /// Told of losses, and of aborts, as long as the vigil lasts.
+    /// Called for losses and aborts for the lifetime of this value.
     listeners: OnceLock<(Arc<peers::Listener>, Arc<comm::Listener>)>,
 }
 
@@ -74,21 +75,22 @@ pub(super) enum End {
     Force(Force),
 }
 
-/// A place in the store where this rank waits for others.
+/// A wait of this rank for others in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Wait {
     Meeting(String),
-    /// What one of the others is to say there.
+    /// A key that another member will write.
     Word(String),
 }
 
 /// A group that is being made of another's members: an abort of that one ends it.
 pub(super) struct Unborn(pub(super) Arc<Vigil>);
 
-/// How what is said at a [`Wait::Word`] begins when it will not be said: no number begins so.
+/// The prefix of a value that replaces the one of a [`Wait::Word`] when that will not come. No number has
+/// this prefix.
 pub(super) const NO: &str = "given up by rank ";
 
-/// What was said at `key`, unless that is that it will not be said.
+/// Returns the value of `key`, or an error if it says that the value will not come.
 pub(super) fn heard(key: &str, word: Vec<u8>) -> Result<Vec<u8>> {
     let text = String::from_utf8_lossy(&word);
     match text.strip_prefix(NO).and_then(|text| text.split_once(':')?.0.parse().ok()) {
@@ -98,7 +100,7 @@ pub(super) fn heard(key: &str, word: Vec<u8>) -> Result<Vec<u8>> {
 }
 
 impl Vigil {
-    /// Begins to wait; `place` is this rank's among `ranks`.
+    /// Begins to watch. `place` is this rank's index in `ranks`.
     pub(super) fn begin(
         name: &Arc<str>,
         ranks: &Arc<[usize]>,
@@ -151,22 +153,22 @@ impl Vigil {
         vigil
     }
 
-    /// The ranks of the job that are members.
+    /// Returns the ranks of the job that are members.
     pub(crate) fn ranks(&self) -> &[usize] {
         &self.ranks
     }
 
-    /// This rank of the job.
+    /// Returns this rank's rank of the job.
     pub(super) fn rank(&self) -> usize {
         self.ranks[self.place]
     }
 
-    /// What is watched, once the group is made.
+    /// Returns the watchdog's state, once the group is made.
     pub(crate) fn duty(&self) -> Option<&Duty> {
         self.duty.get()
     }
 
-    /// Whether a trouble ends this group.
+    /// Returns true if a trouble ends this group.
     pub(crate) fn is_about(&self, trouble: &Trouble) -> bool {
         match (trouble, self.duty()) {
             (Trouble::Lost { rank, .. }, _) => self.ranks.contains(rank),
@@ -174,32 +176,32 @@ impl Vigil {
         }
     }
 
-    /// Whether the group is over.
+    /// Returns true if the group is over.
     pub(super) fn is_over(&self) -> bool {
         self.end.get().is_some()
     }
 
-    /// Whether it is over because a member was in trouble.
+    /// Returns true if it is over because a member was in trouble.
     pub(super) fn is_in_trouble(&self) -> bool {
         matches!(self.end.get(), Some(End::Trouble(_)))
     }
 
-    /// Whether it is over because another member has left it.
+    /// Returns true if it is over because another member has left it.
     pub(super) fn was_left(&self) -> bool {
         matches!(self.end.get(), Some(End::Trouble(Trouble::Left { .. })))
     }
 
-    /// Whether this rank has left it, and has told the others.
+    /// Returns true if this rank has left it, and has told the others.
     pub(super) fn has_left(&self) -> bool {
         self.has_told.load(Ordering::Acquire)
     }
 
-    /// The communicators that end with the group.
+    /// Returns the communicators that end with the group.
     pub(super) fn communicators(&self) -> Vec<AbortHandle> {
         self.guarded().clone()
     }
 
-    /// Has a communicator of the group end with it, and the group with the communicator.
+    /// Links a communicator of the group to it: the end of either ends the other.
     pub(super) fn guard(&self, communicator: &AbortHandle) {
         {
             let mut communicators = self.guarded();
@@ -212,7 +214,7 @@ impl Vigil {
         self.abort_late();
     }
 
-    /// Has a communicator that could not be made end by itself.
+    /// Removes a communicator that could not be made from the group.
     pub(super) fn release(&self, communicator: &AbortHandle) {
         self.guarded().retain(|other| !other.is(communicator));
         if let Some((_, forced)) = self.listeners.get() {
@@ -220,7 +222,7 @@ impl Vigil {
         }
     }
 
-    /// Has the group's path end with it, which is held by the group itself.
+    /// Makes the group's path end with the group, which owns it.
     pub(super) fn guard_path(&self, path: &Arc<dyn Path>) {
         let _ = self.path.set(Arc::downgrade(path));
         self.abort_late();
@@ -234,9 +236,10 @@ impl Vigil {
         self.communicators.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Aborts all of the group's communicators, and its path: the first failure.
+    /// Aborts all of the group's communicators, and its path. Returns the first failure.
     pub(super) fn abort_all(&self, deadline: Deadline) -> comm::Result<()> {
-        // Of the communicators none would be aborted there, and the group would not know that its path was.
+        // Inside an NCCL group no communicator would be aborted, and the path would be aborted without the
+        // group's knowledge.
         comm::refuse_inside_group("ncclCommAbort")?;
         let aborted = AbortHandle::abort_together(&self.communicators(), deadline).into_iter().collect();
         if let Some(path) = self.path() {
@@ -245,15 +248,15 @@ impl Vigil {
         aborted
     }
 
-    /// What went wrong in the background, in any of the communicators.
+    /// Returns the asynchronous error of any of the communicators.
     pub(super) fn async_error(&self) -> comm::Result<()> {
         self.communicators().iter().try_for_each(AbortHandle::async_error)
     }
 
-    /// The group goes on only if none of its members is in trouble, and nobody has aborted it here.
+    /// Returns `Ok` unless a member is in trouble, or the group was aborted on this rank.
     ///
     /// # Errors
-    /// What the trouble is; [`CommError::Closed`].
+    /// The trouble; [`CommError::Closed`].
     #[inline]
     pub(super) fn check(&self) -> Result<()> {
         match self.end.get() {
@@ -262,7 +265,7 @@ impl Vigil {
         }
     }
 
-    /// What was enqueued may have been given up from now on, and is on the path.
+    /// Records that enqueued work may be given up from now on, and ends the work on the path.
     pub(super) fn revoke(&self, deadline: Deadline) {
         self.revoked.store(true, Ordering::Release);
         if let Some(path) = self.path() {
@@ -270,7 +273,7 @@ impl Vigil {
         }
     }
 
-    /// What was enqueued has not been given up.
+    /// Returns `Ok` if enqueued work has not been given up.
     ///
     /// # Errors
     /// Those of [`check`](Self::check); [`CommError::Revoked`].
@@ -283,18 +286,20 @@ impl Vigil {
             let communicator = format!("{} (rank {} of {})", self.name, self.place, self.ranks.len());
             return Err(CommError::Revoked { call: WAIT, communicator }.into());
         }
-        // After a member has left, work is given up later, unless all of it was done.
+        // After a member has left, work is given up a moment later, unless all of it was done.
         if was_left && self.settled.get() == Some(&false) {
             self.check()?;
         }
         Ok(())
     }
 
-    /// Whether another member has ended what was under way on the path, so that what looks done may not be. Why it did is
-    /// known here soon, and then [`check`](Self::check) says so: it may be for a third member.
+    /// Returns true if another member has ended unfinished work on the path, so that work that looks done may
+    /// not be. This rank soon learns the reason, which may be a third member, and [`check`](Self::check) then
+    /// returns it.
     ///
     /// # Errors
-    /// [`PathError::GivenUp`] if nothing has been heard of the reason for longer than members take to tell it.
+    /// [`PathError::GivenUp`] if the reason has not arrived in the time that members take to report
+    /// it.
     pub(super) fn is_given_up(&self) -> Result<bool> {
         match self.given_up() {
             Some((seen, peer)) if seen.elapsed() >= self.patience() => Err(self.gave_up(peer)),
@@ -302,8 +307,8 @@ impl Vigil {
         }
     }
 
-    /// Which member has ended what was under way on the path, by its place, and when that was first seen: also once the
-    /// path is gone.
+    /// Returns the place of a member that has ended unfinished work on the path, and the time at which that
+    /// was first seen. Still valid after the path is dropped.
     pub(super) fn given_up(&self) -> Option<(Instant, usize)> {
         let known = self.given_up.get().copied();
         known.or_else(|| {
@@ -312,7 +317,7 @@ impl Vigil {
         })
     }
 
-    /// What is said of a member that has, and has not said why.
+    /// Returns the error for a member that has ended work without reporting a reason.
     #[cold]
     pub(super) fn gave_up(&self, peer: usize) -> GroupError {
         let peer = self.ranks.get(peer).copied().unwrap_or(peer);
@@ -320,8 +325,8 @@ impl Vigil {
         GroupError::Path { operation: WAIT, group, source }
     }
 
-    /// What an error means: after a trouble, or an abort, whatever else failed did so for that. A communicator is dropped
-    /// for another reason, which is the error.
+    /// Replaces an error by its cause. After a trouble or an abort, that is the cause of all other errors. A
+    /// communicator is dropped because of another error, so then the error itself is kept.
     pub(super) fn explain<T>(&self, result: Result<T>) -> Result<T> {
         match result {
             Ok(value) => Ok(value),
@@ -329,19 +334,19 @@ impl Vigil {
         }
     }
 
-    /// What an error means.
+    /// Replaces an error by its cause.
     #[cold]
     pub(super) fn reason(&self, error: GroupError) -> GroupError {
         use GroupError::{Comm, Driver, Path, Store, WorkTimeout};
         match self.end.get() {
             None | Some(End::Force(Force::Dropped)) => error,
-            // What this rank itself has met.
+            // This rank's own error.
             Some(End::Trouble(Trouble::Failed { rank, .. }))
                 if *rank == self.rank() && matches!(error, Driver(_)) =>
             {
                 error
             }
-            // What the members had agreed on, or this rank had given up, came before another left.
+            // An agreement of the members, or this rank's own revocation, came before another member left.
             Some(End::Trouble(Trouble::Left { .. }))
                 if matches!(error, Comm(CommError::Revoked { .. }))
                     || !matches!(
@@ -366,17 +371,18 @@ impl Vigil {
         }
     }
 
-    /// Runs `meet`, a wait for the members at the meeting `name`, which ends with the group.
+    /// Runs `meet`, a wait for the members at the meeting `name`. The end of the group ends the wait.
     pub(super) fn attend<T>(&self, name: &str, meet: impl FnOnce() -> Result<T>) -> Result<T> {
         self.wait(Wait::Meeting(name.to_owned()), meet)
     }
 
-    /// Runs `hear`, a wait for what another member says at `key`, which is not [`heard`] when the group has ended first.
+    /// Runs `hear`, a wait for the value that another member writes at `key`. The end of the group ends the
+    /// wait.
     pub(super) fn attend_word<T>(&self, key: &str, hear: impl FnOnce() -> Result<T>) -> Result<T> {
         self.wait(Wait::Word(key.to_owned()), hear)
     }
 
-    /// Waits for what `speaker`, a rank of the job, says at `key` in this `meeting`.
+    /// Waits for the value that `speaker`, a rank of the job, writes at `key` in this `meeting`.
     pub(super) fn hear(
         &self,
         key: &str,
@@ -396,12 +402,13 @@ impl Vigil {
         })
     }
 
-    /// Says `word` at `key`, unless somebody has said that there will be none.
+    /// Writes `word` at `key`, unless the key says already that there will be none.
     pub(super) fn say(&self, key: &str, word: &[u8]) -> Result<Vec<u8>> {
         self.attend_word(key, || heard(key, self.store.compare_set(key, b"", word)?))
     }
 
-    /// Has an abort of this group end `child`, which is being made of its members, as long as what it returns is held.
+    /// Links `child`, a group that is being made of this group's members. An abort of this group ends it for
+    /// as long as the returned value is held.
     pub(super) fn bear(&self, child: &Arc<Self>) -> Arc<Unborn> {
         let unborn = Arc::new(Unborn(child.clone()));
         let mut all = self.unborn.lock().unwrap_or_else(PoisonError::into_inner);
@@ -412,22 +419,22 @@ impl Vigil {
 
     fn wait<T>(&self, wait: Wait, waiting: impl FnOnce() -> Result<T>) -> Result<T> {
         let _open = Open::new(self, wait);
-        // Between the two: an end that came before finds no wait to end.
+        // After the wait is registered: an end that came before that did not find it.
         self.check()?;
         let mut waited = waiting();
         if let Err(GroupError::Store(StoreError::GivenUp { rank, .. })) = &mut waited {
-            // It was said by the place in the group, also at a meeting of some members.
+            // The error has the place in this group, even at a meeting of only some members.
             *rank = self.ranks.get(*rank).copied().unwrap_or(*rank);
             self.hear_why(self.heartbeat * 2);
         }
-        // Who hosted it may be a member, whose death the kernel tells of in a moment.
+        // The store's host may be a member. The kernel reports its death in a moment.
         if let Err(GroupError::Store(StoreError::HostDied { .. })) = &waited {
             self.hear_why(self.heartbeat / 2);
         }
         self.explain(waited)
     }
 
-    /// Another member knows why the group ends, and has told, or is about to.
+    /// Waits until the reason for the group's end arrives from another member, for at most `patience`.
     fn hear_why(&self, patience: Duration) {
         self.bell.hurry();
         let patience = Deadline::after(patience);
@@ -436,8 +443,8 @@ impl Vigil {
         }
     }
 
-    /// What an error of NCCL's means where all members make something together: who notices a loss first aborts, and
-    /// the others may see that before they notice themselves.
+    /// Replaces an NCCL error in a step that all members take together by its cause. The first member to
+    /// notice a loss aborts, and others may see the abort before they notice the loss themselves.
     pub(super) fn explain_making<T>(&self, made: Result<T, CommError>) -> Result<T> {
         if let Err(CommError::Nccl { code: ncclResult_t::ncclRemoteError, .. }) = &made {
             self.hear_why(self.heartbeat * 2);
@@ -459,7 +466,7 @@ impl fmt::Debug for Vigil {
     }
 }
 
-/// A wait that an end of the group finds.
+/// An open wait, registered so that an end of the group can end it.
 struct Open<'a> {
     vigil: &'a Vigil,
     wait: Wait,

@@ -1,4 +1,4 @@
-//! Where a process can be visited.
+//! The listening socket of a process.
 
 use std::{io, os::fd::OwnedFd};
 
@@ -17,23 +17,23 @@ use super::{
 };
 use crate::store::Deadline;
 
-/// Strangers that may be connected at one time without having said anything.
+/// Maximum number of connections that have not identified themselves.
 const STRANGERS: usize = 64;
 
-/// Where a process listens: a socket in a folder that only its user can enter. Gone with this value.
+/// A listening socket in a folder that only its user can enter. Both are removed when this value is dropped.
 pub struct Door {
     path: String,
     pub(super) word: Word,
     socket: OwnedFd,
-    /// After the socket: who finds no folder knows that nobody listens any more.
+    /// Dropped after the socket: a peer that finds no folder knows that the process no longer listens.
     _folder: Folder,
 }
 
 impl Door {
-    /// A new door, known to nobody yet.
+    /// Makes a listening socket. No other process knows it yet.
     ///
     /// # Errors
-    /// [`LocalError::Folder`] where no folder can be made; [`LocalError::System`].
+    /// [`LocalError::Folder`] if the folder cannot be made; [`LocalError::System`].
     pub fn open() -> Result<Self, LocalError> {
         let folder = Folder::create()?;
         let path = folder.socket();
@@ -42,7 +42,8 @@ impl Door {
         Ok(Self { path: path.to_string_lossy().into_owned(), word: fresh_word()?, socket, _folder: folder })
     }
 
-    /// What visitors have to know: for the store, where only members read it.
+    /// Returns the endpoint that peers need to connect: token and path. Publish it only in a store that only members
+    /// read.
     #[must_use]
     pub fn card(&self) -> Vec<u8> {
         [&self.word[..], self.path.as_bytes()].concat()
@@ -51,7 +52,7 @@ impl Door {
 
 impl std::fmt::Debug for Door {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Not the word.
+        // The token is a secret.
         write!(f, "Door({})", self.path)
     }
 }
@@ -63,13 +64,13 @@ fn listening(folder: &Folder) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Who stands before a door and has said nothing of use yet.
+/// Accepted connections that have not sent a valid message yet.
 #[derive(Default)]
 pub(super) struct Strangers(Vec<OwnedFd>);
 
 impl Strangers {
-    /// Waits for someone who knows the door's word, with the first thing that it said; `None` past the deadline.
-    /// Others are sent away, the oldest of too many too.
+    /// Waits for a connection that knows the token, and returns it with its first message; `None` past the deadline.
+    /// Other connections are closed, and so is the oldest if there are too many.
     pub(super) fn next(
         &mut self,
         door: &Door,
@@ -80,7 +81,7 @@ impl Strangers {
             if ready.is_empty() && deadline.expired() {
                 return Ok(None);
             }
-            // From the last to the first: what is taken out does not move the others.
+            // From the last to the first, so that a removal does not shift indices that are still needed.
             for at in ready.into_iter().rev() {
                 let Some(stranger) = at.checked_sub(1) else {
                     self.let_in(door);
@@ -106,7 +107,7 @@ impl Strangers {
         }
     }
 
-    /// Which can be read: 0 is the door, the others follow.
+    /// Returns the readable sockets: 0 is the listening socket, the others follow.
     fn ready(&self, door: &Door, deadline: Deadline) -> io::Result<Vec<usize>> {
         let all = std::iter::once(&door.socket).chain(&self.0);
         let mut all: Vec<_> = all.map(|socket| PollFd::new(socket, PollFlags::IN)).collect();

@@ -1,27 +1,28 @@
-//! One meeting of the processes of a host.
+//! One exchange of descriptors between the processes of a host.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::{Door, LocalError, Tag, door::Strangers, link::Link};
 use crate::store::{Deadline, StoreError};
 
-/// A process that was met.
+/// A process of the exchange.
 #[derive(Debug)]
 pub struct Met {
     /// The connection to it.
     pub link: Link,
-    /// What it handed over, in the order of its tags.
+    /// The descriptors that it sent, in the order of its tags.
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// Hands `own` to each of `others`, and takes as much from them, of the same kinds in the same order. Collective over
-/// these processes: each gives its own place as `me` and those that it is to meet as `others`. `card` gives what the
-/// [door](Door::card) of a place said; it may wait for it.
+/// Sends `own` to each of `others`, and receives as many descriptors from each, with the same tags in the same order.
+/// Collective over these processes: each passes its own place as `me`, and the places of the other processes as
+/// `others`. `card` returns the [endpoint](Door::card) of a place, and may wait for it.
 ///
-/// Those that were met come in no particular order.
+/// The processes are returned in no particular order.
 ///
 /// # Errors
-/// [`LocalError`]: who did not come, is gone, or sent something else. What was received until then is closed.
+/// [`LocalError`] names the processes that did not come, are gone, or sent something unexpected. Descriptors received
+/// until then are closed.
 pub fn exchange(
     door: &Door,
     me: u64,

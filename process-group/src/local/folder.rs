@@ -1,10 +1,10 @@
-//! The folder of a door, and those of processes that were killed.
+//! The folder of a listening socket, and the removal of folders that killed processes left.
 //!
-//! A folder's owner holds a lock on it, which the kernel lets go of when the process ends; it makes its socket only then.
-//! So a folder with a socket and without a lock is nobody's.
+//! A folder's owner holds a lock on it, which the kernel releases when the process ends. The owner makes its socket
+//! only after it has the lock. A folder with a socket and without a lock therefore has no owner.
 //!
-//! A folder is opened once, checked, and from then on used by its descriptor, so that a rename cannot put another folder
-//! in its place.
+//! A folder is opened once, checked, and from then on used by its descriptor, so that a rename cannot put another
+//! folder in its place.
 
 use std::{
     fs, io,
@@ -28,16 +28,16 @@ use super::{LocalError, fresh_word};
 
 const PREFIX: &str = "process-group-";
 
-/// The socket in a folder.
+/// The name of the socket in a folder.
 const SOCKET: &str = "door";
 
-/// A folder without a socket may be one that is being made, unless it is that old.
+/// Age from which a folder without a socket counts as abandoned. A younger one may still be in creation.
 const BIRTH: Duration = Duration::from_secs(60);
 
-/// A folder that only this user can enter: gone with this value.
+/// A folder that only this user can enter. It is removed when this value is dropped.
 pub(super) struct Folder {
     path: PathBuf,
-    /// With the lock.
+    /// Holds the lock.
     folder: OwnedFd,
 }
 
@@ -51,7 +51,7 @@ impl Folder {
         let no_folder = |source| LocalError::Folder { path: path.clone(), source };
         check_home(&home).map_err(no_folder)?;
         fs::DirBuilder::new().mode(0o700).create(&path).map_err(no_folder)?;
-        // Who looks whether it is nobody's has the lock for a moment.
+        // Waits for the lock, which a sweep of another process may hold for a moment.
         let locked = locked(&path, FlockOperation::LockExclusive).map_err(io::Error::from);
         let locked = locked.and_then(|folder| check_own(&folder).map_err(io::Error::other).map(|()| folder));
         match locked {
@@ -63,24 +63,24 @@ impl Folder {
         }
     }
 
-    /// The path of the socket, for the card.
+    /// Returns the path of the socket, for the endpoint.
     pub(super) fn socket(&self) -> PathBuf {
         self.path.join(SOCKET)
     }
 
-    /// Where the socket is bound.
+    /// Returns the address to bind the socket to.
     pub(super) fn address(&self) -> rustix::io::Result<SocketAddrUnix> {
         address(self.folder.as_fd(), SOCKET)
     }
 }
 
-/// The folder of a peer's socket, after the check that only this user can enter it.
+/// The folder of a peer's socket, checked so that only this user can enter it.
 pub(super) struct PeerFolder {
     folder: OwnedFd,
     socket: String,
 }
 
-/// Why a peer's folder cannot be used.
+/// The reason why a peer's folder cannot be used.
 pub(super) enum Unfit {
     Absent,
     Refused(String),
@@ -108,7 +108,8 @@ impl PeerFolder {
     }
 }
 
-/// The address of a socket in an open folder. Does not walk the folder's path again, which may have any length.
+/// Returns the address of a socket in an open folder. It does not resolve the folder's path again, which may be
+/// longer than a socket address.
 fn address(folder: BorrowedFd<'_>, socket: &str) -> rustix::io::Result<SocketAddrUnix> {
     SocketAddrUnix::new(format!("/proc/self/fd/{}/{socket}", folder.as_raw_fd()))
 }
@@ -143,7 +144,7 @@ impl Drop for Folder {
     }
 }
 
-/// Removes a folder and its socket, as far as they are there.
+/// Removes a folder and its socket. Failures are ignored.
 fn remove(path: &Path, folder: &OwnedFd) {
     let _ = unlinkat(folder, SOCKET, AtFlags::empty());
     let _ = fs::remove_dir(path);
@@ -154,7 +155,7 @@ fn home() -> PathBuf {
     folder.unwrap_or_else(std::env::temp_dir)
 }
 
-/// The folder with its lock.
+/// Opens the folder and takes its lock.
 fn locked(path: &Path, how: FlockOperation) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
     let folder = open(path, flags, Mode::empty())?;
@@ -162,8 +163,8 @@ fn locked(path: &Path, how: FlockOperation) -> rustix::io::Result<OwnedFd> {
     Ok(folder)
 }
 
-/// Removes what doors of this user have left whose processes were killed. The first door of a process does so by itself;
-/// who has just lost a peer may do it at once.
+/// Removes the folders that killed processes of this user left. The first [`Door`](super::Door) of a process calls
+/// this. A caller that has just lost a peer may call it at once.
 pub fn sweep() {
     let Ok(entries) = fs::read_dir(home()) else { return };
     for entry in entries.flatten() {

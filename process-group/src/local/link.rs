@@ -27,13 +27,13 @@ use super::{
 };
 use crate::store::Deadline;
 
-/// What is said over a socket: the word of who listens, what the descriptor is, the place of who speaks.
+/// Size of a message in bytes: the receiver's token, the tag of the descriptor, the sender's place.
 const MESSAGE: usize = size_of::<Word>() + size_of::<Tag>() + size_of::<u64>();
 
-/// How often who finds a door crowded tries again.
+/// Interval between attempts to connect while the peer's queue is full.
 const CROWDED: Duration = Duration::from_millis(1);
 
-/// A connection to a process that knows this one's word, and whose word this one knows.
+/// A connection to a process. Each side knows the other's token.
 pub struct Link {
     socket: OwnedFd,
     me: u64,
@@ -42,7 +42,7 @@ pub struct Link {
     theirs: Word,
 }
 
-/// Without the tokens.
+/// Omits the tokens.
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { socket, me, place, .. } = self;
@@ -50,7 +50,7 @@ impl fmt::Debug for Link {
     }
 }
 
-/// One message, from whomever.
+/// A received message. Its token is not checked yet.
 pub(super) struct Heard {
     pub(super) word: Word,
     pub(super) tag: Tag,
@@ -58,7 +58,7 @@ pub(super) struct Heard {
     pub(super) descriptor: OwnedFd,
 }
 
-/// Where a card says that a process listens, and its word.
+/// Splits an endpoint into the token and the path of the socket.
 pub(super) fn read_card(card: &[u8]) -> Result<(Word, &str), String> {
     let (word, path) = card.split_first_chunk::<16>().ok_or("no word on its card")?;
     let path = std::str::from_utf8(path).map_err(|_| "no path on its card")?;
@@ -66,7 +66,7 @@ pub(super) fn read_card(card: &[u8]) -> Result<(Word, &str), String> {
 }
 
 impl Link {
-    /// Goes to the door of `place` that `card` tells of.
+    /// Connects to the process at `place`, whose endpoint is `card`.
     pub(super) fn connect(
         me: u64,
         own: Word,
@@ -97,7 +97,7 @@ impl Link {
                     return Ok(Self { socket, me, place, own, theirs });
                 }
                 Err(Errno::INTR) => {}
-                // Its queue is full.
+                // The listener's queue is full.
                 Err(Errno::AGAIN) if !deadline.expired() => thread::sleep(CROWDED),
                 Err(Errno::AGAIN) => {
                     return Err(LocalError::Absent { places: vec![place], waited: deadline.waited() });
@@ -108,7 +108,7 @@ impl Link {
         }
     }
 
-    /// Takes over the connection of who came to the door with `card`.
+    /// Wraps an accepted connection of the process at `place`, whose endpoint is `card`.
     pub(super) fn answered(
         socket: OwnedFd,
         me: u64,
@@ -120,13 +120,13 @@ impl Link {
         Ok(Self { socket, me, place, own, theirs })
     }
 
-    /// The place of the process at the other end.
+    /// Returns the place of the process at the other end.
     #[must_use]
     pub fn place(&self) -> u64 {
         self.place
     }
 
-    /// The process at the other end, as the kernel knows it.
+    /// Returns the id of the process at the other end, as the kernel reports it.
     ///
     /// # Errors
     /// [`LocalError::System`].
@@ -134,16 +134,16 @@ impl Link {
         Ok(socket_peercred(&self.socket)?.pid)
     }
 
-    /// The socket: it ends with the process at the other end, at the latest.
+    /// Returns the socket. It is closed at the other end when that process ends, at the latest.
     #[must_use]
     pub fn into_socket(self) -> OwnedFd {
         self.socket
     }
 
-    /// Hands over a descriptor; this process keeps its own.
+    /// Sends a descriptor. This process keeps its own.
     ///
     /// # Errors
-    /// [`LocalError::Gone`]; [`LocalError::Absent`] if the other end does not take it; [`LocalError::System`].
+    /// [`LocalError::Gone`]; [`LocalError::Absent`] if the other end does not read it; [`LocalError::System`].
     pub fn send(&self, tag: Tag, descriptor: BorrowedFd<'_>, deadline: Deadline) -> Result<(), LocalError> {
         let message = [&self.theirs[..], &tag.0, &self.me.to_le_bytes()].concat();
         loop {
@@ -162,10 +162,10 @@ impl Link {
         }
     }
 
-    /// Takes the next descriptor, which must be of this kind.
+    /// Receives the next descriptor, which must have this tag.
     ///
     /// # Errors
-    /// [`LocalError::Gone`]; [`LocalError::Absent`] if none comes; [`LocalError::Unexpected`].
+    /// [`LocalError::Gone`]; [`LocalError::Absent`] if none arrives; [`LocalError::Unexpected`].
     pub fn receive(&self, tag: Tag, deadline: Deadline) -> Result<OwnedFd, LocalError> {
         let fail = |problem: String| LocalError::Unexpected { place: self.place, problem };
         loop {
@@ -200,7 +200,7 @@ impl Link {
     }
 }
 
-/// Whether who spoke knows `word`; takes as long whatever it said.
+/// Returns true if the sender knows `word`. The comparison takes the same time for every input.
 pub(super) fn knows(heard: &Heard, word: Word) -> bool {
     heard.word.iter().zip(word).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
@@ -210,18 +210,18 @@ pub(super) fn new_socket() -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// Why there is no message.
+/// The reason why there is no message.
 pub(super) enum Silence {
-    /// Nothing has been said yet.
+    /// Nothing has arrived yet.
     Yet,
-    /// What was said is no message.
+    /// The data is not a valid message.
     Nonsense(String),
     /// The connection failed.
     Broken(io::Error),
 }
 
-/// The next message, without waiting; `None` if the connection has ended. However many descriptors came, all that are
-/// not handed on are closed.
+/// Receives the next message without waiting; `None` if the connection has ended. All received descriptors that are
+/// not returned are closed.
 pub(super) fn hear(socket: &OwnedFd) -> Result<Option<Heard>, Silence> {
     let mut message = [0; MESSAGE + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];

@@ -1,4 +1,4 @@
-//! Memory that processes of a host share, named by a descriptor.
+//! Memory that processes of a host share through a descriptor.
 
 use std::{
     fmt, io,
@@ -12,26 +12,27 @@ use rustix::{
     mm::{MapFlags, ProtFlags, mmap, munmap},
 };
 
-/// The memory cannot change its size any more: who maps it need not fear for what is mapped.
+/// The memory can no longer change its size, so a mapping stays valid.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Memory that processes of a host share: begins at a page, all zeros when it is made, and goes with its last mapping.
-/// Others may write to it at any time, so it is read through atomics only, and every value in it is checked.
+/// Memory that processes of a host share. It starts at a page boundary, contains zeros when it is made, and is freed
+/// with its last mapping. Other processes may write to it at any time, so read it only through atomics, and check
+/// every value.
 pub struct SharedMemory {
     base: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: an address and a length; what is done with the bytes takes `unsafe` of whoever does it.
+// SAFETY: the value is an address and a length. An access to the bytes needs `unsafe` of its own.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Makes `bytes` bytes; with the descriptor that others [open](Self::open) them by.
+    /// Makes `bytes` bytes. Also returns the descriptor with which other processes [open](Self::open) them.
     ///
     /// # Errors
-    /// What the system says.
+    /// Those of the system calls.
     pub fn create(bytes: usize) -> io::Result<(OwnedFd, Self)> {
         let memory = sized(bytes)?;
         fcntl_add_seals(&memory, SEALS)?;
@@ -54,10 +55,10 @@ impl SharedMemory {
         Ok((memory, mapped))
     }
 
-    /// Maps what another process has made.
+    /// Maps memory of another process.
     ///
     /// # Errors
-    /// What the descriptor is instead of so many bytes that keep their size.
+    /// A text with the found and the expected size and seals.
     pub fn open(memory: BorrowedFd<'_>, bytes: usize) -> Result<Self, String> {
         Self::open_with(memory, bytes, ProtFlags::READ | ProtFlags::WRITE)
     }
@@ -83,25 +84,25 @@ impl SharedMemory {
     }
 
     fn map(memory: BorrowedFd<'_>, bytes: usize, protection: ProtFlags) -> io::Result<Self> {
-        // SAFETY: a new mapping, of memory that has that length and keeps it.
+        // SAFETY: a new mapping of memory that has this length and keeps it.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, memory, 0) }?;
         Ok(Self { base: NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?, bytes })
     }
 
-    /// Where it is mapped here, for as long as this value.
+    /// Returns the address of the mapping, which is valid as long as this value.
     #[must_use]
     pub fn start(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 }
 
-/// A memory file of `bytes` bytes that can be sealed.
+/// Makes a memory file of `bytes` bytes that can be sealed.
 fn sized(bytes: usize) -> io::Result<OwnedFd> {
     let memory = memfd_create("process-group", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&memory, bytes as u64)?;
@@ -110,7 +111,7 @@ fn sized(bytes: usize) -> io::Result<OwnedFd> {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map`, with that length; who uses the address keeps this value.
+        // SAFETY: mapped by `map` with this length. A user of the address keeps this value alive.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }
@@ -131,7 +132,7 @@ mod tests {
     fn what_one_writes_the_other_reads() {
         let (descriptor, one) = SharedMemory::create(64).unwrap();
         let other = SharedMemory::open(descriptor.as_fd(), 64).unwrap();
-        // SAFETY: both mappings are that long, and nobody else has them.
+        // SAFETY: both mappings have this length, and no other thread uses them.
         let read = unsafe {
             one.start().write(7);
             other.start().read()
@@ -143,7 +144,7 @@ mod tests {
     fn readers_cannot_come_to_write() {
         let (descriptor, one) = SharedMemory::create_read_only(64).unwrap();
         let other = SharedMemory::open_read_only(descriptor.as_fd(), 64).unwrap();
-        // SAFETY: both mappings are that long, and nobody else has them.
+        // SAFETY: both mappings have this length, and no other thread uses them.
         let read = unsafe {
             one.start().write(7);
             other.start().read()
@@ -154,7 +155,7 @@ mod tests {
         }
         assert!(SharedMemory::open(descriptor.as_fd(), 64).unwrap_err().starts_with("mapping"));
         assert!(rustix::io::write(&descriptor, &[1]).is_err());
-        // Nor by another way to the same memory.
+        // A writable mapping through a reopened descriptor is refused too.
         let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
         let again = std::fs::File::options().read(true).write(true).open(path).unwrap();
         assert!(SharedMemory::open(again.as_fd(), 64).is_err());

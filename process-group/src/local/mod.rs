@@ -1,17 +1,18 @@
-//! Descriptors between the processes of a host: memory, locks, whatever the kernel names by one.
+//! Passes file descriptors between the processes of a host: shared memory, locks, or any other kernel object.
 //!
-//! Who is to be visited opens a [`Door`]: a socket in a folder that only this user can enter. Its [card](Door::card),
-//! which the members find in their store, says where it is, and a random word. [`exchange()`] is one meeting: every pair of
-//! processes hands each other what they brought, one descriptor a message, each with a [`Tag`] that says what it is.
-//! Of two, the one with the lower place connects.
+//! A process that accepts connections opens a [`Door`]: a socket in a folder that only its user can enter. Its
+//! endpoint ([`Door::card`]) holds the socket's path and a random token; members read it from their store. In one
+//! [`exchange()`], every pair of processes sends each other their descriptors, one per message, each with a [`Tag`]
+//! for its kind. In each pair the process with the lower place connects.
 //!
-//! Who is another user, or does not know the word, gets nothing; who says something else, too much or nothing keeps
-//! nobody waiting. Every wait has a deadline. A process that is gone is told from one that is late.
+//! A process of another user, or without the token, receives nothing. A process that sends invalid data, too much
+//! data or none makes no member wait. Every wait has a deadline. The errors distinguish a process that is gone from
+//! one that is late.
 //!
-//! [`SharedMemory`] is what they hand each other to speak without a system call.
+//! [`SharedMemory`] is memory that two processes use to communicate without system calls.
 //!
-//! The folder goes with the door. That of a process that was killed goes with the next door of the same user, or with
-//! [`sweep`].
+//! The folder is removed with the [`Door`]. The folder of a killed process is removed when a process of the same user
+//! opens its first [`Door`], or by [`sweep`].
 //!
 //! ```
 //! use process_group::{local::{self, Door, Tag}, store::Deadline};
@@ -26,7 +27,7 @@
 //!     let card = |place: u64| Ok(cards[place as usize].clone());
 //!     local::exchange(door, me, &[other], card, &[(Tag(*b"null"), file.as_fd())], deadline)
 //! };
-//! // As a rule the two are processes.
+//! // Normally these are two processes.
 //! let met = std::thread::scope(|scope| {
 //!     let first = scope.spawn(|| meet(&doors[0], 0, 1));
 //!     meet(&doors[1], 1, 0).map(|met| (met, first.join()))
@@ -41,7 +42,7 @@ mod exchange;
 mod folder;
 mod link;
 mod memory;
-#[cfg(test)]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 
 use std::{env, fmt, fs, io, path::PathBuf, time::Duration};
@@ -60,7 +61,8 @@ pub use self::{
 };
 use crate::store::StoreError;
 
-/// What a descriptor is, in the words of who sends it. One that is not expected is refused unseen.
+/// The kind of a descriptor, chosen by its sender. The receiver refuses a descriptor with an unexpected tag without
+/// using it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tag(pub [u8; 4]);
 
@@ -70,7 +72,7 @@ impl fmt::Display for Tag {
     }
 }
 
-/// Why descriptors did not get from one process to another. Places are those that the caller gave.
+/// Errors of passing descriptors between processes. Places are those that the caller passed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocalError {
@@ -79,35 +81,35 @@ pub enum LocalError {
     Folder {
         /// The folder.
         path: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         #[source]
         source: io::Error,
     },
-    /// What a process said is not what it should be.
+    /// A process sent something unexpected.
     #[error("place {place}: {problem}")]
     Unexpected {
         /// The process.
         place: u64,
-        /// What was expected and what was found.
+        /// The expected and the found value.
         problem: String,
     },
-    /// Processes that have ended, or have closed their doors.
+    /// A process that has ended, or no longer listens.
     #[error("place {place} is gone: {problem}")]
     Gone {
         /// The process.
         place: u64,
-        /// How that showed.
+        /// The observation that shows it.
         problem: String,
     },
-    /// Processes that did not come.
+    /// Processes that did not connect.
     #[error("places {places:?} did not come within {waited:.1?}")]
     Absent {
         /// The processes.
         places: Vec<u64>,
-        /// How long they were waited for.
+        /// Duration of the wait.
         waited: Duration,
     },
-    /// The system refused something.
+    /// A system call failed.
     #[error("handing descriptors to the processes of this host: {0}")]
     System(#[from] io::Error),
     /// The store failed.
@@ -121,9 +123,9 @@ impl From<rustix::io::Errno> for LocalError {
     }
 }
 
-/// A number for this host: for two processes to share memory they must run under one kernel, and NCCL passes file
-/// descriptors over abstract sockets, which belong to the network namespace. `NCCL_HOSTID`, if it is set, names the host
-/// instead, as it does to NCCL.
+/// Returns a number that identifies this host. Two processes can share memory only under one kernel, and NCCL passes
+/// file descriptors over abstract sockets, which belong to the network namespace; the number covers both.
+/// `NCCL_HOSTID`, if set, replaces it, as in NCCL.
 #[must_use]
 pub fn host() -> u64 {
     if let Some(name) = env::var_os("NCCL_HOSTID").filter(|name| !name.is_empty()) {
@@ -135,7 +137,7 @@ pub fn host() -> u64 {
     crate::hash::fnv64(&[&boot[..], network.as_os_str().as_encoded_bytes(), &name].concat())
 }
 
-/// A word that only those know who can read the store.
+/// A secret token, known only to processes that can read the store.
 type Word = [u8; 16];
 
 fn fresh_word() -> io::Result<Word> {
@@ -144,7 +146,7 @@ fn fresh_word() -> io::Result<Word> {
     Ok(word)
 }
 
-/// Polls; whether there is anything.
+/// Polls. Returns true if a descriptor is ready.
 pub(crate) fn poll_all(what: &mut [PollFd<'_>], patience: Duration) -> io::Result<bool> {
     let patience = Timespec::try_from(patience.min(Duration::from_secs(3600))).unwrap_or_default();
     match poll(what, Some(&patience)) {

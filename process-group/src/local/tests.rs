@@ -1,5 +1,5 @@
-//! Members and strangers at each other's doors. The members are threads: what they hand over goes through the kernel all
-//! the same.
+//! Members and other processes at listening sockets. The members are threads, but their descriptors go through the
+//! kernel all the same.
 
 use std::{
     env,
@@ -14,11 +14,12 @@ use std::{
         },
     },
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     thread,
     time::Duration,
 };
 
+use gpu_sim::process::test_command;
 use rustix::{
     event::{PollFd, PollFlags},
     io::Errno,
@@ -47,7 +48,7 @@ fn soon() -> Deadline {
     Deadline::after(Duration::from_millis(200))
 }
 
-/// A file that says `text`.
+/// Makes a file that contains `text`.
 fn file(text: &str) -> File {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(text.as_bytes()).unwrap();
@@ -55,14 +56,14 @@ fn file(text: &str) -> File {
 }
 
 fn read(descriptor: &OwnedFd) -> String {
-    // The descriptor's place in the file is that of all who have it.
+    // All holders of the descriptor share its file position, so the position is not used.
     let file = File::from(descriptor.try_clone().unwrap());
     let mut text = vec![0; file.metadata().unwrap().len() as usize];
     file.read_exact_at(&mut text, 0).unwrap();
     String::from_utf8(text).unwrap()
 }
 
-/// One member's part among `doors`: what the others handed over, by their places.
+/// Runs one member among `doors`. Returns the other members and their descriptors, by place.
 fn member(doors: &[Door], me: usize, tags: &[Tag], deadline: Deadline) -> Result<Vec<Met>, LocalError> {
     let files: Vec<File> = tags.iter().map(|tag| file(&format!("{tag} of {me}"))).collect();
     let own: Vec<(Tag, BorrowedFd<'_>)> = tags.iter().copied().zip(files.iter().map(File::as_fd)).collect();
@@ -73,7 +74,7 @@ fn member(doors: &[Door], me: usize, tags: &[Tag], deadline: Deadline) -> Result
     Ok(met)
 }
 
-/// All members meet, and each gets from each what it brought.
+/// All members meet, and each receives every other member's descriptors.
 fn all_meet(doors: &[Door]) {
     thread::scope(|scope| {
         for me in 0..doors.len() {
@@ -108,7 +109,7 @@ fn knock(door: &Door) -> OwnedFd {
     socket
 }
 
-/// Says `message` with `count` descriptors.
+/// Sends `message` with `count` descriptors.
 fn say(socket: &OwnedFd, message: &[u8], count: usize) {
     let file = file("stranger");
     let attached = vec![file.as_fd(); count];
@@ -131,7 +132,8 @@ fn strangers_keep_nobody_waiting() {
     let strangers: Vec<OwnedFd> = doors
         .iter()
         .flat_map(|door| {
-            // Silence, garbage with any number of descriptors, the wrong word, and one that hangs up.
+            // A silent connection, garbage with any number of descriptors, a wrong token, and a connection that
+            // closes.
             let mut strangers: Vec<OwnedFd> = (0..7).map(|_| knock(door)).collect();
             for (count, stranger) in strangers.iter().enumerate().skip(1) {
                 say(stranger, b"garbage", count);
@@ -185,7 +187,7 @@ fn another_kind_of_descriptor_is_refused() {
 #[test]
 fn who_does_not_come_is_named() {
     let mut doors = doors(3);
-    // The highest waits for both, the lowest finds a closed door.
+    // The highest place waits for both others. The lowest finds a closed socket.
     let absent = member(&doors, 2, &TAGS, soon()).unwrap_err();
     assert!(matches!(&absent, LocalError::Absent { places, .. } if *places == [0, 1]), "{absent}");
     let cards: Vec<_> = doors.iter().map(Door::card).collect();
@@ -214,7 +216,7 @@ fn the_folder_goes_with_the_door_and_after_its_death() {
     drop(door);
     assert!(!folder.exists());
 
-    // What a killed process leaves: a folder with a socket, that nobody has locked.
+    // A killed process leaves a folder with a socket and without a lock.
     fs::create_dir(&folder).unwrap();
     sweep();
     assert!(folder.exists(), "it may be one that is being made");
@@ -225,16 +227,16 @@ fn the_folder_goes_with_the_door_and_after_its_death() {
     assert!(path(&living).exists());
 }
 
-/// Of the system's user for nobody.
+/// The user id of the user `nobody`.
 const NOBODY: u32 = 65534;
 
-/// Set for a process that is another user.
+/// Set for a process that runs as another user.
 const OTHER: &str = "PROCESS_GROUP_TEST_OTHER_USER";
 
-/// Where another user says that it has come to.
+/// Output of the other user's process: refused outside the folder, or connected inside.
 const PLACES: [&str; 2] = ["outside", "inside"];
 
-/// The other user of the test below: goes to the door whose card it is given, and says there what member 0 would.
+/// The other user's process of the test below. It connects to the given endpoint and sends the message of member 0.
 #[test]
 #[ignore = "the body of a process that a test starts"]
 fn another_user() {
@@ -255,9 +257,7 @@ fn another_user() {
 }
 
 fn start_as_nobody() -> io::Result<Child> {
-    let (_, module) = module_path!().split_once("::").unwrap();
-    Command::new(env::current_exe()?)
-        .args(["--ignored", "--exact", &format!("{module}::another_user"), "--nocapture"])
+    test_command(concat!(module_path!(), "::another_user"))?
         .env(OTHER, "1")
         .uid(NOBODY)
         .gid(NOBODY)
@@ -275,7 +275,8 @@ fn another_user_comes_into_no_folder_and_is_heard_at_no_door() {
     if !geteuid().is_root() {
         return println!("skipped: who is not root cannot be another user");
     }
-    // As it is made, and as if it were open to all: there the door has to look who knocks.
+    // First with the folder's own mode, then with a mode that lets everyone in: then the listener has to check the
+    // peer's user.
     for place in PLACES {
         if place == PLACES[1] {
             fs::set_permissions(folder, Permissions::from_mode(0o755)).unwrap();
@@ -294,7 +295,7 @@ fn another_user_comes_into_no_folder_and_is_heard_at_no_door() {
         let mut lines = BufReader::new(other.stdout.take().unwrap()).lines().map_while(io::Result::ok);
         let said = lines.find_map(|line| PLACES.into_iter().find(|place| line.ends_with(place)));
         assert_eq!(said, Some(place));
-        // Members go into no folder that others can enter.
+        // Members connect only through a folder that no other user can enter.
         fs::set_permissions(folder, Permissions::from_mode(0o700)).unwrap();
         all_meet(&doors);
         lines.for_each(drop);
@@ -302,7 +303,7 @@ fn another_user_comes_into_no_folder_and_is_heard_at_no_door() {
     }
 }
 
-/// The other user of the test below: listens where the test says, and tells whether it was given anything.
+/// The other user's process of the test below. It listens at the given path, and prints whether it received anything.
 #[test]
 #[ignore = "the body of a process that a test starts"]
 fn another_users_door() {
@@ -334,13 +335,12 @@ fn a_door_of_another_user_is_given_nothing() {
     fs::set_permissions(place.path(), Permissions::from_mode(0o1777)).unwrap();
     let own = place.path().join("own");
     fs::DirBuilder::new().mode(0o700).create(&own).unwrap();
-    let (_, module) = module_path!().split_once("::").unwrap();
     for (folder, problem) in
         [(place.path().join("other"), "of user 65534"), (own, "is user 65534, expected 0")]
     {
         let path = folder.join("door");
-        let mut other = Command::new(env::current_exe().unwrap())
-            .args(["--ignored", "--exact", &format!("{module}::another_users_door"), "--nocapture"])
+        let mut other = test_command(concat!(module_path!(), "::another_users_door"))
+            .unwrap()
             .env(OTHER, &path)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -377,7 +377,7 @@ fn a_folder_that_others_can_enter_or_replace_is_refused() {
     check_home(home.path()).unwrap();
 }
 
-/// Another that takes the folder's place is not what is bound or visited.
+/// A folder that replaces the original is neither bound nor connected to.
 #[test]
 fn a_folder_that_is_swapped_is_seen() {
     let doors = doors(2);

@@ -1,4 +1,4 @@
-//! How the processes of a host get each other's locks: the memory that they are in, over [`crate::local`].
+//! Exchanges the memory with the processes' locks over [`crate::local`].
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -11,34 +11,35 @@ use crate::{
     store::{Deadline, PrefixStore, Store, StoreError, publish},
 };
 
-/// A process of this host that is watched.
+/// A watched process of this host.
 pub(super) struct Peer {
     /// Its place in the group.
     pub(super) place: usize,
     pub(super) page: Page,
-    /// The lock there that this process waits for.
+    /// The index of the lock in its page that this process waits for.
     pub(super) slot: usize,
-    /// Ends with its process, at the latest.
+    /// The connection closes when the peer's process ends, at the latest.
     pub(super) socket: OwnedFd,
-    /// The process itself, where the kernel gives it.
+    /// The peer's pidfd, if the kernel provides one.
     pub(super) process: Option<OwnedFd>,
 }
 
 const LOCKS: Tag = Tag(*b"lock");
 
-/// The places of members that are other processes of this host: those that have a lock each in the page of the member at
-/// `place`, in this order.
+/// Returns the places of the members that are other processes of this host. Each of them has one lock in the page of
+/// the member at `place`, in this order.
 pub(super) fn others(place: usize, members: &[Member]) -> impl Iterator<Item = usize> {
     let me = &members[place];
     (0..members.len()).filter(move |other| me.is_beside(&members[*other]))
 }
 
-/// Which lock `waiter` waits for in the page of the member at `owner`.
+/// Returns the index of the lock that `waiter` waits for in the page of the member at `owner`.
 pub(super) fn slot(waiter: usize, owner: usize, members: &[Member]) -> Option<usize> {
     others(owner, members).position(|other| other == waiter)
 }
 
-/// Meets the processes of this host that are members; `own` is the memory of this one's locks.
+/// Exchanges pages with the members that are other processes of this host. `own` is the memory of this process's
+/// locks.
 pub(super) fn meet(
     store: &PrefixStore,
     place: usize,
@@ -76,7 +77,8 @@ pub(super) fn meet(
         let (owner, memory) = (peer as usize, memory.ok_or_else(|| refused("no descriptor".into()))?);
         let page = Page::open(memory.as_fd(), others(owner, members).count()).map_err(refused)?;
         let slot = slot(place, owner, members).ok_or_else(|| refused("it is not beside this one".into()))?;
-        // Kernels before 5.3 have none, and sandboxes may refuse it: the socket's end is a witness too.
+        // Kernels before 5.3 have no pidfd, and sandboxes may refuse it. The end of the socket also shows the peer's
+        // death.
         let process = pidfd_open(link.process().map_err(told)?, PidfdFlags::empty()).ok();
         Ok(Peer { place: owner, page, slot, socket: link.into_socket(), process })
     };

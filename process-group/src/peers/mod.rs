@@ -1,8 +1,9 @@
-//! Which processes of this host are still there.
+//! Detects processes of this host that have died or stopped.
 //!
-//! Every process holds a lock for each of its peers on the host, which the kernel lets go of when the process dies; says regularly
-//! that it runs; and keeps a socket to each of them. A thread waits for each peer's lock, and one looks after all the
-//! rest. What is found is told once: the first word on a peer counts.
+//! Every process holds one robust lock for each of its peers on the host, which the kernel releases when the process
+//! dies. It increments a heartbeat counter regularly, and keeps a socket to each peer. One thread per peer waits for
+//! the peer's lock, and one more thread checks everything else. Each loss is reported once: the first report on a
+//! peer counts.
 
 mod meet;
 mod page;
@@ -34,16 +35,16 @@ use crate::{
     store::{Deadline, PrefixStore, StoreError},
 };
 
-/// How a thread that waits for a lock looks whether it still has to.
+/// Interval at which a thread that waits for a lock checks whether the watch has ended.
 const TURN: Duration = Duration::from_millis(250);
 
-/// What is wrong with a rank.
+/// The failure of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Loss {
-    /// Its process has ended without leaving the group.
+    /// The process has ended without leaving the group.
     Died,
-    /// Its process is there, but has not run for so long: it was stopped, or its host is overloaded.
+    /// The process exists, but has not run for this time: it was stopped, or its host is overloaded.
     Silent(Duration),
 }
 
@@ -56,7 +57,7 @@ impl fmt::Display for Loss {
     }
 }
 
-/// Why the processes of a host cannot watch each other.
+/// The reason why the processes of a host cannot watch each other.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PeerError {
@@ -65,27 +66,27 @@ pub enum PeerError {
     Folder {
         /// The folder.
         path: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         #[source]
         source: io::Error,
     },
-    /// A rank's greeting is not what it should be.
+    /// A rank sent an unexpected greeting.
     #[error("rank {rank} of this host: {problem}")]
     Greeting {
         /// The rank.
         rank: usize,
-        /// What was expected and what was found.
+        /// The expected and the found value.
         problem: String,
     },
-    /// Ranks of this host that did not come.
+    /// Ranks of this host that did not connect.
     #[error("ranks {ranks:?} of this host did not greet within {waited:.1?}")]
     Absent {
         /// The ranks.
         ranks: Vec<usize>,
-        /// How long they were waited for.
+        /// Duration of the wait.
         waited: Duration,
     },
-    /// The system refused something.
+    /// A system call failed.
     #[error("watching the ranks of this host: {0}")]
     System(#[from] io::Error),
     /// The store failed.
@@ -93,12 +94,12 @@ pub enum PeerError {
     Store(#[from] StoreError),
 }
 
-/// Who is told of a loss: the rank of the job, and what is wrong with it. Called once a rank, on a thread of the watch;
-/// it must not block.
+/// Called with the rank in the job and its failure. Called once per rank, on a thread of the watch, so it must not
+/// block.
 pub(crate) type Listener = dyn Fn(usize, Loss) + Send + Sync;
 
-/// The watch over the processes of this host, and of this process by them. Dropping it says that the process goes on
-/// without: peers see it leave, not die.
+/// Watches the other processes of this host, and lets them watch this one. Dropping it marks this process as having
+/// left, so peers do not report it as dead.
 pub(crate) struct Peers {
     shared: Arc<Shared>,
     /// Wakes the thread that holds the locks.
@@ -118,7 +119,7 @@ impl Shared {
         self.lost.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells of a loss, unless it is known.
+    /// Reports a loss, unless the rank was reported before.
     fn report(&self, rank: usize, loss: Loss) {
         if self.is_over.load(Ordering::Acquire) {
             return;
@@ -136,8 +137,9 @@ impl Shared {
 }
 
 impl Peers {
-    /// Meets the members of this host that are other processes, and begins to watch them. Collective over them; with
-    /// none there is nothing to do. A process is silent when it has not run for twice the `heartbeat`.
+    /// Meets the members of this host that are other processes, and starts to watch them. Collective over these
+    /// processes; does nothing if there are none. A process that stops running is reported as silent within twice the
+    /// `heartbeat`.
     pub(crate) fn meet(
         store: &PrefixStore,
         place: usize,
@@ -153,7 +155,7 @@ impl Peers {
         }
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?);
         let (memory, page) = Page::create(others)?;
-        // The locks are held, by a thread that lives as long as the watch, before anybody else knows of them.
+        // A thread that lives as long as the watch takes the locks before any peer knows of them.
         let (say, held) = mpsc::channel();
         let (give, peers) = mpsc::channel::<Vec<Watched>>();
         let keeper = {
@@ -161,10 +163,10 @@ impl Peers {
             thread::Builder::new().name("peers".into()).spawn(move || match page.hold() {
                 Ok(held) => {
                     let _ = say.send(Ok(()));
-                    // Without an answer the meeting has failed.
+                    // Without peers the meeting has failed.
                     let peers = peers.recv().unwrap_or_default();
                     keep(&page, &peers, &shared, &bell, heartbeat);
-                    // Before the sockets end: who sees that has to know why.
+                    // Before the sockets close, so that a peer that sees the close also sees the reason.
                     drop(held);
                     drop(peers);
                 }
@@ -174,7 +176,7 @@ impl Peers {
             })?
         };
         let watch = Self { shared: shared.clone(), bell: Some(bell), keeper: Some(keeper) };
-        // Goes before the watch, which waits for the keeper, which waits for this.
+        // Dropped before `watch`. Dropping `watch` joins the thread, and the thread waits for this channel.
         let give = give;
         held.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
         let mut watched = Vec::new();
@@ -193,7 +195,7 @@ impl Peers {
         Ok(watch)
     }
 
-    /// Tells `listener` of losses from now on, and at once of those that are known.
+    /// Calls `listener` on losses from now on, and at once for those that are known.
     pub(crate) fn tell(&self, listener: &Arc<Listener>) {
         let mut listeners = self.shared.listeners.lock().unwrap_or_else(PoisonError::into_inner);
         listeners.retain(|listener| listener.strong_count() > 0);
@@ -213,7 +215,7 @@ impl fmt::Debug for Peers {
 impl Drop for Peers {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::Release);
-        // Fails only when the counter is full, and then the thread wakes too.
+        // Fails only when the counter is full, and then the thread is awake anyway.
         if let Some(bell) = &self.bell {
             let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
         }
@@ -225,7 +227,7 @@ impl Drop for Peers {
     }
 }
 
-/// A peer, as the thread that looks after all of them has it.
+/// A peer, as the thread that holds the locks sees it.
 struct Watched {
     rank: usize,
     page: Arc<Page>,
@@ -233,23 +235,23 @@ struct Watched {
     process: Option<OwnedFd>,
 }
 
-/// Waits for a peer's lock.
+/// Waits for a peer's lock, and reports the peer if it died.
 fn wait(page: &Page, slot: usize, rank: usize, shared: &Shared) {
     while !shared.is_over.load(Ordering::Acquire) {
         match page.wait(slot, TURN) {
             Ok(None) => {}
             Ok(Some(End::Died)) => return shared.report(rank, Loss::Died),
-            // Or the other witnesses have to do.
+            // On an error, the other checks still detect a death.
             Ok(Some(End::Left)) | Err(_) => return,
         }
     }
 }
 
-/// Says that this process runs, and sees whether the others do, until the watch is over.
+/// Beats this process's counter, and checks the peers, until the watch ends.
 fn keep(page: &Page, peers: &[Watched], shared: &Shared, bell: &OwnedFd, heartbeat: Duration) {
     let began = Instant::now();
     let mut beats: Vec<(u64, Instant)> = peers.iter().map(|peer| (peer.page.beats(), began)).collect();
-    // Whose socket or process has ended: both are told for ever.
+    // Peers whose socket or process has ended. Both descriptors stay readable for ever, so they are no longer polled.
     let mut ended: HashSet<usize> = HashSet::new();
     let mut last = began;
     while !shared.is_over.load(Ordering::Acquire) {
@@ -272,7 +274,7 @@ fn keep(page: &Page, peers: &[Watched], shared: &Shared, bell: &OwnedFd, heartbe
                 shared.report(peers[at].rank, Loss::Died);
             }
         }
-        // A process that was stopped itself knows nothing of the others yet.
+        // If this process itself was stopped, its view of the others is out of date.
         let now = Instant::now();
         let was_stopped = now - std::mem::replace(&mut last, now) > heartbeat;
         for ((count, since), (at, peer)) in beats.iter_mut().zip(peers.iter().enumerate()) {
@@ -291,7 +293,7 @@ mod tests {
     use super::*;
     use crate::store::HashStore;
 
-    /// Neither a peer that does not come nor anything else that fails there keeps this process waiting.
+    /// The meeting fails in time if a peer does not come, or if anything else fails.
     #[test]
     fn a_meeting_that_fails_says_so() {
         let store = PrefixStore::new("alone", Arc::new(HashStore::new()));

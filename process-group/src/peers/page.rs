@@ -1,12 +1,12 @@
-//! A page of robust futexes that tells a process's peers when it dies.
+//! A page of robust futexes that shows a process's death to its peers.
 //!
-//! Each futex word holds the id of the thread that [holds](Page::hold) the page. When that thread ends, the kernel marks
-//! the word and wakes its waiter, before it tears down the process's device state: a peer knows of a death within a
-//! millisecond, where the end of a socket takes 0.2 s and a process descriptor 1.5 s if the process had pinned 16 GiB of
-//! host memory. Each peer has a word of its own, since the kernel wakes one waiter.
+//! Each futex word holds the id of the thread that [holds](Page::hold) the page. When that thread ends, the kernel
+//! marks the word and wakes its waiter, before it tears down the process's device state. A peer learns of a death
+//! within a millisecond. The end of a socket takes 0.2 s, and a process descriptor 1.5 s if the process had pinned 16
+//! GiB of host memory. Each peer has its own word, because the kernel wakes one waiter.
 //!
-//! Only the owner can write to the page. A peer maps it read-only and assumes nothing about the values: a word says that
-//! its owner lives, has left or has died, and is never passed to the C library.
+//! Only the owner can write to the page. A peer maps it read-only and assumes nothing about the values. A word only
+//! says whether its owner lives, has left or has died, and is never passed to the C library.
 
 use std::{
     io,
@@ -27,7 +27,7 @@ use rustix::{
 use super::robust::RobustList;
 use crate::local::SharedMemory;
 
-/// Identifies the layout.
+/// Identifies the layout of the page.
 const MAGIC: u64 = 0x7067_7065_6572_0003;
 
 /// The bits of a word that hold the owner's thread id.
@@ -38,13 +38,13 @@ const OWNER: u32 = !(WAITERS | OWNER_DIED);
 struct Head {
     magic: AtomicU64,
     slots: AtomicU64,
-    /// How often the owner has said that it is running.
+    /// Number of heartbeats of the owner.
     beats: AtomicU64,
-    /// The owner has let go on purpose.
+    /// Nonzero once the owner has left on purpose.
     has_left: AtomicU32,
 }
 
-/// A peer's futex word, in a cache line of its own.
+/// A peer's futex word, in its own cache line.
 #[repr(C, align(64))]
 pub(super) struct Slot(AtomicU32);
 
@@ -54,12 +54,12 @@ pub(super) struct Page {
     slots: usize,
 }
 
-/// How a wait for a word ended.
+/// The end of a wait for a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
-    /// Its owner let go of it.
+    /// Its owner released it.
     Left,
-    /// Its owner's thread is gone.
+    /// Its owner's thread has ended.
     Died,
 }
 
@@ -68,8 +68,8 @@ impl Page {
         size_of::<Head>() + slots * size_of::<Slot>()
     }
 
-    /// Makes a page, with the descriptor by which peers map it. One thread [holds](Self::hold) all words, of which the
-    /// kernel marks at most 2,048: so `slots` counts the peers on this host, not those of the job.
+    /// Makes a page, and the descriptor by which peers map it. One thread [holds](Self::hold) all words. The kernel
+    /// marks at most 2,048 words per thread, so `slots` counts the peers on this host, not those of the job.
     pub(super) fn create(slots: usize) -> io::Result<(OwnedFd, Self)> {
         let (descriptor, memory) = SharedMemory::create_read_only(Self::bytes(slots))?;
         let page = Self { memory, slots };
@@ -81,7 +81,7 @@ impl Page {
     /// Maps the page of a peer.
     ///
     /// # Errors
-    /// Says what was found instead of a page with `slots` words.
+    /// A text with the found and the expected start of the page.
     pub(super) fn open(memory: BorrowedFd<'_>, slots: usize) -> Result<Self, String> {
         let page = Self { memory: SharedMemory::open_read_only(memory, Self::bytes(slots))?, slots };
         let [magic, has] = [&page.head().magic, &page.head().slots].map(|word| word.load(Ordering::Relaxed));
@@ -96,13 +96,13 @@ impl Page {
     }
 
     fn head(&self) -> &Head {
-        // SAFETY: mapped as long as `self` is, and aligned to a memory page. All fields are atomics, so every value is valid
-        // and the owner may write meanwhile. On a page that was opened, only loads are done.
+        // SAFETY: mapped as long as `self` lives, and aligned to a memory page. All fields are atomics, so every
+        // value is valid and the owner may write meanwhile. A page that was opened is only read.
         unsafe { self.base().as_ref() }
     }
 
     fn words(&self) -> &[Slot] {
-        // SAFETY: the mapping holds the head and then so many slots, by `bytes`; else as for `head`.
+        // SAFETY: the mapping holds the head and then `slots` slots (see `bytes`). The rest is as for `head`.
         unsafe { std::slice::from_raw_parts(self.base().add(1).cast().as_ptr(), self.slots) }
     }
 
@@ -125,7 +125,7 @@ impl Page {
                 return Ok(Some(End::Died));
             }
             if seen & OWNER == 0 {
-                // Released without `has_left`: the thread has ended, whatever has become of the process.
+                // Released without `has_left`: the thread has ended, even if its process still runs.
                 return Ok(Some(if self.has_left() { End::Left } else { End::Died }));
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -140,17 +140,17 @@ impl Page {
         }
     }
 
-    /// Whether the owner has let go on purpose.
+    /// Returns true if the owner has left on purpose.
     pub(super) fn has_left(&self) -> bool {
         self.head().has_left.load(Ordering::Acquire) != 0
     }
 
-    /// Says that the owner is running.
+    /// Increments the owner's heartbeat count.
     pub(super) fn beat(&self) {
         self.head().beats.fetch_add(1, Ordering::Release);
     }
 
-    /// How often the owner has said so.
+    /// Returns the owner's heartbeat count.
     pub(super) fn beats(&self) -> u64 {
         self.head().beats.load(Ordering::Acquire)
     }
@@ -186,15 +186,15 @@ mod tests {
     const SOON: Duration = Duration::from_millis(20);
     const LONG: Duration = Duration::from_secs(60);
 
-    /// What becomes of locks that are held.
+    /// The end of a thread that holds locks: it drops or forgets them.
     type Fate = fn(Held<'static>);
 
-    /// A peer that holds its locks until it is told what to do with them.
+    /// Starts a peer that holds its locks until it receives its fate.
     fn peer(slots: usize) -> (Page, mpsc::Sender<Fate>, thread::JoinHandle<()>) {
         let (memory, page) = Page::create(slots).unwrap();
         let (tell, told) = mpsc::channel::<Fate>();
         let (ready, is_ready) = mpsc::channel();
-        // Mapped as long as the thread lives: who dies takes nothing down before.
+        // Leaked, so that a thread that dies has unmapped nothing before its end.
         let page: &'static Page = Box::leak(Box::new(page));
         let thread = thread::spawn(move || {
             let held = page.hold().unwrap();
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(page.wait(1, SOON).unwrap(), Some(End::Died), "and again");
     }
 
-    /// More ranks than the kernel releases locks of a thread.
+    /// More ranks than the number of locks that the kernel releases for one thread.
     #[test]
     fn a_death_is_seen_by_every_peer_in_a_job_of_many_ranks() {
         let members: Vec<_> = (0..3000).map(|rank| Member::example(rank, rank as u64 % 1000)).collect();
@@ -248,7 +248,7 @@ mod tests {
         thread.join().unwrap();
     }
 
-    /// Whatever its owner writes, a page can at worst report the owner's own death.
+    /// For any page content, a page can at worst report its owner's own death.
     #[test]
     fn a_hostile_page_harms_nobody() {
         proptest!(|(words in any::<[u32; 4]>(), left: u32, later: u32)| {
@@ -263,7 +263,7 @@ mod tests {
                 let lives = value & OWNER_DIED == 0 && value & OWNER != 0;
                 prop_assert_eq!(page.wait(slot, Duration::ZERO).unwrap().is_none(), lives);
             }
-            // And while somebody waits.
+            // Also while a thread waits.
             thread::scope(|scope| {
                 let waiter = scope.spawn(|| page.wait(0, Duration::from_millis(1)));
                 forged.words()[0].0.store(later, Ordering::Relaxed);

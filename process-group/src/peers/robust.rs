@@ -15,14 +15,14 @@ struct Entry {
 #[repr(C)]
 struct Head {
     first: *const Entry,
-    /// From a node to its word, in bytes.
+    /// Distance from a node to its word, in bytes.
     offset: libc::c_long,
     /// A lock operation in progress; unused here.
     pending: *const Entry,
 }
 
-/// The robust list of this thread, in place of the C library's, which is restored on drop. Cannot leave the thread. If it
-/// is forgotten, its memory is leaked and stays registered until the thread ends.
+/// The robust list of this thread. It replaces the C library's list, which is restored on drop. It cannot leave the
+/// thread. If it is forgotten, its memory is leaked and stays registered until the thread ends.
 pub(super) struct RobustList {
     _head: Box<Head>,
     _entries: Box<[Entry]>,
@@ -30,8 +30,8 @@ pub(super) struct RobustList {
 }
 
 impl RobustList {
-    /// Has the kernel mark each of `words` that holds this thread's id when the thread ends. The futex word is the first
-    /// field of `T`.
+    /// Makes the kernel mark each of `words` that holds this thread's id when the thread ends. The futex word is the
+    /// first field of `T`.
     ///
     /// # Errors
     /// Those of the system calls, which a sandbox may refuse.
@@ -44,14 +44,14 @@ impl RobustList {
             entries[at - 1].next = &raw const entries[at];
         }
         head.first = entries.first().map_or(end, |first| &raw const *first);
-        // Wraps as the kernel's sum does.
+        // The difference wraps, and so does the kernel's sum.
         head.offset =
             (words.as_ptr().addr().wrapping_sub(entries.as_ptr().addr())).cast_signed() as libc::c_long;
         let mut before = (ptr::null::<Head>(), 0usize);
         // SAFETY: writes a pointer and a length, to locals that outlive the call; 0 is this thread.
         check(unsafe { libc::syscall(libc::SYS_get_robust_list, 0, &raw mut before.0, &raw mut before.1) })?;
-        // SAFETY: the list is circular, and its nodes stay on the heap until `drop` unregisters it or the thread has ended.
-        // The kernel changes only words that hold this thread's id.
+        // SAFETY: the list is circular, and its nodes stay on the heap until `drop` unregisters it or the thread has
+        // ended. The kernel changes only words that hold this thread's id.
         check(unsafe { libc::syscall(libc::SYS_set_robust_list, &raw const *head, size_of::<Head>()) })?;
         Ok(Self { _head: head, _entries: entries, before })
     }

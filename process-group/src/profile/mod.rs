@@ -1,16 +1,15 @@
-//! What profilers are told: a range around every call of a group, for as long as the host is in it.
+//! Ranges for profilers, around every call of a group until the call returns on the host.
 //!
-//! - `nvtx` (feature `nvtx`): ranges for Nsight Systems and whatever else is injected as it is. Without such a tool a
-//!   range costs one load and one branch.
-//! - feature `tracing`: spans of the target `process_group`, at the level debug; what went wrong is an event at the
-//!   level warn.
+//! - `nvtx` (feature `nvtx`): ranges for Nsight Systems and other injected tools. Without such a tool a range costs
+//!   one load and one branch.
+//! - feature `tracing`: spans of the target `process_group`, at level debug. Failures are events at level warn.
 //!
-//! Without these features there is nothing here. NCCL marks its own functions by itself.
+//! Without these features this module does nothing. NCCL marks its own functions.
 
 #[cfg(feature = "nvtx")]
 mod nvtx;
 
-/// A call's range, which ends with it.
+/// The range of a call. It ends when this value is dropped.
 #[must_use]
 pub(crate) struct Range {
     #[cfg(feature = "nvtx")]
@@ -19,8 +18,8 @@ pub(crate) struct Range {
     _span: tracing::span::EnteredSpan,
 }
 
-/// Begins a range on this thread, of a call of a group; `bytes` are those of its counts, as NCCL is given them, and 0
-/// for what moves none.
+/// Begins a range on this thread for a call of a group. `bytes` is the size of its element counts as NCCL receives
+/// them, and 0 for a call that moves no data.
 #[inline]
 #[cfg_attr(
     not(any(feature = "nvtx", feature = "tracing")),
@@ -35,7 +34,7 @@ pub(crate) fn range(operation: &'static str, group: &str, bytes: u64) -> Range {
     }
 }
 
-/// Says that something went wrong.
+/// Records a failure.
 #[inline]
 #[cfg_attr(not(feature = "tracing"), expect(unused_variables, reason = "nobody listens"))]
 pub(crate) fn trouble(operation: &'static str, group: &str, problem: &dyn std::fmt::Display) {

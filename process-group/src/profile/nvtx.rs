@@ -1,8 +1,8 @@
-//! Ranges of NVTX, version 3, without its headers: a tool names a library in `NVTX_INJECTION64_PATH`, which is loaded
-//! and is given the places where it writes the functions that it wants to be called.
+//! Ranges of NVTX, version 3, without its headers. `NVTX_INJECTION64_PATH` names a tool's library. It is loaded, and
+//! receives tables of function slots. The tool writes the functions to call into these slots.
 //!
-//! Invariants: the places live for ever, in the order of NVTX's own tables, so a tool may write to them at any time;
-//! a place without a function is not called; every pop follows a push of the same thread and domain.
+//! Invariants: the slots are never freed and have the order of NVTX's own tables, so a tool may write to them at any
+//! time. A slot without a function is not called. Every pop follows a push on the same thread and domain.
 
 use std::{
     env,
@@ -35,13 +35,13 @@ impl Range {
 impl Drop for Range {
     fn drop(&mut self) {
         if let Some(Pop { function, domain }) = self.pop {
-            // SAFETY: the tool's function, with the domain that it made; there was a push on this thread.
+            // SAFETY: the tool's function, with the tool's own domain. A push preceded it on this thread.
             unsafe { function(domain) };
         }
     }
 }
 
-/// What ends a range.
+/// The function and the domain that end a range.
 #[derive(Clone, Copy)]
 struct Pop {
     function: PopFunction,
@@ -54,10 +54,10 @@ type PushFunction = unsafe extern "C" fn(Domain, *const Attributes) -> c_int;
 type PopFunction = unsafe extern "C" fn(Domain) -> c_int;
 type GetExportTable = unsafe extern "C" fn(u32) -> *const c_void;
 type Initialize = unsafe extern "C" fn(GetExportTable) -> c_int;
-/// A function of a tool, whatever its type.
+/// A function of a tool, of any type.
 type Function = *mut c_void;
 
-/// What a range is (`nvtxEventAttributes_t`).
+/// The attributes of a range (`nvtxEventAttributes_t`).
 #[repr(C)]
 struct Attributes {
     version: u16,
@@ -94,29 +94,29 @@ impl Attributes {
 
 const _: () = assert!(size_of::<Attributes>() == 48);
 
-/// NVTX's version, as tools are told.
+/// NVTX's version, as reported to tools.
 const VERSION: u32 = 3;
 
-/// The tool's entry, if one was injected. What cannot be loaded is passed over, as NVTX does.
+/// Returns the tool's entry point, if a tool is injected. A library that cannot be loaded is ignored, as in NVTX.
 fn injected() -> Option<Initialize> {
     let path = env::var_os("NVTX_INJECTION64_PATH")?;
-    // SAFETY: whoever sets the variable wants the library's code to run in this process.
+    // SAFETY: a user who sets the variable asks for the library's code to run in this process.
     let library = unsafe { libloading::Library::new(path) }.ok()?;
-    // SAFETY: NVTX gives the function of this name this type.
+    // SAFETY: NVTX defines this type for the function of this name.
     let entry = *unsafe { library.get::<Initialize>(c"InitializeInjectionNvtx2") }.ok()?;
-    // It is never unloaded: its functions are called from now on.
+    // Never unloaded, because its functions are called from now on.
     std::mem::forget(library);
     Some(entry)
 }
 
-/// A tool that listens.
+/// An attached tool.
 struct Tool {
     domain: Domain,
     push: &'static Place,
     pop: &'static Place,
 }
 
-// SAFETY: NVTX's functions may be called from any thread, with a domain that another has made.
+// SAFETY: NVTX's functions may be called from any thread, with a domain that another thread made.
 unsafe impl Send for Tool {}
 // SAFETY: as above.
 unsafe impl Sync for Tool {}
@@ -127,7 +127,7 @@ impl Tool {
     const DOMAIN_CREATE: usize = 12;
 
     fn attach(initialize: Initialize) -> Option<Self> {
-        // SAFETY: the tool's entry is given what NVTX gives it.
+        // SAFETY: the tool's entry point receives the same argument as from NVTX.
         if unsafe { initialize(export_table) } == 0 {
             return None;
         }
@@ -136,7 +136,7 @@ impl Tool {
         if create.is_null() {
             return None;
         }
-        // SAFETY: the tool has written a function of this type to this place.
+        // SAFETY: the tool has written a function of this type to this slot.
         let create = unsafe { transmute::<Function, DomainCreate>(create) };
         // SAFETY: the text is a C string, which the tool copies.
         let domain = unsafe { create(c"process_group".as_ptr()) };
@@ -149,7 +149,7 @@ impl Tool {
         if push.is_null() || pop.is_null() {
             return None;
         }
-        // SAFETY: the tool has written functions of these types to these places.
+        // SAFETY: the tool has written functions of these types to these slots.
         let (push, function) =
             unsafe { (transmute::<Function, PushFunction>(push), transmute::<Function, PopFunction>(pop)) };
         let message = CString::new(format!("{operation} {group}")).unwrap_or_default();
@@ -160,17 +160,17 @@ impl Tool {
     }
 }
 
-/// Where a tool writes a function.
+/// A slot for a tool's function.
 type Place = AtomicPtr<c_void>;
 
 /// The functions of one of NVTX's modules.
 struct Module {
     places: &'static [Place],
-    /// A pointer to each place, and null at the end. The first stands for no function.
+    /// A pointer to each slot, and null at the end. The first entry is null: function 0 does not exist.
     table: &'static [AtomicPtr<Function>],
 }
 
-/// How many functions each of NVTX's modules has, with the first that is none; the first module is none.
+/// Number of function slots of each NVTX module, including slot 0, which has no function. Module 0 does not exist.
 const SIZES: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
 /// The module of domains.
 const CORE_2: usize = 5;
@@ -204,7 +204,7 @@ struct VersionInfo {
     set: unsafe extern "C" fn(u32),
 }
 
-/// What a tool asks first.
+/// Returns NVTX's export tables. A tool calls it first.
 unsafe extern "C" fn export_table(id: u32) -> *const c_void {
     static CALLBACKS: Callbacks = Callbacks { size: size_of::<Callbacks>(), module: function_table };
     static VERSION_INFO: VersionInfo =
@@ -216,7 +216,7 @@ unsafe extern "C" fn export_table(id: u32) -> *const c_void {
     }
 }
 
-/// Where the functions of a module are to be written; 0 for a module that is none.
+/// Returns the function slots of a module; 0 for a module that does not exist.
 unsafe extern "C" fn function_table(
     module: c_uint,
     table: *mut *mut *mut Function,
@@ -225,7 +225,7 @@ unsafe extern "C" fn function_table(
     let Some(found) = MODULES.get(module as usize).filter(|module| !module.places.is_empty()) else {
         return 0;
     };
-    // SAFETY: a tool gives null or a place for the answer.
+    // SAFETY: a tool passes null or a valid address for each result.
     unsafe {
         if !size.is_null() {
             size.write(found.places.len() as c_uint);
@@ -237,7 +237,7 @@ unsafe extern "C" fn function_table(
     1
 }
 
-/// Says which version the tool has; nothing depends on it.
+/// Receives the tool's version, which is not used.
 unsafe extern "C" fn tool_version(_version: u32) {}
 
 #[cfg(test)]
@@ -252,13 +252,13 @@ mod tests {
     }
 
     unsafe extern "C" fn create(name: *const c_char) -> Domain {
-        // SAFETY: a C string, as NVTX says.
+        // SAFETY: a C string, as NVTX requires.
         see(format!("domain {}", unsafe { CStr::from_ptr(name) }.to_str().unwrap()));
         ptr::without_provenance_mut(7)
     }
 
     unsafe extern "C" fn push(domain: Domain, attributes: *const Attributes) -> c_int {
-        // SAFETY: attributes with a C string, as NVTX says.
+        // SAFETY: attributes with a C string, as NVTX requires.
         let (message, attributes) = unsafe { (CStr::from_ptr((*attributes).message), &*attributes) };
         assert_eq!((attributes.version, attributes.size), (3, 48));
         see(format!("push {} {} {}", domain.addr(), message.to_str().unwrap(), attributes.payload));
@@ -270,10 +270,10 @@ mod tests {
         0
     }
 
-    /// A tool that listens to ranges of domains alone.
+    /// A tool that handles only ranges of domains.
     unsafe extern "C" fn tool(export_table: GetExportTable) -> c_int {
         let (mut table, mut size) = (ptr::null_mut(), 0);
-        // SAFETY: the tables are asked as NVTX says, and written at places that they have.
+        // SAFETY: the tables are queried as NVTX requires, and the slots that are written exist.
         unsafe {
             assert!(export_table(2).is_null());
             let version = &*export_table(3).cast::<VersionInfo>();

@@ -1,4 +1,4 @@
-//! What is recorded of a call.
+//! The recorded data of a call.
 
 use crate::{
     comm::{self, DataType, ReduceOp, Task},
@@ -7,7 +7,7 @@ use crate::{
 };
 use comm::Operation as Native;
 
-/// What was called.
+/// The operation of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -38,9 +38,9 @@ pub enum Operation {
     Send,
     /// Receive from one member.
     Recv,
-    /// The end of an all-gather of shares of any length, which is broadcasts.
+    /// The end of an all-gather of shares of any length, which consists of broadcasts.
     AllGatherList,
-    /// The end of a reduce-scatter of shares of any length, which is reductions.
+    /// The end of a reduce-scatter of shares of any length, which consists of reductions.
     ReduceScatterList,
     /// The end of a batch.
     Batch,
@@ -76,7 +76,7 @@ impl Operation {
         Self::WaitSignals,
     ];
 
-    /// What its method is called.
+    /// Returns the name of its method.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -102,8 +102,9 @@ impl Operation {
         }
     }
 
-    /// What PyTorch's analyser calls it. That takes all-to-all for what it is told of an operation whose members have
-    /// buffers of different lengths: it compares what all send with what all receive.
+    /// Returns the name that PyTorch's analyser uses. An operation whose members have buffers of different
+    /// lengths is reported as all-to-all, because for that the analyser compares the total sent with the
+    /// total received.
     #[must_use]
     pub const fn torch_name(self) -> &'static str {
         match self {
@@ -117,26 +118,26 @@ impl Operation {
         }
     }
 
-    /// Whether it is between two members, so that it is counted apart, if at all.
+    /// Returns true if it is between two members. Such calls are counted separately, or not at all.
     #[must_use]
     pub const fn is_message(self) -> bool {
         matches!(self, Self::Send | Self::Recv | Self::PutSignal | Self::Signal | Self::WaitSignals)
     }
 
-    /// Whether the other member has nothing that it would be matched with, so that it is in no count.
+    /// Returns true if it has no matching call on the other member. Such calls are not counted.
     #[must_use]
     pub const fn is_one_sided(self) -> bool {
         matches!(self, Self::PutSignal | Self::Signal | Self::WaitSignals)
     }
 
-    /// Whether it says only that a batch ends, whose calls are recorded before.
+    /// Returns true if it only marks the end of a batch, whose calls are recorded before it.
     #[must_use]
     pub const fn is_end(self) -> bool {
         matches!(self, Self::AllGatherList | Self::ReduceScatterList | Self::Batch)
     }
 }
 
-/// What PyTorch calls an element type.
+/// Returns PyTorch's name of an element type.
 pub(super) fn torch_type(dtype: DataType) -> &'static str {
     match dtype {
         DataType::I8 => "Char",
@@ -155,7 +156,7 @@ pub(super) fn torch_type(dtype: DataType) -> &'static str {
     }
 }
 
-/// The reductions' names; the first is none.
+/// The reductions' names. The first stands for no reduction.
 pub(super) const REDUCTIONS: [&str; 7] = ["", "sum", "prod", "max", "min", "avg", "premul_sum"];
 
 /// One call, as the operation describes it before it is launched.
@@ -164,7 +165,7 @@ pub(crate) struct Call {
     pub(super) operation: Operation,
     /// The type's discriminant.
     pub(super) dtype: u8,
-    /// Its place in [`REDUCTIONS`].
+    /// Its index in [`REDUCTIONS`].
     pub(super) reduction: u8,
     /// The root, or the other end of a message.
     pub(super) peer: Option<u32>,
@@ -172,19 +173,19 @@ pub(crate) struct Call {
     pub(super) send: u64,
     /// Elements written, or signals waited for.
     pub(super) receive: u64,
-    /// Whether it goes on a path beside NCCL.
+    /// True if it uses a path besides NCCL.
     pub(super) on_path: bool,
-    /// Where the send and the receive buffer lie, of those that have to lie alike.
+    /// The positions of the send and the receive buffer, if they need the same position on all ranks.
     pub(super) places: [CommonPlace; 2],
 }
 
-/// Whether two tasks that follow each other are recorded as one: messages that one collective is made of, which its
-/// members need not have equally many of.
+/// Returns true if two consecutive tasks are recorded as one: messages of one collective, of which its
+/// members need not have equally many.
 pub(crate) fn are_one(former: &Task, next: &Task) -> bool {
     list_of(former).is_some() && former.call == next.call
 }
 
-/// The collective that a message is a part of.
+/// Returns the collective that a message is a part of.
 #[inline(always)]
 fn list_of(task: &Task) -> Option<Operation> {
     const LISTS: [Operation; 3] = [Operation::AllToAllList, Operation::GatherList, Operation::ScatterList];
@@ -195,7 +196,7 @@ fn list_of(task: &Task) -> Option<Operation> {
 }
 
 impl Call {
-    /// What is recorded of tasks that [are one](are_one), in a group of `size`.
+    /// Returns the record of tasks that [are one](are_one), in a group of `size`.
     pub(crate) fn of(tasks: &[Task], size: usize) -> Self {
         match tasks {
             [task] => Self::of_one(*task, size),
@@ -203,19 +204,19 @@ impl Call {
         }
     }
 
-    /// On a path beside NCCL.
+    /// Marks it as sent on a path besides NCCL.
     pub(crate) fn on_path(self) -> Self {
         Self { on_path: true, ..self }
     }
 
-    /// The same, of a task alone.
+    /// Like [`of`](Self::of), for a single task.
     #[inline(always)]
     pub(crate) fn of_one(task: Task, size: usize) -> Self {
         if list_of(&task).is_none() { Self::of_native(task, size) } else { Self::of_list(&[task]) }
     }
 
-    /// Adds to a batch's hash what all members of a collective say alike: no message, not the lengths of a list's shares, and
-    /// no place outside of windows.
+    /// Adds to a batch's hash the data that all members of a collective have in common. That excludes
+    /// messages, the lengths of a list's shares, and places outside of windows.
     #[inline(always)]
     pub(super) fn fold(&self, batch: Fold) -> Fold {
         let length = match self.operation {
@@ -253,7 +254,7 @@ impl Call {
         }
     }
 
-    /// Of one that is no part of a list.
+    /// Returns the record of a task that is not part of a list.
     #[inline(always)]
     fn of_native(task: Task, size: usize) -> Self {
         let Task { operation, count, dtype, op, rank, places, .. } = task;
@@ -286,7 +287,7 @@ impl Call {
         Self { operation, dtype: dtype as u8, reduction, peer, send, receive, on_path: false, places }
     }
 
-    /// The end of the batch that `name` is made of.
+    /// Returns the end of the batch that `name` consists of.
     pub(super) fn end(name: &str) -> Self {
         let named =
             Operation::ALL.into_iter().find(|operation| operation.is_end() && operation.name() == name);

@@ -1,11 +1,11 @@
-//! When something happened: noted as ticks, which cost less than the time of day does, and told as that when somebody
-//! reads.
+//! Time stamps: recorded as ticks, which are cheaper than the time of day, and converted when they are read.
 //!
-//! A tick is of the processor's counter where that counts evenly in every state, and a nanosecond elsewhere.
+//! A tick is one step of the processor's counter if that runs at a constant rate in every state, and a
+//! nanosecond otherwise.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// This moment; never 0.
+/// Returns the current time in ticks; never 0.
 #[inline]
 pub(crate) fn ticks() -> u64 {
     #[cfg(target_arch = "x86_64")]
@@ -15,7 +15,7 @@ pub(crate) fn ticks() -> u64 {
     day()
 }
 
-/// ns since 1970.
+/// Returns the time of day, in ns since 1970.
 fn day() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX).max(1)
@@ -34,7 +34,7 @@ impl Both {
     }
 }
 
-/// Tells ticks from its beginning on as times of day.
+/// Converts ticks since its creation to times of day.
 #[derive(Debug)]
 pub(super) struct Clock {
     beginning: Both,
@@ -45,13 +45,14 @@ impl Clock {
         Self { beginning: Both::now() }
     }
 
-    /// For ticks up to now.
+    /// Returns the scale for ticks up to now.
     pub(super) fn scale(&self) -> Scale {
         Scale { from: self.beginning, to: Both::now() }
     }
 }
 
-/// What ticks between two moments are in ns since 1970. Those close to either are told as exactly as that was.
+/// Converts ticks between two moments to ns since 1970. Ticks close to either moment are as exact as that
+/// moment.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scale {
     from: Both,
@@ -59,17 +60,18 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// ns since 1970.
+    /// Returns ns since 1970.
     pub(super) fn day(&self, ticks: u64) -> u64 {
         let Self { from, to } = *self;
         let (all, back) = (to.ticks.saturating_sub(from.ticks), to.ticks.saturating_sub(ticks));
-        // A day that was set back meanwhile began later than it ends; then all is told as its end.
+        // If the time of day was set back meanwhile, the start lies after the end. Every time is then
+        // converted to the end.
         let ns =
             u128::from(to.day.saturating_sub(from.day)) * u128::from(back.min(all)) / u128::from(all.max(1));
         to.day.saturating_sub(u64::try_from(ns).unwrap_or(u64::MAX))
     }
 
-    /// The last moment, in ns since 1970.
+    /// Returns the last moment, in ns since 1970.
     pub(super) fn now(&self) -> u64 {
         self.to.day
     }
@@ -82,7 +84,8 @@ mod counter {
         sync::atomic::{AtomicU8, Ordering},
     };
 
-    /// Whether the counter counts evenly, whatever the processor's frequency, and while it sleeps.
+    /// Returns true if the counter runs at a constant rate, independent of the processor's frequency and
+    /// sleep states.
     #[inline]
     pub(super) fn is_even() -> bool {
         const UNKNOWN: u8 = 0;
@@ -136,14 +139,15 @@ mod tests {
             .collect();
         let scale = clock.scale();
         for (before, ticks, after) in moments {
-            // Between the two, but for how exactly the ends were noted: a thread may have been held up there.
+            // Between the two, except for the precision of the ends: the thread may have been preempted
+            // there.
             let (told, slack) = (scale.day(ticks), 100_000_000);
             assert!((before - slack..=after + slack).contains(&told), "{before} {told} {after}");
         }
     }
 
     proptest! {
-        /// Later is never told as earlier, and the ends as what they were.
+        /// Later ticks are never converted to earlier times, and the ends are exact.
         #[test]
         fn order_stays(from: (u64, u64), to: (u64, u64), mut ticks in prop::collection::vec(any::<u64>(), 2..9)) {
             let both = |(ticks, day): (u64, u64)| Both { ticks, day };

@@ -1,10 +1,10 @@
-//! Where ranks ask each other over the store, while they run.
+//! Progress queries: ranks ask each other over the store while they run.
 //!
-//! The [clerk](crate::watch) of each rank looks every so often whether somebody asks, and answers with what the rank called
-//! last, also for a rank whose own threads are busy elsewhere, or blocked in NCCL. A rank that does not answer is gone,
-//! stopped, or cannot reach the store.
+//! The [heartbeat thread](crate::watch) of each rank polls for questions and answers with the rank's last
+//! calls, even if the rank's own threads are busy or blocked in NCCL. A rank that does not answer has died,
+//! has stopped, or cannot reach the store.
 //!
-//! Questions are numbered: all that ask at the same time share the answers.
+//! Questions are numbered. Ranks that ask at the same time share the answers.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -18,13 +18,14 @@ use crate::{
     watch::wake,
 };
 
-/// The folder of a group's own part of the store in which its ranks ask and answer.
+/// The folder of a group's own part of the store for questions and answers.
 const FOLDER: &str = "flight";
-/// How many ranks answer.
+/// The key of the number of ranks that answer.
 const RANKS: &str = "ranks";
 
-/// Asks all ranks that have a desk in this part of a store how far they are in all of their groups, which are in the
-/// order of their making. Who has not answered by the deadline stands without an answer.
+/// Asks all ranks that answer in this part of a store for their progress in all of their groups. The groups
+/// are in the order in which they were made. A rank that has not answered by the deadline is listed without
+/// an answer.
 pub(crate) fn ask(store: PrefixStore, deadline: Deadline) -> Result<Vec<Progress>, StoreError> {
     let store = PrefixStore::new(FOLDER, Arc::new(store));
     let ranks = String::from_utf8_lossy(&store.get(RANKS, deadline)?).parse().unwrap_or(0);
@@ -32,7 +33,7 @@ pub(crate) fn ask(store: PrefixStore, deadline: Deadline) -> Result<Vec<Progress
     let number = question(&store, deadline)?;
     let answers = ranks.iter().map(|rank| answers(&store, number, *rank, deadline));
     let answers = answers.collect::<Result<Vec<_>, _>>()?;
-    // An id begins with the group's number, which tells the order.
+    // An id begins with the group's number, which gives the order.
     let order = |id: &str| id.split('.').map(|part| part.parse().unwrap_or(u64::MAX)).collect::<Vec<_>>();
     let mut groups = BTreeMap::new();
     for Answer { id, name, ranks, .. } in answers.iter().flatten().flatten() {
@@ -48,22 +49,22 @@ pub(crate) fn ask(store: PrefixStore, deadline: Deadline) -> Result<Vec<Progress
     Ok(groups.into_iter().map(group).collect())
 }
 
-/// What a rank has answered of a group.
+/// Returns a rank's answer on a group.
 fn member(rank: usize, id: &str, answers: Option<&Vec<Answer>>) -> MemberProgress {
     let own = answers.and_then(|answers| answers.iter().find(|answer| answer.id == id));
     MemberProgress { rank, last: own.map(|answer| answer.last.clone()) }
 }
 
-/// Where a rank asks, for a group and the groups split from it.
+/// Asks on behalf of a group and the groups split from it.
 pub(crate) struct Desk {
     store: PrefixStore,
 }
 
 impl Desk {
-    /// How many questions there are.
+    /// The key of the number of questions.
     pub(crate) const ASKED: &'static str = "asked";
 
-    /// Where in a group's part of the store its ranks ask and answer.
+    /// Returns the folder in a group's part of the store for questions and answers.
     pub(crate) fn folder(store: &PrefixStore) -> PrefixStore {
         PrefixStore::new(FOLDER, Arc::new(store.clone()))
     }
@@ -75,7 +76,8 @@ impl Desk {
         Ok(Self { store })
     }
 
-    /// Asks all members of a group. Who has not answered by the deadline stands without an answer.
+    /// Asks all members of a group. A member that has not answered by the deadline is listed without an
+    /// answer.
     pub(crate) fn ask(
         &self,
         id: &str,
@@ -99,7 +101,7 @@ impl Desk {
         store.set(&answer_key(number, recorder.rank), answers.as_bytes())
     }
 
-    /// Forgets what a rank has answered.
+    /// Removes a rank's answer.
     pub(crate) fn forget(store: &PrefixStore, number: u64, rank: usize) -> Result<(), StoreError> {
         store.delete(&answer_key(number, rank)).map(drop)
     }
@@ -109,17 +111,17 @@ fn answer_key(number: u64, rank: usize) -> String {
     format!("answers/{number}/{rank}")
 }
 
-/// Asks the next question; its number.
+/// Asks the next question, and returns its number.
 fn question(store: &PrefixStore, deadline: Deadline) -> Result<u64, StoreError> {
     let number = |text: &[u8]| std::str::from_utf8(text).ok()?.trim().parse::<u64>().ok();
     let held = store.get(Desk::ASKED, deadline)?;
     let next = number(&held).unwrap_or(0) + 1;
     let stands = store.compare_set(Desk::ASKED, &held, next.to_string().as_bytes())?;
-    // Whoever asked meanwhile asked after us: the answers will do.
+    // A rank that asked meanwhile asked after this one, so its answers can be used.
     Ok(number(&stands).unwrap_or(next).max(next) - 1)
 }
 
-/// What a rank has answered, if it has by the deadline.
+/// Returns a rank's answers, if it answers by the deadline.
 fn answers(
     store: &PrefixStore,
     number: u64,

@@ -1,4 +1,4 @@
-//! Plain documents, written as JSON and as the part of pickle's second protocol that PyTorch's readers take.
+//! Plain documents, written as JSON and as the subset of pickle's protocol 2 that PyTorch's readers accept.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ pub(super) enum Value {
     None,
     Bool(bool),
     Int(i64),
-    /// Finite.
+    /// Must be finite.
     Float(f64),
     Text(String),
     List(Vec<Value>),
@@ -34,7 +34,7 @@ pub(super) fn dict<const N: usize>(entries: [(&str, Value); N]) -> Value {
 }
 
 impl Value {
-    /// As a pickle of protocol 2.
+    /// Encodes it as a pickle of protocol 2.
     pub(super) fn to_pickle(&self) -> Vec<u8> {
         let mut out = vec![0x80, 2];
         self.pickle(&mut out);
@@ -77,7 +77,7 @@ impl Value {
         }
     }
 
-    /// As JSON.
+    /// Encodes it as JSON.
     pub(super) fn to_json(&self) -> String {
         let mut out = String::new();
         self.json(&mut out);

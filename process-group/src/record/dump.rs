@@ -1,4 +1,4 @@
-//! What was recorded, as data and as files.
+//! The contents of the recorder, as data and as files.
 
 use std::{
     collections::HashMap,
@@ -18,10 +18,10 @@ use super::{
 };
 use crate::{comm::DataType, memory::PlanNames};
 
-/// What one rank has recorded: its last 2,048 calls, in its group and in the groups split from it.
+/// The calls that one rank has recorded: its last 2,048 calls, in its group and in the groups split from it.
 ///
-/// [`to_pickle`](Self::to_pickle) gives what PyTorch's analyser (`torchfrtrace`, format 2.10) reads, and
-/// [`to_json`](Self::to_json) the same as JSON.
+/// [`to_pickle`](Self::to_pickle) encodes it for PyTorch's analyser (`torchfrtrace`, format 2.10), and
+/// [`to_json`](Self::to_json) encodes the same as JSON.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Dump {
@@ -31,7 +31,7 @@ pub struct Dump {
     pub name: String,
     /// NCCL's release.
     pub library: String,
-    /// The groups that the calls are of.
+    /// The groups of the calls.
     pub groups: Vec<DumpedGroup>,
     /// The calls, oldest first.
     pub entries: Vec<Entry>,
@@ -41,17 +41,17 @@ pub struct Dump {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct DumpedGroup {
-    /// What it is known by: `uid.epoch`.
+    /// Its id: `uid.epoch`.
     pub id: String,
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// Its members' ranks of the job, in the order of their ranks in the group.
     pub ranks: Vec<usize>,
-    /// How long the group gives its members.
+    /// The group's default time limit for waits.
     pub timeout: Duration,
-    /// How many collectives this rank has called; a batch counts once.
+    /// The number of collectives that this rank has called; a batch counts once.
     pub collectives: u64,
-    /// How many messages this rank has called; a batch counts once.
+    /// The number of messages that this rank has called; a batch counts once.
     pub messages: u64,
 }
 
@@ -61,9 +61,9 @@ pub struct DumpedGroup {
 pub struct Entry {
     /// Its number among the rank's calls, beginning with 0.
     pub record: u64,
-    /// The place of its group in [`Dump::groups`].
+    /// The index of its group in [`Dump::groups`].
     pub group: usize,
-    /// What was called.
+    /// The operation.
     pub operation: Operation,
     /// The number of the collective in its group; for a message, of the last one before it.
     pub collective: u64,
@@ -71,54 +71,54 @@ pub struct Entry {
     pub message: u64,
     /// For a message: its number among those of this direction between the two.
     pub pair: u64,
-    /// Whether it is a message, or the end of a batch of nothing else.
+    /// True if it is a message, or the end of a batch of messages alone.
     pub is_message: bool,
-    /// Whether it was called in a batch, whose calls share their numbers.
+    /// True if it was called in a batch, whose calls share their numbers.
     pub is_batched: bool,
-    /// Whether a graph captured it: then it says nothing of its runs.
+    /// True if a graph captured it. The entry then has no data on the graph's launches.
     pub is_captured: bool,
-    /// Whether it went on a [path](crate::Path) beside NCCL, as [`P2pPolicy::Direct`](crate::group::P2pPolicy::Direct)
-    /// has it.
+    /// True if it used a [path](crate::Path) besides NCCL, under
+    /// [`P2pPolicy::Direct`](crate::group::P2pPolicy::Direct).
     pub is_on_path: bool,
     /// The type of its elements; `None` for the end of a batch.
     pub dtype: Option<DataType>,
-    /// What it reduces by.
+    /// The name of its reduction.
     pub reduction: Option<&'static str>,
-    /// The root's rank in the group, or that of the other end.
+    /// The rank of the root, or of the other end, in the group.
     pub peer: Option<usize>,
     /// Elements read.
     pub send: u64,
     /// Elements written.
     pub receive: u64,
-    /// When it was called, in ns since 1970.
+    /// The time of the call, in ns since 1970.
     pub created_ns: u64,
-    /// When somebody saw that it had begun, in ns since 1970; only with [timing](crate::group::Builder::timing), and
-    /// only of what was looked at then.
+    /// The time at which it was seen to have begun, in ns since 1970. Only with
+    /// [timing](crate::group::Builder::timing), and only if it was queried while it ran.
     pub started_ns: Option<u64>,
-    /// When somebody saw that it was done, in ns since 1970.
+    /// The time at which it was seen to be done, in ns since 1970.
     pub completed_ns: Option<u64>,
-    /// How long the device took, with the wait for the other members; only with timing. The calls of a batch took so
-    /// long together.
+    /// The time that the device took, including the wait for the other members. Only with timing. For the
+    /// calls of a batch it is their common time.
     pub elapsed: Option<Duration>,
-    /// Where it was called.
+    /// The call site.
     pub site: &'static Location<'static>,
-    /// Where the send and the receive buffer lie, of those that have to lie alike.
+    /// The positions of the send and the receive buffer, if they need the same position on all ranks.
     pub(super) places: [Option<String>; 2],
 }
 
-/// Why a dump was not written.
+/// The error of a dump that was not written.
 #[derive(Debug, thiserror::Error)]
 #[error("the flight recorder's dump cannot be written to {}; give another folder", .path.display())]
 #[non_exhaustive]
 pub struct DumpError {
     /// The file or the folder.
     pub path: PathBuf,
-    /// Why not.
+    /// The reason.
     pub source: io::Error,
 }
 
 impl Dump {
-    /// The format's version, which says how PyTorch's analyser matches entries.
+    /// The format's version, which selects how PyTorch's analyser matches entries.
     pub const VERSION: &'static str = "2.10";
 
     pub(super) fn of(recorder: &Recorder) -> Self {
@@ -148,20 +148,21 @@ impl Dump {
         }
     }
 
-    /// As PyTorch's analyser reads it: a pickle of plain values, without one-sided calls, which it does not know.
+    /// Encodes it for PyTorch's analyser: a pickle of plain values, without one-sided calls, which the
+    /// analyser does not know.
     #[must_use]
     pub fn to_pickle(&self) -> Vec<u8> {
         self.document(|operation| !operation.is_one_sided()).to_pickle()
     }
 
-    /// The same as JSON, with every call.
+    /// Encodes it as JSON, with every call.
     #[must_use]
     pub fn to_json(&self) -> String {
         self.document(|_| true).to_json()
     }
 
-    /// Writes the pickle to `folder`, as `flight_NAME_RANK`, which takes the place of an older one whole. PyTorch's
-    /// analyser wants the files of all ranks in one folder, and nothing else there.
+    /// Writes the pickle to `folder`, as `flight_NAME_RANK`. Replaces an existing file atomically. PyTorch's
+    /// analyser needs the files of all ranks in one folder, without other files.
     ///
     /// # Errors
     /// [`DumpError`] with the file.
@@ -169,7 +170,7 @@ impl Dump {
         let word = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
         let name: String = self.name.chars().map(word).collect();
         let path = folder.join(format!("flight_{name}_{}", self.rank));
-        // No reader sees half a file; the name is one that PyTorch's analyser passes over.
+        // Readers must not see a partial file. PyTorch's analyser ignores this temporary name.
         let half = folder.join(format!(".{}-{name}.half", self.rank));
         fs::write(&half, self.to_pickle())
             .and_then(|()| fs::rename(&half, &path))
@@ -177,7 +178,7 @@ impl Dump {
         Ok(path)
     }
 
-    /// With the calls of the operations that are `wanted`.
+    /// Builds the document with the calls of the operations that are `wanted`.
     fn document(&self, wanted: fn(Operation) -> bool) -> Value {
         let groups = |value: fn(&Self, usize, &DumpedGroup) -> Value| {
             let groups = self.groups.iter().enumerate();
@@ -231,7 +232,7 @@ impl Dump {
                 Value::List(vec![Value::List(vec![elements.into()])]),
                 Value::List(vec![torch_type(dtype).into()]),
             ),
-            // The analyser looks at the first of each, so there is one: of no dimensions.
+            // The analyser reads the first entry of each list, so there is one, without dimensions.
             None => (Value::List(vec![Value::List(vec![])]), Value::List(vec![])),
         };
         let (input_sizes, input_dtypes) = side(entry.operation != Operation::Recv, entry.send);
@@ -271,7 +272,7 @@ impl Dump {
             ("timeout_ms", timeout.into()),
             ("is_p2p", Value::Bool(entry.is_message)),
             ("frames", Value::List(vec![frame])),
-            // PyTorch's has none of these.
+            // Fields that PyTorch's format does not have.
             ("operation", entry.operation.name().into()),
             ("pair_seq_id", number((entry.pair > 0).then_some(entry.pair))),
             ("peer", number(entry.peer.map(|peer| peer as u64))),

@@ -1,22 +1,22 @@
-//! The flight recorder: what a rank called, as far as its memory of it goes, and what became of it.
+//! The flight recorder: the last calls of a rank, and their state.
 //!
-//! For: finding out after the fact, or while it happens, which rank did not join, and what it did instead. Not for
-//! profiling: operations have the time of their call and the time at which somebody saw that they were done, and no
+//! For: finding out, afterwards or while it happens, which rank did not join and its last call. Not for
+//! profiling: operations have the time of their call and the time at which they were seen to be done. No
 //! event is recorded for either, unless the group is told to time them.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `call` | what is recorded of a call |
-//! | `clock` | when it was |
+//! | `call` | the recorded data of a call |
+//! | `clock` | time stamps |
 //! | `ring` | the last calls of a rank: bounded, behind one lock, written without an allocation |
 //! | `recorder` | a rank's ring, and the groups that write to it |
-//! | `dump`, `document` | what was recorded, as data and as files that PyTorch's analyser reads |
-//! | `progress` | how far every member is |
-//! | `desk` | where ranks ask each other over the store while they run |
+//! | `dump`, `document` | the recorder's contents, as data and as files for PyTorch's analyser |
+//! | `progress` | the progress of every member |
+//! | `desk` | progress queries between ranks over the store |
 //!
-//! Invariants: every operation that is launched stands in the ring before NCCL is called, and none that was refused
-//! stays there; equal calls have equal numbers on all members of a group; a ring is shared by a group and the groups
-//! that are split from it, so that a rank has one dump.
+//! Invariants: every operation that is launched is in the ring before NCCL is called, and no refused one
+//! stays there; equal calls have equal numbers on all members of a group; a ring is shared by a group and the
+//! groups that are split from it, so that a rank has one dump.
 
 mod call;
 mod clock;

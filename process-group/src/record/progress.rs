@@ -1,4 +1,4 @@
-//! How far every member is: what they answer when they are asked.
+//! The progress of every member, as the members report it when they are asked.
 
 use std::{
     fmt::{self, Write as _},
@@ -7,7 +7,7 @@ use std::{
 
 use super::{DumpedGroup, Entry, Operation, recorder::Recorder};
 
-/// How far the members of a group are.
+/// The progress of the members of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress {
@@ -17,43 +17,45 @@ pub struct Progress {
     pub members: Vec<MemberProgress>,
 }
 
-/// How far one member is.
+/// The progress of one member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemberProgress {
     /// Its rank of the job.
     pub rank: usize,
-    /// What it did last in the group; `None` if it did not answer.
+    /// Its last call in the group; `None` if it did not answer.
     pub last: Option<LastCall>,
 }
 
-/// What a member did last in a group.
+/// A member's last call in a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LastCall {
-    /// How many collectives it has called.
+    /// The number of collectives that it has called.
     pub collectives: u64,
-    /// How many messages it has called.
+    /// The number of messages that it has called.
     pub messages: u64,
-    /// What the last call was, and for a message with whom; `None` if it has called nothing, or so long ago that it is forgotten.
+    /// The last call, and for a message its peer. `None` if there was no call, or if the recorder no longer
+    /// has it.
     pub operation: Option<String>,
-    /// Whether that is done.
+    /// True if that call is done.
     pub is_completed: bool,
-    /// How long before the answer it was called.
+    /// The time from the call to the answer.
     pub age: Duration,
-    /// Where it was called, as `file:line`; empty without a call.
+    /// The call site, as `file:line`; empty without a call.
     pub site: String,
 }
 
 impl Progress {
-    /// The number of the collective that the foremost member has called.
+    /// Returns the greatest number of a collective that any member has called.
     #[must_use]
     pub fn front(&self) -> u64 {
         let called = self.members.iter().filter_map(|member| member.last.as_ref());
         called.map(|last| last.collectives).max().unwrap_or(0)
     }
 
-    /// The members that have not called the collective that the foremost has, and those that did not answer.
+    /// Returns the members that have not called the latest collective of any member, and the members that did
+    /// not answer.
     pub fn not_joined(&self) -> impl Iterator<Item = &MemberProgress> {
         let front = self.front();
         let behind = move |last: &LastCall| last.collectives < front;
@@ -62,10 +64,10 @@ impl Progress {
 }
 
 impl Progress {
-    /// How many members are described.
+    /// The number of members that are described.
     const NAMED: usize = 8;
 
-    /// Says where the last call is not done, of a collective that all have called or of a message.
+    /// Writes the members whose last call is not done: a collective that all have called, or a message.
     fn not_done(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let open = |member: &MemberProgress| {
             member.last.clone().filter(|last| last.operation.is_some() && !last.is_completed)
@@ -119,7 +121,7 @@ impl fmt::Display for LastCall {
 }
 
 impl Entry {
-    /// What was called, and for a message with whom.
+    /// Returns the operation, and for a message its peer.
     fn words(&self) -> String {
         let (name, peer) = (self.operation.name(), self.peer.unwrap_or_default());
         match self.operation {
@@ -129,7 +131,7 @@ impl Entry {
         }
     }
 
-    /// What was called, with all that members must agree on.
+    /// Describes the call with all arguments that members must agree on.
     pub(crate) fn description(&self) -> String {
         let mut words = self.operation.name().to_owned();
         let count = match self.operation {
@@ -161,7 +163,7 @@ impl Entry {
     }
 }
 
-/// What one rank answers of one group.
+/// One rank's answer on one group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) id: String,
@@ -172,7 +174,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// What a rank answers: one for each of its groups.
+    /// Returns a rank's answers, one for each of its groups.
     pub(super) fn all(recorder: &Recorder) -> Vec<Self> {
         let dump = recorder.dump();
         let now = recorder.clock.scale().now();
@@ -199,13 +201,13 @@ impl Answer {
     }
 }
 
-/// Text in a line that has fields.
+/// Replaces control characters by spaces, because tabs and newlines separate fields.
 pub(crate) fn plain(text: &str) -> String {
     text.replace(char::is_control, " ")
 }
 
 impl LastCall {
-    /// As fields between tabs.
+    /// Encodes it as fields separated by tabs.
     fn encode(&self) -> String {
         let Self { collectives, messages, operation, is_completed, age, site } = self;
         let (operation, done) = (operation.as_deref().unwrap_or(""), u8::from(*is_completed));
@@ -213,7 +215,7 @@ impl LastCall {
         format!("{collectives}\t{messages}\t{operation}\t{done}\t{age}\t{site}")
     }
 
-    /// From such fields.
+    /// Decodes such fields.
     fn decode<'a>(fields: &mut impl Iterator<Item = &'a str>) -> Option<Self> {
         Some(Self {
             collectives: fields.next()?.parse().ok()?,
@@ -227,7 +229,7 @@ impl LastCall {
 }
 
 impl Progress {
-    /// As text: the group's name, and a line for each member.
+    /// Encodes it as text: the group's name, and a line for each member.
     pub(crate) fn encode(&self) -> String {
         let member = |MemberProgress { rank, last }: &MemberProgress| match last {
             None => format!("\n{rank}"),
@@ -236,7 +238,7 @@ impl Progress {
         self.members.iter().map(member).fold(plain(&self.group), |text, line| text + &line)
     }
 
-    /// From such text.
+    /// Decodes such text.
     pub(crate) fn decode(text: &str) -> Option<Self> {
         let mut lines = text.split('\n');
         let group = lines.next()?.to_owned();
@@ -253,7 +255,7 @@ impl Progress {
     }
 }
 
-/// Answers as they lie in the store: a line each, of fields between tabs.
+/// Encodes answers for the store: one line each, with fields separated by tabs.
 pub(super) fn encode(answers: &[Answer]) -> String {
     let line = |Answer { id, name, ranks, last }: &Answer| {
         let ranks = ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
@@ -262,7 +264,7 @@ pub(super) fn encode(answers: &[Answer]) -> String {
     answers.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// The other way; lines that are none are passed over.
+/// Decodes answers. Ignores invalid lines.
 pub(super) fn decode(bytes: &[u8]) -> Vec<Answer> {
     let line = |line: &str| {
         let mut fields = line.split('\t');

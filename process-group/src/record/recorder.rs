@@ -22,7 +22,7 @@ use crate::{
     watch::{Bell, Fold, Rolling},
 };
 
-/// What can look which operations of a group are done, and says so by [`Track::completed`].
+/// Finds out which operations of a group are done, and reports them by [`Track::completed`].
 pub(crate) trait Look: Send + Sync {
     fn look(&self);
 }
@@ -36,11 +36,11 @@ pub(crate) struct GroupEntry {
     pub(crate) ranks: Vec<usize>,
     pub(crate) timeout: Duration,
     pub(crate) look: Weak<dyn Look>,
-    /// What the plans are called that buffers of its calls lie in.
+    /// The names of the plans that contain buffers of its calls.
     pub(crate) plans: Arc<PlanNames>,
 }
 
-/// What one rank called, in a group and the groups that were split from it.
+/// Records the calls of one rank, in a group and the groups that were split from it.
 pub(crate) struct Recorder {
     pub(super) ring: Ring,
     pub(super) clock: Clock,
@@ -51,20 +51,20 @@ pub(crate) struct Recorder {
     pub(super) name: Arc<str>,
     /// NCCL's release.
     pub(super) library: String,
-    /// Where dumps go when something goes wrong.
+    /// The folder for dumps.
     folder: Option<PathBuf>,
     dumped: Mutex<Option<Instant>>,
     bell: Arc<Bell>,
 }
 
-/// Groups by their numbers, which no other ever has.
+/// Groups by their numbers, which are never reused.
 #[derive(Default)]
 pub(super) struct Groups {
     pub(super) known: BTreeMap<u32, (GroupEntry, Arc<Counts>)>,
     next: u32,
 }
 
-/// How far this rank is in a group.
+/// The number of calls of this rank in a group.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) collectives: AtomicU64,
@@ -72,11 +72,11 @@ pub(super) struct Counts {
 }
 
 impl Recorder {
-    /// Calls that are kept.
+    /// The number of calls that are kept.
     const SLOTS: usize = 2048;
-    /// How many groups are kept without a look at which are gone.
+    /// The number of groups above which dropped groups are removed.
     const GROUPS: usize = 64;
-    /// How often trouble writes dumps at most.
+    /// The least time between two dumps.
     const PAUSE: Duration = Duration::from_secs(10);
 
     pub(crate) fn new(rank: usize, name: Arc<str>, library: String, folder: Option<PathBuf>) -> Arc<Self> {
@@ -93,7 +93,7 @@ impl Recorder {
         })
     }
 
-    /// What the other ranks are told by.
+    /// Returns the signal that notifies the other ranks.
     pub(crate) fn bell(&self) -> &Arc<Bell> {
         &self.bell
     }
@@ -102,14 +102,15 @@ impl Recorder {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has every group look which operations are done.
+    /// Makes every group find out which operations are done.
     pub(super) fn look(&self) {
         let groups: Vec<_> =
             self.groups().known.values().filter_map(|(group, _)| group.look.upgrade()).collect();
         groups.iter().for_each(|group| group.look());
     }
 
-    /// Takes a group in; its number. Groups that are gone, and of which nothing is remembered, go when they are many.
+    /// Adds a group, and returns its number. When there are many groups, removes those that are dropped and
+    /// have no calls in the ring.
     fn add(&self, group: GroupEntry, counts: Arc<Counts>) -> u32 {
         let mut groups = self.groups();
         if groups.known.len() >= Self::GROUPS {
@@ -125,20 +126,21 @@ impl Recorder {
         number
     }
 
-    /// What is recorded now.
+    /// Returns the current contents.
     pub(crate) fn dump(&self) -> Dump {
         self.look();
         Dump::of(self)
     }
 
-    /// Something has gone wrong: writes a dump, if there is a folder for it and none was written a moment ago, and has
-    /// the other ranks write theirs.
+    /// Called on an error: writes a dump, if there is a folder for it and no dump was written a moment ago,
+    /// and makes the other ranks write theirs.
     pub(crate) fn trouble(&self) {
         let mut dumped = self.dumped.lock().unwrap_or_else(PoisonError::into_inner);
         if self.folder.is_some() && dumped.is_none_or(|dumped| dumped.elapsed() >= Self::PAUSE) {
             *dumped = Some(Instant::now());
             drop(dumped);
-            // The folder was there when the group was made; what failed meanwhile must not hide the trouble itself.
+            // The folder existed when the group was made. A later failure to write must not hide the error
+            // itself.
             let _ = self.last_words();
             self.bell.alarm();
         }
@@ -158,7 +160,7 @@ pub(crate) struct Track {
     counts: Arc<Counts>,
     /// Messages to every member, then messages from every member.
     pairs: Box<[AtomicU64]>,
-    /// What members compare.
+    /// The hash that members compare.
     rolling: Arc<Rolling>,
 }
 
@@ -168,15 +170,15 @@ impl std::fmt::Debug for Track {
     }
 }
 
-/// A call that has been recorded, until it is known whether it was launched.
+/// A recorded call, until it is known whether it was launched.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Begun {
     record: u64,
-    /// Whether it raised its group's count.
+    /// True if it raised its group's count.
     counted: bool,
 }
 
-/// What a batch was counted as.
+/// The counts that a batch has raised.
 #[derive(Debug, Clone, Copy, Default)]
 struct Batched {
     collective: bool,
@@ -196,21 +198,21 @@ impl Track {
         &self.recorder
     }
 
-    /// The count of a message's pair and direction.
+    /// Returns the counter of a message's pair and direction.
     #[inline(always)]
     fn pair(&self, call: &Call) -> Option<&AtomicU64> {
         let direction = match call.operation {
             Operation::Send => 0,
             Operation::Recv => self.pairs.len() / 2,
-            // A put has no other half.
+            // A put has no matching call.
             _ => return None,
         };
         let peer = call.peer? as usize;
         self.pairs.get(direction + peer).filter(|_| peer < self.pairs.len() / 2)
     }
 
-    /// Records a call that is about to be launched. `batch` is what the batch that it is in has counted already: a
-    /// batch counts once as a collective and once as a message. `work` is what its work has recorded already.
+    /// Records a call that is about to be launched. `batch` is the counts that its batch has raised already:
+    /// a batch counts once as a collective and once as a message. `work` is the records of its work so far.
     #[inline(always)]
     fn begin(
         &self,
@@ -239,7 +241,7 @@ impl Track {
         Begun { record: self.recorder.ring.write(call, position, work, site, ticks()), counted }
     }
 
-    /// Takes back a call that was refused.
+    /// Removes a call that was refused.
     #[cold]
     fn refuse(&self, call: &Call, begun: Begun, batch: Option<&mut Batched>) {
         let Begun { record, counted } = begun;
@@ -259,7 +261,8 @@ impl Track {
         }
     }
 
-    /// Records the end of the batch that `name` is made of, if it had anything; returns the record's number.
+    /// Records the end of the batch that `name` consists of, if the batch had any calls. Returns the record's
+    /// number.
     fn end_batch(
         &self,
         batch: Batched,
@@ -280,68 +283,68 @@ impl Track {
         })
     }
 
-    /// Records a call that is in no batch and about to be launched.
+    /// Records a call that is not in a batch and is about to be launched.
     #[inline(always)]
     pub(crate) fn begin_one(&self, call: &Call, site: &'static Location<'static>) -> Begun {
         self.begin(call, None, Span::default(), site)
     }
 
-    /// The call was refused.
+    /// Removes a call that was refused.
     #[cold]
     pub(crate) fn refuse_one(&self, call: Call, begun: Begun) {
         self.refuse(&call, begun, None);
     }
 
-    /// The call was launched: its record.
+    /// Returns the record of a call that was launched.
     #[inline(always)]
     pub(crate) fn launched_one(&self, call: &Call, begun: Begun) -> Span {
         self.rolling.step(call.fold(Fold::default()));
         Span::default().with(begun.record)
     }
 
-    /// A graph captured these calls.
+    /// Marks these calls as captured by a graph.
     #[cold]
     pub(crate) fn captured(&self, span: Span) {
         self.recorder.ring.captured(span);
     }
 
-    /// Says that these calls were seen to have begun.
+    /// Records that these calls were seen to have begun.
     pub(crate) fn started(&self, span: Span) {
         self.recorder.ring.started(span, ticks);
     }
 
-    /// Says that these calls were seen to be done, at `now` if that was not said before, and how many µs the device
-    /// took, if it was asked.
+    /// Records that these calls were seen to be done. The time is `now`, unless it was recorded before.
+    /// `elapsed` is the time that the device took, in µs, if it was measured.
     pub(crate) fn completed(
         &self,
         span: Span,
         now: impl FnOnce() -> u64,
         elapsed: impl FnOnce() -> Option<f64>,
     ) {
-        // Not 0, which stands for not asked.
+        // At least 1, because 0 stands for "not measured".
         let elapsed = || elapsed().map_or(0, |us| ((us * 1e3) as u64).max(1));
         self.recorder.ring.completed(span, now, elapsed);
     }
 }
 
-/// The calls of a batch, as they are launched.
+/// Records the calls of a batch as they are launched.
 pub(crate) struct Recording<'a> {
     track: &'a Track,
     site: &'static Location<'static>,
-    /// As what it was counted, unless it is a single call that is made of others.
+    /// The counts that it has raised. `None` for a single call that consists of others.
     batch: Option<Batched>,
     span: Span,
     fold: Fold,
 }
 
 impl<'a> Recording<'a> {
-    /// Those of a batch from `site`, or of a call that is made of others, which are one record.
+    /// Begins a batch called at `site`, or a call that consists of others and has one record.
     pub(crate) fn new(track: &'a Track, site: &'static Location<'static>, batch: bool) -> Self {
         let batch = batch.then(Batched::default);
         Self { track, site, batch, span: Span::default(), fold: Fold::default() }
     }
 
-    /// Launches a call, which is recorded before and taken back if it is refused.
+    /// Records and launches a call. Removes the record if the launch fails.
     pub(crate) fn call<E>(&mut self, call: &Call, launch: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let begun = self.track.begin(call, self.batch.as_mut(), self.span, self.site);
         if let Err(error) = launch() {
@@ -353,7 +356,7 @@ impl<'a> Recording<'a> {
         Ok(())
     }
 
-    /// All that `name` is made of are launched: their records.
+    /// Ends the batch `name` after all its calls were launched. Returns their records.
     pub(crate) fn end(self, name: &str) -> Span {
         self.track.rolling.step(self.fold);
         let end = self.batch.and_then(|batch| self.track.end_batch(batch, name, self.span, self.site));

@@ -1,15 +1,15 @@
 //! The last calls of a rank, behind one lock.
 //!
-//! The lock is never held during a call of the driver. Who asks the driver in between finds the records of a work again by
-//! their numbers: that of a record that was launched is never given to another.
+//! The lock is never held during a call of the driver. A thread that asks the driver in between finds the
+//! records of a work again by their numbers, because the number of a launched record is never reused.
 
 use std::{panic::Location, sync::PoisonError};
 
 use super::call::Call;
 use crate::sync::{Mutex, MutexGuard};
 
-/// Where the records of one work lie: among `count` from `first` on, which begins the work. The others are of works that
-/// other threads launch.
+/// The range of the records of one work: `count` numbers from `first`, which begins the work. Records in
+/// between may belong to other works, which other threads launch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) first: u64,
@@ -17,7 +17,7 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// With one more record.
+    /// Returns the span with one more record.
     pub(crate) fn with(self, record: u64) -> Self {
         match self.count {
             0 => Self { first: record, count: 1 },
@@ -26,24 +26,24 @@ impl Span {
     }
 }
 
-/// Where a call stands in its group.
+/// A call's numbers in its group.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Position {
     /// The group's number in the recorder.
     pub(super) group: u32,
-    /// Collectives of the group up to here.
+    /// The number of the group's collectives up to this call.
     pub(super) collective: u64,
-    /// Messages of this rank in the group up to here.
+    /// The number of this rank's messages in the group up to this call.
     pub(super) messages: u64,
-    /// For a message: how many of its direction there were with its peer, with this one.
+    /// For a message: its number among those of its direction with its peer.
     pub(super) pair: u64,
-    /// Whether it is a message, or the end of a batch of nothing else.
+    /// True if it is a message, or the end of a batch of messages alone.
     pub(super) message: bool,
-    /// Whether it is in a batch.
+    /// True if it is in a batch.
     pub(super) batched: bool,
 }
 
-/// What is recorded of a call.
+/// The recorded data of a call.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Record {
     pub(super) number: u64,
@@ -54,16 +54,16 @@ pub(super) struct Record {
     pub(super) captured: bool,
     /// [Ticks](super::clock::ticks).
     pub(super) created: u64,
-    /// Ticks; 0 until somebody saw that it had begun, which only timing shows.
+    /// Ticks; 0 until it was seen to have begun, which only timing shows.
     pub(super) started: u64,
-    /// Ticks; 0 until somebody saw that it was done.
+    /// Ticks; 0 until it was seen to be done.
     pub(super) completed: u64,
-    /// ns that the device took; 0 where it was not asked.
+    /// The time that the device took, in ns; 0 if it was not measured.
     pub(super) elapsed: u64,
     pub(super) site: &'static Location<'static>,
 }
 
-/// The last calls, overwritten in turn.
+/// The last calls. The oldest is overwritten first.
 pub(super) struct Ring {
     state: Mutex<State>,
 }
@@ -85,7 +85,7 @@ impl Ring {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes a record of a work with these records so far; returns its number.
+    /// Writes a record of a work whose earlier records are `work`. Returns its number.
     #[inline(always)]
     pub(super) fn write(
         &self,
@@ -116,7 +116,7 @@ impl Ring {
         number
     }
 
-    /// Takes a record back, which was not launched. If none has followed, its number is given again.
+    /// Removes a record that was not launched. If no other has followed, its number is reused.
     pub(super) fn retract(&self, record: u64) {
         let mut state = self.state();
         state.slot(record).take_if(|found| found.number == record);
@@ -125,12 +125,12 @@ impl Ring {
         }
     }
 
-    /// A graph captured these.
+    /// Marks these records as captured by a graph.
     pub(super) fn captured(&self, span: Span) {
         self.state().each(span, |record| record.captured = true);
     }
 
-    /// Says that these were seen to have begun, at `now` unless it was said before.
+    /// Records that these were seen to have begun, at `now` unless that was recorded before.
     pub(super) fn started(&self, span: Span, now: impl Fn() -> u64) {
         self.state().each(span, |record| {
             if record.started == 0 {
@@ -139,14 +139,15 @@ impl Ring {
         });
     }
 
-    /// Says that these were seen to be done, at `now` unless it was said before, and how long they took together.
+    /// Records that these were seen to be done, at `now` unless that was recorded before, and their common
+    /// duration.
     pub(super) fn completed(&self, span: Span, now: impl FnOnce() -> u64, elapsed: impl FnOnce() -> u64) {
         let mut is_open = false;
         self.state().each(span, |record| is_open |= record.completed == 0);
         if !is_open {
             return;
         }
-        // The driver may be asked. Calls that overwrite some of these meanwhile have other numbers.
+        // These may call the driver. Calls that overwrite some of the records meanwhile have other numbers.
         let (now, elapsed) = (now(), elapsed());
         self.state().each(span, |record| {
             if record.completed == 0 {
@@ -155,7 +156,7 @@ impl Ring {
         });
     }
 
-    /// What is there, oldest first.
+    /// Returns the contents, oldest first.
     pub(super) fn read(&self) -> Vec<Record> {
         let mut records: Vec<_> = self.state().slots.iter().flatten().copied().collect();
         records.sort_unstable_by_key(|record| record.number);
@@ -169,7 +170,7 @@ impl State {
         &mut self.slots[record as usize & last]
     }
 
-    /// Changes the records of a work that are still there.
+    /// Changes those records of a work that are still in the ring.
     fn each(&mut self, span: Span, mut change: impl FnMut(&mut Record)) {
         let end = span.first + span.count;
         let oldest = end.saturating_sub(self.slots.len() as u64);
@@ -210,9 +211,9 @@ mod tests {
     #[derive(Debug, Clone)]
     enum Step {
         Write,
-        /// Takes the last back.
+        /// Removes the last record.
         Retract,
-        /// Says that the record so far back is done.
+        /// Marks the record this far back as done.
         Complete(u64),
     }
 
@@ -226,7 +227,7 @@ mod tests {
             let ring = Ring::new(8);
             let call = call(1);
             let mut model: Vec<(u64, bool)> = Vec::new();
-            // What a retracted record had overwritten is lost.
+            // A record that a retracted one had overwritten is lost.
             let mut lost = 0;
             for step in steps {
                 match step {
@@ -238,7 +239,7 @@ mod tests {
                     }
                     Step::Retract => if let Some((number, _)) = model.pop() {
                         ring.retract(number);
-                        // What is written there next is.
+                        // The next record reuses its number.
                         lost = lost.min(model.len());
                     },
                     Step::Complete(back) => {
@@ -259,7 +260,7 @@ mod tests {
         Span::default().with(record)
     }
 
-    /// Which calls are there, and when they were done.
+    /// Returns the calls in the ring, and the times at which they were done.
     fn completed(ring: &Ring) -> Vec<(u64, u64)> {
         ring.read().iter().map(|record| (record.call.send, record.completed)).collect()
     }

@@ -1,4 +1,4 @@
-//! A group's communicators among those that are served.
+//! The communicators of one group that take part in registration.
 
 use std::{
     fmt,
@@ -11,15 +11,15 @@ use crate::{
     store::Deadline,
 };
 
-/// Communicators of one device that every allocator of it serves, of those that were followed when they were made.
-/// Dropping it takes them out.
+/// Communicators of one device, and the allocators of that device that were followed when they were made. Every
+/// allocator's segments are registered with every communicator. Dropping it ends that.
 pub(crate) struct Enlistment {
     communicators: Vec<Weak<Shared>>,
     followed: Vec<Arc<Followed>>,
 }
 
 impl Enlistment {
-    /// The allocators of the communicators' device that are followed now. They serve them not yet.
+    /// Records the allocators of the communicators' device that are followed now. Nothing is registered yet.
     pub(crate) fn new(communicators: &[&Communicator]) -> Self {
         let device = communicators.first().map(|communicator| communicator.context().device().ordinal());
         let of_device = |followed: &Arc<Followed>| Some(followed.registrar.device()) == device;
@@ -28,22 +28,22 @@ impl Enlistment {
         Self { communicators: communicators.iter().map(weak).collect(), followed }
     }
 
-    /// Those that are still there.
+    /// Returns the communicators that still exist.
     fn communicators(&self) -> impl Iterator<Item = Arc<Shared>> {
         self.communicators.iter().filter_map(Weak::upgrade)
     }
 
-    /// What the allocators' memory is, in the order in which they were attached.
+    /// Returns the memory classes of the allocators, in the order in which they were attached.
     pub(crate) fn classes(&self) -> Vec<MemoryClass> {
         self.followed.iter().map(|followed| followed.kind).collect()
     }
 
-    /// Whose segments the communicators know.
+    /// Returns the registrars whose segments are registered with the communicators.
     pub(crate) fn registrars(&self) -> Vec<u64> {
         self.followed.iter().map(|followed| followed.registrar.serial).collect()
     }
 
-    /// Has all segments registered; after a failure, none is.
+    /// Registers all segments. After a failure none is registered.
     pub(crate) fn serve(&self, deadline: Deadline) -> Result<()> {
         let serve = |shared: Arc<Shared>| {
             self.followed.iter().try_for_each(|followed| followed.registrar.serve(&shared, deadline))
@@ -51,17 +51,18 @@ impl Enlistment {
         self.communicators().try_for_each(serve).inspect_err(|_| self.leave())
     }
 
-    /// From now on the members rely on it: what fails from here on poisons the communicator and is told.
+    /// From now on the members rely on the registrations. Every later failure poisons the communicator and calls
+    /// `alarm`.
     pub(crate) fn rely(&self, alarm: impl Fn(&str) + Clone + Send + Sync + 'static) {
         self.communicators().for_each(|shared| shared.rely(Arc::new(alarm.clone())));
     }
 
-    /// Has nothing registered any more.
+    /// Deregisters everything.
     pub(crate) fn leave(&self) {
         for shared in self.communicators() {
             for followed in &self.followed {
                 let patience = Deadline::after(followed.registrar.patience);
-                // Of what NCCL does not let go, the communicator keeps the memory.
+                // If NCCL fails to deregister a segment, the communicator keeps its memory.
                 let _ = followed.registrar.leave(&shared, patience);
             }
         }

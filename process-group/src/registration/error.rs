@@ -1,4 +1,4 @@
-//! What can go wrong with the registration of segments.
+//! Errors of the registration of segments.
 
 use caching_alloc::core::TrackError;
 
@@ -7,7 +7,7 @@ use crate::comm::{CommError, Unsettled};
 /// The result of the calls of this module.
 pub type Result<T, E = RegistrarError> = std::result::Result<T, E>;
 
-/// Why segments are not registered as they should be.
+/// The reason why segments are not registered as required.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistrarError {
@@ -23,7 +23,7 @@ pub enum RegistrarError {
     /// A communicator of another device than the allocator's.
     #[error("{communicator} is of device {found}, but the allocator's segments are on device {wanted}")]
     WrongDevice {
-        /// Which communicator.
+        /// The communicator's name.
         communicator: String,
         /// Its device.
         found: u32,
@@ -33,23 +33,23 @@ pub enum RegistrarError {
     /// The communicator is served already.
     #[error("{communicator} is served by this registrar already")]
     AlreadyServed {
-        /// Which communicator.
+        /// The communicator's name.
         communicator: String,
     },
     /// The communicator is not served.
     #[error("{communicator} is not served by this registrar: nothing of it can be deregistered")]
     NotServed {
-        /// Which communicator.
+        /// The communicator's name.
         communicator: String,
     },
     /// A segment could not be registered.
     #[error("the segment of {bytes} bytes at {address:#x} could not be registered")]
     Register {
-        /// Where the segment starts.
+        /// Start address of the segment.
         address: u64,
-        /// Its length.
+        /// Its length in bytes.
         bytes: u64,
-        /// What failed.
+        /// The failure.
         source: CommError,
     },
     /// A segment could not be deregistered. It is held until the communicator is gone, so that its memory is not used
@@ -58,31 +58,31 @@ pub enum RegistrarError {
         "the segment at {address:#x} could not be deregistered, and is held until the communicator is gone"
     )]
     Deregister {
-        /// Where the segment starts.
+        /// Start address of the segment.
         address: u64,
-        /// What failed.
+        /// The failure.
         source: CommError,
     },
     /// A communicator lacks a registration, so it was poisoned.
     #[error("{communicator} lacks a registration and can only be aborted, on every rank: {reason}")]
     Lacking {
-        /// Which communicator.
+        /// The communicator's name.
         communicator: String,
         /// The first failure.
         reason: String,
     },
-    /// Groups rely on what is registered.
+    /// Groups rely on the registrations.
     #[error(
         "{groups} group(s) rely on this registrar: end them first, or let it be dropped, which waits for them"
     )]
     InUse {
-        /// How many.
+        /// Number of groups.
         groups: usize,
     },
-    /// A segment's memory had gone before it could be held.
+    /// A segment was released before it could be held.
     #[error(transparent)]
     Released(#[from] caching_alloc::core::SegmentReleased),
-    /// The allocator.
+    /// The allocator failed.
     #[error(transparent)]
     Allocator(#[from] TrackError),
 }

@@ -1,21 +1,23 @@
-//! Registration of an allocator's segments with communicators, as they come and go.
+//! Registration of an allocator's segments with communicators, as segments are added and removed.
 //!
-//! NCCL can use registered buffers without copies. It picks its path per rank, so whether a buffer is registered must be
-//! the same on every rank of a call. A process says once which allocator is to be followed
-//! ([`SegmentRegistrar::attach`]), and every group that is told so ([`Builder::registration`], or the environment) agrees
-//! with its members whether their memory is registered: on all of them, or on none.
-//! [`ProcessGroup::registration`](crate::ProcessGroup::registration) says what became of it, and
-//! [`ProcessGroup::registration_report`](crate::ProcessGroup::registration_report) which buffers lay in registered memory.
+//! NCCL can use registered buffers without copies. It picks its path per rank, so all ranks of a call must agree on
+//! whether a buffer is registered. A process chooses once which allocator to follow ([`SegmentRegistrar::attach`]).
+//! Every group with registration enabled (by [`Builder::registration`], or by the environment) agrees with its
+//! members on whether their memory is registered: on all of them, or on none.
+//! [`ProcessGroup::registration`](crate::ProcessGroup::registration) returns the outcome, and
+//! [`ProcessGroup::registration_report`](crate::ProcessGroup::registration_report) lists the buffers in registered
+//! memory.
 //!
-//! For: pools of fixed segments, each one exportable physical allocation, such as those over
-//! [`VirtualMemorySource`](caching_alloc::driver::VirtualMemorySource). What is not registered, and why, says
-//! [`Unregistrable`]. Not for: windows, which are collective and never come from a tracker (symm-mem commits them).
+//! Use it for pools of fixed segments, each one exportable physical allocation, such as those over
+//! [`VirtualMemorySource`](caching_alloc::driver::VirtualMemorySource). [`Unregistrable`] lists the memory that is
+//! not registered, and the reasons. Windows are not made here: they are collective and never come from a tracker
+//! (symm-mem commits them).
 //!
-//! Invariants: a segment is registered with every communicator that is served before any block of it is handed out; or,
-//! where another thread is inside NCCL with that communicator at this moment, before the communicator's next call. What
-//! is registered is held, so that its memory cannot go, until it is deregistered or the communicator is gone. A tracker
-//! waits for nobody and calls nothing that another rank takes part in. A communicator that lacks a registration is
-//! poisoned, and all of its group are told.
+//! Invariants: a segment is registered with every served communicator before any block of it is handed out. If
+//! another thread is inside NCCL with that communicator at that moment, the segment is registered before the
+//! communicator's next call. Registered memory is held, so that it cannot be freed, until it is deregistered or the
+//! communicator is gone. A tracker never waits, and calls no function that another rank takes part in. A communicator
+//! that lacks a registration is poisoned, and all members of its group are told.
 //!
 //! [`Builder::registration`]: crate::group::Builder::registration
 
@@ -38,57 +40,59 @@ use crate::{comm::Communicator, store::Deadline};
 pub use crate::memory::Unregistrable;
 
 impl Unregistrable {
-    /// Of a segment that stays where it is.
+    /// Returns the reason why a fixed segment cannot be registered, if there is one.
     fn of_fixed(source: &Arc<dyn SegmentSource>) -> Option<Self> {
         (!source.is_exportable()).then_some(Self::NotExportable)
     }
 }
 
-/// Follows one allocator for all communicators of its device in this process: groups that agreed to it join by
-/// themselves, and communicators of their own may be [added](Self::add).
+/// Follows one allocator for all communicators of its device in this process. Groups that agreed to registration join
+/// automatically. Other communicators can be [added](Self::add).
 ///
-/// A segment that cannot be registered later leaves the allocation as it is, and poisons the communicators that lack it:
-/// this rank's calls on them are refused at once, since a call with one side registered hangs, and the other ranks of
-/// their groups get [`GroupError::MemberFailed`](crate::group::GroupError::MemberFailed), with the rank and the reason.
+/// If a later segment cannot be registered, the allocation still succeeds, and the communicators that lack the
+/// segment are poisoned. This rank's calls on them are refused at once, because a call with one side registered
+/// hangs. The other ranks of their groups get [`GroupError::MemberFailed`](crate::group::GroupError::MemberFailed),
+/// with the rank and the reason.
 ///
-/// Dropping it ends it when the last group that relies on it has ended; then everything is deregistered.
+/// After it is dropped, it ends when the last group that relies on it has ended. Then everything is deregistered.
 #[derive(Debug)]
 pub struct SegmentRegistrar {
     followed: Arc<Followed>,
 }
 
-/// What a registrar has done so far.
+/// Counters of a registrar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Counts {
-    /// Segments that are known now.
+    /// Current number of known segments.
     pub segments: usize,
-    /// Communicators that are served now.
+    /// Current number of served communicators.
     pub communicators: usize,
-    /// Registrations that are alive now.
+    /// Current number of registrations.
     pub registrations: usize,
-    /// Registrations ever made.
+    /// Total number of registrations made.
     pub registered: u64,
-    /// Registrations ever undone, also by a communicator's end.
+    /// Total number of registrations undone, also by a communicator's end.
     pub deregistered: u64,
-    /// Calls that failed.
+    /// Number of failed calls.
     pub failures: u64,
-    /// Segments and communicators that still know them though they went: a thread was inside the communicator, or NCCL
-    /// would not let go. The memory is kept until the communicator's next call, or its end.
+    /// Pairs of a removed segment and a communicator that still has it registered, because a thread was inside the
+    /// communicator, or because NCCL failed to deregister it. The memory is kept until the communicator's next call,
+    /// or its end.
     pub kept: usize,
 }
 
-/// An allocator that is followed, until nobody needs it any more.
+/// A followed allocator, until no registrar or group needs it.
 #[derive(Debug)]
 struct Followed {
     registrar: Arc<Registrar>,
-    /// What its default pool's memory is.
+    /// The class of its default pool's memory.
     kind: MemoryClass,
-    /// Gone after the end.
+    /// Empty after the end.
     attachment: Mutex<Option<Attachment>>,
 }
 
-/// What members compare of their allocators.
+/// The class of an allocator's memory, which members compare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MemoryClass {
     Registrable,
@@ -96,7 +100,7 @@ pub(crate) enum MemoryClass {
     Remappable,
 }
 
-/// Every allocator that this process follows, in the order in which that began.
+/// Every followed allocator of this process, in the order of attachment.
 static FOLLOWED: Mutex<Vec<Weak<Followed>>> = Mutex::new(Vec::new());
 
 fn followed() -> MutexGuard<'static, Vec<Weak<Followed>>> {
@@ -104,11 +108,11 @@ fn followed() -> MutexGuard<'static, Vec<Weak<Followed>>> {
 }
 
 impl SegmentRegistrar {
-    /// How long a call waits for a communicator that is inside NCCL, unless told otherwise.
+    /// Default wait for a communicator that is inside NCCL.
     pub const PATIENCE: Duration = Duration::from_secs(30);
 
-    /// Follows `allocator` from its present state on. Groups that are made from now on register its memory if they agree
-    /// to; those that are there do not, so every rank attaches before its groups are made.
+    /// Follows `allocator` from its present state on. Groups that are made from now on register its memory if they
+    /// agree to. Existing groups do not, so every rank attaches before its groups are made.
     ///
     /// # Errors
     /// [`RegistrarError::AlreadyAttached`]; [`RegistrarError::Allocator`] when the allocator refuses the tracker.
@@ -116,7 +120,8 @@ impl SegmentRegistrar {
         Self::attach_with(allocator, Self::PATIENCE)
     }
 
-    /// [`attach`](Self::attach) with another patience for [`add`](Self::add), [`remove`](Self::remove) and the end.
+    /// [`attach`](Self::attach) with another limit for the waits of [`add`](Self::add), [`remove`](Self::remove) and
+    /// the end.
     ///
     /// # Errors
     /// As for [`attach`](Self::attach).
@@ -146,12 +151,13 @@ impl SegmentRegistrar {
         Ok(Self { followed: own })
     }
 
-    /// Serves a communicator: registers every segment that is there, and from then on every one that comes. For
-    /// communicators that no group made; whether all of their ranks do so is for the program to see to.
+    /// Serves a communicator: registers every present segment, and from then on every new one. Use it for
+    /// communicators that no group made. The program must ensure that all of their ranks do the same.
     ///
     /// # Errors
-    /// [`RegistrarError::WrongDevice`]; [`RegistrarError::AlreadyServed`]; [`RegistrarError::Register`], after which the
-    /// communicator is not served and nothing is registered with it; one that another registrar serves is poisoned then.
+    /// [`RegistrarError::WrongDevice`]; [`RegistrarError::AlreadyServed`]; [`RegistrarError::Register`], after which
+    /// the communicator is not served and nothing is registered with it. If another registrar serves it too, it is
+    /// poisoned.
     pub fn add(&self, communicator: &Communicator) -> Result<()> {
         let shared = communicator.shared();
         self.followed.registrar.serve(shared, Deadline::after(self.followed.registrar.patience))?;
@@ -159,23 +165,23 @@ impl SegmentRegistrar {
         Ok(())
     }
 
-    /// Serves a communicator no more: deregisters every segment from it.
+    /// Stops serving a communicator: deregisters every segment from it.
     ///
     /// # Errors
-    /// [`RegistrarError::NotServed`]; [`RegistrarError::Deregister`] with the first failure: the segment is held until
-    /// the communicator is gone.
+    /// [`RegistrarError::NotServed`]; [`RegistrarError::Deregister`] with the first failure. The segment is then held
+    /// until the communicator is gone.
     pub fn remove(&self, communicator: &Communicator) -> Result<()> {
         let registrar = &self.followed.registrar;
         registrar.leave(communicator.shared(), Deadline::after(registrar.patience))
     }
 
-    /// What was done so far.
+    /// Returns the counters.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.followed.registrar.counts()
     }
 
-    /// Whether every segment is registered with every communicator.
+    /// Checks that every segment is registered with every communicator.
     ///
     /// # Errors
     /// [`RegistrarError::Lacking`] with the first failure of a communicator.
@@ -183,10 +189,10 @@ impl SegmentRegistrar {
         self.followed.registrar.check()
     }
 
-    /// Follows the allocator no more, and deregisters everything.
+    /// Stops following the allocator, and deregisters everything.
     ///
     /// # Errors
-    /// [`RegistrarError::InUse`]: groups rely on it, and nothing has changed but that it ends with the last of them;
+    /// [`RegistrarError::InUse`] if groups rely on it; it then ends with the last of them.
     /// [`RegistrarError::Deregister`] with the first failure; [`RegistrarError::Allocator`] inside a tracker.
     pub fn detach(self) -> Result<()> {
         let followed = Arc::try_unwrap(self.followed)

@@ -1,4 +1,4 @@
-//! The half of a registrar that the allocator knows: what comes and goes, and who is to know.
+//! The tracker of a registrar: the segments of one allocator, and the communicators with which they are registered.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use crate::{
     store::Deadline,
 };
 
-/// What one allocator has, and which communicators are to know of it.
+/// The segments of one allocator, and the communicators with which they are registered.
 pub(super) struct Registrar {
     /// Unique in the process.
     pub(super) serial: u64,
@@ -32,11 +32,11 @@ pub(super) struct Registrar {
 #[derive(Default)]
 struct State {
     communicators: Vec<Weak<Shared>>,
-    /// With why nobody is to know them, if so.
+    /// With the reason why a segment is not registered, if it is not.
     segments: BTreeMap<SegmentId, (Segment, Option<Unregistrable>)>,
-    /// What went while a communicator still knew it.
+    /// Holds on removed segments that a communicator still has registered.
     gone: Vec<Weak<Kept>>,
-    /// Who keeps a segment that is there.
+    /// Holds on present segments, one for each communicator.
     kept: BTreeMap<SegmentId, Vec<Weak<Kept>>>,
 }
 
@@ -52,7 +52,7 @@ fn add(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// A segment that a communicator knows, or is to know.
+/// A hold on a segment that a communicator has registered, or will register.
 struct Kept {
     _hold: Hold,
     tally: Arc<Tally>,
@@ -78,12 +78,12 @@ impl Keeper for Kept {
     }
 }
 
-/// Whether a communicator will still make calls.
+/// Returns true if a communicator still accepts calls.
 fn works(shared: &Shared) -> bool {
     shared.gate.check("register").is_ok()
 }
 
-/// Whether a communicator has ended, or is about to.
+/// Returns true if a communicator has ended, or is about to.
 fn has_ended(shared: &Shared) -> bool {
     matches!(shared.gate.check("register"), Err(CommError::Closed { .. }))
 }
@@ -112,7 +112,7 @@ impl Registrar {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is consistent between its calls; a panic inside one leaves, at worst, a segment held.
+        // The state is consistent between its calls. A panic inside one leaves, at worst, a segment held.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -141,7 +141,7 @@ impl Registrar {
         })
     }
 
-    /// A segment is there: it is registered before anybody gets a block of it.
+    /// Adds a segment. It is registered before any block of it is handed out.
     fn come(&self, segment: &Segment, refusal: Option<Unregistrable>) -> Result<()> {
         memory::come(Extent {
             start: segment.address(),
@@ -162,7 +162,7 @@ impl Registrar {
         first
     }
 
-    /// A segment is to go: nobody may know it any more.
+    /// Removes a segment and deregisters it everywhere.
     fn go(&self, segment: &Segment) -> Result<()> {
         memory::go(segment.address());
         let mut state = self.lock();
@@ -180,7 +180,7 @@ impl Registrar {
         first
     }
 
-    /// Has a communicator know a segment; `noted` leaves it at the note.
+    /// Registers a segment with a communicator. With `noted`, only records it for the communicator's next call.
     fn bring(&self, state: &mut State, shared: &Shared, segment: &Segment, noted: bool) -> Result<()> {
         let hold = segment.hold(shared.name())?;
         let is_registered = AtomicBool::new(false);
@@ -194,8 +194,8 @@ impl Registrar {
         Ok(brought?)
     }
 
-    /// Serves a communicator from now on: it knows every segment that is there when this returns, and learns of every
-    /// one that comes. After a failure it is served no more, and knows none.
+    /// Serves a communicator. On return every present segment is registered with it, and every new one will be. After
+    /// a failure it is not served, and no segment is registered with it.
     pub(super) fn serve(&self, shared: &Arc<Shared>, deadline: Deadline) -> Result<()> {
         let found = shared.context.device().ordinal();
         if found != self.device {
@@ -215,13 +215,13 @@ impl Registrar {
         };
         let settled = noted.and_then(|()| shared.settle_by(deadline).map_err(RegistrarError::from));
         if settled.is_err() {
-            // What cannot be undone is kept by the communicator itself.
+            // If a segment cannot be deregistered, the communicator keeps its memory.
             let _ = self.leave(shared, deadline);
         }
         settled
     }
 
-    /// Serves a communicator no more: it knows no segment of this allocator.
+    /// Stops serving a communicator, and deregisters every segment of this allocator from it.
     pub(super) fn leave(&self, shared: &Arc<Shared>, deadline: Deadline) -> Result<()> {
         let mut state = self.lock();
         let Some(at) = state.position(shared) else {
@@ -240,7 +240,7 @@ impl Registrar {
         first.and(shared.settle_by(deadline).map_err(RegistrarError::from))
     }
 
-    /// Serves nobody any more.
+    /// Stops serving all communicators.
     pub(super) fn clear(&self) -> Result<()> {
         let communicators: Vec<_> = self.lock().communicators.iter().filter_map(Weak::upgrade).collect();
         let mut first = Ok(());
@@ -253,7 +253,7 @@ impl Registrar {
     }
 }
 
-/// Has a communicator forget a segment; nothing if it does not know it.
+/// Deregisters a segment from a communicator. Does nothing if the communicator does not know it.
 fn dismiss(shared: &Shared, address: u64) -> Result<()> {
     match shared.dismiss(address) {
         Err(Unsettled { source, .. }) if matches!(*source, CommError::Argument(_)) => Ok(()),

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// The moment at which a wait gives up. Copied along a chain of waits, it bounds the whole chain.
+/// The moment at which a wait gives up. A copy passed along a chain of waits bounds the whole chain.
 ///
 /// ```
 /// use process_group::store::Deadline;
@@ -19,45 +19,45 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// No deadline is further away than this: a century, so that adding it to any clock is safe.
+    /// The longest deadline: a century, so that adding it to any clock is safe.
     const FURTHEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-    /// The moment `timeout` from now.
+    /// Returns the moment `timeout` from now.
     pub fn after(timeout: Duration) -> Self {
         Self { set: Instant::now(), timeout: timeout.min(Self::FURTHEST) }
     }
 
-    /// A moment that has passed: a wait with it tries once and does not block.
+    /// Returns a moment that has passed. A wait with it tries once and does not block.
     pub fn now() -> Self {
         Self::after(Duration::ZERO)
     }
 
-    /// The time left; zero once it has passed.
+    /// Returns the time left; zero once it has passed.
     pub fn remaining(&self) -> Duration {
         self.timeout.saturating_sub(self.set.elapsed())
     }
 
-    /// Whether the moment has passed.
+    /// Returns true if the moment has passed.
     pub fn expired(&self) -> bool {
         self.remaining().is_zero()
     }
 
-    /// The moment on the monotonic clock.
+    /// Returns the moment on the monotonic clock.
     pub fn instant(&self) -> Instant {
         self.set + self.timeout
     }
 
-    /// The time between the creation of this deadline and the moment that it names.
+    /// Returns the time between the creation of this deadline and its moment.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// The time since this deadline was set.
+    /// Returns the time since this deadline was set.
     pub fn waited(&self) -> Duration {
         self.set.elapsed()
     }
 
-    /// The earlier of this deadline and `timeout` from now.
+    /// Returns the earlier of this deadline and `timeout` from now.
     #[must_use]
     pub fn at_most(self, timeout: Duration) -> Self {
         let other = Self::after(timeout);

@@ -1,4 +1,4 @@
-//! What can go wrong between a rank and its store.
+//! Errors of stores.
 
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
@@ -7,28 +7,28 @@ use super::machine::{Distrust, Part, Refusal};
 /// The outcome of a store operation.
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 
-/// Why a store operation failed.
+/// The reason why a store operation failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The deadline passed before the keys were there. The store stays usable.
+    /// The deadline passed before the keys existed. The store stays usable.
     #[error("waited {waited:?} for {} that nobody has set; either the rank that sets it is late, or it never will", list(.keys))]
     Timeout {
-        /// The keys that were waited for, as far as they were still missing when that is known.
+        /// The keys of the wait; only those that were missing, if that is known.
         keys: Vec<String>,
-        /// How long.
+        /// The time waited.
         waited: Duration,
     },
-    /// The store's host answered earlier and is gone now. What it held is lost.
+    /// The store's host answered earlier and has died since. The store's contents are lost.
     #[error(
         "the store's host at {address} died during {operation}: its process ended or its machine is cut off"
     )]
     HostDied {
-        /// Where the host was.
+        /// The host's address.
         address: String,
-        /// What was being done.
+        /// The operation in progress.
         operation: String,
-        /// What the operating system said.
+        /// The operating system's error.
         source: Arc<io::Error>,
     },
     /// The host holds the connection open but does not answer.
@@ -36,84 +36,84 @@ pub enum StoreError {
         "the store's host at {address} did not answer {operation} within {waited:?}; it is stopped or overloaded"
     )]
     Unresponsive {
-        /// Where the host is.
+        /// The host's address.
         address: String,
-        /// What was being done.
+        /// The operation in progress.
         operation: String,
-        /// How long.
+        /// The time waited.
         waited: Duration,
     },
-    /// Nobody accepted a connection before the deadline.
+    /// No process accepted a connection before the deadline.
     #[error(
         "no store at {address} after {waited:?} and {attempts} attempts; is its host (rank 0) running, and the address right?"
     )]
     Unreachable {
-        /// Where it should be.
+        /// The expected address.
         address: String,
-        /// How often a connection was tried.
+        /// The number of attempts to connect.
         attempts: u32,
-        /// How long.
+        /// The time waited.
         waited: Duration,
-        /// What the last attempt got.
+        /// The last attempt's error.
         source: Arc<io::Error>,
     },
-    /// Connections are accepted and closed before a greeting, until the deadline.
+    /// Until the deadline, connections were accepted and closed before the greeting.
     #[error(
         "the store at {address} has turned this process away {attempts} times within {waited:?}; it has as many clients \
          as it may have (its limit, or `ulimit -n`), or it is no store"
     )]
     TurnedAway {
-        /// Where the store is.
+        /// The store's address.
         address: String,
-        /// How often a connection was tried.
+        /// The number of attempts to connect.
         attempts: u32,
-        /// How long.
+        /// The time waited.
         waited: Duration,
-        /// How the last connection ended.
+        /// The last connection's error.
         source: Arc<io::Error>,
     },
     /// This process and the host do not share a secret.
     #[error("the store at {address} and this process do not trust each other: {source}")]
     Distrusted {
-        /// Where the store is.
+        /// The store's address.
         address: String,
-        /// Why not.
+        /// The reason.
         source: Distrust,
     },
-    /// Something else is under a key that one process writes once.
+    /// A key that only one process writes, and only once, holds another value.
     #[error(
         "{key} holds {found} bytes that this process has not written; another process has taken its place"
     )]
     Taken {
         /// The key.
         key: String,
-        /// How many bytes are there.
+        /// The number of bytes found.
         found: usize,
     },
-    /// A variable or a file that is to hold the job's secret does not.
+    /// A variable or a file for the job's secret does not hold one.
     #[error("the store's secret: {origin} {problem}")]
     Secret {
         /// The variable or the file.
         origin: String,
-        /// What was expected and what was found.
+        /// The value expected, and the value found.
         problem: String,
     },
-    /// What answers at the address is not a store.
+    /// The process that answers at the address is not a store.
     #[error("what listens at {address} is not a store: {found}; is the port right?")]
     NotAStore {
-        /// Where it was looked for.
+        /// The address.
         address: String,
-        /// What was found instead.
+        /// The data found instead.
         found: String,
     },
-    /// The host keeps running but closed the connection in answer to a request.
+    /// The host is running, but closed the connection in answer to a request.
     #[error("the store's host at {address} refused {operation}: {limits}")]
     Refused {
-        /// Where the host is.
+        /// The host's address.
         address: String,
-        /// What was refused.
+        /// The refused operation.
         operation: String,
-        /// What a host refuses.
+        /// The limits of a host.
         limits: &'static str,
     },
     /// Another process listens at the address.
@@ -121,48 +121,48 @@ pub enum StoreError {
         "cannot host a store at {address}: the port is in use; choose another, or port 0 for any that is free"
     )]
     PortInUse {
-        /// The address that is taken.
+        /// The address in use.
         address: String,
     },
-    /// The address cannot be listened at for another reason.
+    /// The host cannot listen at the address for another reason.
     #[error("cannot host a store at {address}")]
     Bind {
         /// The address.
         address: String,
-        /// What the operating system said.
+        /// The operating system's error.
         source: Arc<io::Error>,
     },
-    /// The address is not one, or its name has no address.
+    /// The address is invalid, or its name does not resolve.
     #[error("{address:?} is no address of a store (host:port)")]
     Address {
-        /// What was given.
+        /// The address given.
         address: String,
-        /// What the look-up said.
+        /// The error of the name look-up.
         source: Arc<io::Error>,
     },
     /// The host answered with bytes that the protocol does not allow.
     #[error("the store's host at {address} broke the protocol during {operation}: {detail}")]
     Protocol {
-        /// Where the host is.
+        /// The host's address.
         address: String,
-        /// What was being done.
+        /// The operation in progress.
         operation: String,
-        /// What was received and what was expected.
+        /// The data received, and the data expected.
         detail: String,
     },
     /// A key, a value or a request exceeds the store's limits. Nothing was changed.
     #[error("{what} of {size} {unit} exceeds the store's limit of {limit}")]
     TooLarge {
-        /// What is too large, with its key.
+        /// The part that is too large, with its key.
         what: String,
-        /// Whether `size` and `limit` are `bytes` or `keys`.
+        /// The unit of `size` and `limit`: `bytes` or `keys`.
         unit: &'static str,
         /// Its size.
         size: usize,
         /// The largest that is accepted.
         limit: usize,
     },
-    /// A number was to be added to a value that is none.
+    /// The value to add to is not a number.
     #[error("cannot add to {key:?}: it holds {value:?}, and the sum is no 64-bit integer")]
     NotANumber {
         /// The key.
@@ -178,26 +178,26 @@ pub enum StoreError {
     Absent {
         /// The ranks that are missing, ascending.
         ranks: Vec<usize>,
-        /// How many ranks were expected.
+        /// The number of ranks expected.
         world: usize,
         /// The name of the meeting.
         at: String,
-        /// How long this rank waited.
+        /// The time that this rank waited.
         waited: Duration,
     },
     /// Fewer workers connected than the store's host waited for.
     #[error("only {arrived} of {expected} workers have connected to the store at {address} after {waited:?}")]
     Workers {
-        /// Where the store is.
+        /// The store's address.
         address: String,
-        /// How many have connected, the host among them.
+        /// The number of workers that have connected, including the host.
         arrived: i64,
-        /// How many were expected.
+        /// The number of workers expected.
         expected: i64,
-        /// How long.
+        /// The time waited.
         waited: Duration,
     },
-    /// A rank will not come any more: another of a meeting knows that.
+    /// A rank will not come any more, as another rank of the meeting has reported.
     #[error("rank {rank} is gone, and with it the meeting at {at:?}")]
     GivenUp {
         /// The rank.
@@ -205,7 +205,7 @@ pub enum StoreError {
         /// The name of the meeting.
         at: String,
     },
-    /// Two processes have come under one rank, or a name was used for a second meeting.
+    /// Two processes use one rank, or a name was used for a second meeting.
     #[error(
         "rank {rank} has come to {at:?} twice; do two processes run with this rank, or is the name used twice?"
     )]
@@ -218,71 +218,71 @@ pub enum StoreError {
     /// This process cannot open another connection.
     #[error("cannot connect to the store's host at {address} for {operation}; this process lacks a resource")]
     Local {
-        /// Where the host is.
+        /// The host's address.
         address: String,
-        /// What was being done.
+        /// The operation in progress.
         operation: String,
-        /// What the operating system said.
+        /// The operating system's error.
         source: Arc<io::Error>,
     },
-    /// The system refuses something with a store's file.
+    /// The system refuses an operation on a store's file.
     #[error("cannot {operation} the store's file {}", .path.display())]
     File {
-        /// Where the file is.
+        /// The path of the file.
         path: PathBuf,
-        /// What was being done.
+        /// The operation in progress.
         operation: String,
-        /// What the operating system said.
+        /// The operating system's error.
         source: Arc<io::Error>,
     },
-    /// A store's file belongs to another user, or others may write it.
+    /// A store's file belongs to another user, or is writable for others.
     #[error(
         "the store's file {} belongs to user {owner} and has mode {mode:04o}; expected user {user}, and that neither its \
          group nor others may write it: remove it, or `chmod go-w`",
         .path.display()
     )]
     FileUntrusted {
-        /// Where the file is.
+        /// The path of the file.
         path: PathBuf,
-        /// The number of the user whose file it is.
+        /// The user id of the file's owner.
         owner: u32,
         /// Its mode.
         mode: u32,
-        /// The number of this process's user.
+        /// The user id of this process.
         user: u32,
     },
-    /// Another process does not give back the lock of a store's file.
+    /// Another process does not release the lock of a store's file.
     #[error(
         "{operation} waited {waited:?} for the lock of the store's file {}; the process that has it is stopped or \
          hangs (`lslocks` names it)",
         .path.display()
     )]
     FileLocked {
-        /// Where the file is.
+        /// The path of the file.
         path: PathBuf,
-        /// What was being done.
+        /// The operation in progress.
         operation: String,
-        /// How long.
+        /// The time waited.
         waited: Duration,
     },
     /// A store's file was removed while this process used it.
     #[error("the store's file {} was removed; what it held is lost", .path.display())]
     FileGone {
-        /// Where the file was.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// A store's file holds something else than records.
+    /// A store's file contains something other than records.
     #[error(
         "the store's file {} holds no record at byte {offset} but {found}; it is another program's, or a writer was \
          killed and another went on behind what that one had begun: remove it and start again",
         .path.display()
     )]
     FileCorrupt {
-        /// Where the file is.
+        /// The path of the file.
         path: PathBuf,
-        /// The place of what is no record.
+        /// The position of the invalid data.
         offset: u64,
-        /// What lies there.
+        /// The data found there.
         found: String,
     },
     /// A request that no store serves.
@@ -306,12 +306,12 @@ impl From<Refusal> for StoreError {
     }
 }
 
-/// A key or a value as a person reads it.
+/// Formats a key or a value for people.
 pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The same without a copy where it is text.
+/// Like [`text`], without a copy if the bytes are text.
 pub(super) fn into_text(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes).unwrap_or_else(|error| text(error.as_bytes()))
 }

@@ -40,18 +40,18 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     table: Table,
-    /// Every call that reaches the table is a client of its own.
+    /// Each call to the table uses a new client id.
     clients: ClientId,
     woken: HashSet<ClientId>,
 }
 
 impl HashStore {
-    /// An empty store with the default [`Limits`].
+    /// Returns an empty store with the default [`Limits`].
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// An empty store with these limits.
+    /// Returns an empty store with these limits.
     pub fn with_limits(limits: Limits) -> Self {
         let state = State { table: Table::new(limits), ..State::default() };
         Self { shared: Arc::new(Shared { state: Mutex::new(state), woken: Condvar::new() }) }
@@ -63,7 +63,8 @@ impl HashStore {
 }
 
 impl State {
-    /// Serves a request of a client that lives only for it; returns its reply and notes who else was woken.
+    /// Serves a request under a client id of its own. Returns its reply, and records the other clients that
+    /// it woke.
     fn serve(&mut self, request: Request) -> Result<Option<Reply>> {
         let (client, reply) = self.join(request)?;
         self.leave(client);
@@ -130,7 +131,8 @@ impl Service for HashStore {
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
                 there = state.woken.remove(&client);
             }
-            // Others may have acted since this client was woken: what it waited for is looked at under this lock.
+            // Others may have changed the keys since this client was woken, so they are checked again under
+            // this lock.
             let still_there = state.serve(Request::Check { keys: keys.clone() });
             let reply = match (still_there, &request) {
                 (Ok(Some(Reply::Status(0))), Some(request)) => state.serve(request.clone()).map(Some),
@@ -144,7 +146,7 @@ impl Service for HashStore {
             }
             match reply? {
                 None => {}
-                // A key's value makes its name be there; what is waited for is the queue.
+                // A value under the queue's name ends the wait, but the wait is for the queue.
                 Some(Some(Reply::Popped(None))) => {
                     let left = deadline.remaining();
                     if left.is_zero() {

@@ -26,7 +26,7 @@ pub struct PrefixStore {
 }
 
 impl PrefixStore {
-    /// The part of `store` whose keys begin with `prefix` and `/`.
+    /// Returns the part of `store` whose keys begin with `prefix` and `/`.
     pub fn new(prefix: &str, store: Arc<dyn Store>) -> Self {
         Self { prefix: format!("{prefix}/"), store }
     }
@@ -94,7 +94,7 @@ impl Store for PrefixStore {
         self.store.delete(&self.key(key))
     }
 
-    /// Counts the keys under the prefix. (PyTorch's counts those of the whole store.)
+    /// Counts the keys under the prefix. (PyTorch's store counts those of the whole store.)
     fn num_keys(&self) -> Result<u64> {
         Ok(self.list_keys()?.len() as u64)
     }

@@ -1,15 +1,15 @@
-//! All ranks meet at a name, or all that came are told who did not.
+//! All ranks meet at a name, or all that came learn which ranks did not.
 //!
-//! A deadline alone is one rank's opinion: another whose clock runs later might still see the meeting succeed.
-//! So the outcome is written once, by compare-and-set: by the last rank to arrive, or by the first whose deadline
-//! passes. All obey what stands there.
+//! A deadline is known to one rank only: another rank with a later deadline might still see the meeting
+//! succeed. The outcome is therefore written once, by compare-and-set: by the last rank to arrive, or by the
+//! first whose deadline passes. All follow the outcome in the store.
 
 use std::time::Duration;
 
 use super::{Deadline, Result, Store, StoreError, publish};
 
-/// Meets all ranks of a job at `name`: hands out this rank's `card` (an address, a device, anything small) and
-/// returns those of all ranks, in order. The shortest of the ranks' deadlines holds for all.
+/// Meets all ranks of a job at `name`. Publishes this rank's `card` (an address, a device, any small value)
+/// and returns the cards of all ranks, in order. The earliest of the ranks' deadlines applies to all.
 ///
 /// A name serves one meeting.
 ///
@@ -26,9 +26,10 @@ use super::{Deadline, Result, Store, StoreError, publish};
 /// ```
 ///
 /// # Errors
-/// [`StoreError::Absent`] on every rank that came, with the same list, also on one that came too late and stands
-/// in it; [`StoreError::GivenUp`] when one of them knows that a rank will not come any more;
-/// [`StoreError::RankTaken`] on every rank when two processes have come under one.
+/// - [`StoreError::Absent`] with the same list on every rank that came, also on a listed rank that came too
+///   late.
+/// - [`StoreError::GivenUp`] when one of them reports that a rank will not come any more.
+/// - [`StoreError::RankTaken`] on every rank when two processes use one rank.
 pub fn rendezvous(
     store: &dyn Store,
     name: &str,
@@ -42,7 +43,7 @@ pub fn rendezvous(
     meeting.outcome()?;
     let cards: Vec<_> = (0..world).map(|rank| meeting.card(rank)).collect();
     match store.multi_get(&cards.iter().map(String::as_str).collect::<Vec<_>>(), deadline) {
-        // It was complete for ranks that were told of fewer.
+        // The meeting was complete for ranks with a smaller world size.
         Err(StoreError::Timeout { waited, .. }) => {
             Err(StoreError::Absent { ranks: meeting.without_card()?, world, at: name.to_owned(), waited })
         }
@@ -60,19 +61,21 @@ pub fn barrier(store: &dyn Store, name: &str, rank: usize, world: usize, deadlin
     meeting.outcome()
 }
 
-/// Ends the meeting at `name` for all who are at it or will come, unless it has ended: this rank will not come any more.
+/// Ends the meeting at `name` for all ranks that are there or will come, unless it has ended: this rank will
+/// not come any more.
 pub(crate) fn give_up(store: &dyn Store, name: &str, rank: usize) -> Result<()> {
     store.compare_set(&format!("{name}/outcome"), b"", format!("{LOST}{rank}").as_bytes()).map(drop)
 }
 
-/// How long a rank stays, after a meeting that has failed, for the others to be told: the store may go with it.
+/// The time that a rank stays after a failed meeting so that the others learn the outcome, because the store
+/// may end with it.
 const FAREWELL: Duration = Duration::from_secs(3);
 
 const COMPLETE: &[u8] = b"complete";
 const ABSENT: &str = "absent ";
-/// Of a rank under which two have come.
+/// Prefix for a rank that two processes use.
 const TAKEN: &str = "taken ";
-/// Of a rank that is known to be gone: who hears of it has nobody to wait for.
+/// Prefix for a lost rank. A rank that reads it need not stay for the others.
 pub(crate) const LOST: &str = "lost ";
 
 struct Meeting<'a> {
@@ -98,7 +101,7 @@ impl Meeting<'_> {
             return Err(StoreError::Argument(format!("rank {rank} is not below the world size {world}")));
         }
         if self.store.add(&format!("{}/rank/{rank}", self.name), 1)? != 1 {
-            // One of the two is not who the others wait for.
+            // One of the two processes is not the expected one.
             self.decide(format!("{TAKEN}{rank}").as_bytes())?;
             return Err(self.taken(rank));
         }
@@ -114,7 +117,7 @@ impl Meeting<'_> {
         StoreError::RankTaken { rank, at: self.name.to_owned() }
     }
 
-    /// Writes the outcome unless it stands already; returns what stands.
+    /// Writes the outcome unless there is one. Returns the outcome in the store.
     fn decide(&self, outcome: &[u8]) -> Result<Vec<u8>> {
         self.store.compare_set(&self.key("outcome"), b"", outcome)
     }
@@ -141,10 +144,10 @@ impl Meeting<'_> {
         Err(StoreError::Absent { ranks, world: self.world, at: self.name.to_owned(), waited })
     }
 
-    /// What this rank finds when its deadline has passed.
+    /// Returns the outcome that this rank proposes when its deadline has passed.
     fn opinion(&self) -> Result<Vec<u8>> {
         let absent: Vec<_> = self.without_card()?.iter().map(usize::to_string).collect();
-        // All are here: the last one is about to write that, or has died before it could.
+        // All are here: the last one is about to write the outcome, or has died before it could.
         if absent.is_empty() {
             Ok(COMPLETE.to_vec())
         } else {
@@ -152,7 +155,7 @@ impl Meeting<'_> {
         }
     }
 
-    /// Who has not come so far.
+    /// Returns the ranks that have not come so far.
     fn without_card(&self) -> Result<Vec<usize>> {
         let mut absent = Vec::new();
         for rank in 0..self.world {
@@ -175,7 +178,8 @@ impl Meeting<'_> {
             })
     }
 
-    /// Stays until the others have been told, or for a moment; what happens meanwhile changes nothing.
+    /// Stays until the others have read the outcome, or for a moment. Errors are ignored, since the outcome
+    /// is decided.
     fn part(&self, present: usize) {
         let all = self.key("told/all");
         let told = self.store.add(&self.key("told"), 1);

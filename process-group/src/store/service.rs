@@ -1,4 +1,4 @@
-//! From the operations of [`Store`] to requests and back: written once for every store that speaks them.
+//! Converts operations of [`Store`] to requests, and replies back. Shared by all stores that use requests.
 
 use super::{
     Deadline, Result, Store, StoreError,
@@ -6,13 +6,13 @@ use super::{
     machine::{Reply, Request},
 };
 
-/// What carries requests to a table.
+/// Carries requests to a table.
 pub trait Service: Send + Sync {
-    /// Serves a request that does not wait; `None` when it has no reply. Returns when it has taken effect.
+    /// Serves a request that does not wait; `None` when it has no reply. Returns after it has taken effect.
     fn call(&self, request: Request) -> Result<Option<Reply>>;
 
-    /// Waits until all `keys` are there, then serves `request`, if any. Waits again when others have emptied
-    /// the queue that `request` pops.
+    /// Waits until all `keys` exist, then serves `request`, if any. Waits again when other clients have
+    /// emptied the queue that `request` pops.
     fn call_when_there(
         &self,
         keys: Keys,
@@ -20,13 +20,13 @@ pub trait Service: Send + Sync {
         deadline: Deadline,
     ) -> Result<Option<Reply>>;
 
-    /// The error for a reply of the wrong kind.
+    /// Returns the error for a reply of the wrong kind.
     fn unexpected(&self, request: &'static str, reply: Option<Reply>) -> StoreError;
 }
 
 pub(super) type Keys = Vec<Vec<u8>>;
 
-/// Takes the reply apart, or fails as the service does.
+/// Destructures the reply, or returns the service's error.
 macro_rules! expect {
     ($self:ident, $name:literal, $reply:expr, $pattern:pat => $value:expr) => {
         match $reply? {

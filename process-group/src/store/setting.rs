@@ -1,4 +1,4 @@
-//! How a process finds the secret of its job's store.
+//! Finds the secret of the job's store in the environment.
 
 use std::{
     env,
@@ -60,7 +60,7 @@ impl SecretSetting {
         }
     }
 
-    /// The secret, if there is one.
+    /// Returns the secret, if there is one.
     #[must_use]
     pub fn secret(&self) -> Option<&Secret> {
         match self {
@@ -71,7 +71,7 @@ impl SecretSetting {
 }
 
 impl Secret {
-    /// The environment variable that holds a secret, or `none` where the job is to have none:
+    /// The environment variable for the secret, or `none` for a job without one.
     /// [`ProcessGroup::builder`](crate::ProcessGroup::builder) and the example `tcp_store` read it.
     pub const VARIABLE: &'static str = "PROCESS_GROUP_STORE_SECRET";
 

@@ -1,6 +1,6 @@
-//! One thread a job that runs the watch's protocol over the store.
+//! The heartbeat thread: one thread per job that runs the watch's protocol over the store.
 //!
-//! It alone talks to the store, so that whoever else watches waits for no network.
+//! It is the only thread of the watch that waits for the store, so that other checks never block on the network.
 
 use std::{
     fmt, io,
@@ -23,16 +23,16 @@ use crate::{
     store::{Deadline, PrefixStore, Result, Store, StoreError},
 };
 
-/// The length of the log of troubles.
+/// Store key of the length of the trouble log.
 const TROUBLES: &str = "troubles";
-/// How often dumps were called for.
+/// Store key of the number of requests for dumps.
 const DUMPS: &str = "dumps";
-/// An entry of the log that nobody wrote.
+/// An entry of the trouble log whose writer died before it wrote it.
 const VOID: &[u8] = b"void";
-/// A heartbeat of a rank that has left.
+/// Value of the heartbeat key of a rank that has left.
 const LEFT: &str = "left";
 
-/// What a clerk waits for, besides the next time to exchange.
+/// Wake-up signal of the heartbeat thread, with the notices for it.
 #[derive(Default)]
 pub(crate) struct Bell {
     state: Mutex<State>,
@@ -42,9 +42,9 @@ pub(crate) struct Bell {
 #[derive(Default)]
 struct State {
     notices: Option<Notices>,
-    /// Who is woken after the next exchange.
+    /// Ranks to wake after the next exchange.
     wakes: Vec<usize>,
-    /// The clerk has left.
+    /// True once the heartbeat thread has ended.
     gone: bool,
 }
 
@@ -58,22 +58,22 @@ impl Bell {
         self.changed.notify_all();
     }
 
-    /// Tells all members.
+    /// Reports a trouble to all members.
     pub(crate) fn tell(&self, trouble: Trouble) {
         self.ring(|notices| notices.troubles.push(trouble));
     }
 
-    /// Has all ranks write dumps.
+    /// Requests dumps from all ranks.
     pub(crate) fn alarm(&self) {
         self.ring(|notices| notices.alarm = true);
     }
 
-    /// Has the clerk read what others say, now.
+    /// Makes the heartbeat thread exchange now.
     pub(crate) fn hurry(&self) {
         self.ring(|notices| notices.hurry = true);
     }
 
-    /// Has these ranks compare their calls with those of this one, now.
+    /// Makes these ranks compare their calls with those of this rank now.
     pub(crate) fn compare(&self, ranks: &[usize]) {
         self.lock().wakes.extend(ranks);
         self.hurry();
@@ -97,11 +97,11 @@ impl Bell {
     }
 }
 
-/// The groups of a job that are watched.
+/// The watched groups of a job.
 #[derive(Default)]
 struct Watched {
     vigils: Vec<Weak<Vigil>>,
-    /// What was told, for groups that begin later.
+    /// Troubles that were reported so far, for groups that begin later.
     known: Vec<Trouble>,
 }
 
@@ -116,15 +116,15 @@ pub(crate) struct Watch {
     bell: Arc<Bell>,
     vigils: Arc<Vigils>,
     peers: Peers,
-    /// Told of losses as long as the watch lasts.
+    /// Called on losses as long as the watch lasts.
     _listener: Arc<Listener>,
 }
 
 impl Watch {
-    /// How long a watch that ends waits for its clerk, who may be talking to the store.
+    /// Limit of the wait for the heartbeat thread when a watch ends. The thread may be waiting for the store.
     const FAREWELL: Duration = Duration::from_secs(2);
 
-    /// What a rank says before it meets the others, so that what they read is there.
+    /// Writes this rank's keys before it meets the others, so that the keys exist when they are read.
     pub(crate) fn announce(store: &PrefixStore, rank: usize) -> Result<()> {
         let store = Desk::folder(store);
         for counter in [TROUBLES, DUMPS, Desk::ASKED] {
@@ -133,10 +133,11 @@ impl Watch {
         store.set(&beat_key(rank), b"0")
     }
 
-    /// Begins to watch over the members with this rank's part of the store; those of `peers` are watched already.
+    /// Begins to watch the members through this rank's part of the store. `peers` already watches the members on this
+    /// host.
     ///
     /// # Errors
-    /// The system has no thread for it.
+    /// The operating system did not start a thread.
     pub(crate) fn begin(
         store: &PrefixStore,
         rank: usize,
@@ -183,7 +184,7 @@ impl Watch {
         &self.peers
     }
 
-    /// Watches over a group, too.
+    /// Watches one more group.
     pub(crate) fn add(&self, vigil: &Arc<Vigil>) {
         let mut watched = lock(&self.vigils);
         watched.vigils.retain(|vigil| vigil.strong_count() > 0);
@@ -192,7 +193,7 @@ impl Watch {
         self.recall(vigil);
     }
 
-    /// Tells a group what was told before it began, or before it had its id.
+    /// Reports to a group the troubles from before its begin, or from before it had its id.
     pub(crate) fn recall(&self, vigil: &Arc<Vigil>) {
         let known = lock(&self.vigils).known.clone();
         known
@@ -201,7 +202,7 @@ impl Watch {
             .for_each(|trouble| vigil.trouble(trouble));
     }
 
-    /// Ends it when the clerk has passed on what is to be passed on, and has left the store.
+    /// Ends the watch once the heartbeat thread has passed on all notices and has left the store.
     pub(crate) fn close(&self) {
         self.bell.leave(Self::FAREWELL);
     }
@@ -219,7 +220,8 @@ impl Drop for Watch {
     }
 }
 
-/// Where members are: those of one site are one process, or know of each other without the store.
+/// Returns the site of each member. Members of one site are one process, or detect each other's death without the
+/// store.
 fn sites(members: &[Member]) -> Vec<(usize, usize)> {
     let is_together = |one: &Member, other: &Member| {
         one.is_beside(other) || (one.host, one.process) == (other.host, other.process)
@@ -241,34 +243,34 @@ fn testimony_key(group: &str, rank: usize) -> String {
     format!("testimony/{group}/{rank}")
 }
 
-/// A number as it lies in the store; what is none counts for nothing.
+/// Parses a number from the store. Invalid text counts as 0.
 fn number(bytes: &[u8]) -> u64 {
     std::str::from_utf8(bytes).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
-/// The members before and after a rank in a group, around it.
+/// Returns the members before and after a rank in the ring of a group's members.
 fn neighbours(ranks: &[usize], rank: usize) -> impl Iterator<Item = usize> {
     let (size, own) = (ranks.len(), ranks.iter().position(|other| *other == rank));
     let around = own.map(|own| [ranks[(own + size - 1) % size], ranks[(own + 1) % size]]);
     around.into_iter().flatten().filter(move |other| *other != rank)
 }
 
-/// Runs the protocol until the watch ends.
+/// State of the heartbeat thread. It runs the protocol until the watch ends.
 struct Clerk {
     store: PrefixStore,
     rank: usize,
     /// The ranks that have heartbeats.
     present: Vec<usize>,
-    /// Whether others know of this rank by its heartbeats alone.
+    /// True if other ranks watch this rank through the store.
     is_heard: bool,
-    /// How long what should be there is waited for.
+    /// Limit of the wait for a key that should exist.
     patience: Duration,
     begun: Instant,
     machine: Machine,
-    /// The marks of the last heartbeat.
+    /// The hash marks of the last heartbeat.
     said: String,
     recorder: Weak<Recorder>,
-    /// Writes a dump.
+    /// The thread that writes a dump.
     dumping: Option<JoinHandle<()>>,
     vigils: Arc<Vigils>,
     bell: Arc<Bell>,
@@ -276,9 +278,9 @@ struct Clerk {
 }
 
 impl Clerk {
-    /// Between two exchanges at most: questions are answered within this.
+    /// Longest time between two exchanges. Questions are answered within this time.
     const PAUSE: Duration = Duration::from_millis(500);
-    /// So many answers lie in the store.
+    /// Number of answers that are kept in the store.
     const KEPT: u64 = 256;
 
     fn work(mut self) {
@@ -288,10 +290,10 @@ impl Clerk {
             if output == Output::Gone {
                 break;
             }
-            // A store that does not answer now may do so the next time.
+            // A store that does not answer now may answer the next time.
             input = self.perform(output).unwrap_or(Input::StoreFailed);
         }
-        // Before the watch goes on: whoever hosts the store waits until it is left.
+        // Before the wake-up signal: the host of the store waits until this thread has left the store.
         let bell = self.bell.clone();
         if let Some(dumping) = self.dumping.take() {
             let _ = dumping.join();
@@ -319,7 +321,8 @@ impl Clerk {
             Output::Fetch(numbers) => {
                 let stand = |number| {
                     let stands = match self.store.get(&trouble_key(number), self.soon()) {
-                        // Whoever counted it has died before it was written. All obey what stands there now.
+                        // The rank that counted the entry died before it wrote it. All ranks follow the entry that is
+                        // there now.
                         Err(StoreError::Timeout { .. }) => {
                             self.store.compare_set(&trouble_key(number), b"", VOID)?
                         }
@@ -341,8 +344,9 @@ impl Clerk {
                 }
             }
             Output::Dump => {
-                // On a thread of its own: a folder may be slow, and who says nothing meanwhile seems lost. One at a time; the
-                // rank that called has said what is wrong, here nothing is.
+                // On its own thread: writing to a folder may be slow, and a rank without heartbeats counts as lost.
+                // One dump at a time. The rank that requested the dumps has reported its trouble; this rank has none
+                // to report.
                 if let Some(recorder) = self.recorder.upgrade()
                     && self.dumping.as_ref().is_none_or(JoinHandle::is_finished)
                 {
@@ -357,12 +361,12 @@ impl Clerk {
         Ok(Input::Done)
     }
 
-    /// Appends to the log, and has those whom it is about read that; the length of the log.
+    /// Appends to the log and wakes the ranks that have to read the entry. Returns the length of the log.
     fn append(&self, trouble: &Trouble) -> Result<u64> {
         let own = self.rank.to_string();
         let is_first = self.store.compare_set(&trouble.claim(), b"", own.as_bytes())? == own.as_bytes();
         let about = match trouble {
-            // Of all that leave a group one is enough.
+            // One entry is enough if several members leave a group.
             Trouble::Left { .. } if !is_first => return Ok(self.store.add(TROUBLES, 0)?.unsigned_abs()),
             Trouble::Left { members, .. } => members.to_vec(),
             Trouble::Lost { .. } => self.present.clone(),
@@ -376,7 +380,7 @@ impl Clerk {
         Ok(count)
     }
 
-    /// Wakes the other ranks of these.
+    /// Wakes all of these ranks except this one.
     fn wake_all(&self, ranks: &[usize]) -> Result<()> {
         wake(
             &self.store,
@@ -384,13 +388,13 @@ impl Clerk {
         )
     }
 
-    /// The members of a group; none of one that is gone here.
+    /// Returns the members of a group; none if the group is gone on this rank.
     fn members(&self, id: &str) -> Vec<usize> {
         self.vigil(id).map(|vigil| vigil.ranks().to_vec()).unwrap_or_default()
     }
 
     fn exchange(&mut self, beat: Option<u64>, watched: &[usize]) -> Result<Board> {
-        // Let go of before the store is asked: a group that ends meanwhile, and its device, are not held for it.
+        // Released before the store request, so that a group that ends meanwhile, and its device, are not kept alive.
         let vigils = self.vigils();
         let line = |duty: &Duty| format!("\n{}\t{}", duty.id(), encode_marks(&duty.rolling().marks()));
         let marks: String = vigils.iter().filter_map(|vigil| vigil.duty()).map(line).collect();
@@ -447,7 +451,7 @@ impl Clerk {
                 Testimony::of(group, duty.rolling(), &recorder.dump())
             };
             self.store.set(&testimony_key(group, self.rank), testimony.encode().as_bytes())?;
-            // They wait for it.
+            // The other members wait for it.
             self.bell.hurry();
             return self.wake_all(ranks);
         }
@@ -462,9 +466,9 @@ impl Clerk {
         Ok(())
     }
 
-    /// What the members of a group have testified.
+    /// Reads the call histories that the members of a group have written.
     fn collect(&self, group: &str, whoever: bool) -> Result<Input> {
-        // A group that is gone here needs no verdict.
+        // A group that is gone on this rank needs no verdict.
         let ranks = self.members(group);
         let keys: Vec<_> = ranks.iter().map(|rank| testimony_key(group, *rank)).collect();
         let names: Vec<_> = keys.iter().map(String::as_str).collect();

@@ -1,6 +1,7 @@
-//! What members called where their hashes differ, and whose call is the odd one.
+//! Finds the first collective in which members' calls differ, and the rank that differs from the majority.
 //!
-//! Every member testifies; who has all testimonies judges. The judgement is a function of them alone.
+//! Every member writes its call history to the store. Any member that has read all of them computes the same result,
+//! because the result depends on them alone.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -10,29 +11,31 @@ use super::{
 };
 use crate::record::{Dump, plain};
 
-/// Where members of a group called different things.
+/// The first difference between the calls of a group's members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Divergence {
-    /// The ranks of the job that differ from most; where no more than half agree, all that differ from each other.
+    /// The ranks in the job that differ from the majority. Without a majority, all members whose calls differ from
+    /// each other.
     pub ranks: Vec<usize>,
-    /// Up to this number of the group's collectives all have called the same.
+    /// Number of the last collective that all members called alike.
     pub after: u64,
-    /// Up to this number they have not: with one more than `after`, that is the call.
+    /// Number of the first collective known to differ. If it is `after` plus 1, it is the first call that differs.
     pub by: u64,
-    /// What was called there, by those that differ and by one of the others; empty where it is forgotten.
+    /// The calls with this number, of the ranks that differ and of one other rank. Empty if they are no longer
+    /// recorded.
     pub calls: Vec<DivergentCall>,
 }
 
-/// One member's call where others called something else.
+/// One member's call where others made a different call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DivergentCall {
-    /// Its rank of the job.
+    /// Its rank in the job.
     pub rank: usize,
-    /// What it called, with types, counts, root and reduction.
+    /// The call, with types, counts, root and reduction.
     pub call: String,
-    /// Where, as `file:line`.
+    /// Its call site, as `file:line`.
     pub site: String,
 }
 
@@ -77,17 +80,17 @@ impl std::fmt::Display for Divergence {
     }
 }
 
-/// What one member says of its calls in a group.
+/// One member's call history in a group.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Testimony {
-    /// Its hashes.
+    /// Its hashes, by number of the collective.
     pub(super) marks: BTreeMap<u64, u64>,
-    /// What it called under these numbers, and where.
+    /// Its calls and their sites, by number of the collective.
     pub(super) calls: BTreeMap<u64, (String, String)>,
 }
 
 impl Testimony {
-    /// What is known of the group of this id on this rank.
+    /// Collects the history of the group with this id on this rank.
     pub(crate) fn of(id: &str, rolling: &Rolling, dump: &Dump) -> Self {
         let count = rolling.count();
         let near = count.saturating_sub(Rolling::NEAR)..=count;
@@ -108,7 +111,7 @@ impl Testimony {
         Self { marks, calls }
     }
 
-    /// As text: each call that there is, then each number with its hash and its call's place.
+    /// Encodes as text: first each distinct call, then each number with its hash and the index of its call.
     pub(super) fn encode(&self) -> String {
         let mut places: HashMap<&(String, String), usize> = HashMap::new();
         let mut text = String::new();
@@ -128,7 +131,7 @@ impl Testimony {
         text
     }
 
-    /// The other way; lines that are none are passed over.
+    /// Decodes such text. Invalid lines are ignored.
     pub(super) fn decode(bytes: &[u8]) -> Self {
         let (mut known, mut testimony) = (Vec::new(), Self::default());
         for line in String::from_utf8_lossy(bytes).lines() {
@@ -152,10 +155,10 @@ impl Testimony {
     }
 }
 
-/// Who differs, and where first: from what the members say, with their ranks of the job. `suspects` had different hashes
-/// after `number`.
+/// Finds the ranks that differ and the first difference, from the members' histories by rank in the job. `suspects`
+/// had different hashes after `number`.
 pub(super) fn judge(members: &[(usize, Testimony)], suspects: [usize; 2], number: u64) -> Divergence {
-    // Of each number, who has which hash.
+    // By number and hash: the ranks with that hash.
     let mut numbers: BTreeMap<u64, BTreeMap<u64, Vec<usize>>> = BTreeMap::new();
     for (rank, testimony) in members {
         for (number, hash) in &testimony.marks {
@@ -164,10 +167,11 @@ pub(super) fn judge(members: &[(usize, Testimony)], suspects: [usize; 2], number
     }
     let differing = numbers.iter().find(|(_, hashes)| hashes.len() > 1);
     let Some((by, hashes)) = differing else {
-        // Whoever knew is gone.
+        // No member still has a hash that differs.
         return Divergence { ranks: suspects.to_vec(), after: 0, by: number, calls: Vec::new() };
     };
-    // Differences stay, so before the first all were equal; where not all are heard, at least those that are.
+    // A difference in the hash persists, so before the first difference all were equal. If some histories are
+    // missing, this holds for the others.
     let agreed = |(number, hashes): (&u64, &BTreeMap<u64, Vec<usize>>)| {
         let heard: usize = hashes.values().map(Vec::len).sum();
         (heard == members.len()).then_some(*number)
@@ -175,7 +179,7 @@ pub(super) fn judge(members: &[(usize, Testimony)], suspects: [usize; 2], number
     let after = numbers.range(..*by).rev().find_map(agreed).unwrap_or(0);
     let most = hashes.values().map(Vec::len).max().unwrap_or(0);
     let heard: usize = hashes.values().map(Vec::len).sum();
-    // Who is not of a majority differs; without one, everybody differs from somebody.
+    // Ranks outside the majority differ. Without a majority, every rank differs from some other rank.
     let majority = hashes.values().find(|ranks| ranks.len() == most && 2 * most > heard);
     let mut ranks: Vec<usize> = match majority {
         Some(majority) => hashes.values().filter(|ranks| *ranks != majority).flatten().copied().collect(),
@@ -193,16 +197,16 @@ pub(super) fn judge(members: &[(usize, Testimony)], suspects: [usize; 2], number
 }
 
 impl Divergence {
-    /// How many calls are told.
+    /// Maximum number of calls in a report.
     const NAMED: usize = 16;
 }
 
-/// Marks as they lie beside a heartbeat.
+/// Encodes marks, as written beside a heartbeat.
 pub(super) fn encode_marks(marks: &[Mark]) -> String {
     marks.iter().map(|(number, hash)| format!("{number}:{hash:x}")).collect::<Vec<_>>().join(",")
 }
 
-/// The other way; what is none is passed over.
+/// Decodes such marks. Invalid marks are ignored.
 pub(super) fn decode_marks(text: &str) -> Vec<Mark> {
     let mark = |mark: &str| {
         let (number, hash) = mark.split_once(':')?;
@@ -217,7 +221,7 @@ mod tests {
     use crate::watch::rolling::Fold;
     use proptest::prelude::*;
 
-    /// A member that has called these.
+    /// Returns the history of a member that made these calls.
     fn member(calls: &[u64]) -> Testimony {
         let rolling = Rolling::new();
         calls.iter().for_each(|call| rolling.step(Fold::default().with(*call, 8)));
@@ -227,7 +231,7 @@ mod tests {
     }
 
     proptest! {
-        /// One that called something else once is named, with the number, its call and another's.
+        /// A member with one different call is named, with the number, its call and another member's call.
         #[test]
         fn the_odd_one_is_named(
             calls in prop::collection::vec(0u64..4, 1..60), odd in 0usize..5, at in any::<prop::sample::Index>(), size in 3usize..6,
@@ -239,7 +243,7 @@ mod tests {
                 if rank == odd {
                     own[at] += 7;
                 }
-                // Not all are equally far, but all have come to the call.
+                // Members have made different numbers of calls, but all have made the call in question.
                 own.truncate((calls.len() - cuts[rank].min(calls.len() - 1)).max(at + 1));
                 let testimony = member(&own);
                 prop_assert_eq!(Testimony::decode(testimony.encode().as_bytes()), testimony.clone());
@@ -257,7 +261,7 @@ mod tests {
             calls in prop::collection::vec(0u64..4, 0..20), marks in prop::collection::vec(any::<Mark>(), 0..4),
             garbage in prop::collection::vec(any::<u8>(), 0..200),
         ) {
-            // Without tabs it has no fields, and without colons no marks.
+            // Without tabs a line has no fields, and without colons it has no marks.
             let garbage: Vec<u8> = garbage.into_iter().filter(|byte| !b"\t:".contains(byte)).collect();
             let testimony = member(&calls);
             let text = [&garbage, &b"\n"[..], testimony.encode().as_bytes(), b"\n", &garbage].concat();

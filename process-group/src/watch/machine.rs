@@ -1,10 +1,10 @@
-//! The protocol of a job's watch: what one rank does next, from what it has read and noticed, at which time.
+//! The protocol of a job's watch: the next action of one rank, as a function of its inputs and the time.
 //!
-//! Every so often a rank exchanges: it says that it runs, and reads how far the others' heartbeats, the log of troubles
-//! and the questions are. It reads the heartbeats of a few alone; a rank that is silent for so long that the others could
-//! not know in time otherwise is lost. Whoever notices a trouble appends it to the log, and acts when it has read it
-//! there, with all that stand before it: so all act on the same trouble first. A store that does not answer is asked
-//! again, and while it does not, nobody is silent.
+//! At regular intervals a rank exchanges: it writes its heartbeat, and reads other heartbeats, the length of the
+//! trouble log and the number of questions. It reads the heartbeats of only a few ranks. A rank is lost when it has
+//! been silent so long that waiting longer would exceed twice the heartbeat. A rank that notices a trouble appends it
+//! to the log. It acts on it only when it reads it there, after all earlier entries, so all ranks act on the same
+//! trouble first. A failing store is asked again, and while it fails no rank counts as silent.
 
 use std::{collections::VecDeque, ops::Range, time::Duration};
 
@@ -14,35 +14,37 @@ use super::{
 };
 use crate::peers::Loss;
 
-/// For how many heartbeats members' calls are compared before a failure in the background is taken for that of one rank:
-/// while no difference is known, and once there is one.
+/// Number of heartbeats for which members' calls are compared before a failure in the background is attributed to one
+/// rank: while no difference is known, and once there is one.
 pub(crate) const COMPARISON: [u32; 2] = [1, 4];
 
-/// Where a rank stands, as far as its watch depends on it.
+/// The facts about a rank and its job that its watch needs.
 #[derive(Debug, Clone)]
 pub(super) struct Post {
-    /// This rank of the job.
+    /// This rank in the job.
     pub(super) rank: usize,
-    /// The job's ranks, and where each is: only the store can tell ranks of different sites of each other.
+    /// The job's ranks, each with its site. Ranks of different sites detect each other's death only through the
+    /// store.
     pub(super) sites: Vec<(usize, usize)>,
-    /// A rank is lost when it has been silent for more than the time between two exchanges over this, and before twice
-    /// this.
+    /// A rank is lost when it has been silent for longer than this plus the time between two exchanges. It is reported
+    /// before twice this.
     pub(super) heartbeat: Duration,
-    /// Between two exchanges: a quarter of the heartbeat at most, where heartbeats are read.
+    /// Time between two exchanges: at most a quarter of the heartbeat if heartbeats are read.
     pub(super) pause: Duration,
 }
 
 impl Post {
-    /// How many read a rank's heartbeats.
+    /// Number of ranks that read a rank's heartbeats.
     const WATCHERS: usize = 2;
 
-    /// Whether others know of this rank by its heartbeats alone.
+    /// Returns true if ranks of other sites watch this rank by its heartbeats.
     pub(super) fn is_heard(&self) -> bool {
         let own = self.sites.iter().find(|(rank, _)| *rank == self.rank);
         own.is_some_and(|(_, own)| self.sites.iter().any(|(_, site)| site != own))
     }
 
-    /// Who reads a rank's heartbeats, by its place: the first after it, around the job, that are elsewhere and there.
+    /// Returns the ranks that read the heartbeats of the rank at `place`: the first ones after it, around the job,
+    /// that are on another site and not lost.
     fn watchers<'a>(
         &'a self,
         place: usize,
@@ -55,74 +57,75 @@ impl Post {
     }
 }
 
-/// What an exchange has read.
+/// The values that an exchange has read.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Board {
-    /// How many questions there are.
+    /// Number of questions.
     pub(super) asked: u64,
-    /// How often dumps were called for.
+    /// Number of requests for dumps.
     pub(super) dumps: u64,
-    /// How long the log of troubles is.
+    /// Length of the trouble log.
     pub(super) troubles: u64,
-    /// Of ranks that are read, their count of heartbeats; `None` if they have left.
+    /// The heartbeat counts of the ranks that are read; `None` if a rank has left.
     pub(super) beats: Vec<(usize, Option<u64>)>,
-    /// Where hashes differ from this rank's.
+    /// Groups whose hashes differ from this rank's.
     pub(super) suspects: Vec<Trouble>,
 }
 
-/// What has happened.
+/// The result of the last action, or an event.
 #[derive(Debug, Clone)]
 pub(super) enum Input {
-    /// What was asked for is done; or nothing, at the beginning.
+    /// The last action is done. Also the first input.
     Done,
-    /// It is time, or somebody rang.
+    /// The sleep has ended, or a wake-up signal arrived.
     Woken(Notices),
-    /// An exchange has read this.
+    /// An exchange has read these values.
     Read(Board),
-    /// What was counted up is so many now.
+    /// The new value of the counter that was incremented.
     Counted(u64),
-    /// These stand in the log; `None` for an entry that nobody wrote.
+    /// Entries of the log; `None` for an entry that was never written.
     Troubles(Vec<Option<Trouble>>),
-    /// What the members of a group have testified so far, and whether that is all.
+    /// The call histories that the members of a group have written so far, and whether they are complete.
     Testimonies(Vec<(usize, Testimony)>, bool),
-    /// What was asked of the store was not done, or not to its end.
+    /// The store request failed, or was done in part.
     StoreFailed,
 }
 
-/// What this process has to say.
+/// Notices of this process for the protocol.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Notices {
     pub(super) troubles: Vec<Trouble>,
-    /// All ranks are to write dumps.
+    /// All ranks are requested to write dumps.
     pub(super) alarm: bool,
-    /// The job is left.
+    /// This rank leaves the job.
     pub(super) leave: bool,
-    /// Somebody waits for what others may have said: it is time for an exchange.
+    /// A thread waits for entries of other ranks, so an exchange is due.
     pub(super) hurry: bool,
 }
 
-/// What is to be done next.
+/// The next action.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Output {
-    /// Say that this rank runs, with this count, or that it leaves; then read the board.
+    /// Write the heartbeat with this count, or that this rank leaves; then read the board.
     Exchange { beat: Option<u64>, watched: Vec<usize> },
     /// Append to the log.
     Append(Trouble),
     /// Read these entries of the log.
     Fetch(Range<u64>),
-    /// It stands in the log.
+    /// Handle an entry of the log.
     Act(Trouble),
-    /// Read what the members of this group have testified: if all have, or else from whom there is.
+    /// Read the call histories of this group's members if all have written theirs. With `whoever`, read those that
+    /// exist.
     Collect { group: String, whoever: bool },
     /// Answer these questions.
     Answer(Range<u64>),
     /// Write a dump.
     Dump,
-    /// Have all others write theirs.
+    /// Request dumps from all other ranks.
     CallDumps,
-    /// Wait until then, or until somebody rings.
+    /// Sleep until then, or until a wake-up signal.
     Sleep(Duration),
-    /// The end.
+    /// The watch has ended.
     Gone,
 }
 
@@ -131,60 +134,60 @@ pub(super) enum Output {
 struct Watched {
     rank: usize,
     beat: Option<u64>,
-    /// When the last one was seen.
+    /// Time at which its last new heartbeat was read.
     since: Duration,
     is_over: bool,
 }
 
-/// Members have different hashes, and this rank finds out why.
+/// A comparison of call histories, after members had different hashes.
 #[derive(Debug, Clone)]
 struct Inquiry {
     group: String,
     ranks: [usize; 2],
     number: u64,
-    /// Then who has not testified is not waited for.
+    /// From then on, missing histories are not waited for.
     until: Duration,
-    /// Whether testimonies are read in this round.
+    /// True if the histories are to be read in this round.
     is_due: bool,
 }
 
-/// One rank's part in its job's watch.
+/// The state of one rank in its job's watch.
 #[derive(Debug, Clone)]
 pub(super) struct Machine {
     post: Post,
     watched: Vec<Watched>,
     beats: u64,
-    /// When the next exchange is due.
+    /// Time of the next exchange.
     next: Duration,
-    /// When the last succeeded.
+    /// Time of the last successful exchange.
     read: Duration,
-    /// The store failed: it is not asked before this.
+    /// After a store failure: time of the next request.
     retry: Duration,
-    /// How often in a row.
+    /// Number of consecutive failures.
     failures: u32,
     noticed: VecDeque<Trouble>,
-    /// Of the log, what is to be acted on.
+    /// Entries of the log that are still to be handled.
     acts: VecDeque<Trouble>,
     standing: Vec<Trouble>,
-    /// How much of the log was read, and how long it is.
+    /// From the next entry to read, to the length of the log.
     log: Range<u64>,
     questions: Range<u64>,
     dumps: Range<u64>,
     alarm: bool,
     inquiries: Vec<Inquiry>,
     leaving: bool,
-    /// Its last heartbeat says that it leaves, or nobody could be told.
+    /// Its last heartbeat says that it leaves, or the attempts to write it are used up.
     left: bool,
-    /// How often that was tried in vain.
+    /// Number of failed attempts to write that it leaves.
     farewells: u32,
-    /// What was asked for last.
+    /// The last action.
     last: Option<Output>,
 }
 
 impl Machine {
-    /// How many entries of the log are read at a time.
+    /// Maximum number of log entries per read.
     const BATCH: u64 = 16;
-    /// How often a rank that leaves tries to say so.
+    /// Number of attempts of a leaving rank to write that it leaves.
     const FAREWELLS: u32 = 4;
 
     pub(super) fn new(post: Post, now: Duration) -> Self {
@@ -213,7 +216,7 @@ impl Machine {
         machine
     }
 
-    /// Reads the heartbeats also of ranks whose readers are lost.
+    /// Adds the ranks whose readers are lost to the ranks that are read.
     fn watch(&mut self, now: Duration) {
         let Self { post, standing, watched, .. } = self;
         let is_lost = |lost: usize| {
@@ -230,7 +233,7 @@ impl Machine {
         }
     }
 
-    /// Takes in what has happened, which is the answer to what it asked for last; says what to do next.
+    /// Handles the result of the last action, and returns the next action.
     pub(super) fn step(&mut self, input: Input, now: Duration) -> Output {
         match input {
             Input::Done => self.done(),
@@ -247,12 +250,13 @@ impl Machine {
             Input::Troubles(troubles) => troubles.into_iter().for_each(|trouble| self.stand(trouble, now)),
             Input::Testimonies(members, all) => self.hear(&members, all),
             Input::StoreFailed => {
-                // Soon, since the others wait for a heartbeat; but a store that is gone is not asked all the time.
+                // Retries soon, because the others wait for a heartbeat. A store that stays unavailable is asked less
+                // often.
                 self.retry = now + if self.failures < 8 { self.post.pause / 4 } else { self.post.pause };
                 self.failures = self.failures.saturating_add(1);
                 self.next = self.next.min(self.retry);
                 self.farewells += u32::from(self.leaving);
-                // Who leaves a store that does not answer has left it.
+                // A rank that leaves while its store does not answer counts as having left.
                 self.left |= self.farewells >= Self::FAREWELLS;
             }
         }
@@ -273,11 +277,11 @@ impl Machine {
         match self.last.take() {
             Some(Output::Append(_)) => {
                 self.noticed.pop_front();
-                // It is acted on when it was read, with all that stand before it.
+                // It is handled when it is read, after all earlier entries.
                 self.log.end = self.log.end.max(count);
             }
             Some(Output::CallDumps) => {
-                // This rank has written its own.
+                // This rank has written its own dump already.
                 self.alarm = false;
                 self.dumps = count..count;
             }
@@ -286,7 +290,7 @@ impl Machine {
     }
 
     fn read(&mut self, board: Board, now: Duration) {
-        // A rank that was stopped itself, or could not read, knows nothing of the others yet.
+        // If this rank was stopped, or could not read, its view of the others is out of date.
         let was_away = now - self.read > self.post.heartbeat;
         (self.read, self.failures) = (now, 0);
         self.left |= self.leaving;
@@ -316,7 +320,7 @@ impl Machine {
         }
     }
 
-    /// The next entry of the log.
+    /// Handles the next entry of the log.
     fn stand(&mut self, trouble: Option<Trouble>, now: Duration) {
         self.log.start += 1;
         self.log.end = self.log.end.max(self.log.start);
@@ -348,7 +352,7 @@ impl Machine {
         }
     }
 
-    /// Judges, if there is enough to judge by.
+    /// Evaluates the histories, if they are sufficient.
     fn hear(&mut self, members: &[(usize, Testimony)], all: bool) {
         let Some(Output::Collect { group, whoever }) = self.last.take() else { return };
         let Some(at) = self.inquiries.iter().position(|inquiry| inquiry.group == group) else { return };
@@ -391,7 +395,7 @@ impl Machine {
                 return Output::Collect { group: inquiry.group.clone(), whoever: now >= inquiry.until };
             }
             if now >= self.next || self.leaving {
-                // From when it was due, unless that is long past: a rank that wakes late does not drift.
+                // Counted from the due time, unless that is long past. A rank with a late wake-up does not drift.
                 self.next = (self.next + self.post.pause).max(now + self.post.pause / 2);
                 self.beats += 1;
                 let watched =
@@ -412,7 +416,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Every rank is read by two of other sites, or by as many as there are, whoever is lost.
+        /// Every rank is read by two ranks of other sites that are not lost, or by as many as there are.
         #[test]
         fn everybody_is_watched(sites in prop::collection::vec((0usize..4, any::<bool>()), 1..12)) {
             let (heartbeat, pause) = (Duration::from_secs(1), Duration::from_millis(250));

@@ -1,22 +1,22 @@
-//! The watch over a job's groups: what is wrong with one member ends the group on all, with one reason.
+//! The watch over a job's groups. A failure of one member ends the group on all members, with one reason.
 //!
-//! For: losses that no lock or socket tells of, works that are not done in time, errors in the background, members that
-//! call different things. Not for: what the kernel tells of the processes of this host ([`crate::peers`]), or what was
-//! called ([`crate::record`]).
+//! It detects losses that no lock or socket shows, overdue work, asynchronous errors, and members whose calls differ.
+//! The kernel's reports on processes of this host are handled by [`crate::peers`], and the record of calls is kept by
+//! [`crate::record`].
 //!
 //! | file | subject |
 //! |---|---|
-//! | `trouble` | what ends a group, and how members tell each other |
-//! | `machine` | heartbeats, the log of troubles, questions: the protocol, without clock, thread or store |
-//! | `clerk` | one thread a job that runs the protocol over the store |
-//! | `wake` | what has ranks read the log at once |
-//! | `watchdog` | one thread a process that looks after the works and communicators of all groups |
-//! | `rolling` | the hash of the calls of a group, which members compare |
-//! | `evidence` | what members called where their hashes differ, and whose call is the odd one |
+//! | `trouble` | the events that end a group, and their encoding |
+//! | `machine` | heartbeats, the trouble log, questions: the protocol, without clock, thread or store |
+//! | `clerk` | the heartbeat thread, one per job, which runs the protocol over the store |
+//! | `wake` | signals that make ranks read the log at once |
+//! | `watchdog` | one thread per process that checks the work and the communicators of all groups |
+//! | `rolling` | the hash of a group's calls, which members compare |
+//! | `evidence` | finds the first call that differs, and the rank that made it |
 //!
-//! Invariants: nothing here takes part in a call but for one step of a hash; the watchdog talks to no store, so that one
-//! that hangs keeps no deadline from passing; who notices first tells the others, and of several troubles of a group the
-//! first in the log counts on every member that had none before; the process is never ended.
+//! Invariants: a call runs no code of this module except one step of a hash. The watchdog makes no store requests, so
+//! a store that hangs delays no deadline. The first rank that notices a trouble reports it. Of several troubles of a
+//! group, the first in the log is used by every member that had none before. The process is never ended.
 
 mod clerk;
 mod evidence;

@@ -1,58 +1,60 @@
-//! The hash of what a rank has called in a group.
+//! A rolling hash of the calls of a rank in a group.
 //!
-//! Members that have called the same have the same hash after each number, so it is enough to compare one number that
-//! both have: whatever differed before differs for ever. The last numbers are kept, each, and of those before every 64th,
-//! because members are not equally far, and one whose collective never ends must be comparable with those that went on.
+//! Members with equal calls have equal hashes after each number. A difference changes all later hashes, so it is
+//! enough to compare one number that both members have. The most recent hashes are all kept, and every 64th of the
+//! earlier ones, because members progress at different speeds, and a member whose collective never ends must be
+//! comparable with those that went on.
 //!
-//! Only what is the same on all members takes part: no messages, and of where buffers lie only segments and offsets in
-//! windows that members have in common. The parts of a batch are one step.
+//! Only data that is the same on all members is hashed: no messages, and of buffer positions only segments and
+//! offsets in shared windows. The parts of a batch are one step.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The hash of the collectives of one call; of a batch, of all that are in it.
+/// The hash of the collectives of one call, or of all collectives in a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Fold {
     hash: u64,
-    /// Whether there is any: messages alone count for nothing.
+    /// True if there is a collective. A call of messages alone takes no step.
     any: bool,
 }
 
-/// Odd, with bits all over: multiplying by it spreads every bit upwards.
+/// An odd number with bits in all positions. Multiplication by it spreads every bit upwards.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 fn mix(hash: u64, value: u64) -> u64 {
     let spread = (hash ^ value).wrapping_mul(SPREAD);
-    // The upper half has heard of every bit: the next value meets it in the lower half.
+    // The upper half depends on every bit. The next value is combined with it in the lower half.
     spread ^ (spread >> 32)
 }
 
 impl Fold {
-    /// With one more collective: what it is, and its lengths.
+    /// Adds a collective: its kind, and its lengths.
     #[inline]
     pub(crate) fn with(self, what: u64, lengths: u64) -> Self {
         Self { hash: mix(mix(self.hash, what), lengths), any: true }
     }
 }
 
-/// A number of a collective, and the hash after it.
+/// The number of a collective, and the hash after it.
 pub(crate) type Mark = (u64, u64);
 
-/// The hashes of one group on one rank. Written by whoever calls, one at a time as NCCL wants it; read by anybody.
+/// The hashes of one group on one rank. Written by the calling threads, one at a time as NCCL requires; read by any
+/// thread.
 pub(crate) struct Rolling {
-    /// How many collectives.
+    /// Number of collectives.
     count: AtomicU64,
-    /// After the last ones.
+    /// Hashes after the last collectives.
     near: Box<[AtomicU64]>,
-    /// After every 64th.
+    /// Hashes after every 64th collective.
     far: Box<[AtomicU64]>,
 }
 
 impl Rolling {
-    /// The numbers that are kept one by one: a stream takes about half as many launches before its host waits.
+    /// Number of recent hashes that are kept. A stream takes about half as many launches before its host waits.
     pub(crate) const NEAR: u64 = 2048;
-    /// What is kept of those before: every so many.
+    /// Distance between the earlier hashes that are kept.
     pub(crate) const STRIDE: u64 = 64;
-    /// As many of those.
+    /// Number of earlier hashes that are kept.
     const FAR: u64 = 1024;
 
     pub(crate) fn new() -> Self {
@@ -60,7 +62,8 @@ impl Rolling {
         Self { count: AtomicU64::new(0), near: words(Self::NEAR), far: words(Self::FAR) }
     }
 
-    /// Takes a step. Members whose threads step at the same time have no order in common, and no hash.
+    /// Takes a step. If threads step at the same time, members have no common order, and their hashes are not
+    /// comparable.
     #[inline(always)]
     pub(crate) fn step(&self, fold: Fold) {
         if !fold.any {
@@ -69,7 +72,8 @@ impl Rolling {
         let count = self.count.load(Ordering::Relaxed);
         let hash = mix(self.near[(count % Self::NEAR) as usize].load(Ordering::Relaxed), fold.hash);
         let count = count.wrapping_add(1);
-        // Released, as below: who reads it in place of an older one sees that too.
+        // Release order, as below: a reader that sees this hash in place of an older one also sees the count before
+        // this step, and rejects the hash.
         self.near[(count % Self::NEAR) as usize].store(hash, Ordering::Release);
         if count.is_multiple_of(Self::STRIDE) {
             self.far[(count / Self::STRIDE % Self::FAR) as usize].store(hash, Ordering::Release);
@@ -77,15 +81,15 @@ impl Rolling {
         self.count.store(count, Ordering::Release);
     }
 
-    /// How many steps were taken.
+    /// Returns the number of steps.
     pub(crate) fn count(&self) -> u64 {
         self.count.load(Ordering::Acquire)
     }
 
-    /// The hash after `number`, if it is kept still.
+    /// Returns the hash after `number`, if it is still kept.
     pub(crate) fn after(&self, number: u64) -> Option<u64> {
         let count = self.count();
-        // One less than there are: the oldest may be written to at this moment.
+        // One less than the slots: the oldest may be overwritten at this moment.
         let is_near = |count: u64| number <= count && count - number < Self::NEAR - 1;
         let is_far = |count: u64| {
             number <= count
@@ -101,7 +105,7 @@ impl Rolling {
         far.filter(|_| is_far(self.count()))
     }
 
-    /// What others compare: the last number, and the last that is kept for long.
+    /// Returns the marks that others compare: the last number, and the last one that is kept for long.
     pub(crate) fn marks(&self) -> Vec<Mark> {
         let last = self.count();
         let mut numbers = vec![last, last / Self::STRIDE * Self::STRIDE];
@@ -110,7 +114,7 @@ impl Rolling {
         numbers.into_iter().filter_map(|number| Some((number, self.after(number)?))).collect()
     }
 
-    /// The first of another's marks that this rank has another hash for.
+    /// Returns the first of another rank's marks whose hash differs from this rank's.
     pub(crate) fn differs(&self, marks: &[Mark]) -> Option<u64> {
         let differs = |(number, hash): &&Mark| self.after(*number).is_some_and(|own| own != *hash);
         marks.iter().filter(differs).map(|(number, _)| *number).min()
@@ -127,7 +131,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever has called the same up to a number has the same hash there; one that differed once differs for ever.
+        /// Equal calls up to a number give equal hashes there. After one difference, all later hashes differ.
         #[test]
         fn equal_calls_have_equal_hashes_and_others_never_again(
             calls in prop::collection::vec(0u64..4, 1..4000), odd in any::<prop::sample::Index>(), ahead in 0usize..2000,
@@ -142,7 +146,7 @@ mod tests {
             }
             prop_assert_eq!(one.differs(&other.marks()), None);
             prop_assert_eq!(other.differs(&one.marks()), None);
-            // The marks of who is behind are kept by who is ahead.
+            // The rank that is ahead still keeps the marks of the rank that is behind.
             prop_assert!(other.marks().iter().any(|(number, _)| one.after(*number).is_some()));
             let third = Rolling::new();
             for (at, call) in calls[..behind].iter().enumerate() {
@@ -151,7 +155,7 @@ mod tests {
             prop_assert_eq!(one.differs(&third.marks()).is_some(), odd < behind);
         }
 
-        /// The parts of a batch are one step, in their order, and a batch of messages is none.
+        /// The parts of a batch are one step, in their order. A batch of messages takes no step.
         #[test]
         fn a_batch_is_one_step(parts in prop::collection::vec((0u64..4, 0u64..4), 0..5)) {
             let rolling = Rolling::new();

@@ -1,5 +1,5 @@
-//! A whole job in simulation: clocks that run differently, requests that take their time or are lost, ranks that die, are
-//! stopped or call something else. A case gives the same run each time.
+//! Simulation of a whole job: clocks that differ, requests that are slow or lost, and ranks that die, are stopped or
+//! make a different call. Each case is deterministic.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -19,7 +19,7 @@ use crate::peers::Loss;
 const HEARTBEAT: Duration = Duration::from_millis(1000);
 const GROUP: &str = "1.0";
 
-/// A heartbeat, and the marks beside it.
+/// A heartbeat, and its hash marks.
 type Beat = (Option<u64>, Vec<Mark>);
 
 /// The store's content.
@@ -31,13 +31,13 @@ struct Table {
     dumps: u64,
 }
 
-/// What becomes of a rank.
+/// The fate of a rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fate {
     Lives,
-    /// Runs no more from this time on, in ms.
+    /// Stops running at this time, in ms.
     Stops(u64),
-    /// Leaves at this time.
+    /// Leaves at this time, in ms.
     Leaves(u64),
 }
 
@@ -45,20 +45,20 @@ struct Rank {
     machine: Machine,
     rolling: Rolling,
     fate: Fate,
-    /// Its clock: ahead by so much, and so many parts of a thousand too fast.
+    /// Its clock: ahead by `offset`, and `drift` thousandths too fast.
     offset: Duration,
     drift: u32,
-    /// When it goes on, and with what.
+    /// Time and input of its next step.
     next: (Duration, Input),
     notices: Notices,
     is_gone: bool,
     acted: Vec<(Duration, Trouble)>,
-    /// When a communicator of it failed.
+    /// When one of its communicators failed.
     failed: Option<Duration>,
     suspected: bool,
 }
 
-/// A cheap source of numbers.
+/// A cheap pseudo-random generator.
 struct Dice(u64);
 
 impl Dice {
@@ -72,11 +72,11 @@ struct World {
     ranks: Vec<Rank>,
     table: Table,
     dice: Dice,
-    /// Of a thousand requests so many fail, half of them after they took effect.
+    /// Failed requests per thousand. Half of them take effect before they fail.
     losses: u64,
 }
 
-/// How long a request takes at most.
+/// Longest duration of a request, in ms.
 const REQUEST_MS: u64 = 20;
 
 impl World {
@@ -137,7 +137,7 @@ impl World {
 
     fn step(&mut self, at: usize, now: Duration) {
         let rank = &mut self.ranks[at];
-        // As the group does where a communicator has failed.
+        // A group does the same after a failure of a communicator.
         let patience = HEARTBEAT * COMPARISON[usize::from(rank.suspected)];
         if rank.failed.is_some_and(|failed| now >= failed + patience) && rank.acted.is_empty() {
             rank.failed = None;
@@ -151,7 +151,7 @@ impl World {
         let clock = clock(rank.offset, rank.drift, now);
         let output = rank.machine.step(input, clock);
         if let Output::Sleep(until) = output {
-            // Its clock says until when; a bell is heard within a moment.
+            // The deadline is by its own clock. A wake-up signal takes effect within 50 ms.
             let sleep =
                 until.saturating_sub(clock).min(Duration::from_millis(50)).max(Duration::from_millis(1));
             rank.next = (now + sleep, Input::Woken(Notices::default()));
@@ -225,18 +225,18 @@ impl World {
         }
     }
 
-    /// Has all read the board soon.
+    /// Makes all ranks read the board soon.
     fn wake(&mut self) {
         self.ranks.iter_mut().for_each(|rank| rank.notices.hurry = true);
     }
 
-    /// What each that lives acted on first.
+    /// Returns the trouble that each living rank acted on first.
     fn verdicts(&self) -> Vec<Option<&(Duration, Trouble)>> {
         self.ranks.iter().filter(|rank| rank.fate == Fate::Lives).map(|rank| rank.acted.first()).collect()
     }
 }
 
-/// What a clock says that was ahead and is too fast.
+/// Returns the time of a clock that is ahead by `offset` and too fast by `drift` thousandths.
 fn clock(offset: Duration, drift: u32, now: Duration) -> Duration {
     offset + now + now * drift / 1000
 }
@@ -246,7 +246,8 @@ fn ms(time: u64) -> Duration {
 }
 
 proptest! {
-    /// Whoever runs is not lost, whatever the clocks say, while some requests fail; who leaves is not lost either.
+    /// A running rank is never reported as lost, for any clocks, while some requests fail. A rank that leaves is not
+    /// reported either.
     #[test]
     fn nobody_who_runs_is_lost(size in 2usize..9, seed: u64, losses in 0u64..100, leaves in 500u64..3000) {
         let mut fates = vec![Fate::Lives; size];
@@ -257,7 +258,7 @@ proptest! {
         prop_assert!(world.ranks[size - 1].is_gone || losses > 0);
     }
 
-    /// Who is stopped is named by all others, alike, within twice the heartbeat.
+    /// All others report a stopped rank alike, within twice the heartbeat.
     #[test]
     fn who_is_stopped_is_named_by_all(size in 3usize..12, seed: u64, victim in any::<prop::sample::Index>(), stops in 500u64..3000) {
         let victim = victim.index(size);
@@ -274,13 +275,13 @@ proptest! {
         }
     }
 
-    /// Several stop while requests fail: all that are left act on the same trouble first, sooner or later.
+    /// Several ranks stop while requests fail: all remaining ranks eventually act on the same trouble first.
     #[test]
     fn all_act_on_the_same(
         seed: u64, losses in 0u64..100, stops in prop::collection::vec(prop::option::of(0u64..2000), 3..12),
     ) {
         let mut fates: Vec<_> = stops.iter().map(|time| time.map_or(Fate::Lives, Fate::Stops)).collect();
-        // One lives, and one does not.
+        // At least one rank lives, and one stops.
         (fates[0], fates[1]) = (Fate::Lives, Fate::Stops(500));
         let size = fates.len();
         let mut world = World::new(&fates, seed, losses);
@@ -292,12 +293,12 @@ proptest! {
             Trouble::Lost { rank, .. } => *rank,
             _ => usize::MAX,
         }).collect();
-        // Also those whose readers were lost with them.
+        // Including those whose readers were lost with them.
         let stopped = (0..size).filter(|rank| matches!(world.ranks[*rank].fate, Fate::Stops(_)));
         prop_assert!(lost.into_iter().eq(stopped), "{:?}", world.table.log);
     }
 
-    /// A member that called something else once is named on all, with the number; also when all stand still since.
+    /// A member with one different call is named on all ranks, with the number, even if no calls follow.
     #[test]
     fn who_calls_something_else_is_named_by_all(
         size in 3usize..8, seed: u64, odd in any::<prop::sample::Index>(), calls in 1u64..200, at in any::<prop::sample::Index>(), losses in 0u64..50,
@@ -306,7 +307,7 @@ proptest! {
         let mut world = World::new(&vec![Fate::Lives; size], seed, losses);
         world.run(ms(400));
         for rank in 0..size {
-            // Not all are equally far.
+            // Ranks have made different numbers of calls.
             let own = (calls - world.dice.below(30).min(calls - 1)).max(at + 1);
             for call in 0..own {
                 let other = u64::from(rank == odd && call == at);
@@ -323,8 +324,8 @@ proptest! {
         }
     }
 
-    /// Calls that differ have the communicators of all fail in the background, at different times: all learn that the
-    /// calls differ, and nobody blames a rank for the failure.
+    /// Different calls make the communicators of all ranks fail in the background, at different times. All ranks
+    /// learn that the calls differ, and no rank is blamed for the failure.
     #[test]
     fn a_failure_of_calls_that_differ_is_told_as_that(
         size in 2usize..9, seed: u64, odd in any::<prop::sample::Index>(), calls in 0u64..100,
@@ -337,7 +338,7 @@ proptest! {
                 let other = u64::from(rank == odd && call == calls);
                 world.ranks[rank].rolling.step(Fold::default().with(call % 3 + 10 * other, 8));
             }
-            // The watchdog looks ten times a second.
+            // The watchdog checks ten times a second.
             world.ranks[rank].failed = Some(ms(400 + world.dice.below(100)));
         }
         world.wake();
@@ -351,7 +352,7 @@ proptest! {
         }
     }
 
-    /// Many notice different things at once: all act on one first.
+    /// Several ranks notice different troubles at once: all act on the same one first.
     #[test]
     fn the_first_in_the_log_counts(size in 2usize..9, seed: u64, losses in 0u64..100, reporters in 1usize..5) {
         let mut world = World::new(&vec![Fate::Lives; size], seed, losses);
@@ -367,7 +368,7 @@ proptest! {
     }
 }
 
-/// A rank that was stopped itself takes nobody for lost when it goes on.
+/// A rank that was stopped itself reports no other rank as lost when it continues.
 #[test]
 fn who_was_away_blames_nobody() {
     let post = Post { rank: 0, sites: vec![(0, 0), (1, 1)], heartbeat: HEARTBEAT, pause: HEARTBEAT / 4 };
@@ -377,7 +378,7 @@ fn who_was_away_blames_nobody() {
     assert!(matches!(machine.step(Input::Read(board(1)), ms(1)), Output::Sleep(_)));
     let woken = || Input::Woken(Notices::default());
     assert!(matches!(machine.step(woken(), ms(90_000)), Output::Exchange { .. }));
-    // The other may have stood still with it, and is given its time from now on.
+    // The other rank may have been stopped with it, so its time limit starts now.
     assert!(matches!(machine.step(Input::Read(board(1)), ms(90_001)), Output::Sleep(_)));
     let mut now = 90_001;
     let lost = loop {

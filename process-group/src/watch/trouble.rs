@@ -1,4 +1,4 @@
-//! What ends a group on all of its members, and how they tell each other: as text, in the store.
+//! The events that end a group on all of its members, and their text form in the store.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,23 +9,23 @@ use crate::{
     record::{Progress, plain},
 };
 
-/// Something that ends a group. Ranks are ranks of the job, groups are known by their ids.
+/// An event that ends a group. Ranks are ranks in the job. Groups are identified by their ids.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Trouble {
-    /// A rank is gone: every group that it is a member of is over.
+    /// A rank is gone. Every group of which it is a member has ended.
     Lost { rank: usize, loss: Loss },
-    /// A member has let go of the group while others may wait for it.
+    /// A member has dropped or aborted the group while others may wait for it.
     Left {
         group: String,
         rank: usize,
-        /// Dropped or aborted.
+        /// `dropped` or `aborted`.
         how: String,
-        /// How many collectives it had called: a member that has called more waits for it in vain.
+        /// Number of collectives that it had called. A member that has called more waits for it in vain.
         collectives: u64,
-        /// The members, who are woken. Known to the rank that left only: it is not encoded.
+        /// The members to wake. Known only to the rank that left, and not encoded.
         members: Arc<[usize]>,
     },
-    /// A member met something that leaves the group useless.
+    /// A member had a failure that makes the group unusable.
     Failed { group: String, rank: usize, reason: String },
     /// Work of a member was not done in time.
     Overdue {
@@ -34,24 +34,24 @@ pub(crate) enum Trouble {
         operation: String,
         sequence: u64,
         waited: Duration,
-        /// Who has not joined.
+        /// The members' progress, which shows the ranks that have not joined.
         progress: Progress,
     },
-    /// Two members' calls up to this number differ: all testify.
+    /// Two members' calls up to this number differ. All members write their call histories.
     Suspect { group: String, number: u64, ranks: [usize; 2] },
-    /// Members called different things.
+    /// Members made different calls.
     Diverged { group: String, divergence: Divergence },
-    /// The two ends of a message did.
+    /// The two ends of a message differ.
     MessagesDiffer { group: String, difference: MessageDifference },
 }
 
-/// The next field, as a number or whatever else it should be.
+/// Parses the next field.
 pub(super) fn parse<'a, T: std::str::FromStr>(fields: &mut impl Iterator<Item = &'a str>) -> Option<T> {
     fields.next()?.parse().ok()
 }
 
 impl Trouble {
-    /// The group that it is about; a loss is about all that have the rank.
+    /// Returns the group that it is about; `None` for a loss, which concerns all groups with the rank.
     pub(crate) fn group(&self) -> Option<&str> {
         match self {
             Self::Lost { .. } => None,
@@ -64,20 +64,20 @@ impl Trouble {
         }
     }
 
-    /// The rank of the job that it is about, if it is one.
+    /// Returns the rank in the job that it is about, if there is one.
     pub(crate) fn culprit(&self) -> Option<usize> {
         match self {
             Self::Lost { rank, .. }
             | Self::Left { rank, .. }
             | Self::Failed { rank, .. }
             | Self::Overdue { rank, .. } => Some(*rank),
-            // One of the two, and nobody knows which.
+            // One of the two ranks, but it is unknown which.
             Self::Suspect { .. } | Self::MessagesDiffer { .. } => None,
             Self::Diverged { divergence, .. } => divergence.ranks.first().copied(),
         }
     }
 
-    /// What a group of this name that it ends tells its callers.
+    /// Returns the error for callers of the group with this name.
     #[cold]
     pub(crate) fn error(&self, group: &str) -> GroupError {
         let group = group.to_owned();
@@ -101,7 +101,7 @@ impl Trouble {
         }
     }
 
-    /// Where the first rank that tells of it says so: that rank alone wakes the others.
+    /// Returns the store key that the first reporting rank claims. Only that rank wakes the others.
     pub(super) fn claim(&self) -> String {
         let kind = match self {
             Self::Lost { rank, .. } => return format!("claims/lost/{rank}"),
@@ -115,7 +115,7 @@ impl Trouble {
         format!("claims/{kind}/{}", self.group().unwrap_or_default())
     }
 
-    /// Whether it says no more than `other` does, which stands already.
+    /// Returns true if it adds nothing to `other`, which is in the log already.
     pub(super) fn is_covered_by(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Lost { rank, .. }, Self::Lost { rank: other, .. }) => rank == other,
@@ -125,7 +125,7 @@ impl Trouble {
         }
     }
 
-    /// As text: a line of fields between tabs, and more lines where there are lists.
+    /// Encodes as text: a line of fields between tabs, and more lines for lists.
     pub(super) fn encode(&self) -> String {
         match self {
             Self::Lost { rank, loss: Loss::Silent(time) } => format!("silent\t{rank}\t{}", time.as_micros()),
@@ -157,7 +157,7 @@ impl Trouble {
         }
     }
 
-    /// From such text.
+    /// Decodes such text.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(bytes).ok()?;
         let (head, rest) = text.split_once('\n').unwrap_or((text, ""));
@@ -292,7 +292,7 @@ mod tests {
             let text = trouble.encode();
             let kind = text.split('\t').next().unwrap();
             let other = [b"x", text.as_bytes()].concat();
-            // Another kind; fields that are no text; a first line that is cut within its numbers.
+            // A different kind; fields that are not text; a first line that is cut within its numbers.
             prop_assert_eq!(Trouble::decode(&other), None);
             prop_assert_eq!(Trouble::decode(&[kind.as_bytes(), b"\t\xff", &bytes].concat()), None);
             prop_assert_eq!(Trouble::decode(&text.as_bytes()[..cut.index(kind.len() + 1)]), None);

@@ -1,4 +1,5 @@
-//! How ranks learn at once that there is something to read in the store: each waits for a key of its own, which others set.
+//! Wake-up signals through the store. Each rank waits for its own key. Other ranks set the key after they have
+//! written entries for it.
 
 use std::{
     io,
@@ -12,18 +13,18 @@ use std::{
 
 use crate::store::{Deadline, PrefixStore, Result, Store, StoreError};
 
-/// How long one wait for the key takes at most.
+/// The longest single wait for the key.
 const WAIT: Duration = Duration::from_secs(10);
-/// After a store's error, before it is asked again.
+/// Pause after an error of the store.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Keys of one request.
+/// Maximum number of keys per request.
 const BATCH: usize = 256;
 
 fn key(rank: usize) -> String {
     format!("wake/{rank}")
 }
 
-/// Wakes these ranks, which then read what was written before.
+/// Wakes these ranks, which then read the entries written before.
 pub(crate) fn wake(store: &PrefixStore, ranks: impl IntoIterator<Item = usize>) -> Result<()> {
     let keys: Vec<_> = ranks.into_iter().map(key).collect();
     keys.chunks(BATCH).try_for_each(|keys| {
@@ -31,7 +32,7 @@ pub(crate) fn wake(store: &PrefixStore, ranks: impl IntoIterator<Item = usize>) 
     })
 }
 
-/// The thread that waits for this rank's key, until this is dropped.
+/// The thread that waits for this rank's key. It ends when this value is dropped.
 pub(super) struct WakeThread {
     store: PrefixStore,
     key: String,
@@ -40,7 +41,7 @@ pub(super) struct WakeThread {
 }
 
 impl WakeThread {
-    /// Calls `woken` whenever another rank has woken this one.
+    /// Starts a thread that calls `woken` each time another rank wakes this one.
     pub(super) fn start(
         store: &PrefixStore,
         rank: usize,
@@ -52,7 +53,7 @@ impl WakeThread {
             thread::Builder::new().name("watch-wake".into()).spawn(move || {
                 while !is_over.load(Ordering::Acquire) {
                     match store.wait(&[&key], Deadline::after(WAIT)).and_then(|()| store.delete(&key)) {
-                        // What is written from now on comes with a key that is set anew.
+                        // The key is deleted before the read, so a later write sets it again.
                         Ok(_) => woken(),
                         Err(StoreError::Timeout { .. }) => {}
                         Err(_) => thread::park_timeout(PAUSE),
@@ -69,7 +70,7 @@ impl Drop for WakeThread {
         self.is_over.store(true, Ordering::Release);
         let Some(thread) = self.thread.take() else { return };
         thread.thread().unpark();
-        // Where the store does not answer, the thread ends with its wait.
+        // If the store does not answer, the thread ends when its current wait ends.
         if self.store.set(&self.key, b"1").is_ok() {
             let _ = thread.join();
         }

@@ -1,7 +1,7 @@
-//! One thread a process that looks after the works and the communicators of all groups.
+//! The watchdog: one thread per process that checks the work and the communicators of all groups.
 //!
-//! It asks the oldest work of each stream, and every communicator for errors in the background; it waits for nobody, makes
-//! no call that another rank has to join, holds no lock while it asks, and sleeps without a group.
+//! It queries the oldest work of each stream, and the asynchronous error of every communicator. It never waits, makes
+//! no call that another rank has to join, holds no lock during a query, and sleeps if there is no group.
 
 use std::{
     io,
@@ -17,27 +17,27 @@ use crate::group::Vigil;
 pub(crate) struct Watchdog {
     vigils: Mutex<Vec<Weak<Vigil>>>,
     changed: Condvar,
-    /// Whether its thread was started.
+    /// True once its thread is started.
     started: Mutex<bool>,
 }
 
 static WATCHDOG: OnceLock<Arc<Watchdog>> = OnceLock::new();
 
 impl Watchdog {
-    /// Between two looks: not more often, whatever the deadlines are, and not less.
+    /// Bounds of the pause between two checks, whatever the deadlines are.
     const SHORTEST: Duration = Duration::from_millis(1);
     const LONGEST: Duration = Duration::from_millis(100);
-    /// How much later than its deadline work is found, as a part of the time that it had.
+    /// Overdue work is found at most 1/16 of its timeout after its deadline.
     const SHARE: u32 = 16;
 
     fn lock(&self) -> MutexGuard<'_, Vec<Weak<Vigil>>> {
         self.vigils.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Watches over a group until it [lets go](Guard) of it.
+    /// Watches a group until the [guard](Guard) is dropped.
     ///
     /// # Errors
-    /// The system has no thread for it.
+    /// The operating system did not start a thread.
     pub(crate) fn add(vigil: &Arc<Vigil>) -> io::Result<Guard> {
         let watchdog = WATCHDOG.get_or_init(Arc::default);
         watchdog.start()?;
@@ -46,7 +46,7 @@ impl Watchdog {
         Ok(Guard(Arc::downgrade(vigil)))
     }
 
-    /// Starts the thread, unless it runs: one that could not be had is tried again for the next group.
+    /// Starts the thread, unless it runs. After a failure, the next group tries again.
     fn start(self: &Arc<Self>) -> io::Result<()> {
         let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
         if !*started {
@@ -71,13 +71,13 @@ impl Watchdog {
                 vigil.look(now);
                 pause = vigil.duty().map_or(pause, |duty| pause.min(duty.work_timeout() / Self::SHARE));
             }
-            // Not on the condition: a new group is looked at soon enough.
+            // A sleep instead of a wait on the condition: a new group is checked soon enough.
             thread::sleep(pause.max(Self::SHORTEST));
         }
     }
 }
 
-/// A group that is watched over, until this is dropped: a look that is under way ends by itself.
+/// A watched group, until this is dropped. A check in progress may still complete.
 pub(crate) struct Guard(Weak<Vigil>);
 
 impl Drop for Guard {

@@ -1,4 +1,4 @@
-//! Abort: out of whatever a rank is blocked in, by release, from any thread.
+//! Abort: out of any call that a rank is blocked in, by release, from any thread.
 
 use std::{
     hint,
@@ -99,7 +99,8 @@ rusty_fork_test! {
         });
     }
 
-    /// Whose handle is not there yet when it is given up: the abort waits for it, or the call would never come back.
+    /// The communicator has no handle yet when it is given up. The abort waits for the handle, or the call
+    /// would never return.
     #[test]
     fn a_communicator_that_nccl_has_only_begun_to_make_is_aborted_too() {
         let machine = machine(2);
@@ -108,7 +109,7 @@ rusty_fork_test! {
         let late = Action::Delay(Duration::from_millis(300));
         machine.world.faults().inject(Injection::new("ncclCommInitRankConfig", late)).unwrap();
         machine.ranks(1, |rank| {
-            // Until it was begun when the deadline passed; the other rank never comes.
+            // Until NCCL had begun when the deadline passed. The other rank never comes.
             while machine.world.calls("ncclCommInitRankConfig") == 0 {
                 let (id, deadline) = (machine.nccl.unique_id().unwrap(), Deadline::after(Duration::from_millis(50)));
                 let made = Communicator::init(&machine.nccl, &rank.context, &id, 0, 2, &rank.config(), deadline);
@@ -120,7 +121,7 @@ rusty_fork_test! {
         machine.world.finish().unwrap();
     }
 
-    /// Whoever aborts does so at any time: here as soon as the destruction has closed the communicator.
+    /// An abort may come at any time: here as soon as the destruction has closed the communicator.
     #[test]
     fn an_abort_lets_go_of_who_waits_for_a_destruction_that_is_blocked() {
         const ROUNDS: u32 = 40;
@@ -145,7 +146,8 @@ rusty_fork_test! {
                 let error = destroyed.unwrap_err();
                 assert!(matches!(&error, CommError::Leaked { why, .. } if why.contains("aborted")), "{error}");
                 assert!(begun.elapsed() < hang, "round {round} waited until the call returned");
-                // NCCL frees the communicator in that call: a second one that frees it would do so twice.
+                // NCCL frees the communicator in that call. A second call that frees it would be a double
+                // free.
                 assert!(matches!(aborted, Ok(()) | Err(CommError::Leaked { .. })), "{aborted:?}");
                 assert_eq!(machine.world.calls("ncclCommAbort"), 0);
             }
@@ -227,7 +229,7 @@ rusty_fork_test! {
                 machine.world.faults().inject(fault).unwrap();
                 let error = unsafe { communicator.register_windows(&[request], far()) }.unwrap_err();
                 assert!(matches!(error, CommError::Nccl { call: "ncclCommWindowRegister", .. }), "{error}");
-                // Only then, so that the fault meets this rank.
+                // Only afterwards, so that the fault hits this rank.
                 rank.store.set("failed", b"").unwrap();
             } else {
                 rank.store.wait(&["failed"], far()).unwrap();

@@ -1,4 +1,4 @@
-//! Jobs of four processes that go wrong, and what PyTorch's analyser says of their dumps.
+//! Jobs of four processes that fail, and the output of PyTorch's analyser on their dumps.
 
 use std::{env, path::Path, time::Duration};
 
@@ -16,10 +16,10 @@ use super::{
 };
 
 const RANKS: usize = 4;
-/// The rank that is odd, and its collective.
+/// The rank that behaves differently, and its collective.
 const ODD: (usize, u64) = (2, 6);
 
-/// Runs a job whose rank [`ODD`] does as `case` says; the folder with its dumps.
+/// Runs a job in which rank [`ODD`] behaves as `case` says. Returns the folder with its dumps.
 fn job(case: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let store = TcpStore::host(0).unwrap();
@@ -30,7 +30,7 @@ fn job(case: &str) -> tempfile::TempDir {
     folder
 }
 
-/// What PyTorch's analyser says of the dumps in `folder`.
+/// Returns the output of PyTorch's analyser on the dumps in `folder`.
 fn torch_says(folder: &Path) -> String {
     let module = "torch.distributed.flight_recorder.fr_trace";
     let output = python().args(["-m", module]).arg(folder).output().unwrap();
@@ -57,8 +57,8 @@ fn one_rank() {
         |elements| unsafe { world.all_reduce(part(0, elements), part(0, elements), ReduceOp::Sum, &stream) };
     let pair = world.split("tp", &Request::Color { color: Some(me as u32 / 2), key: 0 }).unwrap().unwrap();
 
-    // Five collectives, of each kind of record, and some of another group between them. No messages: the analyser takes
-    // a batch whose ranks send before they receive for a mismatch.
+    // Five collectives, with each kind of record, and some of another group in between. No messages: the
+    // analyser reports a batch in which ranks send before they receive as a mismatch.
     all(8).unwrap();
     unsafe { pair.all_gather(part(0, 4), part(8, 8), &stream) }.unwrap();
     let unequal: Vec<_> = (0..RANKS).map(|root| part(8 + 4 * root, root + 1)).collect();
@@ -100,7 +100,7 @@ fn one_rank() {
             );
         }
     }
-    // Nobody leaves before all have asked.
+    // No rank leaves before all have asked.
     world.barrier(far()).unwrap();
     pair.abort(far()).unwrap();
     world.abort(far()).unwrap();

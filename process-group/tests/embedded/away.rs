@@ -1,5 +1,5 @@
-//! Wherever another rank stays away, an abort from another thread ends the call that waits for it: with an error that
-//! says so, not with a deadline's.
+//! At every point where another rank can stay away, an abort from another thread ends the call that waits for
+//! it, with the abort's error and not with that of a deadline.
 
 use std::{
     sync::{
@@ -37,13 +37,13 @@ const fn case(size: usize, release: i32, build: fn(Builder) -> Builder, call: Ca
     Case { size, release, build, call }
 }
 
-/// Makes the call while rank 1 stays away from before its write number `place` to the store, and rank 0 is aborted once
-/// it looks for what is not there, or for nothing for a while because it waits in NCCL: what rank 0 had of it. Nothing
-/// where rank 1 writes less often.
+/// Makes the call while rank 1 stops before its write number `place` to the store. Rank 0 is aborted as soon
+/// as it waits for an absent key, or makes no store call for a while because it waits in NCCL. Returns rank
+/// 0's result, or `None` if rank 1 makes fewer writes.
 fn without_the_other(case: &Case, place: usize) -> Option<Result<(), GroupError>> {
     let machine = machine_with(case.size, case.release);
     let away = Arc::new(AtomicBool::new(false));
-    // The key that rank 0 looks for, and since when.
+    // The key that rank 0 waits for, and the start of the wait.
     let looks_at = Arc::new(Mutex::new((String::new(), Instant::now())));
     let mut results = machine.ranks(case.size, |rank| {
         let caller = Arc::new(OnceLock::<ThreadId>::new());
@@ -99,7 +99,7 @@ fn without_the_other(case: &Case, place: usize) -> Option<Result<(), GroupError>
         result
     });
     assert!(wait_for_dropped(far()));
-    // A call that had not begun when it was ended lets go of its device when its thread comes to it.
+    // A call that had not begun when it was ended releases its device when its thread handles it.
     let (late, devices) = (far(), 0..case.size as u32);
     while !late.expired() && devices.clone().any(|device| is_in_use(&machine, device)) {
         thread::yield_now();
@@ -112,7 +112,7 @@ fn is_in_use(machine: &Machine, device: u32) -> bool {
     machine.driver.device(device).unwrap().primary_state().unwrap().active
 }
 
-/// An abort ends the call wherever the other stays away.
+/// An abort ends the call at every point where the other rank can stay away.
 fn is_ended_everywhere(name: &str, case: &Case) {
     set_drop_error_hook(|_| ());
     let at = |place: usize| {

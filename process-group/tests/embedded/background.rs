@@ -1,4 +1,5 @@
-//! Errors that no call returns: of communicators, and of the driver when it is asked how far work is.
+//! Errors that no call returns: asynchronous errors of communicators, and the driver's errors when work is
+//! queried.
 
 use std::{
     collections::BTreeMap,
@@ -7,16 +8,17 @@ use std::{
     time::Duration,
 };
 
+use cuda_driver::Stream;
 use gpu_sim::{Action, Injection};
 use process_group::{
     ProcessGroup,
     comm::{DataType::F32, ReduceOp, set_drop_error_hook, wait_for_dropped},
-    group::{Buffer, GroupError},
+    group::{Buffer, GroupError, Work},
     store::Store,
 };
 use rusty_fork::rusty_fork_test;
 
-use super::common::{Machine, far, hold, machine};
+use super::common::{Machine, Rank, far, hold, machine};
 use super::hooked::Hooked;
 
 /// Waits until the group is over, without a call of the library or of the driver.
@@ -31,13 +33,25 @@ pub(super) fn until_over(group: &ProcessGroup) -> GroupError {
     }
 }
 
+/// Enqueues an all-reduce on rank 0 and a broadcast on the other ranks.
+pub(super) fn call_differently(rank: &Rank, group: &ProcessGroup, all: Buffer, stream: &Stream) -> Work {
+    // SAFETY: the memory lives until the test has waited for the work or synchronized the stream.
+    let work = unsafe {
+        match rank.rank {
+            0 => group.all_reduce(all, all, ReduceOp::Sum, stream),
+            _ => group.broadcast(all, 0, stream),
+        }
+    };
+    work.unwrap()
+}
+
 /// Calls of the driver and of NCCL so far.
 fn calls(machine: &Machine) -> BTreeMap<String, u64> {
     machine.world.faults().all_calls().into_iter().collect()
 }
 
 rusty_fork_test! {
-    /// What the device does then is nothing that anybody asked for, and neither rank takes it for done.
+    /// The device completes mismatched calls with undefined results. Neither rank may report them as done.
     #[test]
     fn calls_that_differ_are_told_before_any_of_them_is_taken_for_done() {
         let machine = machine(2);
@@ -46,12 +60,7 @@ rusty_fork_test! {
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
             let all = Buffer::new(memory.ptr(), 4, F32);
             unsafe { world.all_reduce(all, all, ReduceOp::Sum, &stream) }.unwrap().wait_timeout(far()).unwrap();
-            let work = unsafe {
-                match rank.rank {
-                    0 => world.all_reduce(all, all, ReduceOp::Sum, &stream),
-                    _ => world.broadcast(all, 0, &stream),
-                }
-            }.unwrap();
+            let work = call_differently(&rank, &world, all, &stream);
             let asked = loop {
                 match work.is_completed() {
                     Ok(done) => assert!(!done, "rank {} takes it for done", rank.rank),
@@ -59,7 +68,7 @@ rusty_fork_test! {
                 }
                 thread::sleep(Duration::from_micros(100));
             };
-            // Asked at once, it is the communicator's error, or already what that comes of.
+            // Right away it is the communicator's error, or already its cause.
             assert!(matches!(asked, GroupError::Comm(_) | GroupError::CollectiveDiverged { .. }), "{asked}");
             for error in [work.wait_timeout(far()).unwrap_err(), world.quiesce(far()).unwrap_err(), world.check().unwrap_err()] {
                 let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
@@ -72,7 +81,7 @@ rusty_fork_test! {
         });
     }
 
-    /// The store is slow when the members tell what they have called: nobody is blamed before that is known.
+    /// The store is slow when the members publish their calls. No rank is blamed before the calls are known.
     #[test]
     fn nobody_is_blamed_while_calls_are_compared() {
         let machine = machine(2);
@@ -87,12 +96,7 @@ rusty_fork_test! {
             let world = builder.heartbeat(Duration::from_secs(10)).build().unwrap();
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
             let all = Buffer::new(memory.ptr(), 4, F32);
-            let work = unsafe {
-                match rank.rank {
-                    0 => world.all_reduce(all, all, ReduceOp::Sum, &stream),
-                    _ => world.broadcast(all, 0, &stream),
-                }
-            }.unwrap();
+            let work = call_differently(&rank, &world, all, &stream);
             let error = work.wait_timeout(far()).unwrap_err();
             assert!(matches!(error, GroupError::CollectiveDiverged { .. }), "{error}");
             world.abort(far()).unwrap();
@@ -100,7 +104,7 @@ rusty_fork_test! {
         });
     }
 
-    /// Of one of many; the others alone call alike.
+    /// One of five members makes a different call. The other four make equal calls.
     #[test]
     fn the_member_whose_calls_differ_is_named_and_not_those_whom_it_failed() {
         let machine = machine(5);
@@ -117,7 +121,7 @@ rusty_fork_test! {
         });
     }
 
-    /// The work itself is done, and looks so; the members have called the same.
+    /// The work itself is done, and looks so. The members have made the same calls.
     #[test]
     fn work_of_a_communicator_that_has_failed_is_not_ok() {
         let machine = machine(2);
@@ -139,7 +143,7 @@ rusty_fork_test! {
         });
     }
 
-    /// Also if nobody waits for the work, long before its time is over, and on the other members.
+    /// Also if no thread waits for the work, long before its time-out, and on the other members.
     #[test]
     fn a_driver_that_does_not_say_how_far_work_is_ends_the_group() {
         let machine = machine(2);
@@ -186,7 +190,7 @@ rusty_fork_test! {
         });
     }
 
-    /// Every call that the watchdog makes is made to fail: each ends the group, and is named.
+    /// Each call of the watchdog fails in turn. Each failure ends the group, and the error names the call.
     #[test]
     fn whatever_the_watchdog_asks_for_in_vain_ends_the_group() {
         let machine = machine(1);
@@ -228,7 +232,7 @@ rusty_fork_test! {
         machine.world.finish().unwrap();
     }
 
-    /// Every call that an abort makes is made to fail: the others are told of it all the same.
+    /// Each call of an abort fails in turn. The other members are still told.
     #[test]
     fn whatever_fails_in_an_abort_keeps_nobody_waiting() {
         let machine = machine(2);

@@ -1,4 +1,5 @@
-//! A batch gives what its operations give one by one: in any order and number, enqueued and from a graph.
+//! A batch has the same results as its operations one by one: in any order and number, enqueued and from a
+//! graph.
 
 use cuda_driver::{DevicePtr, Stream, graph::CaptureMode, memory::DeviceMemory};
 use process_group::{
@@ -42,7 +43,7 @@ const KINDS: [Kind; 8] = [
     Kind::Scatter,
 ];
 
-/// One operation, with memory of its own: a share for every member to send from, and as much to receive in.
+/// One operation with its own memory: a share for every member to send, and as much to receive.
 struct Call {
     kind: Kind,
     root: usize,
@@ -84,7 +85,7 @@ struct Seat<'a> {
     stream: &'a Stream,
     /// Elements of a share.
     count: usize,
-    /// Where in a window this rank puts from, and where it is written to, if the release has that.
+    /// The window's addresses that this rank puts from and that others write to, if the release has windows.
     window: Option<(DevicePtr, DevicePtr)>,
 }
 
@@ -100,8 +101,8 @@ impl Seat<'_> {
         operations.iter().enumerate().map(call).collect()
     }
 
-    /// Two batches of the calls, or each by itself: beside the first what lies in the window is put to the next member,
-    /// and beside the second the former member's signal is waited for.
+    /// Enqueues two batches of the calls, or each call by itself. The first also puts the window's data to
+    /// the next member, and the second waits for the previous member's signal.
     fn enqueue(&self, mode: Mode, calls: &[Call]) {
         let Self { world, stream, window, count, .. } = self;
         let (size, me) = (world.size(), world.rank());
@@ -129,7 +130,7 @@ impl Seat<'_> {
         drop((one.unwrap(), other.unwrap()));
     }
 
-    /// What each operation, and the former member, has written here.
+    /// Returns the results of each operation, and the data that the previous member has written here.
     fn results(&self, mode: Mode, operations: &[(Kind, usize)]) -> Vec<Vec<f32>> {
         let context = &self.rank.context;
         let calls = self.calls(operations);
@@ -138,7 +139,7 @@ impl Seat<'_> {
             unsafe { context.copy_from_host(from, &own) }.unwrap();
             unsafe { context.copy_from_host(to, &vec![-1f32; self.count]) }.unwrap();
         }
-        // Nobody writes before all have done so.
+        // No rank writes before all have filled their memory.
         self.world.barrier(far()).unwrap();
         if mode == Mode::Captured {
             let capture = self.stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
@@ -156,7 +157,7 @@ impl Seat<'_> {
             unsafe { context.copy_to_host(&mut found, to) }.unwrap();
             results.push(found);
         }
-        // Nobody writes before all have looked.
+        // No rank writes before all have read their results.
         self.world.barrier(far()).unwrap();
         results
     }
@@ -165,7 +166,8 @@ impl Seat<'_> {
 rusty_fork_test! {
     #[test]
     fn a_batch_gives_what_its_operations_give_one_by_one() {
-        // The first release has neither all-to-all, gather and scatter nor one-sided operations, nor has a rank alone windows.
+        // The first release lacks all-to-all, gather, scatter and one-sided operations. A single rank has no
+        // windows.
         let programs = (1..5usize, select(vec![21705, 23007]), 1..40usize, vec((select(KINDS.to_vec()), 0..4usize), 1..12));
         let mut runner = TestRunner::new(Config { cases: 24, failure_persistence: None, ..Config::default() });
         let tried = runner.run(&programs, |(size, release, count, operations)| {

@@ -1,4 +1,4 @@
-//! Checked mode: what members are about to call is compared before anything is launched.
+//! Checked mode: members compare their calls before anything is launched.
 
 use process_group::{
     ProcessGroup,
@@ -12,7 +12,7 @@ use rusty_fork::rusty_fork_test;
 
 use super::common::{Machine, Rank, far, machine, soon};
 
-/// What the library was given to do.
+/// Returns the number of operations launched in NCCL.
 pub(super) fn launches(machine: &Machine) -> u64 {
     const CALLS: [&str; 10] = [
         "ncclAllReduce",
@@ -29,7 +29,7 @@ pub(super) fn launches(machine: &Machine) -> u64 {
     CALLS.iter().map(|call| machine.world.calls(call)).sum()
 }
 
-/// Memory and a stream of a rank in a group whose calls are compared.
+/// Memory and a stream of a rank in a group with checked mode.
 struct Place {
     world: ProcessGroup,
     stream: cuda_driver::Stream,
@@ -48,7 +48,7 @@ impl Place {
     }
 }
 
-/// A call of each rank that the others' do not fit.
+/// A call that differs between ranks.
 type Call = fn(&Place) -> Result<Work>;
 
 rusty_fork_test! {
@@ -72,7 +72,7 @@ rusty_fork_test! {
                 1 => unsafe { p.world.all_gather(p.part(0, 1), p.part(8, 3), &p.stream) },
                 _ => unsafe { p.world.all_reduce(p.part(0, 1), p.part(0, 1), ReduceOp::Sum, &p.stream) },
             }, "rank 1 calls all_gather of 1 f32, but rank 0 calls all_reduce of 1 f32 by sum"),
-            // Rank 2 thinks that it gets one from rank 1, which sends two.
+            // Rank 2 expects one element from rank 1, which sends two.
             (|p| {
                 let send = [p.part(0, 1), p.part(1, 1), p.part(2, if p.me == 1 { 2 } else { 1 })];
                 let receive = [p.part(10, 1), p.part(11, 1), p.part(12, 1)];
@@ -91,7 +91,7 @@ rusty_fork_test! {
             (|p| match p.me {
                 0 => unsafe { p.world.send(p.part(0, 3), 1, &p.stream) },
                 1 => unsafe { p.world.recv(p.part(0, 4), 0, &p.stream) },
-                // Has nothing to do with it.
+                // This rank is not involved.
                 _ => Err(GroupError::CallsDiffer {
                     group: String::new(), rank: 0, call: "sends to rank 1 3 f32".into(),
                     other: 1, other_call: "receives from rank 0 4 f32".into(),
@@ -109,7 +109,7 @@ rusty_fork_test! {
             place.world.barrier(far()).unwrap();
             assert_eq!((launches(&machine), place.world.sequence()), (0, 0));
             place.world.barrier(far()).unwrap();
-            // The group is as good as before.
+            // The group is still usable.
             let Place { world, stream, memory, me } = &place;
             memory.copy_from_host(0, &[*me as f32 + 1.0]).unwrap();
             let one = Buffer::new(memory.ptr(), 1, F32);
@@ -154,7 +154,7 @@ rusty_fork_test! {
             world.barrier(far()).unwrap();
             if me == 0 {
                 let keys: Vec<_> = rank.store.list_keys().unwrap().into_iter().filter(|key| key.contains("checked/")).collect();
-                // Of the last call of all, and of the last messages of each pair.
+                // Keys of the last call of all, and of the last messages of each pair.
                 assert!(keys.len() <= 8 + 3 * 6, "{keys:?}");
             }
             world.barrier(far()).unwrap();
@@ -231,7 +231,8 @@ rusty_fork_test! {
             } else {
                 std::thread::sleep(std::time::Duration::from_millis(100));
                 machine.world.faults().inject(gpu_sim::Injection::new("ncclCommGetAsyncError", gpu_sim::Action::Fail(2))).unwrap();
-                // Of either rank: whoever asks next. Who aborts before it is known what has failed tells the other no more.
+                // On either rank: the one that asks next. A rank that aborts before the failure is known does
+                // not tell the other one.
                 let patience = far();
                 while world.standing().is_ok() {
                     let _ = world.check();

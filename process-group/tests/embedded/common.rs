@@ -1,4 +1,4 @@
-//! A machine, its ranks, and memory that can be looked at.
+//! A machine, its ranks, and memory that tests can read.
 
 use std::{
     env,
@@ -15,17 +15,17 @@ use process_group::{
     store::{Deadline, HashStore, Store},
 };
 
-/// Further away than any test takes.
+/// A deadline longer than any test.
 pub(crate) fn far() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
-/// Soon over, for what is not to happen.
+/// A short deadline, for events that must not happen.
 pub(crate) fn soon() -> Deadline {
     Deadline::after(Duration::from_millis(200))
 }
 
-/// An embedded machine, as the crates see it.
+/// An embedded machine, with the drivers as the crates see them.
 pub(crate) struct Machine {
     pub(crate) world: World,
     pub(crate) driver: Driver,
@@ -33,7 +33,7 @@ pub(crate) struct Machine {
     pub(crate) store: Arc<HashStore>,
 }
 
-/// A machine with `devices` devices and the newest release that the tests are about.
+/// A machine with `devices` devices and the newest NCCL release that the tests cover.
 pub(crate) fn machine(devices: usize) -> Machine {
     machine_with(devices, 22809)
 }
@@ -43,7 +43,7 @@ pub(crate) fn machine_with(devices: usize, release: i32) -> Machine {
     start(World::builder().devices(devices).capacity(1 << 30).nccl_release(release))
 }
 
-/// A machine that hangs where hardware does.
+/// A machine that hangs in the same cases as hardware.
 pub(crate) fn faithful(devices: usize, release: i32) -> Machine {
     start(World::builder().devices(devices).capacity(1 << 30).nccl_release(release).faithful())
 }
@@ -65,7 +65,7 @@ fn start(builder: gpu_sim::Builder) -> Machine {
     }
 }
 
-/// Where a rank stands.
+/// One rank's place and libraries.
 pub(crate) struct Rank {
     pub(crate) rank: usize,
     pub(crate) size: usize,
@@ -92,19 +92,19 @@ impl Machine {
         }
     }
 
-    /// The rank that this process is, as who started it says. Its store is not the others'.
+    /// The rank of this process, as the environment says. Its store is separate from the others'.
     pub(crate) fn this_rank(&self) -> Rank {
         let told = |name| env::var(name).unwrap().parse().unwrap();
         self.rank(told("RANK"), told("WORLD_SIZE"))
     }
 
-    /// Runs `body` on `size` ranks, a thread and a device each; their results in order.
+    /// Runs `body` on `size` ranks, with a thread and a device each. Returns their results in order.
     pub(crate) fn ranks<T: Send>(&self, size: usize, body: impl Fn(Rank) -> T + Sync) -> Vec<T> {
         let all: Vec<_> = (0..size).collect();
         self.these_ranks(size, &all, body)
     }
 
-    /// The same with only some of the ranks there.
+    /// Like [`ranks`](Self::ranks), with only some of the ranks.
     pub(crate) fn these_ranks<T: Send>(
         &self,
         size: usize,
@@ -126,7 +126,7 @@ impl Machine {
     }
 }
 
-/// What all ranks of one machine know.
+/// The facts that all ranks of one machine have.
 pub(crate) fn facts() -> WindowFacts {
     WindowFacts { one_host: Some(true), peer_access: Some(true), ..WindowFacts::default() }
 }
@@ -143,7 +143,7 @@ impl Rank {
             .unwrap()
     }
 
-    /// Another one, whose ranks meet over the store.
+    /// A further communicator, whose ranks meet over the store.
     pub(crate) fn communicator_named(&self, name: &str) -> Communicator {
         let key = format!("communicator/{name}");
         if self.rank == 0 {
@@ -187,7 +187,7 @@ pub(crate) fn values(memory: &DeviceMemory) -> Vec<f32> {
     values
 }
 
-/// What is enqueued on a stream waits until the sender goes.
+/// Blocks work that is enqueued on a stream until the sender is dropped.
 pub(crate) fn hold(stream: &Stream) -> mpsc::Sender<()> {
     let (open, gate) = mpsc::channel();
     stream.launch_host_fn(move || gate.recv().unwrap_or_default()).unwrap();

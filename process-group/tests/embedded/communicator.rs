@@ -1,4 +1,4 @@
-//! Communicators: every operation's result, split, destruction, and what is refused.
+//! Communicators: every operation's result, split, destruction, and refused calls.
 
 use process_group::comm::{
     ArgumentError, CommError, Communicator, Config, DataType::F32, Group, ReduceOp, wait_for_dropped,
@@ -157,10 +157,10 @@ rusty_fork_test! {
                     assert!(matches!(error, CommError::GroupConflict { .. }), "{error}");
                     group.finish().unwrap();
                     go.send(()).unwrap();
-                    // Without a group of its own it waits until the first has ended.
+                    // Outside an NCCL group of its own, it waits until the first has ended.
                     reduce(&first).unwrap();
                 });
-                // It goes through whether it comes before this or has to wait.
+                // It succeeds, whether it comes before this or has to wait.
                 ready.recv().unwrap();
                 drop(group);
                 other.join().unwrap();

@@ -1,9 +1,9 @@
-//! Elements of every type as `f64`, and back: the arithmetic of references.
+//! Conversion of elements of every type to `f64` and back: the arithmetic of the reference results.
 
 use half::{bf16, f16};
 use process_group::comm::DataType;
 
-/// What the type makes of a number: rounded to the nearest, integers towards zero.
+/// Rounds a number to the type: to the nearest value, integers towards zero.
 pub(crate) fn number(dtype: DataType, value: f64) -> f64 {
     decode(dtype, &encode(dtype, value))
 }
@@ -23,7 +23,7 @@ pub(crate) fn encode(dtype: DataType, value: f64) -> Vec<u8> {
         DataType::F64 => value.to_ne_bytes().to_vec(),
         DataType::F8E4M3 | DataType::F8E5M2 => {
             let distance = |code: u8| (decode(dtype, &[code]) - value).abs();
-            // Of two at the same distance the one whose last bit is 0.
+            // Ties go to the value whose last bit is 0.
             let better = |a: &u8, b: &u8| distance(*a).total_cmp(&distance(*b)).then((a & 1).cmp(&(b & 1)));
             let finite = (0..=u8::MAX).filter(|code| decode(dtype, &[*code]).is_finite());
             vec![finite.min_by(better).unwrap()]
@@ -48,7 +48,7 @@ pub(crate) fn decode(dtype: DataType, bytes: &[u8]) -> f64 {
         DataType::Bf16 => f64::from(read!(bf16)),
         DataType::F32 => f64::from(read!(f32)),
         DataType::F64 => read!(f64),
-        // An 8-bit float of 5 bits of exponent is the upper half of a half.
+        // An 8-bit float with 5 exponent bits is the upper byte of an `f16`.
         DataType::F8E5M2 => f64::from(f16::from_bits(u16::from(bytes[0]) << 8)),
         DataType::F8E4M3 => {
             let (exponent, fraction) = (i32::from(bytes[0] >> 3 & 15), f64::from(bytes[0] & 7));

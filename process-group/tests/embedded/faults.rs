@@ -1,4 +1,4 @@
-//! Every call made to fail in turn: each failure is one typed error, nothing hangs, and nothing is left.
+//! Every call fails in turn. Each failure is one typed error, nothing hangs, and no resource is left.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,7 +10,7 @@ use rusty_fork::rusty_fork_test;
 
 use super::common::{Machine, far, machine};
 
-/// What a rank alone does with a communicator, through everything that this crate calls.
+/// The calls of a single rank to a communicator, covering every function that this crate calls.
 fn flow(machine: &Machine) -> Result<()> {
     let context = machine.context(0);
     let id = machine.nccl.unique_id()?;
@@ -48,7 +48,7 @@ fn calls(machine: &Machine) -> BTreeMap<String, u64> {
     machine.world.faults().all_calls().into_iter().filter(nccl).collect()
 }
 
-/// Texts and versions, which are not asked for by the flow but by its errors.
+/// Texts and versions, which are queried by the errors and not by the flow.
 const ASKED_BY_ERRORS: [&str; 3] = ["ncclGetErrorString", "ncclGetLastError", "ncclGetVersion"];
 
 rusty_fork_test! {
@@ -64,7 +64,7 @@ rusty_fork_test! {
                 continue;
             }
             for nth in 1..=after - before.get(&name).unwrap_or(&0) {
-                // 2: a system error; 4: an argument, which leaves the communicator as it was.
+                // 2: a system error; 4: an invalid argument, which leaves the communicator as it was.
                 for code in [2, 4] {
                     let faults = machine.world.faults();
                     let hits = faults.hits();
@@ -85,7 +85,7 @@ rusty_fork_test! {
             }
         }
         assert!(struck > 40, "only {struck} calls were made to fail");
-        // The machine is as good as before.
+        // The machine is still usable.
         flow(&machine).unwrap();
     }
 

@@ -1,4 +1,4 @@
-//! Process groups: joining, identity, splits, work, and what members are told when they do not fit.
+//! Process groups: joining, identity, splits, work, and errors when members do not fit.
 
 use std::{
     sync::{Arc, Barrier, mpsc},
@@ -20,7 +20,7 @@ use super::{
     common::{far, machine, machine_with, soon, values},
 };
 
-/// Tells when it is dropped.
+/// Sends a message when it is dropped.
 struct Told(mpsc::Sender<()>);
 
 impl Drop for Told {
@@ -63,7 +63,7 @@ rusty_fork_test! {
             exchange.wait_timeout(far()).unwrap();
             let mine: Vec<_> = enqueued_on(world.context().device());
             assert_eq!((mine.len(), mine[0].sequence, mine[0].id), (1, 3, world.id()));
-            // What members can compare: two collectives, and an exchange with one of the others.
+            // The counts that members can compare: two collectives, and an exchange with one other member.
             let with: Vec<_> =
                 mine[0].messages.iter().map(|it| (it.peer, it.sent, it.received, it.captured)).collect();
             assert_eq!((mine[0].collectives, with), (2, vec![(world.rank() ^ 1, 1, 1, false)]));
@@ -173,7 +173,7 @@ rusty_fork_test! {
         machine.world.finish().unwrap();
     }
 
-    /// By a thread that nobody else waits for; a graph keeps nothing.
+    /// By a thread that no other thread waits for. A graph keeps nothing.
     #[test]
     fn an_owner_is_kept_until_the_work_is_done() {
         let machine = machine(2);
@@ -399,7 +399,7 @@ rusty_fork_test! {
     fn the_environment_and_a_tcp_store_are_enough() {
         let (_reserved, port) = reserved_port();
         for (variable, value) in [("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port.to_string())] {
-            // SAFETY: this process runs this one test, and nothing of it reads the environment meanwhile.
+            // SAFETY: this process runs only this test, and no part of it reads the environment meanwhile.
             unsafe { std::env::set_var(variable, value) };
         }
         let machine = machine(2);

@@ -1,10 +1,11 @@
-//! A store that a test looks into.
+//! A store that calls a test's hook.
 
 use std::sync::Arc;
 
 use process_group::store::{self, Deadline, HashStore, Store};
 
-/// A rank's way to the store, which a test is asked for before each call: with the call's name and its first key.
+/// A rank's store that calls a test's hook before each operation, with the operation's name and its first
+/// key.
 pub(crate) struct Hooked<F> {
     store: Arc<HashStore>,
     before: F,

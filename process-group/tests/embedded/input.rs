@@ -1,4 +1,4 @@
-//! What cannot be right is a typed error on whoever gives it, and nothing is launched.
+//! Invalid input is a typed error on the rank that gives it, and nothing is launched.
 
 use std::{sync::Barrier, thread};
 
@@ -33,7 +33,7 @@ rusty_fork_test! {
     #[test]
     fn two_that_are_one_rank() {
         let machine = machine(2);
-        // Rank 1 never comes: somebody else comes as rank 0.
+        // Rank 1 never comes: a second process comes as rank 0.
         for error in machine.ranks(2, |rank| rank.builder().rank(0).build().unwrap_err()) {
             assert!(matches!(error, GroupError::Store(StoreError::RankTaken { rank: 0, .. })), "{error}");
         }
@@ -45,7 +45,7 @@ rusty_fork_test! {
     fn world_sizes_that_differ() {
         let machine = machine(2);
         machine.ranks(2, |rank| {
-            // Each would wait for as many as it was told of.
+            // Each would wait for its own world size.
             let error = rank.builder().world_size(2 + rank.rank).build().unwrap_err();
             let GroupError::Disagreement { source: Disagreement::WorldSize { size, other_size, .. }, .. } = error else {
                 panic!("{error}")
@@ -119,7 +119,7 @@ rusty_fork_test! {
             let one = Buffer::new(memory.ptr(), 1, F32);
             world.barrier(far()).unwrap();
             world.abort_handle().abort(far()).unwrap();
-            // Whichever abort was known here first.
+            // The error of the abort that was known here first.
             let closed = |error: GroupError| {
                 let is_closed = matches!(error, GroupError::Comm(CommError::Closed { .. }) | GroupError::Left { .. });
                 assert!(is_closed, "{error}");
@@ -137,8 +137,8 @@ rusty_fork_test! {
         machine.world.finish().unwrap();
     }
 
-    /// One has queued work of the communicator in an open group; what the other queues in its own would have to wait for
-    /// that, in a group that may wait for this one.
+    /// One thread has queued work of the communicator in an open NCCL group. Work that the other queues in
+    /// its own group would have to wait for that, and the first group may wait for this one.
     #[test]
     fn two_threads_with_open_groups_on_one_communicator() {
         let machine = machine(1);
@@ -172,7 +172,7 @@ rusty_fork_test! {
         machine.world.finish().unwrap();
     }
 
-    /// Threads that call one after the other, as each finds the communicator free, are served one after the other.
+    /// Threads that call consecutively, each when the communicator is free, are served in that order.
     #[test]
     fn two_threads_on_one_communicator_take_turns() {
         let machine = machine(1);

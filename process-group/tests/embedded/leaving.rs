@@ -1,4 +1,5 @@
-//! Members that drop or abort a group, or leave it after an error in another: who waits for them is told at once.
+//! Members that drop or abort a group, or leave it after an error in another group. Members that wait for them are told
+//! at once.
 
 use std::{env, sync::Arc, thread, time::Duration};
 
@@ -14,7 +15,7 @@ use rusty_fork::rusty_fork_test;
 
 use super::common::{Rank, faithful, far, hold, machine, values};
 use super::{
-    background::until_over,
+    background::{call_differently, until_over},
     hooked::Hooked,
     processes::{all_succeed, spawn},
 };
@@ -46,7 +47,7 @@ fn everybody(group: &ProcessGroup) -> Request {
     Request::Lists(vec![(0..group.size()).collect()])
 }
 
-/// Whether everything on the stream is done before the deadline.
+/// Returns true if the stream becomes idle before the deadline.
 fn is_done_by(stream: &Stream, deadline: Deadline) -> bool {
     while !stream.query().unwrap() {
         if deadline.expired() {
@@ -57,10 +58,10 @@ fn is_done_by(stream: &Stream, deadline: Deadline) -> bool {
     true
 }
 
-/// Where a member waits for another.
+/// A call in which a member waits for another.
 type Wait = fn(&Rank, &ProcessGroup) -> Result<(), GroupError>;
 
-/// With a key that is there when this rank has come, or nothing if it need not wait to be told.
+/// The key exists once this rank has arrived; `None` if the rank need not wait to be told.
 const WAITS: [(&str, Option<&str>, Wait); 5] = [
     ("a barrier", Some("barrier/0/arrived"), |_, group| group.barrier(far())),
     ("a split", Some("split/0/arrived"), |_, group| group.split("all", &everybody(group)).map(drop)),
@@ -115,7 +116,7 @@ rusty_fork_test! {
         });
     }
 
-    /// It has made its group, and let go of it, before this one has one.
+    /// It has made its group and dropped it before this rank has one.
     #[test]
     fn a_member_that_left_before_another_had_begun_keeps_it_not_waiting() {
         let machine = machine(2);
@@ -128,7 +129,7 @@ rusty_fork_test! {
             let late = move |_: &'static str, key: &str| match key {
                 "process-group/world/0/number" => {
                     store.wait(&["left", &world_key("flight/trouble/0")], far())?;
-                    // Until this rank's own thread has read that.
+                    // Until this rank's heartbeat thread has read that.
                     thread::sleep(Duration::from_millis(200));
                     Ok(())
                 }
@@ -139,7 +140,7 @@ rusty_fork_test! {
         });
     }
 
-    /// A program that drops its group at its end is no trouble for a member that has yet to look what was done.
+    /// A member may query its work after another member has finished and dropped the group.
     #[test]
     fn what_was_done_before_a_member_left_is_good() {
         let machine = faithful(2, 22809);
@@ -171,7 +172,7 @@ rusty_fork_test! {
         });
     }
 
-    /// The other had called it as well, so that it might still be done.
+    /// The other had called it as well, so it might still complete.
     #[test]
     fn what_a_member_gave_up_when_it_left_is_not_taken_for_done() {
         let machine = faithful(2, 22809);
@@ -198,7 +199,7 @@ rusty_fork_test! {
         });
     }
 
-    /// Of messages too, which have communicators of their own, and long before it is done for this rank.
+    /// The abort also reaches the communicators for messages, long before the heartbeat would.
     #[test]
     fn an_abort_after_another_member_has_left_ends_every_communicator() {
         let machine = faithful(2, 22809);
@@ -224,7 +225,8 @@ rusty_fork_test! {
         });
     }
 
-    /// The other has seen at once that the calls differ, and has aborted: nothing else says that this rank's call is not done.
+    /// The other has seen at once that the calls differ, and has aborted. Nothing else shows that this rank's
+    /// call is not done.
     #[test]
     fn calls_that_differ_are_not_taken_for_done_after_a_member_has_left() {
         let machine = machine(2);
@@ -232,12 +234,7 @@ rusty_fork_test! {
             let world = rank.builder().heartbeat(Duration::from_secs(3600)).build().unwrap();
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
             let all = Buffer::new(memory.ptr(), 4, F32);
-            let work = unsafe {
-                match rank.rank {
-                    0 => world.all_reduce(all, all, ReduceOp::Sum, &stream),
-                    _ => world.broadcast(all, 0, &stream),
-                }
-            }.unwrap();
+            let work = call_differently(&rank, &world, all, &stream);
             stream.synchronize().unwrap();
             if rank.rank == 0 {
                 rank.store.wait(&["enqueued"], far()).unwrap();
@@ -268,7 +265,7 @@ rusty_fork_test! {
             } else {
                 assert_left(&pair.barrier(far()).unwrap_err(), 0, "dropped");
             }
-            // One group is over, and no other.
+            // Only one group is over.
             world.barrier(far()).unwrap();
             all_reduce(&rank, &world).unwrap().wait_timeout(far()).unwrap();
             let log = rank.store.get(&world_key("flight/troubles"), far()).unwrap();
@@ -298,7 +295,7 @@ fn one_rank() {
     };
     let (tp, dp) = (split("tp", me / 2), split("dp", me % 2));
     if me == VICTIM {
-        // When the others are where they wait.
+        // After the others have reached their waits.
         let waits = ["0/1", "1/0", "1/1"].map(|pair| world_key(&format!("split/{pair}/barrier/0/arrived")));
         let store =
             TcpStore::connect(&format!("127.0.0.1:{}", env::var("MASTER_PORT").unwrap()), far()).unwrap();
@@ -306,7 +303,7 @@ fn one_rank() {
         kill_process(getpid(), Signal::KILL).unwrap();
     }
     match me {
-        // Shares a group with the dead, and lets go of all of them.
+        // Shares a group with the dead rank, and drops all of them.
         2 => {
             let error = tp.barrier(far()).unwrap_err();
             assert!(matches!(error, GroupError::Lost { rank: VICTIM, .. }), "{error}");
@@ -324,7 +321,8 @@ fn one_rank() {
     }
 }
 
-/// The rank that shares only the world with a dead one waits for a third, which has ended because of the death.
+/// The rank that shares only the world with a dead one waits for a third, which has ended because of the
+/// death.
 #[test]
 fn who_shares_no_pair_with_the_dead_does_not_wait_for_those_who_do() {
     let store = TcpStore::host(0).unwrap();

@@ -1,4 +1,5 @@
-//! Libraries that are not what they say, or that say less than they mean: built by the C compiler, loaded as any.
+//! Libraries that report a wrong version, or lack functions: built by the C compiler, and loaded like any
+//! other.
 
 use std::{
     path::PathBuf,
@@ -16,7 +17,7 @@ use rusty_fork::rusty_fork_test;
 
 use super::common::{Machine, facts, far, machine};
 
-/// An NCCL of one rank's knowledge, in C. Its behaviour is chosen by macros.
+/// The C source of an NCCL that supports one rank. Macros select its behaviour.
 const SOURCE: &str = r#"
     #include <string.h>
     typedef struct { char bytes[128]; } id_t;
@@ -60,13 +61,13 @@ const SOURCE: &str = r#"
     #endif
 "#;
 
-/// Loads a library with these macros; `None`, with a word why, without a C compiler.
+/// Loads a library with these macros. Without a C compiler, prints why and returns `None`.
 fn library(macros: &[&str]) -> Option<Nccl> {
     static MADE: AtomicU32 = AtomicU32::new(0);
     let serial = MADE.fetch_add(1, Ordering::Relaxed);
     let folder = std::env::temp_dir().join(format!("libraries-{}-{serial}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    // Under a name that no other NCCL has, so that several may be tried in one process.
+    // Under a name that no other NCCL has, so that one process can load several.
     let (source, file): (PathBuf, PathBuf) = (folder.join("nccl.c"), folder.join("made-for-a-test.so"));
     std::fs::write(&source, SOURCE).unwrap();
     let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
@@ -94,7 +95,7 @@ fn join(machine: &Machine, nccl: &Nccl) -> Result<Communicator, CommError> {
     Communicator::init(nccl, &machine.context(0), &id, 0, 2, &config, far())
 }
 
-/// What the library makes of a window.
+/// Returns the outcome of registering a window with the library.
 fn window(machine: &Machine, nccl: &Nccl) -> WindowOutcome {
     let communicator = join(machine, nccl).unwrap();
     let request = WindowRequest::symmetric(DevicePtr(2 << 20), 2 << 20);
@@ -110,7 +111,7 @@ rusty_fork_test! {
         for version in ["VERSION=22705", "VERSION=22809", "VERSION=22907", "VERSION=23007", "VERSION=23203"] {
             let Some(good) = library(&[version]) else { return };
             assert!(window(&machine, &good).window().is_some(), "{version}");
-            // Null, and an out-parameter that was not written.
+            // A null window, and an out-parameter that was not written.
             for answer in ["WINDOW=*window = 0; return 0;", "WINDOW=return 0;"] {
                 let nccl = library(&[version, answer]).unwrap();
                 let WindowOutcome::Unsupported(reason) = window(&machine, &nccl) else { panic!("{version} {answer}") };
@@ -131,13 +132,13 @@ rusty_fork_test! {
     #[test]
     fn a_release_is_believed_no_more_than_its_symbols() {
         let machine = machine(1);
-        // It says that it is new, and lacks what the new have.
+        // It reports a new version, and lacks the functions of that version.
         let Some(boasts) = library(&["VERSION=23007", "NO_WINDOWS"]) else { return };
         let WindowOutcome::Unsupported(WindowsUnsupported::Release(missing)) = window(&machine, &boasts) else {
             panic!("there is no such function")
         };
         assert_eq!(missing.why, Why::NoSymbol("ncclCommWindowRegister"));
-        // It has the functions, and says that it is old: what they do is not known.
+        // It has the functions, and reports an old version: their behaviour is unknown.
         let modest = library(&["VERSION=22105", "WINDOW=__builtin_trap();"]).unwrap();
         let WindowOutcome::Unsupported(WindowsUnsupported::Release(missing)) = window(&machine, &modest) else {
             panic!("2.21 has no windows")
@@ -166,11 +167,11 @@ rusty_fork_test! {
             let text = error.to_string();
             assert!(text.contains(word) && text.contains("what eight is here"), "{text}");
             assert_eq!(text.contains("ncclTimeout"), meaning == Meaning::Timeout, "{text}");
-            // Nobody knows what is left of it.
+            // The state of the communicator is unknown.
             assert!(matches!(communicator.check(), Err(CommError::Poisoned { .. })));
             communicator.abort(far()).unwrap();
 
-            // The same from the background.
+            // The same as an asynchronous error.
             let nccl = library(&[version, "STATE=8"]).unwrap();
             let communicator = join(&machine, &nccl).unwrap();
             let error = communicator.async_error().unwrap_err();

@@ -1,4 +1,4 @@
-//! Ranks that die or are stopped: the others know within moments, wherever they are, and go on without them.
+//! Ranks that die or are stopped. The others notice that within moments on any host, and go on without them.
 
 use std::{env, process::Child, time::Duration};
 
@@ -53,7 +53,7 @@ fn one_rank() {
     if me == VICTIM {
         let signal = if fate.starts_with("dies") { Signal::KILL } else { Signal::STOP };
         kill_process(getpid(), signal).unwrap();
-        // Another of its threads may be stopped first.
+        // Another thread of the process may be stopped first.
         std::thread::sleep(Duration::from_secs(600));
     }
     let error = match me {
@@ -70,14 +70,14 @@ fn one_rank() {
     };
     let is_right = |error: &GroupError| match error {
         GroupError::Lost { rank: VICTIM, loss: Loss::Died, .. } => fate == "dies",
-        // The store tells of no death.
+        // The store does not report deaths.
         GroupError::Lost { rank: VICTIM, loss: Loss::Silent(_), .. } => fate != "dies",
         _ => false,
     };
     assert!(is_right(&error), "rank {me}: {error}");
     let again = world.split("again", &Request::Color { color: Some(0), key: 0 }).unwrap_err();
     assert!(is_right(&again), "rank {me}: {again}");
-    // A group that the lost rank is no member of is as it was, and the others can have a new one.
+    // A group without the lost rank is unaffected, and its members can make a new one.
     if me < 2 {
         all_reduce(&pair).unwrap();
         assert_eq!(values(&memory), [1.0; 1000]);
@@ -94,7 +94,7 @@ fn one_rank() {
     rest.destroy(far()).unwrap();
 }
 
-/// Runs the ranks; the survivors succeed, and the victim is killed then if it is still there.
+/// Runs the ranks. The survivors succeed, and the victim is then killed if it still runs.
 fn run(fate: &str) {
     let store = TcpStore::host(0).unwrap();
     let mut ranks: Vec<_> = (0..RANKS).map(|rank| start(rank, &store.address(), fate)).collect();

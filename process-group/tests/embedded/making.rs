@@ -1,5 +1,5 @@
-//! Ranks that die, are stopped or do not come while communicators are made, used and ended: the others know at once who
-//! it is, and go on without.
+//! Ranks that die, are stopped or do not come while communicators are made, used and ended. The others know
+//! at once which rank it is, and go on without it.
 
 use std::{env, process::Child, time::Duration};
 
@@ -20,7 +20,7 @@ use super::processes::{all_succeed, spawn};
 
 const RANKS: usize = 3;
 
-/// Where the victim ends: the function of NCCL, its rank, the release, and whether it dies or is stopped.
+/// The victim's end: in which function of NCCL, on which rank and release, and if it dies or is stopped.
 #[derive(Clone, Copy)]
 struct Fate {
     function: &'static str,
@@ -43,7 +43,7 @@ const FATES: [Fate; 11] = [
     dies("ncclCommFinalize", 1),
     Fate { dies: false, ..dies("ncclCommInitRankConfig", 2) },
     Fate { dies: false, ..dies("ncclCommSplit", 2) },
-    // Nothing gets a call out of those, nobody waits for it, and the communicator is leaked.
+    // No mechanism ends those calls. No rank waits for them, and the communicator is leaked.
     Fate { release: 21805, ..dies("ncclCommInitRankConfig", 1) },
     Fate { release: 21602, ..dies("ncclCommInitRankConfig", 2) },
 ];
@@ -53,7 +53,7 @@ fn start(rank: usize, address: &str, fate: usize) -> Child {
     spawn(concat!(module_path!(), "::one_rank"), ("PROCESS_GROUP_TEST_MAKING", &fate), rank, RANKS, address)
 }
 
-/// Everything that a job does; it ends with the first error.
+/// All steps of a job. Ends with the first error.
 fn whole_life(machine: &Machine, rank: &Rank, world: ProcessGroup) -> Result<(), GroupError> {
     let stream = rank.stream();
     let pair = world.split("all", &Request::Color { color: Some(0), key: 0 })?;
@@ -62,7 +62,7 @@ fn whole_life(machine: &Machine, rank: &Rank, world: ProcessGroup) -> Result<(),
         let requests = [WindowRequest::symmetric(segment.ptr(), segment.bytes())];
         let made = unsafe { world.communicator().register_windows(&requests, far()) };
         if let Err(error) = made {
-            // Which is of the layer below: the group knows why.
+            // The error comes from the layer below; the group knows its cause.
             world.check()?;
             return Err(error.into());
         }
@@ -119,7 +119,7 @@ fn one_rank() {
     }
 }
 
-/// Runs the ranks; the survivors succeed, and the victim is killed then if it is still there.
+/// Runs the ranks. The survivors succeed, and the victim is then killed if it still runs.
 fn run(fate: usize) {
     let store = TcpStore::host(0).unwrap();
     let mut ranks: Vec<_> = (0..RANKS).map(|rank| start(rank, &store.address(), fate)).collect();

@@ -1,4 +1,4 @@
-//! One-sided operations: what they move and in which order, what a graph makes of them, and what is refused.
+//! One-sided operations: their data and order, their behaviour in graphs, and refused calls.
 
 use std::{env, thread, time::Duration};
 
@@ -17,18 +17,19 @@ use super::{
     window::segment,
 };
 
-/// The release that hardware is expected to have.
+/// The release expected on hardware.
 const RELEASE: i32 = 23007;
-/// Elements of a segment that one rank's puts of one round take.
+/// Elements of a segment for one rank's puts of one round.
 const SHARE: usize = 1 << 12;
 
-/// A number that all ranks agree on: small, and exact as `f32`.
+/// A number that all ranks compute alike: small, and exact as `f32`.
 fn agreed(round: usize, from: usize, to: usize, i: usize) -> usize {
     (round * 31 + from * 7 + to * 3 + i) % 4093
 }
 
-/// Puts, signals and waits between all members, over memory whose first half is sent from and whose second is written:
-/// each round every member writes pieces of agreed lengths, other ones to each, and all wait for what was put there.
+/// Puts, signals and waits between all members. The first half of the memory is the source, the second is
+/// written. In each round every member writes pieces of agreed lengths, different for each member, and all
+/// wait for the puts to them.
 pub(crate) fn every_one_sided(group: &ProcessGroup, memory: DevicePtr, bytes: usize, stream: &Stream) {
     let (n, me, context) = (group.size(), group.rank(), group.context());
     group.prepare_one_sided(far()).unwrap();
@@ -58,7 +59,7 @@ pub(crate) fn every_one_sided(group: &ProcessGroup, memory: DevicePtr, bytes: us
         for from in (0..n).rev() {
             group.wait_signals(from, 1 + round % 2, stream).unwrap();
         }
-        // All have what they waited for before anybody writes there again.
+        // All have received their data before any rank writes there again.
         stream.synchronize().unwrap();
         let mut found = vec![0f32; n * SHARE];
         unsafe { context.copy_to_host(&mut found, memory + half) }.unwrap();
@@ -73,7 +74,7 @@ pub(crate) fn every_one_sided(group: &ProcessGroup, memory: DevicePtr, bytes: us
     }
     group.quiesce(far()).unwrap();
     assert_eq!(group.sequence(), before, "one-sided calls are in no sequence");
-    // They are recorded, but not for PyTorch's analyser, which would give up.
+    // They are recorded, but not in the output for PyTorch's analyser, which would fail on them.
     let dump = group.dump();
     let pickle = String::from_utf8_lossy(&dump.to_pickle()).into_owned();
     for name in ["put_signal", "wait_signals"] {
@@ -81,7 +82,7 @@ pub(crate) fn every_one_sided(group: &ProcessGroup, memory: DevicePtr, bytes: us
     }
 }
 
-/// The same put and wait in a graph, launched again and again, beside others that are not in one.
+/// The same put and wait in a graph that is launched again and again, alongside others outside of graphs.
 pub(crate) fn captured_one_sided(group: &ProcessGroup, memory: DevicePtr, bytes: usize, stream: &Stream) {
     let (n, me, context) = (group.size(), group.rank(), group.context());
     group.prepare_one_sided(far()).unwrap();
@@ -99,7 +100,7 @@ pub(crate) fn captured_one_sided(group: &ProcessGroup, memory: DevicePtr, bytes:
         let mut found = [0f32; 8];
         unsafe { context.copy_to_host(&mut found, memory + half) }.unwrap();
         assert_eq!(found, [agreed(round, last, me, 0) as f32; 8], "round {round}");
-        // Nobody writes before all have looked.
+        // No rank writes before all have read.
         (0..n).for_each(|to| drop(group.signal(to, stream).unwrap()));
         (0..n).for_each(|from| drop(group.wait_signals(from, 1, stream).unwrap()));
         stream.synchronize().unwrap();
@@ -236,7 +237,7 @@ rusty_fork_test! {
             }
             let error = refused(put(buffer(at, 8), at, 2));
             assert!(matches!(error, ArgumentError::NoSuchRank { role: "peer", rank: 2, .. }), "{error}");
-            // Over itself, on the same rank.
+            // Onto itself, on the same rank.
             let error = refused(put(buffer(at, 8), at + 16usize, rank.rank));
             assert!(matches!(error, ArgumentError::Overlap { .. }), "{error}");
             let error = refused(put(Buffer::new(at + 1usize, 8, F32), at, peer));
@@ -248,7 +249,7 @@ rusty_fork_test! {
             let error = refused(world.wait_signals(2, 1, &stream));
             assert!(matches!(error, ArgumentError::NoSuchRank { rank: 2, .. }), "{error}");
             assert_eq!(machine.world.calls("ncclPutSignal"), calls);
-            // Nothing is a signal.
+            // An empty put is only a signal.
             put(buffer(DevicePtr(0), 0), DevicePtr(0), peer).unwrap();
             let work = world.wait_signals(peer, 1, &stream).unwrap();
             work.wait_timeout(far()).unwrap();

@@ -1,5 +1,6 @@
-//! Every operation of a group against a reference in `f64`: ranks as processes, every type and reduction, unequal and
-//! empty shares, in place, of libraries that have an operation and of those for which it is made of others.
+//! Every operation of a group against a reference in `f64`. Ranks are processes. Covers every type and
+//! reduction, unequal and empty shares, in place, libraries that have an operation, and libraries for which
+//! it consists of others.
 
 use std::env;
 
@@ -43,7 +44,7 @@ impl Memory {
         used.chunks_exact(self.buffer.dtype.size()).map(|bytes| decode(self.buffer.dtype, bytes)).collect()
     }
 
-    /// `elements` of it, from the `start`th.
+    /// Returns `elements` elements of it, beginning with index `start`.
     fn part(&self, start: usize, elements: usize) -> Buffer {
         let at = self.buffer.ptr + start * self.buffer.dtype.size();
         Buffer::new(at, elements, self.buffer.dtype)
@@ -59,7 +60,7 @@ impl Rank<'_> {
         self.group.size()
     }
 
-    /// What rank `rank` has at `i`: exact in every type.
+    /// Returns the value of rank `rank` at `i`: exact in every type.
     fn value(&self, rank: usize, i: usize) -> f64 {
         let value = (rank * 3 + i) % 8;
         if self.dtype == DataType::Bool { (value % 2) as f64 } else { value as f64 }
@@ -69,7 +70,7 @@ impl Rank<'_> {
         elements.map(|i| self.value(self.me(), i)).collect()
     }
 
-    /// What rank `rank` has at `i` where it is reduced: small, so that products are exact.
+    /// Returns the operand of rank `rank` at `i` for reductions: small, so that products are exact.
     fn term(&self, rank: usize, i: usize) -> f64 {
         let large = (rank + i).is_multiple_of(4);
         if self.dtype == DataType::Bool { f64::from(large) } else { 1.0 + f64::from(large) }
@@ -79,7 +80,7 @@ impl Rank<'_> {
         (0..count).map(|i| self.term(self.me(), i)).collect()
     }
 
-    /// The reduction of all members' terms at `i`, as the type holds it.
+    /// Returns the reduction of all members' terms at `i`, rounded to the type.
     fn reduced(&self, op: ReduceOp, i: usize) -> f64 {
         let terms = (0..self.size()).map(|rank| (rank, self.term(rank, i)));
         let plain = terms.clone().map(|(_, term)| term);
@@ -115,7 +116,7 @@ impl Rank<'_> {
     }
 }
 
-/// What each rank multiplies its elements by.
+/// Returns the factor that each rank multiplies its elements by.
 fn factor(rank: usize) -> f64 {
     0.5 * (rank + 1) as f64
 }
@@ -154,7 +155,7 @@ fn reductions(rank: &Rank<'_>, op: ReduceOp, count: usize) {
     assert_eq!(receive.values(), expected, "reduce_scatter_list, {label}");
 }
 
-/// Every operation that moves.
+/// Every operation that moves data.
 fn moves(rank: &Rank<'_>, count: usize) {
     let (n, me, group, stream) = (rank.size(), rank.me(), rank.group, rank.stream);
     let label = format!("{count} {} on {n} ranks", rank.dtype);
@@ -327,7 +328,7 @@ fn one_rank() {
     every_operation(&world, &stream);
     every_operation(&odd, &stream);
     odd.destroy(far()).unwrap();
-    // A library that has an operation is asked for it.
+    // If a library has an operation, the group must call it.
     let native = machine.nccl.release() >= Version::new(2, 28, 3);
     for name in ["ncclAlltoAll", "ncclGather", "ncclScatter"] {
         assert_eq!(machine.world.calls(name) > 0, native, "{name}");
@@ -407,7 +408,7 @@ rusty_fork_test! {
                 assert!(matches!(error, GroupError::Lengths { .. }), "{error}");
                 let error = world.all_gather_list(part(0, 2), &[part(8, 3), part(16, 3)], &stream).unwrap_err();
                 assert!(matches!(error, GroupError::Lengths { .. }), "{error}");
-                // What was queued before the mistake goes nowhere.
+                // Operations queued before the invalid one are not launched.
                 let error = argument(world.batch(&stream, |batch| {
                     batch.send(part(0, 1), 1 - me)?;
                     batch.recv(part(1, 1), 2)
@@ -426,7 +427,7 @@ rusty_fork_test! {
             let end = world.abort_handle();
             end.abort(far()).unwrap();
             let closed = unsafe { world.all_reduce(part(0, 1), part(0, 1), ReduceOp::Sum, &stream) };
-            // The other aborts too, which may be known first.
+            // The other rank aborts too, and that may be known first.
             let is_closed = matches!(closed, Err(GroupError::Comm(CommError::Closed { .. }) | GroupError::Left { .. }));
             assert!(is_closed, "{closed:?}");
         });

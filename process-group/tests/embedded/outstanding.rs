@@ -1,5 +1,4 @@
-//! What a group knows of its works: which are done when several threads share a stream, and what a driver call that does
-//! not return holds up.
+//! Tracking of outstanding work: threads that share a stream, and driver calls that do not return.
 
 use std::{
     sync::{
@@ -43,8 +42,8 @@ fn wait_for(machine: &Machine, function: &str, calls: u64) {
     }
 }
 
-/// A work of each of these calls, made on threads of their own, whose events are recorded before that of a last one that
-/// is held up, and which return after that.
+/// Makes `call` on `threads` threads, and then once more here. The event of this last call is recorded last, and its
+/// stream is blocked. The calls on the threads return after it. Runs `then` with the work of the last call.
 fn late_to_return<T>(
     machine: &Machine,
     stream: &Stream,
@@ -122,7 +121,7 @@ fn rounds_without_quiet(group: &ProcessGroup, stream: &Stream, threads: usize, t
 }
 
 rusty_fork_test! {
-    /// More threads than any number of works that could be looked at instead of all.
+    /// More threads than the largest number of works that could be checked instead of all.
     #[test]
     fn quiesce_waits_for_work_whatever_order_threads_return_in() {
         let machine = machine(1);
@@ -174,7 +173,7 @@ rusty_fork_test! {
                 (open, late.join().unwrap())
             });
             let entries = group.dump().entries;
-            // Unless this thread was held up for so long that the other one came first.
+            // Unless this thread was delayed for so long that the other one came first.
             if !late.is_completed().unwrap() {
                 assert!(entries[1].completed_ns.is_some());
                 assert!(entries[0].completed_ns.is_none(), "it waits for the gate");
@@ -221,12 +220,13 @@ rusty_fork_test! {
                 (0..WORKS).map(|work| group.launched(&streams[work as usize % 2]).unwrap()).collect();
             works.iter().for_each(|work| work.keep(Owner(told.clone())).unwrap());
             drop(works);
-            // From the first look at all of them on.
+            // From the first check of all works on.
             wait_for(&machine, "cuEventQuery", 1);
             let (so_far, begun) = (machine.world.calls("cuEventQuery"), Instant::now());
             thread::sleep(Duration::from_millis(500));
             let calls = machine.world.calls("cuEventQuery") - so_far;
-            // One a stream and look, of which there is one a millisecond at most, and those of the watchdog.
+            // One per stream and check, of which there is at most one per millisecond, and those of the
+            // watchdog.
             let most = 3 * begun.elapsed().as_millis() as u64 + 50;
             assert!(calls <= most, "{calls} queries; at most {most} were expected");
             assert_eq!(dropped.try_iter().count(), 0);
@@ -243,7 +243,7 @@ rusty_fork_test! {
 rusty_fork_test! {
     #![rusty_fork(timeout_ms = 50_000)]
 
-    /// Queries do not return: neither that of the watchdog, nor that of who dumps.
+    /// Blocks two queries: one of the watchdog, and one of a dump.
     #[test]
     fn a_driver_call_that_hangs_holds_up_nobody_who_makes_none() {
         let machine = machine(1);
@@ -261,7 +261,7 @@ rusty_fork_test! {
                 wait_for(&machine, "cuEventQuery", so_far + 1);
                 dumping
             };
-            // The calls of others, groups that come, and groups that go.
+            // Calls of others, groups that are made, and groups that are dropped.
             for _ in 0..100 {
                 group.launched(&stream).unwrap();
             }

@@ -1,13 +1,8 @@
-//! Ranks as processes: each with a machine of its own, joined by a TCP store and by NCCL's bootstrap.
+//! Ranks as processes: each with its own machine, joined by a TCP store and by NCCL's bootstrap.
 
-use std::{
-    collections::BTreeSet,
-    env,
-    process::{Child, Command},
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{env, process::Child, time::Duration};
 
+use gpu_sim::process::test_command;
 use process_group::{
     ProcessGroup,
     comm::{CommError, DataType::F32, ReduceOp, ShrinkMode, WindowRequest, WindowsUnsupported},
@@ -19,31 +14,13 @@ use super::common::{far, machine_with, values};
 
 const RANKS: usize = 8;
 
-/// The command that runs the test `role` of this binary, by its path with the crate, in a process of its own. Such a test
-/// is ignored unless it is started so. That it is there is checked once: a harness that finds no test reports success.
-pub(crate) fn role_command(role: &str) -> Command {
-    static FOUND: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    // The harness names tests without the crate.
-    let (_, role) = role.split_once("::").unwrap();
-    let this = env::current_exe().unwrap();
-    if !FOUND.lock().unwrap_or_else(PoisonError::into_inner).contains(role) {
-        let list = Command::new(&this).args(["--list", "--ignored", "--exact", role]).output().unwrap();
-        let list = String::from_utf8_lossy(&list.stdout);
-        assert!(list.lines().any(|line| line == format!("{role}: test")), "no ignored test {role}:\n{list}");
-        FOUND.lock().unwrap_or_else(PoisonError::into_inner).insert(role.to_owned());
-    }
-    let mut command = Command::new(this);
-    command.args(["--ignored", "--exact", role, "--nocapture"]);
-    command
-}
-
-/// Starts `test`, by its path with the crate, as one of `ranks` ranks that find their store at `address`, with a
-/// variable that tells it what to do; the other variables are a launcher's.
+/// Starts `test`, given by its path with the crate, as one of `ranks` ranks with their store at `address`.
+/// `case` is a variable that selects the rank's behaviour. The other variables are those of a launcher.
 pub(super) fn spawn(test: &str, case: (&str, &str), rank: usize, ranks: usize, address: &str) -> Child {
     spawn_with(test, &[case], rank, ranks, address)
 }
 
-/// The same, with several variables.
+/// Like [`spawn`], with several variables.
 pub(crate) fn spawn_with(
     test: &str,
     variables: &[(&str, &str)],
@@ -52,7 +29,8 @@ pub(crate) fn spawn_with(
     address: &str,
 ) -> Child {
     let port = address.rsplit(':').next().unwrap();
-    role_command(test)
+    test_command(test)
+        .unwrap()
         .env("RANK", rank.to_string())
         .env("WORLD_SIZE", ranks.to_string())
         .env("LOCAL_RANK", rank.to_string())
@@ -69,7 +47,7 @@ fn start(rank: usize, address: &str, case: &str) -> Child {
     spawn(concat!(module_path!(), "::one_rank"), ("PROCESS_GROUP_TEST_RANK", case), rank, RANKS, address)
 }
 
-/// What the release has not is refused, on every rank alike, and the group goes on without.
+/// Functions that the release lacks are refused on every rank alike, and the group stays usable.
 fn every_gate(world: &ProcessGroup) {
     let communicator = world.communicator();
     for missing in [
@@ -100,7 +78,7 @@ fn one_rank() {
     let me = rank.rank;
     let builder = ProcessGroup::builder().context(&rank.context).nccl(&machine.nccl);
     if case == "absent" {
-        // Those who come are there before the deadline runs: processes start when they may.
+        // All that come have arrived before the deadline starts, because processes may start late.
         let port = env::var("MASTER_PORT").unwrap();
         let store = TcpStore::connect(&format!("127.0.0.1:{port}"), far()).unwrap();
         store.set(&format!("up/{me}"), b"").unwrap();
@@ -142,7 +120,7 @@ fn one_rank() {
 }
 
 pub(crate) fn all_succeed(ranks: Vec<Child>) {
-    // Every one is waited for, so that none outlives the test.
+    // Waits for every one, so that none outlives the test.
     let ended: Vec<_> = ranks.into_iter().map(|mut rank| rank.wait().unwrap()).collect();
     assert!(ended.iter().all(|status| status.success()), "{ended:?}");
 }

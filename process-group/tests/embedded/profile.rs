@@ -22,7 +22,7 @@ use tracing::{
 
 use super::common::{far, machine};
 
-/// Writes down what this crate says: spans as they begin and end, and events.
+/// Records this crate's output: spans as they begin and end, and events.
 #[derive(Clone, Default)]
 struct Notes {
     lines: Arc<Mutex<Vec<String>>>,

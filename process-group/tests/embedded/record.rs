@@ -1,4 +1,4 @@
-//! The flight recorder: what it holds, and who it says is missing.
+//! The flight recorder: its contents, and the ranks that it reports as missing.
 
 use std::{fs, sync::Barrier, thread, time::Duration};
 
@@ -118,7 +118,7 @@ rusty_fork_test! {
         let machine = machine(2);
         let (called, looked) = (Barrier::new(2), Barrier::new(2));
         machine.ranks(2, |rank| {
-            // Who times need not be all.
+            // Only some ranks need to time operations.
             let world = rank.builder().timing(rank.rank == 0).build().unwrap();
             let (stream, memory) = (rank.stream(), rank.memory(&[0.0; 2]));
             let two = Buffer::new(memory.ptr(), 2, F32);
@@ -172,7 +172,7 @@ rusty_fork_test! {
             }
             let dump = world.dump();
             assert!(dump.groups.len() < 70, "{}", dump.groups.len());
-            // What is remembered, or lives, is there.
+            // Groups with recorded calls, and groups that still exist, are listed.
             assert_eq!((&dump.groups[0].name[..], dump.groups[1].collectives), ("world", 1));
             assert_eq!((dump.entries.len(), dump.entries[0].group), (1, 1));
             world.destroy(far()).unwrap();
@@ -228,7 +228,7 @@ rusty_fork_test! {
                 let progress = world.progress(soon()).unwrap();
                 assert_eq!((progress.front(), progress.not_joined().count()), (1, 0));
             } else if rank.rank == 0 {
-                // From outside, where nothing but the store is known.
+                // From outside, where only the store is known.
                 let groups = ProcessGroup::observe(rank.store.clone(), "world", 0, soon()).unwrap();
                 assert_eq!(groups.iter().map(|group| group.members.len()).collect::<Vec<_>>(), [3, 2]);
                 let missing: Vec<_> = groups[1].not_joined().map(|member| member.rank).collect();

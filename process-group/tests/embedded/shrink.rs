@@ -1,4 +1,4 @@
-//! Communicators that go on without some of their ranks: shrink, revoke; and what one holds.
+//! Communicators that go on without some of their ranks: shrink, revoke, and memory statistics.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use rusty_fork::rusty_fork_test;
 
 use super::common::{Rank, far, machine, machine_with, soon, values};
 
-/// A sum over the communicator, of 1 from each rank.
+/// Returns the sum over the communicator of 1 from each rank.
 fn sum(rank: &Rank, communicator: &Communicator) -> f32 {
     let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
     let (at, sum) = (memory.ptr(), ReduceOp::Sum);
@@ -48,7 +48,7 @@ rusty_fork_test! {
         machine.ranks(3, |rank| {
             let whole = rank.communicator();
             if rank.rank == 1 {
-                // Never comes to the sum, as if it were gone.
+                // Never comes to the sum, as if it had died.
                 rank.store.wait(&["over/0", "over/2"], far()).unwrap();
                 return whole.abort(far()).unwrap();
             }
@@ -57,7 +57,7 @@ rusty_fork_test! {
             unsafe { whole.all_reduce(at, at, 4, F32, op, &stream) }.unwrap();
             let rest = whole.shrink(&[1], ShrinkMode::AfterFailure, &rank.config(), far()).unwrap();
             assert_eq!(sum(&rank, &rest), 2.0);
-            // The work was given up; the device is as it was.
+            // The work was given up; the device is unaffected.
             stream.synchronize().unwrap();
             let error = unsafe { whole.all_reduce(at, at, 4, F32, op, &stream) }.unwrap_err();
             assert!(matches!(error, CommError::Poisoned { .. }), "{error}");
@@ -244,7 +244,7 @@ rusty_fork_test! {
             }
             let error = whole.split(Some(0), 0, &rank.config(), far()).unwrap_err();
             assert!(matches!(error, CommError::Nccl { call: "ncclCommSplit", .. }), "{error}");
-            // NCCL raises the flag of the child that failed together with the whole's.
+            // NCCL raises the abort flag of the failed child together with the parent's.
             let rest = whole.shrink(&[1], ShrinkMode::AfterFailure, &rank.config(), far()).unwrap();
             assert_eq!(sum(&rank, &rest), 2.0);
             rest.destroy(far()).unwrap();
@@ -262,7 +262,7 @@ rusty_fork_test! {
             let before = free();
             let whole = rank.communicator();
             if rank.rank == 0 {
-                // NCCL has made it, and we are about to look at it.
+                // NCCL has made it, and this crate is about to query it.
                 let slowly = Action::Delay(Duration::from_secs(2));
                 machine.world.faults().inject(Injection::new("ncclCommUserRank", slowly)).unwrap();
                 std::thread::scope(|scope| {
@@ -272,7 +272,7 @@ rusty_fork_test! {
                         std::thread::yield_now();
                     }
                     whole.abort_handle().abort(far()).unwrap();
-                    // At once: with the abort's end somebody has the child who aborts it.
+                    // At once: after the abort, a thread holds the child and aborts it.
                     assert!(wait_for_dropped(far()));
                     assert_eq!(free(), before);
                     let error = shrink.join().unwrap();

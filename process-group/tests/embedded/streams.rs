@@ -1,4 +1,4 @@
-//! Works on the driver's default streams, of which several have the same handle.
+//! Works on the driver's default streams, several of which have the same handle.
 
 use std::thread;
 
@@ -20,7 +20,7 @@ rusty_fork_test! {
             let group = rank.world();
             let open = hold(&own);
             let work = group.launched(&own).unwrap();
-            // What is not enqueued is not counted.
+            // A refused call is not counted.
             let error = group.launched(&other).unwrap_err();
             assert!(error.to_string().contains("device 1"), "{error}");
             assert_eq!(group.sequence(), 1);
@@ -45,7 +45,7 @@ rusty_fork_test! {
             thread::scope(|scope| {
                 let there = scope.spawn(|| {
                     let other = per_thread(&rank.context);
-                    // Later, and done before.
+                    // Enqueued later, and done earlier.
                     group.launched(&other).unwrap().wait_timeout(far()).unwrap();
                     group.quiesce(soon()).unwrap_err();
                     work.wait(&other).unwrap();

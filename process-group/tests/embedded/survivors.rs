@@ -1,4 +1,4 @@
-//! Groups that go on without some of their ranks: shrink, revoke; and ranks that are killed.
+//! Groups that go on without some of their ranks: shrink, revoke, and killed ranks.
 
 use std::{
     collections::BTreeSet,
@@ -23,7 +23,7 @@ use super::common::{Rank, faithful, far, machine, machine_with, values};
 use super::hooked::Hooked;
 use super::processes::{all_succeed, spawn};
 
-/// A sum over the group, of each rank's number in the job and 1.
+/// Returns the sum over the group of each rank's number in the job plus 1.
 fn group_sum(rank: &Rank, group: &ProcessGroup) -> f32 {
     let stream = rank.stream();
     let memory = rank.memory(&[group.global_rank() as f32 + 1.0; 4]);
@@ -57,7 +57,7 @@ rusty_fork_test! {
                 assert_eq!(making.origin, origin);
                 assert!(startup.rendezvous_us > 0.0 && startup.exchange_us > 0.0 && making.nccl_us > 0.0);
                 assert!(making.free_memory_difference.unwrap() != 0, "{startup}");
-                // And once more.
+                // A second time.
                 if rank.rank != 2 {
                     let two = rest.shrink(&[1], ShrinkMode::Orderly).unwrap();
                     assert_eq!(group_sum(&rank, &two), 5.0);
@@ -77,7 +77,7 @@ rusty_fork_test! {
         let machine = machine(3);
         machine.ranks(3, |rank| {
             let world = rank.world();
-            // Nobody can go on alone, so none of them is done before another comes.
+            // No rank can go on alone, so none is done before another comes.
             let wrong = [(rank.rank + 1) % 3];
             let error = world.shrink(&wrong, ShrinkMode::AfterFailure).unwrap_err();
             let GroupError::Shrink { source: ShrinkError::Differ { excluded, other_excluded, .. }, .. } = &error
@@ -99,14 +99,14 @@ rusty_fork_test! {
         machine.world.finish().unwrap();
     }
 
-    /// Whoever looked at all cards before any other stood there is not the one who says that all agree.
+    /// A survivor that read all records before any other record was written must not decide that all agree.
     #[test]
     fn survivors_who_come_while_another_looks_are_compared_too() {
         let machine = machine(3);
         machine.ranks(3, |rank| {
             let (store, has_looked) = (rank.store.clone(), AtomicBool::new(false));
             let look = move |call: &'static str, key: &str| {
-                // The last card of its first look.
+                // The last record of its first pass.
                 if let Some(cards) = key.strip_suffix("card/2")
                     && call == "check"
                     && !has_looked.swap(true, Ordering::Relaxed)
@@ -257,10 +257,10 @@ fn one_rank() {
     let GroupError::Lost { rank: first, .. } = lost.unwrap_err() else { panic!("nobody is lost") };
     let mut gone = BTreeSet::from([first]);
     if is_apart {
-        // Until both losses were told: a group that begins later hears of them all the same.
+        // Until both losses were reported. A group that begins later still learns of them.
         std::thread::sleep(Duration::from_secs(4));
     }
-    // One at a time, or whom another survivor knows of.
+    // One at a time, or the ranks that another survivor knows of.
     let rest = loop {
         let excluded: Vec<_> = gone.iter().copied().collect();
         match world.shrink(&excluded, ShrinkMode::AfterFailure) {
@@ -286,7 +286,7 @@ fn survivors_of_eight_of_whom_two_are_killed_have_right_sums() {
     ["kernel", "store"].into_iter().for_each(survive);
 }
 
-/// Losses are known by these witnesses.
+/// Survivors learn of losses by these witnesses.
 fn survive(witnesses: &str) {
     let store = TcpStore::host(0).unwrap();
     let start = |rank| {

@@ -1,4 +1,5 @@
-//! Threads that the system does not give: the call that needed one says so, and nobody waits for it.
+//! Threads that the system refuses to start. The call that needed one returns an error, and no thread waits
+//! for it.
 
 use std::{
     cell::Cell,
@@ -30,10 +31,10 @@ type Start = extern "C" fn(*mut c_void) -> *mut c_void;
 type Create =
     unsafe extern "C" fn(*mut libc::pthread_t, *const libc::pthread_attr_t, Start, *mut c_void) -> c_int;
 
-/// Stands before the C library's in this program.
+/// Replaces the C library's function in this program.
 ///
 /// # Safety
-/// As for the C library's.
+/// As for the C library's function.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pthread_create(
     thread: *mut libc::pthread_t,
@@ -55,14 +56,15 @@ unsafe extern "C" fn pthread_create(
     unsafe { real(thread, attributes, start, argument) }
 }
 
-/// Runs `body` with the thread refused that is number `nth` of those that it starts here; whether one was.
+/// Runs `body` while thread number `nth` of those that it starts here is refused. Returns true if one was
+/// refused.
 fn without<T>(nth: u32, body: impl FnOnce() -> T) -> (T, bool) {
     REFUSED.set(Some(nth));
     let result = body();
     (result, REFUSED.take().is_none())
 }
 
-/// Whether an error tells of a thread: one of this crate's, or one that the library needs for a call.
+/// Returns true if the error reports a thread that could not start, of this crate or inside NCCL.
 fn is_of_thread(error: &GroupError) -> bool {
     matches!(
         error,
@@ -71,7 +73,7 @@ fn is_of_thread(error: &GroupError) -> bool {
 }
 
 rusty_fork_test! {
-    /// Each in turn, on one rank; the other hears that the group is not made.
+    /// Each in turn, on one rank. The other learns that the group is not made.
     #[test]
     fn a_group_is_not_made_without_its_threads() {
         let machine = machine(2);
@@ -91,7 +93,7 @@ rusty_fork_test! {
                 [(Ok(()), false), _] => break,
                 [(Err(error), true), (Err(other), _)] => {
                     assert!(is_of_thread(error), "{nth}: {error}");
-                    // It need not wait for the deadline.
+                    // It does not wait for the deadline.
                     let told = matches!(
                         other,
                         GroupError::Store(StoreError::GivenUp { rank: 0, .. }) | GroupError::Unmade { rank: 0, .. }
@@ -102,12 +104,12 @@ rusty_fork_test! {
             }
             refused += 1;
         }
-        // The two of the watch, the watchdog and the communicator's.
+        // Two threads of the watch, the watchdog's, and the communicator's.
         assert!(refused >= 4, "{refused} threads were refused");
         machine.world.finish().unwrap();
     }
 
-    /// An abort needs threads; without them it runs where it is called.
+    /// An abort needs threads. Without them it runs on the calling thread.
     #[test]
     fn who_aborts_without_threads_leaves_nobody_waiting() {
         let machine = machine(2);
@@ -149,7 +151,7 @@ rusty_fork_test! {
             assert!(matches!(kept, Err(GroupError::Thread { .. })) && refused, "{kept:?}");
             drop(open);
             work.wait_timeout(far()).unwrap();
-            // Whoever looks after the next looks after this one too.
+            // The thread that is started for the next owner drops this one too.
             assert!(!is_dropped.load(Ordering::Acquire));
             work.keep(()).unwrap();
             let patience = far();
@@ -162,7 +164,7 @@ rusty_fork_test! {
         machine.world.finish().unwrap();
     }
 
-    /// The watchdog is one for all groups of the process: the next tries again.
+    /// All groups of the process share one watchdog. The next group tries again to start it.
     #[test]
     fn a_watchdog_that_could_not_be_started_is_for_the_next_group() {
         let machine = machine(1);

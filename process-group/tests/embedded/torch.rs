@@ -1,5 +1,5 @@
-//! Joining a `torch.distributed` job: what PyTorch's ranks leave in the store and look for there, by hand and by
-//! PyTorch itself, which needs no GPU so far. NCCL's part is the embedded device's.
+//! Joining a `torch.distributed` job: the keys that PyTorch's ranks write and read in the store, emulated and
+//! by PyTorch itself, which needs no GPU for this part. NCCL is the embedded device's.
 
 use std::{
     io::{BufRead, BufReader},
@@ -21,7 +21,7 @@ use super::{
     common::{Rank, far, machine, values},
 };
 
-/// Where PyTorch's releases put the unique id, as its client sends the keys but for their first slash.
+/// The keys of the unique id in PyTorch's releases, as its client sends them but for their first slash.
 const KEYS: [&str; 2] = ["default_pg/0//cuda//0", "default_pg/0//cuda//0/nccl_storekey_0"];
 
 /// A rank of PyTorch's, as NCCL sees it.
@@ -37,7 +37,7 @@ fn stranger(rank: &Rank, id: &UniqueId) {
     communicator.destroy(far()).unwrap();
 }
 
-/// A rank of ours, in a job of three.
+/// A rank of this crate, in a job of three.
 fn joined(rank: &Rank, world: ProcessGroup) {
     assert_eq!((world.rank(), world.size(), world.name()), (rank.rank, 3, "default_pg"));
     assert_eq!((world.global_ranks(), world.global_rank()), (vec![0, 1, 2], rank.rank));
@@ -46,7 +46,7 @@ fn joined(rank: &Rank, world: ProcessGroup) {
     let work = unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
     world.wait(&work, far(), Duration::from_secs(1)).unwrap();
     assert_eq!(values(&memory), [3.0; 64]);
-    // What takes an agreement is refused at once, and nobody has waited for anybody.
+    // Operations that need an agreement are refused at once, and no rank has waited for another.
     assert_eq!(world.members().len(), 1);
     let refused = [
         world.barrier(far()).unwrap_err(),
@@ -60,14 +60,15 @@ fn joined(rank: &Rank, world: ProcessGroup) {
 }
 
 rusty_fork_test! {
-    /// The ranks of either language lead, and every release's key is read.
+    /// Ranks of either language lead, and every release's key is read.
     #[test]
     fn a_unique_id_is_all_that_the_languages_share() {
         for lead in [0, 1] {
             for key in KEYS {
                 let machine = machine(3);
                 machine.ranks(3, |rank| {
-                    // Ranks 1 and 2 are not of the language that leads, but for one of ours under ours.
+                    // Ranks 1 and 2 use the other language than the leader, except for one of this crate's if
+                    // this crate leads.
                     let ours = if lead == 0 { rank.rank != 0 } else { rank.rank != 1 };
                     if ours {
                         return joined(&rank, rank.builder().join_torch().unwrap());
@@ -84,7 +85,8 @@ rusty_fork_test! {
         }
     }
 
-    /// Who counts with `TORCH_DIST_INIT_BARRIER` counts us, and is told of the last.
+    /// A rank that counts arrivals under `TORCH_DIST_INIT_BARRIER` counts this crate's ranks, and learns of
+    /// the last one.
     #[test]
     fn the_barrier_at_the_start_counts_us() {
         let machine = machine(3);
@@ -126,7 +128,8 @@ rusty_fork_test! {
         assert!(error.to_string().contains("TORCH_NCCL_RANKS_PER_ROOT=129"), "{error}");
     }
 
-    /// `init_process_group` of PyTorch itself, whose backend for CUDA is one that hands us the store that it was given.
+    /// Runs `init_process_group` of PyTorch itself, with a backend for CUDA that passes its store to this
+    /// test.
     #[test]
     fn pytorch_finds_our_id_and_we_find_its() {
         if torch_is_there() {
@@ -137,7 +140,7 @@ rusty_fork_test! {
     }
 }
 
-/// A job of two ranks whose rank `theirs` is PyTorch's but for NCCL, and hosts the store if it is the first.
+/// Runs a job of two ranks. Rank `theirs` uses PyTorch without NCCL, and hosts the store if it is the first.
 fn with_pytorch(theirs: usize) {
     let machine = machine(2);
     let port = {
@@ -184,7 +187,7 @@ fn with_pytorch(theirs: usize) {
             .unwrap();
         stream.synchronize().unwrap();
         communicator.destroy(far()).unwrap();
-        // It may host the store.
+        // The process may host the store.
         drop(child.stdin.take());
         assert!(child.wait().unwrap().success());
     });

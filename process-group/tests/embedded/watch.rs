@@ -1,4 +1,4 @@
-//! The watchdog: work that nobody waits for, members that call different things, errors in the background.
+//! The watchdog: work that no thread waits for, members that make different calls, asynchronous errors.
 
 use std::{env, fs, net::TcpListener, thread, time::Duration};
 
@@ -14,7 +14,7 @@ use rusty_fork::rusty_fork_test;
 
 use super::common::{Rank, faithful, far, machine, soon, values};
 
-/// Waits, in no call, until the group is over.
+/// Waits, outside of any call, until the group is over.
 fn until_over(group: &ProcessGroup) -> GroupError {
     let patience = far();
     loop {
@@ -48,12 +48,12 @@ rusty_fork_test! {
             let GroupError::Overdue { operation, sequence: 1, progress, .. } = &error else { panic!("{error}") };
             assert_eq!(operation, "all_reduce");
             assert_eq!(progress.not_joined().map(|member| member.rank).collect::<Vec<_>>(), [1], "{error}");
-            // Whoever waits is told the same, at once.
+            // A wait gets the same error, at once.
             if let Some(work) = work {
                 assert_eq!(work.wait_timeout(far()).unwrap_err().to_string(), error.to_string());
             }
             assert_eq!(world.barrier(far()).unwrap_err().to_string(), error.to_string());
-            // A group without trouble goes on.
+            // A group without trouble stays usable.
             let pair = pair.unwrap();
             let other = rank.stream();
             memory.copy_from_host(0, &[1f32]).unwrap();
@@ -71,7 +71,8 @@ rusty_fork_test! {
         assert!(fs::read_dir(folder.path()).unwrap().count() >= 3);
     }
 
-    /// The idiom of the front page: the wait and the work have the same time, and the wait's is over first.
+    /// The idiom of the crate's front page: the wait and the work have the same time limit, and the wait ends
+    /// first.
     #[test]
     fn a_wait_for_as_long_as_the_group_waits_names_who_has_not_joined() {
         let machine = faithful(3, 22809);
@@ -79,7 +80,7 @@ rusty_fork_test! {
             let world = rank.builder().timeout(Duration::from_secs(8)).build().unwrap();
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
             let one = Buffer::new(memory.ptr(), 1, F32);
-            // Who leaves before another is told ends its wait.
+            // A rank that leaves before another has its error ends the other's wait.
             let all_told = || rank.store.wait(&["told 0", "told 2"], far()).unwrap();
             if rank.rank == 1 {
                 return all_told();
@@ -88,7 +89,7 @@ rusty_fork_test! {
             let error = work.wait_timeout(world.timeout()).unwrap_err();
             let progress = match &error {
                 GroupError::WorkTimeout { progress: Some(progress), .. } => progress,
-                // Where this thread was not run for long, the watchdog comes first.
+                // If this thread was not scheduled for long, the watchdog comes first.
                 GroupError::Overdue { progress, .. } => progress,
                 other => panic!("{other}"),
             };
@@ -101,7 +102,7 @@ rusty_fork_test! {
         });
     }
 
-    /// Who asks again and again for a moment asks nobody else.
+    /// Repeated short waits do not ask the other members.
     #[test]
     fn a_short_wait_asks_no_other_member() {
         let machine = faithful(2, 22809);
@@ -131,7 +132,7 @@ rusty_fork_test! {
             let world = short(&rank);
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
             let one = Buffer::new(memory.ptr(), 1, F32);
-            // Longer than one work may take.
+            // In total longer than the work timeout.
             for _ in 0..60 {
                 unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
                 thread::sleep(Duration::from_millis(10));
@@ -197,7 +198,8 @@ rusty_fork_test! {
         });
     }
 
-    /// The rank that hosts it has work that is late, knows first that the group is over, and goes at once.
+    /// The rank that hosts the store has late work, is the first to know that the group is over, and leaves
+    /// at once.
     #[test]
     fn who_hosts_the_store_stays_until_the_others_know_why_the_group_is_over() {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -248,7 +250,7 @@ rusty_fork_test! {
         });
     }
 
-    /// Calls that are not alike by their nature: messages of some members, shares of any length, a root's other part.
+    /// Calls that differ by design: messages of some members, shares of any length, a root's different role.
     #[test]
     fn what_need_not_be_equal_is_no_divergence() {
         let machine = machine(3);
@@ -295,7 +297,7 @@ rusty_fork_test! {
             let world = rank.builder().heartbeat(Duration::from_millis(200)).build().unwrap();
             world.barrier(far()).unwrap();
             if rank.rank == 1 {
-                // Of either rank: whichever is asked next.
+                // On either rank: the one that is asked next.
                 machine.world.faults().inject(Injection::new("ncclCommGetAsyncError", Action::Fail(2))).unwrap();
             }
             let patience = far();

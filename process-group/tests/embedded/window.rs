@@ -1,4 +1,4 @@
-//! Windows: outcomes by release and support, order, deregistration, and what is refused.
+//! Windows: outcomes by release and support, order, deregistration, and refused calls.
 
 use cuda_driver::{
     DevicePtr,
@@ -57,11 +57,15 @@ rusty_fork_test! {
             assert!(windows.iter().all(|window| !window.raw().is_null()));
             let again = unsafe { communicator.register_windows(&[request(&segments[0])], far()) };
             assert!(matches!(again, Err(CommError::WindowRequest(_))), "{again:?}");
-            communicator.deregister_windows(windows, far()).unwrap();
+            communicator.deregister_windows(windows.clone(), far()).unwrap();
+            // NCCL must not be given the handle of a window that is gone.
+            let twice = communicator.deregister_windows(windows, far());
+            assert!(matches!(&twice, Err(CommError::WindowRequest(error)) if error.index == 0), "{twice:?}");
             unsafe { communicator.register_windows(&[request(&segments[0])], far()) }.unwrap();
             communicator.destroy(far()).unwrap();
         });
         assert_eq!(machine.world.calls("ncclCommWindowRegister"), 6);
+        assert_eq!(machine.world.calls("ncclCommWindowDeregister"), 4);
         machine.world.finish().unwrap();
     }
 
@@ -152,7 +156,7 @@ rusty_fork_test! {
         let machine = machine_with(2, 22907);
         machine.ranks(2, |rank| {
             let mut config = rank.config();
-            // As if the members had not said.
+            // The same as members that have not published it.
             config.window_facts = WindowFacts { window_enable: Some(true), ..WindowFacts::default() };
             let communicator = process_group::comm::Communicator::init(
                 &rank.nccl, &rank.context, &rank.id, rank.rank, 2, &config, far(),

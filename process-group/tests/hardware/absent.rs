@@ -1,5 +1,6 @@
-//! Calls that not all ranks make: what waits for who does not come is ended. A library that compares the ranks' buffers
-//! (`NCCL_CHECK_MODE=DEBUG_GLOBAL`) waits for all of them inside the call, so these are not for that mode.
+//! Calls that not all ranks make: work that waits for a missing rank is ended. A library that compares the
+//! ranks' buffers (`NCCL_CHECK_MODE=DEBUG_GLOBAL`) waits for all of them inside the call, so these tests do
+//! not support that mode.
 
 use std::{
     thread,
@@ -54,7 +55,7 @@ fn a_survivor_goes_on_with_right_sums_in_order_and_after_a_failure() {
         world.barrier(far()).unwrap();
         assert_eq!(sum(&world), 3.0);
         if rank == 0 {
-            // Waits for the other, which does not come.
+            // Waits for the other rank, which does not come.
             let stream = Stream::new(context, StreamFlags::NON_BLOCKING).unwrap();
             let lost = DeviceMemory::new(context, 4096).unwrap();
             let lost_buffer = Buffer::new(lost.ptr(), 1024, F32);
@@ -89,7 +90,7 @@ fn work_that_is_revoked_ends() {
             let (at, op) = (memory.ptr(), ReduceOp::Sum);
             unsafe { communicator.all_reduce(at, at, 1024, F32, op, &stream) }.unwrap();
         };
-        // The first connects, for which the host waits in NCCL; what is revoked is work on the device.
+        // The first call connects, for which the host waits in NCCL. Revoke gives up work on the device.
         all_reduce();
         stream.synchronize().unwrap();
         if rank == 0 {

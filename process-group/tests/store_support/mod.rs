@@ -1,4 +1,4 @@
-//! What the tests of the stores share.
+//! Shared code of the store tests.
 
 pub(super) mod ports;
 pub(super) mod world;

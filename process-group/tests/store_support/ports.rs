@@ -1,4 +1,4 @@
-//! Ports for tests that need to know one beforehand.
+//! Ports for tests that need to know a port before a process listens.
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4},
@@ -7,7 +7,8 @@ use std::{
 
 use rustix::net::{AddressFamily, SocketType};
 
-/// A port that nobody listens at and that stays ours while the descriptor lives; a listener may share it.
+/// Returns a port without a listener. It stays reserved while the descriptor is open; a listener may share
+/// it.
 pub(crate) fn reserved_port() -> (OwnedFd, u16) {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     rustix::net::sockopt::set_socket_reuseaddr(&socket, true).unwrap();

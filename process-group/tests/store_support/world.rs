@@ -1,5 +1,5 @@
-//! One server and several clients, all machines, on one thread: a seed chooses which bytes arrive when, in which
-//! fragments, when time passes, which connections break, and what strangers send.
+//! One server and several clients, all state machines, on one thread. A seed chooses the delivery and
+//! fragmentation of bytes, the passing of time, the connections that break, and the data that strangers send.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -35,22 +35,22 @@ impl Random {
     }
 }
 
-/// What ranks do to the store. Tokens are unique in a run.
+/// The operations of ranks on the store. Tokens are unique in a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Op {
     /// Adds 1 to the counter.
     Count,
-    /// Replaces the register's value, if it holds what this rank saw last.
+    /// Replaces the register's value, if it is the last one that this rank saw.
     Swap { expected: Vec<u8>, new: Vec<u8> },
-    /// Sets a key that nobody else sets.
+    /// Sets a key that no other operation sets.
     Set { key: Vec<u8> },
     /// Waits for some of those keys and reads them.
     Wait { keys: Vec<Vec<u8>>, deadline: Duration },
-    /// Waits for the queue, and takes nothing.
+    /// Waits for the queue, and takes no element.
     Watch { deadline: Duration },
     /// Pushes to the queue.
     Push { token: Vec<u8> },
-    /// Pops from the queue, waiting.
+    /// Waits for the queue, and pops an element.
     Pop { deadline: Duration },
 }
 
@@ -83,7 +83,7 @@ impl Op {
     }
 }
 
-/// A moment: the step orders, the time is what deadlines are compared with.
+/// A moment. The step defines the order, and deadlines are compared with the time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment {
     pub(crate) step: u64,
@@ -97,11 +97,11 @@ pub(crate) struct Event {
     pub(crate) op: Op,
     pub(crate) called: Moment,
     pub(crate) ended: Option<Moment>,
-    /// `None` when its connection broke: it may have happened or not.
+    /// `None` when its connection broke: it may or may not have taken effect.
     pub(crate) outcome: Option<Result<Option<Reply>, Failure>>,
 }
 
-/// One connection's bytes under way.
+/// The bytes in transit on one connection.
 #[derive(Default)]
 struct Link {
     up: VecDeque<u8>,
@@ -111,7 +111,7 @@ struct Link {
 struct Rank {
     machine: Client,
     connection: ClientId,
-    /// The operation under way, in the history; `None` while greeting and when idle.
+    /// The index in the history of the operation in progress; `None` while greeting and when idle.
     doing: Option<usize>,
     seen: Vec<u8>,
 }
@@ -126,17 +126,17 @@ pub(crate) struct World {
     strangers: BTreeSet<ClientId>,
     next: ClientId,
     tokens: u64,
-    /// How often ranks choose each of their operations: every run dwells on other things.
+    /// The weights with which ranks choose operations. Every run emphasises others.
     weights: [usize; 7],
     pub(crate) history: Vec<Event>,
 }
 
-/// Ranks that are slow to greet are not turned away.
+/// A long time for the greeting, so that slow ranks are not rejected.
 fn limits() -> ServerLimits {
     ServerLimits { greeting: Duration::from_secs(60), ..ServerLimits::default() }
 }
 
-/// Keys that are set and waited for.
+/// The number of keys that are set and waited for.
 const KEYS: u64 = 12;
 
 impl World {
@@ -155,7 +155,7 @@ impl World {
             history: Vec::new(),
         };
         if world.random.one_in(2) {
-            // Everything is done in pieces.
+            // Small turns, so that everything is done in pieces.
             let [turn, at_once] = [(); 2].map(|()| 1 + world.random.below(24));
             world.server = Server::new(limits()).with_turns(turn, at_once);
         }
@@ -180,7 +180,7 @@ impl World {
         self.next
     }
 
-    /// One step of the seed's choice.
+    /// Runs one step of the seed's choice.
     pub(crate) fn step(&mut self) {
         self.now.step += 1;
         match self.random.below(32) {
@@ -196,7 +196,7 @@ impl World {
         }
     }
 
-    /// Delivers all that is under way, without time passing.
+    /// Delivers all bytes in transit, without time passing.
     pub(crate) fn settle(&mut self) {
         loop {
             self.now.step += 1;
@@ -228,12 +228,12 @@ impl World {
         );
     }
 
-    /// The operations under way.
+    /// Returns the operations in progress.
     pub(crate) fn under_way(&self) -> impl Iterator<Item = &Op> {
         self.ranks.iter().filter_map(|rank| Some(&self.history[rank.doing?].op))
     }
 
-    /// Asks the server over a connection of its own.
+    /// Asks the server over a separate connection.
     pub(crate) fn ask(&mut self, request: Request) -> Reply {
         let id = self.accept();
         let mut machine = self.client();
@@ -310,7 +310,7 @@ impl World {
         }
     }
 
-    /// An idle rank begins an operation.
+    /// Begins an operation on an idle rank.
     fn begin(&mut self) {
         let rank = self.random.below(self.ranks.len());
         if !self.ranks[rank].machine.is_idle() {
@@ -342,7 +342,7 @@ impl World {
 
     fn token(&mut self) -> Vec<u8> {
         self.tokens += 1;
-        // Of different lengths, some longer than most fragments.
+        // Different lengths, some longer than most fragments.
         format!("{}{}", self.tokens, "-".repeat(self.random.below(3) * 30)).into_bytes()
     }
 
@@ -367,7 +367,7 @@ impl World {
         self.drive(rank, client::Input::Connected(due));
     }
 
-    /// Somebody connects who sends anything, sometimes after a true greeting.
+    /// Connects a stranger that sends random bytes, sometimes after a valid greeting.
     fn stranger(&mut self) {
         let id = self.accept();
         self.strangers.insert(id);
@@ -377,7 +377,7 @@ impl World {
                 if self.random.one_in(2) { self.random.below(20) } else { self.random.below(256) } as u8
             );
         }
-        // No effect on what the ranks look at: their names do not occur in so few random bytes.
+        // No effect on the ranks' keys: their names do not occur in so few random bytes.
         self.links.get_mut(&id).unwrap().up.extend(bytes);
     }
 
@@ -404,7 +404,7 @@ impl World {
         }
     }
 
-    /// Whether the server has work left.
+    /// Returns true if the server has work left.
     fn is_busy(&self) -> bool {
         self.server.wake_at() == Some(Duration::ZERO)
     }

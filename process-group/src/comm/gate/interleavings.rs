@@ -1,4 +1,4 @@
-//! Threads that enqueue, look, abort and destroy.
+//! Model checks of threads that enqueue, observe, abort and destroy.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::sync::{
     model::{check, thread},
 };
 
-/// A gate, and who is inside NCCL.
+/// A gate, and the number of threads inside NCCL.
 struct Model {
     gate: Gate,
     inside: AtomicUsize,
@@ -22,7 +22,7 @@ impl Model {
         Arc::new(Self { gate, inside: AtomicUsize::new(0), is_freed: AtomicBool::new(false) })
     }
 
-    /// A call, if it is let in.
+    /// Makes a call, if the gate admits it.
     fn call(&self, kind: Kind) {
         if let Ok(entry) = self.gate.enter("call", kind, None) {
             assert_eq!(self.inside.fetch_add(1, Ordering::Relaxed), 0, "two are inside");
@@ -32,7 +32,7 @@ impl Model {
         }
     }
 
-    /// Frees what is closed.
+    /// Frees the communicator once the gate is closed and empty.
     fn free(&self) {
         self.gate.wait_empty(Deadline::after(std::time::Duration::MAX)).unwrap();
         assert_eq!(self.inside.load(Ordering::Relaxed), 0, "somebody is inside");
@@ -53,34 +53,33 @@ fn spawn(model: &Arc<Model>, run: impl FnOnce(&Model) + Send + 'static) -> threa
     thread::spawn(move || run(&model))
 }
 
-/// Whoever has closed the gate for a destruction is told of every abort that finds it closed.
+/// Returns a listener, and the flag that it sets.
+fn listener() -> (Arc<Listener>, Arc<AtomicBool>) {
+    let told = Arc::new(AtomicBool::new(false));
+    let flag = told.clone();
+    (Arc::new(move |_| flag.store(true, Ordering::Relaxed)), told)
+}
+
+/// The thread that closes the gate for a destruction is notified of every later abort.
 #[test]
 fn an_abort_tells_who_destroys() {
     check(|| {
         let model = Model::new();
         let aborting = spawn(&model, Model::abort);
-        let told = Arc::new(AtomicBool::new(false));
-        let listener: Arc<Listener> = {
-            let told = told.clone();
-            Arc::new(move |_| told.store(true, Ordering::Relaxed))
-        };
+        let (listener, told) = listener();
         let closed = model.gate.close_working("destroy", "destroyed", &listener);
         aborting.join().unwrap();
         assert_eq!(told.load(Ordering::Relaxed), closed.is_ok());
     });
 }
 
-/// A call that waits is told also of an abort that comes before it waits.
+/// A waiting call is notified also of an abort that comes before the wait.
 #[test]
 fn an_abort_tells_who_waits_for_a_call() {
     check(|| {
         let model = Model::new();
         let aborting = spawn(&model, Model::abort);
-        let told = Arc::new(AtomicBool::new(false));
-        let listener: Arc<Listener> = {
-            let told = told.clone();
-            Arc::new(move |_| told.store(true, Ordering::Relaxed))
-        };
+        let (listener, told) = listener();
         model.gate.tell(&listener);
         aborting.join().unwrap();
         assert!(told.load(Ordering::Relaxed));

@@ -1,15 +1,15 @@
-//! Who may call NCCL on a communicator, and when.
+//! Controls which threads may call NCCL on a communicator, and when.
 //!
-//! NCCL allows one thread at a time on a communicator, and nobody once it is being freed. The gate keeps both
-//! rules: a call holds an [`Entry`] while it is inside NCCL; an abort closes the gate and waits until nobody is
-//! inside any more. The gate's own lock is never held during a call of NCCL.
+//! NCCL allows one thread at a time on a communicator, and none once it is being freed. The gate enforces both rules.
+//! A call holds an [`Entry`] while it is inside NCCL. An abort closes the gate and waits until no thread is inside.
+//! The gate's own lock is never held during a call of NCCL.
 //!
 //! While a thread has an open NCCL group with queued work of the communicator, the communicator belongs to that
-//! group: other threads' collectives wait. Local calls (registration) need to exclude only calls that are inside.
+//! group, and other threads' collectives wait. Local calls (registration) exclude only calls that are inside.
 //!
-//! Most calls find an open gate that nobody is near, and leave one: they change one word, 0 to [`INSIDE`] and back, and
-//! never take the lock. Who takes it sets [`LOCKED`] in the word, which sends everybody else to the lock, and takes
-//! that away again only when the gate is open, empty, in no group and waited for by nobody.
+//! Most calls find an open, idle gate and leave it idle. They change one word from 0 to [`INSIDE`] and back, and
+//! never take the lock. A thread that takes the lock sets [`LOCKED`] in the word, which sends all other threads to
+//! the lock. It clears [`LOCKED`] only when the gate is open, empty, held by no group, and has no waiting threads.
 
 mod rights;
 
@@ -33,33 +33,34 @@ use crate::{
     },
 };
 
-/// What a call needs besides being alone.
+/// Admission rules of a call, besides exclusive access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Touches only this rank's bookkeeping: may happen while a group is open elsewhere.
+    /// Touches only this rank's bookkeeping, so it may run while another thread's group is open.
     Local,
     /// Enqueues work, or queues it in this thread's open group.
     Enqueue,
-    /// Ends this thread's group: must happen even when the communicator is being aborted, because NCCL's group
-    /// would stay open otherwise. The abort waits for it before it frees anything.
+    /// Ends this thread's group. It must run even while the communicator is being aborted, because NCCL's group would
+    /// stay open otherwise. The abort waits for it before it frees anything.
     GroupEnd,
-    /// A management call that every rank makes: no group may hold the communicator.
+    /// A management call that every rank makes. No group may hold the communicator.
     Collective,
-    /// The same, of those that a revoked communicator takes too: makes a communicator of this one, or ends it.
+    /// Like `Collective`, but also admitted by a revoked communicator: makes a communicator from this one, or ends
+    /// it.
     Child,
-    /// The same, of those that a poisoned communicator takes too.
+    /// Like `Child`, but also admitted by a poisoned communicator.
     Rescue,
-    /// The call that makes the communicator, which nothing comes before.
+    /// The call that makes the communicator. No other call is admitted before it.
     Making,
 }
 
-/// Whether calls are let in.
+/// State of the communicator that decides which calls are admitted.
 #[derive(Debug, Clone)]
 enum Phase {
-    /// NCCL has not made it: nothing is let in but the call that does.
+    /// NCCL has not made it. Only the call that makes it is admitted.
     Unmade,
     Open,
-    /// A call failed or is late; only an abort is let in.
+    /// A call failed or is late. Only an abort is admitted.
     Poisoned(Arc<str>),
     /// Being destroyed or aborted, or gone.
     Closed(Arc<str>),
@@ -67,21 +68,22 @@ enum Phase {
 
 struct State {
     phase: Phase,
-    /// Whether work was given up, and no more is taken.
+    /// True once the work was given up. Further work is refused.
     revoked: bool,
     inside: Option<&'static str>,
     group: Option<ThreadId>,
-    /// Threads that only look, beside whoever is inside.
+    /// Threads that only query the communicator, beside the thread inside.
     observers: usize,
-    /// Threads that wait for a change: to wake nobody costs a call of the system too.
+    /// Threads that wait for a change. Without any, the wake-up system call is skipped.
     waiting: usize,
-    /// Told of aborts. Here, so that an abort that finds the gate closed finds those who were to be told when it closed.
+    /// Called on aborts. Kept under this lock, so an abort that finds the gate closed also finds the listeners added
+    /// when it closed.
     listeners: Vec<Weak<Listener>>,
 }
 
-/// A call that went past the lock is inside.
+/// A call that did not take the lock is inside.
 const INSIDE: u8 = 1;
-/// The lock's state decides.
+/// The state under the lock decides.
 const LOCKED: u8 = 2;
 
 /// The gate of one communicator.
@@ -93,7 +95,7 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// The gate of what is not made yet; `communicator` is how errors call its owner.
+    /// Makes the gate of a communicator that is not made yet. `communicator` is the communicator's name in errors.
     pub(crate) fn new(communicator: String) -> Self {
         let phase = Phase::Unmade;
         let state = State {
@@ -109,7 +111,7 @@ impl Gate {
         Self { communicator, word, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Lets calls in: the communicator is made.
+    /// Opens the gate once the communicator is made.
     pub(crate) fn open(&self) {
         let mut state = self.lock();
         if matches!(state.phase, Phase::Unmade) {
@@ -117,12 +119,13 @@ impl Gate {
         }
     }
 
-    /// Whether NCCL has not made it, and is not asked to again.
+    /// Returns true if NCCL has neither made the communicator nor failed to make it.
     pub(crate) fn is_unmade(&self) -> bool {
         matches!(self.lock().phase, Phase::Unmade)
     }
 
-    /// Closes the gate of what was never made, and is not being made: there is nothing to end. `false` for any other.
+    /// Closes the gate if the communicator was never made and is not being made; it then needs no end. Returns
+    /// `false` for any other.
     pub(crate) fn close_unmade(&self, how: &str) -> bool {
         let mut state = self.lock();
         let idle = matches!(state.phase, Phase::Unmade) && state.inside.is_none();
@@ -133,7 +136,7 @@ impl Gate {
         idle
     }
 
-    /// How errors call the communicator.
+    /// Returns the communicator's name in errors.
     pub(crate) fn name(&self) -> &str {
         &self.communicator
     }
@@ -145,7 +148,7 @@ impl Gate {
         Locked { gate: self, state: Some(state) }
     }
 
-    /// Lets go of the state after a change, and wakes those who wait for one.
+    /// Releases the state after a change, and wakes the threads that wait for one.
     fn changed(&self, state: Locked<'_>) {
         let waiting = state.waiting > 0;
         drop(state);
@@ -157,7 +160,7 @@ impl Gate {
     /// Waits for a change.
     fn wait<'a>(&'a self, mut locked: Locked<'a>, deadline: Option<Deadline>) -> Locked<'a> {
         locked.waiting += 1;
-        // The word stays locked meanwhile, since somebody waits.
+        // The word stays locked meanwhile because `waiting` is not 0.
         locked.state = locked.state.take().map(|state| match deadline {
             None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
             Some(deadline) => {
@@ -169,9 +172,9 @@ impl Gate {
         locked
     }
 
-    /// What is inside.
+    /// Returns the name of the call that is inside, if any.
     fn inside(&self, state: &State) -> Option<&'static str> {
-        // Nobody goes in past a lock that is held: what is inside now may only leave.
+        // While the lock is held no call can pass it by, so a call that is inside now can only leave.
         let past = self.word.load(Ordering::Acquire) & INSIDE != 0;
         state.inside.or_else(|| past.then_some("the enqueueing of an operation"))
     }
@@ -190,12 +193,12 @@ impl Gate {
         }
     }
 
-    /// Whether calls are let in.
+    /// Checks that calls are admitted.
     pub(crate) fn check(&self, call: &'static str) -> Result<()> {
         self.admitted(&self.lock(), call)
     }
 
-    /// Refuses only what comes after an end has begun.
+    /// Like [`check`](Self::check), but fails only if an end has begun.
     pub(crate) fn check_not_closed(&self, call: &'static str) -> Result<()> {
         match self.check(call) {
             Err(closed @ CommError::Closed { .. }) => Err(closed),
@@ -203,12 +206,12 @@ impl Gate {
         }
     }
 
-    /// Whether nothing is let in any more.
+    /// Returns true if no call is admitted any more.
     pub(crate) fn is_closed(&self) -> bool {
         matches!(self.lock().phase, Phase::Closed(_))
     }
 
-    /// Goes in as soon as nobody is inside; a deadline, if any, bounds the wait.
+    /// Enters as soon as no thread is inside. `deadline`, if any, bounds the wait.
     #[inline]
     pub(crate) fn enter(
         &self,
@@ -269,8 +272,7 @@ impl Gate {
         self.changed(state);
     }
 
-    /// Comes near without going in: for queries that NCCL allows beside a call. A poisoned communicator may be
-    /// looked at, one that is closed may not.
+    /// Admits a query that NCCL allows beside a call. A poisoned communicator may be queried, a closed one may not.
     pub(crate) fn observe(&self, call: &'static str) -> Result<Observer<'_>> {
         let mut state = self.lock();
         match self.admitted(&state, call) {
@@ -285,14 +287,14 @@ impl Gate {
         self.lock().group = Some(thread::current().id());
     }
 
-    /// The calling thread's group has ended.
+    /// Ends the calling thread's group on this communicator.
     pub(crate) fn leave_group(&self) {
         let mut state = self.lock();
         state.group = None;
         self.changed(state);
     }
 
-    /// Lets in nothing but an abort from now on. The first reason stays.
+    /// Admits nothing but an abort from now on. The first reason is kept.
     pub(crate) fn poison(&self, reason: &str) {
         let mut state = self.lock();
         if matches!(state.phase, Phase::Open | Phase::Unmade) {
@@ -301,19 +303,19 @@ impl Gate {
         self.changed(state);
     }
 
-    /// Lets in no work from now on.
+    /// Refuses work from now on.
     pub(crate) fn revoke(&self) {
         let mut state = self.lock();
         state.revoked = true;
         self.changed(state);
     }
 
-    /// Whether no work is let in.
+    /// Returns true if work is refused.
     pub(crate) fn is_revoked(&self) -> bool {
         self.lock().revoked
     }
 
-    /// Lets in nothing from now on. `false` if that was so already, and then nothing changes.
+    /// Refuses every call from now on. Returns `false`, without a change, if the gate was closed already.
     pub(crate) fn close(&self, how: &str) -> bool {
         let mut state = self.lock();
         let first = !matches!(state.phase, Phase::Closed(_));
@@ -324,13 +326,13 @@ impl Gate {
         first
     }
 
-    /// Says how a closed communicator ended.
+    /// Records how a closed communicator ended.
     pub(crate) fn set_ending(&self, how: &str) {
         self.lock().phase = Phase::Closed(how.into());
     }
 
-    /// Closes the gate of a communicator that works, and refuses if it does not. From then on `listener` is told of
-    /// aborts, as by [`tell`](Self::tell).
+    /// Closes the gate of a working communicator, and fails for any other. From then on `listener` is called on
+    /// aborts, as with [`tell`](Self::tell).
     pub(crate) fn close_working(
         &self,
         call: &'static str,
@@ -345,7 +347,8 @@ impl Gate {
         Ok(())
     }
 
-    /// Tells `listener` of aborts from now on, as long as it is there; at once if the gate is closed, whatever closed it.
+    /// Calls `listener` on aborts from now on, as long as it is alive. Calls it at once if the gate is closed for any
+    /// reason.
     pub(crate) fn tell(&self, listener: &Arc<Listener>) {
         let mut state = self.lock();
         state.listeners.retain(|listener| listener.strong_count() > 0);
@@ -357,19 +360,21 @@ impl Gate {
         }
     }
 
-    /// Tells `listener` no more.
+    /// Removes `listener`.
     pub(crate) fn tell_no_more(&self, listener: &Arc<Listener>) {
         let listener = Arc::downgrade(listener);
         self.lock().listeners.retain(|other| !other.ptr_eq(&listener));
     }
 
-    /// The gate is closed, and an abort begins: who waits for this rank's calls need not wait any more.
+    /// Called when an abort begins on a closed gate. Notifies the listeners, so threads that wait for this rank's
+    /// calls stop waiting.
     pub(crate) fn interrupt(&self, force: Force) {
         let listeners = self.lock().listeners.clone();
         listeners.iter().filter_map(Weak::upgrade).for_each(|listener| listener(force));
     }
 
-    /// Waits until nobody is inside or looking, and no group holds queued work. The error says who still is.
+    /// Waits until no thread is inside or queries, and no group holds queued work. The error names the call that
+    /// still holds the gate.
     pub(crate) fn wait_empty(&self, deadline: Deadline) -> Result<(), &'static str> {
         let mut state = self.lock();
         loop {
@@ -386,7 +391,7 @@ impl Gate {
         }
     }
 
-    /// Goes in past the closed gate: for the destruction that closed it. Nobody else comes in any more.
+    /// Enters the closed gate, for the destruction that closed it. No other call is admitted any more.
     pub(crate) fn enter_closed(&self, call: &'static str) -> Entry<'_> {
         self.lock().inside = Some(call);
         Entry { gate: self }

@@ -1,4 +1,4 @@
-//! What a thread holds that the gate has let near: each is given back when it is dropped.
+//! Guards that the gate hands out. Each gives its right back when it is dropped.
 
 use std::{
     fmt,
@@ -29,10 +29,10 @@ impl Drop for Entry<'_> {
     }
 }
 
-/// The state, whose lock is held.
+/// The gate's state, with its lock held.
 pub(super) struct Locked<'a> {
     pub(super) gate: &'a Gate,
-    /// There but while it is waited for a change.
+    /// `None` only while the thread waits for a change.
     pub(super) state: Option<MutexGuard<'a, State>>,
 }
 
@@ -59,7 +59,7 @@ impl Drop for Locked<'_> {
     }
 }
 
-/// The right to look at a communicator while others may be inside.
+/// The right to query a communicator while other threads may be inside.
 #[derive(Debug)]
 pub(crate) struct Observer<'a> {
     pub(super) gate: &'a Gate,

@@ -1,4 +1,4 @@
-//! The gate's rules, one by one.
+//! Tests of the gate's rules, one each.
 
 use super::*;
 use std::time::Duration;

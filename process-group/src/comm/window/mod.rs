@@ -1,8 +1,8 @@
-//! Symmetric windows: which communicators can have them, and what became of a request.
+//! Symmetric windows: the communicators that support them, and their registration.
 //!
-//! NCCL's own answer does not tell: on a communicator without symmetric memory, 2.27 and 2.28 answer success and a
-//! handle that stands for a local registration only, later releases success and null. So the outcome is decided
-//! by facts that all members can agree on before the call, and by the handle afterwards.
+//! NCCL's result alone does not say whether a window exists. On a communicator without symmetric memory, 2.27 and
+//! 2.28 return success and a handle of a local registration only; later releases return success and null. The outcome
+//! is therefore decided by facts that all members can agree on before the call, and by the handle afterwards.
 
 mod peers;
 mod request;
@@ -33,23 +33,23 @@ use super::{
 };
 use crate::store::Deadline;
 
-/// From this release on, the symmetric addresses of a deregistered window are used again.
+/// From this release on, NCCL reuses the symmetric addresses of deregistered windows.
 const ADDRESSES_COME_BACK: Version = Version::new(2, 28, 0);
 
-/// A window's handle, written by NCCL at a time of its choosing, so it stays where it is until the communicator
-/// is gone.
+/// A window's handle. NCCL writes it at an unspecified time, so the cell stays in place until the communicator is
+/// gone.
 pub(crate) type Cell = Arc<AtomicPtr<ncclWindow_vidmem>>;
 
-/// What a communicator remembers of its windows.
+/// The windows of a communicator.
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
     next: u64,
-    /// Bytes of all windows that there ever were.
+    /// Total bytes of all windows registered so far.
     ever: u64,
     live: Vec<Live>,
-    /// Every cell that NCCL was ever given.
+    /// Every cell that NCCL has received.
     cells: Vec<Cell>,
-    /// The memory under the windows, for who asked that it be kept.
+    /// The memory under the windows, if a caller asked to keep it.
     pub(crate) kept: Vec<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -68,8 +68,8 @@ impl Windows {
         self.live.iter().map(|window| (window.ptr.0, window.bytes)).collect()
     }
 
-    /// The symmetric window that `bytes` bytes at `address` lie in, and where in it they begin; of several the one that
-    /// was registered last.
+    /// Returns the symmetric window that contains `bytes` bytes at `address`, and their offset in it. If several do,
+    /// returns the one that was registered last.
     pub(crate) fn handle(&self, address: u64, bytes: usize) -> Option<(ncclWindow_t, usize)> {
         let offset = |window: &Live| {
             let offset = usize::try_from(address.checked_sub(window.ptr.0)?).ok()?;
@@ -81,8 +81,8 @@ impl Windows {
     }
 }
 
-/// A registered window. It stays registered until [`Communicator::deregister_windows`], or until the communicator
-/// is gone; dropping this value changes nothing, because deregistration must be in the same order on every rank.
+/// A registered window. It stays registered until [`Communicator::deregister_windows`], or until the communicator is
+/// gone. Dropping this value changes nothing, because every rank must deregister in the same order.
 #[doc(alias = "ncclWindow_t")]
 #[derive(Clone)]
 pub struct Window {
@@ -94,25 +94,26 @@ pub struct Window {
 }
 
 impl Window {
-    /// Where it starts.
+    /// Returns its start address.
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
         self.ptr
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The number of windows that were registered with the communicator before this one: equal on all ranks.
+    /// Returns the number of windows that were registered with the communicator before this one. Equal on all ranks.
     #[must_use]
     pub fn serial(&self) -> u64 {
         self.serial
     }
 
-    /// NCCL's handle, for device code; valid while the window is registered, and null once it is deregistered.
+    /// Returns NCCL's handle, for device code. It is valid while the window is registered, and null once it is
+    /// deregistered.
     #[must_use]
     pub fn raw(&self) -> ncclWindow_t {
         self.cell.load(Ordering::Acquire)
@@ -125,18 +126,18 @@ impl fmt::Debug for Window {
     }
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum WindowOutcome {
     /// The memory is a window.
     Registered(Window),
-    /// The communicator has no windows; everything else works.
+    /// The communicator has no windows. Everything else works.
     Unsupported(WindowsUnsupported),
 }
 
 impl WindowOutcome {
-    /// The window, if there is one.
+    /// Returns the window, if there is one.
     #[must_use]
     pub fn window(&self) -> Option<&Window> {
         match self {
@@ -147,18 +148,18 @@ impl WindowOutcome {
 }
 
 impl Communicator {
-    /// Whether this communicator can have windows: [`WindowFacts::decide`] with the facts of its configuration.
+    /// Checks that this communicator supports windows: [`WindowFacts::decide`] with the facts of its configuration.
     ///
     /// # Errors
-    /// The reason why not.
+    /// The reason why it does not.
     pub fn windows_supported(&self) -> Result<(), WindowsUnsupported> {
         let shared = self.shared();
         self.config().window_facts.decide(&shared.nccl, shared.context.driver().version(), shared.place.size)
     }
 
-    /// How many bytes the communicator's windows take of its symmetric address space, which is as large as the largest
-    /// member's device memory, rounded up to 4 GiB. Before 2.28, NCCL does not use the addresses of deregistered windows
-    /// again: those count too.
+    /// Returns the bytes of the communicator's symmetric address space that its windows occupy. The space is as large
+    /// as the largest member's device memory, rounded up to 4 GiB. Before 2.28, NCCL does not reuse the addresses of
+    /// deregistered windows, so those count too.
     #[must_use]
     pub fn window_bytes(&self) -> u64 {
         let shared = self.shared();
@@ -167,14 +168,15 @@ impl Communicator {
         if shared.nccl.release() < ADDRESSES_COME_BACK { windows.ever } else { live }
     }
 
-    /// Whether the `bytes` at `ptr` lie in one range that is [registered](Self::register) with the communicator.
+    /// Returns true if the `bytes` at `ptr` lie in one range that is [registered](Self::register) with the
+    /// communicator.
     #[must_use]
     pub fn is_registered(&self, ptr: DevicePtr, bytes: u64) -> bool {
         self.shared().registry.covers(ptr.0, bytes)
     }
 
-    /// Keeps `memory` until the communicator is gone: for memory that its windows reach, so that no window outlives
-    /// what it shows.
+    /// Keeps `memory` until the communicator is gone. Use it for memory under windows, so that no window outlives its
+    /// memory.
     pub fn keep(&self, memory: Arc<dyn Any + Send + Sync>) {
         let kept = &mut self.shared().windows().kept;
         if !kept.iter().any(|other| Arc::ptr_eq(other, &memory)) {
@@ -182,36 +184,37 @@ impl Communicator {
         }
     }
 
-    /// Checks what this rank can check alone of requests that are about to be
-    /// [registered](Self::register_windows): their alignment, and that no byte is to be of two windows. Local; for who
-    /// agrees with the other ranks first, so that all of them hear of it while nothing has begun.
+    /// Makes the checks of this rank alone for requests that are about to be [registered](Self::register_windows):
+    /// their alignment, and that no byte belongs to two windows. Local. A caller that agrees with the other ranks
+    /// first can then report a bad request to all of them before anything begins.
     ///
     /// # Errors
-    /// [`WindowRequestError`], with which request it is.
+    /// [`WindowRequestError`], which names the request.
     pub fn check_windows(&self, requests: &[WindowRequest]) -> std::result::Result<(), WindowRequestError> {
         let ranges = self.shared().windows().ranges();
         check_requests(requests, &ranges, self.nccl().release())
     }
 
-    /// Registers windows, in the order of `requests`, in one NCCL group on the service thread. Collective: every
-    /// rank makes the call with as many requests, of the same sizes, in the same order; NCCL itself checks none of
-    /// that and waits for ever, so agree first (symm-mem's commit does).
+    /// Registers windows, in the order of `requests`, in one NCCL group on the service thread. Collective: every rank
+    /// makes the call with as many requests, of the same sizes, in the same order. NCCL checks none of that and waits
+    /// for ever on a difference, so agree first (symm-mem's commit does).
     ///
-    /// Where the communicator cannot have windows, no call is made and every outcome says why. NCCL maps the whole
-    /// allocation under each request into the other members; the allocation's handle must be exportable.
+    /// If the communicator does not support windows, no NCCL call is made and every outcome gives the reason. NCCL
+    /// maps the whole allocation under each request into the other members, so the allocation's handle must be
+    /// exportable.
     ///
-    /// Not to be called while a stream of the device captures, or while collectives of this communicator are
-    /// enqueued that wait for a member which has not yet come here.
+    /// Do not call it while a stream of the device captures, or while enqueued collectives of this communicator wait
+    /// for a member that has not called it yet.
     ///
     /// # Errors
     /// - [`WindowRequest`](super::CommError::WindowRequest), before anything was registered;
-    /// - [`DeadlineExceeded`](super::CommError::DeadlineExceeded) when some rank did not come in time, and
+    /// - [`DeadlineExceeded`](super::CommError::DeadlineExceeded) when a rank did not come in time, and
     ///   [`Nccl`](super::CommError::Nccl): the communicator is poisoned, because a half-done registration cannot be
     ///   undone.
     ///
     /// # Safety
-    /// The memory stays allocated, and mapped where it is, until the windows are deregistered or the communicator
-    /// is gone; and on every rank so, because the others reach it.
+    /// On every rank, the memory stays allocated, and mapped at its address, until the windows are deregistered or
+    /// the communicator is gone, because the other ranks access it.
     #[doc(alias = "ncclCommWindowRegister")]
     pub unsafe fn register_windows(
         &self,
@@ -223,13 +226,14 @@ impl Communicator {
         outcomes.pop().unwrap_or_else(|| Ok(Vec::new()))
     }
 
-    /// Deregisters windows, in the order given, on the service thread. Every rank does so in the same order, when
-    /// no work of any rank that touches them is outstanding and no graph that uses them is alive.
+    /// Deregisters windows, in the order given, on the service thread. Every rank does so in the same order, when no
+    /// work of any rank that touches them is outstanding and no graph that uses them is alive.
     ///
     /// # Errors
     /// [`DeadlineExceeded`](super::CommError::DeadlineExceeded) and [`Nccl`](super::CommError::Nccl) (the
     /// communicator is poisoned then), and [`Closed`](super::CommError::Closed). A window of another communicator is
-    /// a [`WindowRequest`](super::CommError::WindowRequest).
+    /// a [`WindowRequest`](super::CommError::WindowRequest), and so is one that is deregistered already: those before it
+    /// in the list are deregistered then, those after it are not.
     #[doc(alias = "ncclCommWindowDeregister")]
     pub fn deregister_windows(&self, windows: Vec<Window>, deadline: Deadline) -> Result<()> {
         const CALL: &str = "ncclCommWindowDeregister";
@@ -244,7 +248,13 @@ impl Communicator {
         }
         let waiting_for = format!("the deregistration of {} windows", windows.len());
         self.serve(CALL, waiting_for, deadline, move |shared| {
-            for window in windows {
+            for (index, window) in windows.into_iter().enumerate() {
+                // A clone of the window may have been deregistered; only this thread does that.
+                if window.raw().is_null() {
+                    let problem = "it is deregistered already".to_owned();
+                    let (address, bytes) = (window.ptr.0, window.bytes);
+                    return Err(WindowRequestError { index, address, bytes, problem }.into());
+                }
                 // SAFETY: the communicator is alive while this call is inside; the handle is one that it gave and
                 // that leaves the live list in the same step.
                 let done = unsafe {
@@ -259,9 +269,9 @@ impl Communicator {
     }
 }
 
-/// [`Communicator::register_windows`] for a thread that drives several ranks, or several groups of one rank: the
-/// registrations run side by side, each in one NCCL group on its communicator's service thread, so none waits for
-/// one that has not begun. One result for each communicator, in the order given.
+/// [`Communicator::register_windows`] for a thread that drives several ranks, or several groups of one rank. The
+/// registrations run in parallel, each in one NCCL group on its communicator's service thread, so none waits for one
+/// that has not begun. Returns one result for each communicator, in the order given.
 ///
 /// # Safety
 /// As for [`Communicator::register_windows`].
@@ -290,13 +300,13 @@ pub unsafe fn register_windows_together(
     communicators.iter().zip(begun).map(finish).collect()
 }
 
-/// Registrations on their way.
+/// Registrations in progress.
 struct Begun {
     cells: Vec<Cell>,
     serving: Serving<()>,
 }
 
-/// Checks the requests and hands them to the service thread.
+/// Checks the requests and submits them to the service thread.
 fn begin(communicator: &Communicator, requests: &[WindowRequest]) -> Result<Begun> {
     const CALL: &str = "ncclCommWindowRegister";
     group::refuse_inside(CALL)?;
@@ -311,10 +321,10 @@ fn begin(communicator: &Communicator, requests: &[WindowRequest]) -> Result<Begu
     Ok(Begun { cells, serving })
 }
 
-/// The registrations in one NCCL group; runs on the service thread.
+/// Registers the windows in one NCCL group. Runs on the service thread.
 fn register(shared: &Shared, requests: &[WindowRequest], cells: &[Cell]) -> Result<()> {
     let (nccl, name) = (&shared.nccl, shared.name());
-    // SAFETY: takes nothing.
+    // SAFETY: the function has no arguments.
     unsafe { call!(nccl, name, ncclGroupStart()) }?;
     let queued = requests.iter().zip(cells).try_for_each(|(request, cell)| {
         let buffer = request.ptr.0 as *mut std::ffi::c_void;
@@ -329,12 +339,12 @@ fn register(shared: &Shared, requests: &[WindowRequest], cells: &[Cell]) -> Resu
             )
         }
     });
-    // SAFETY: closes what was opened above, also after a failure.
+    // SAFETY: closes the group that was opened above, also after a failure.
     let ended = unsafe { call!(nccl, name, ncclGroupEnd()) };
     queued.and(ended)
 }
 
-/// What NCCL's handles mean on a communicator that can have windows.
+/// Converts NCCL's handles into outcomes, on a communicator that supports windows.
 fn outcomes(shared: &Arc<Shared>, requests: &[WindowRequest], cells: Vec<Cell>) -> Vec<WindowOutcome> {
     let mut windows = shared.windows();
     let take = |(request, cell): (&WindowRequest, Cell)| {

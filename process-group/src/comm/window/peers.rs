@@ -1,4 +1,4 @@
-//! Where the other members' windows lie here.
+//! Addresses of the other members' windows on this rank.
 
 use std::ptr;
 
@@ -12,8 +12,9 @@ use crate::{
 };
 
 impl Communicator {
-    /// Where a window begins on every rank, as addresses that kernels and copies of this rank's device can use; `None`
-    /// for a rank whose memory it cannot reach directly. Local. Valid while the window is registered.
+    /// Returns the start address of a window on every rank, usable by kernels and copies of this rank's device.
+    /// `None` for a rank whose memory this device cannot access directly. Local. Valid while the window is
+    /// registered.
     ///
     /// # Errors
     /// [`Missing`](crate::comm::CommError::Missing) before NCCL 2.29; a
@@ -31,12 +32,17 @@ impl Communicator {
         }
         let (raw, waiting_for) = (window.cell.clone(), "the addresses of a window".to_owned());
         self.serve(CALL, waiting_for, deadline, move |shared| {
+            // It may have been deregistered before this thread came here.
+            let window = raw.load(std::sync::atomic::Ordering::Acquire);
+            if window.is_null() {
+                let problem = "it is deregistered already".to_owned();
+                return Err(WindowRequestError { index: 0, address: ptr.0, bytes, problem }.into());
+            }
             let pointer = |rank: usize| {
                 let mut pointer = ptr::null_mut();
                 let rank = i32::try_from(rank).unwrap_or(i32::MAX);
-                let window = raw.load(std::sync::atomic::Ordering::Acquire);
-                // SAFETY: the communicator is alive while this call is inside, and the window with it; one pointer is
-                // written, to a local.
+                // SAFETY: the communicator is alive while this call is inside, and the window with it, which only this
+                // thread deregisters; one pointer is written, to a local.
                 unsafe {
                     call!(
                         &shared.nccl,

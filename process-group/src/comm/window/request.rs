@@ -1,13 +1,13 @@
-//! What is asked to become a window, and what one rank can refuse of it.
+//! Window requests, and the checks that one rank makes of them.
 
 use cuda_driver::DevicePtr;
 use nccl_sys::Version;
 
 bitflags::bitflags! {
-    /// What a window is for.
+    /// The uses of a window.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct WindowFlags: u32 {
-        /// Collectives, copy engines and one-sided calls may use it: the same offsets on every rank.
+        /// Collectives, copy engines and one-sided calls may use it. Every rank uses the same offsets.
         #[doc(alias = "NCCL_WIN_COLL_SYMMETRIC")]
         const SYMMETRIC = nccl_sys::NCCL_WIN_COLL_SYMMETRIC;
     }
@@ -19,44 +19,44 @@ impl Default for WindowFlags {
     }
 }
 
-/// Before this, a window is a whole allocation.
+/// Before this release, a window is a whole allocation.
 const SUBRANGES: Version = Version::new(2, 28, 0);
 
-/// Memory that is to become a window.
+/// Memory to register as a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WindowRequest {
-    /// Where it starts: at a multiple of 4096 bytes within its allocation; below 2.28 at the allocation's start.
+    /// Start address: a multiple of 4096 bytes within its allocation; below 2.28 the allocation's start.
     pub ptr: DevicePtr,
-    /// Its length in bytes, the same on every rank below 2.30.7; below 2.28 a multiple of 2 MiB.
+    /// Length in bytes, the same on every rank below 2.30.7; below 2.28 a multiple of 2 MiB.
     pub bytes: usize,
-    /// What it is for.
+    /// Its uses.
     pub flags: WindowFlags,
 }
 
 impl WindowRequest {
-    /// A symmetric window over `bytes` bytes at `ptr`.
+    /// Requests a symmetric window over `bytes` bytes at `ptr`.
     #[must_use]
     pub fn symmetric(ptr: DevicePtr, bytes: usize) -> Self {
         Self { ptr, bytes, flags: WindowFlags::SYMMETRIC }
     }
 }
 
-/// A request that NCCL would refuse on this rank alone, leaving the others waiting.
+/// A request that NCCL would refuse on this rank alone, while the other ranks wait.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[error("window request {index} ({bytes} bytes at {address:#x}): {problem}")]
 pub struct WindowRequestError {
-    /// Its place among the requests.
+    /// Its index among the requests.
     pub index: usize,
-    /// Where it starts.
+    /// Its start address.
     pub address: u64,
     /// Its length in bytes.
     pub bytes: usize,
-    /// What is wrong with it.
+    /// Description of the problem.
     pub problem: String,
 }
 
-/// Checks requests against each other and against the ranges that are windows already.
+/// Checks the requests against each other and against the registered windows.
 pub(super) fn check_requests(
     requests: &[WindowRequest],
     live: &[(u64, usize)],

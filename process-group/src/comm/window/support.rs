@@ -1,4 +1,4 @@
-//! Which communicators can have windows.
+//! The conditions under which a communicator supports windows.
 
 use std::env;
 
@@ -7,23 +7,24 @@ use nccl_sys::{Feature, Missing, Version};
 
 use crate::comm::{CommError, Nccl};
 
-/// What decides whether a communicator can have windows, besides the release and the driver. `None`: not known.
+/// Facts that decide whether a communicator supports windows, besides the release and the driver. `None` means
+/// unknown.
 ///
-/// Windows are collective, so every member must come to the same answer: put facts here that all members share.
+/// Windows are collective, so every member must reach the same decision. Set only facts that all members share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WindowFacts {
-    /// Whether all members are on one host.
+    /// True if all members are on one host.
     pub one_host: Option<bool>,
-    /// Whether every member's device can reach every other member's memory.
+    /// True if every member's device can access every other member's memory.
     pub peer_access: Option<bool>,
-    /// Whether every member's environment leaves windows on (`NCCL_WIN_ENABLE` is not 0).
+    /// True if every member's environment leaves windows on (`NCCL_WIN_ENABLE` is not 0).
     pub window_enable: Option<bool>,
-    /// Whether every member's environment leaves NCCL's virtual memory on (`NCCL_CUMEM_ENABLE` is not 0).
+    /// True if every member's environment leaves NCCL's virtual memory on (`NCCL_CUMEM_ENABLE` is not 0).
     pub cumem_enable: Option<bool>,
 }
 
 impl WindowFacts {
-    /// What this process's environment says; the rest stays unknown.
+    /// Returns the facts of this process's environment. The others stay unknown.
     #[must_use]
     pub fn from_environment() -> Self {
         let on = |name| env::var(name).ok().is_none_or(|value| value.trim() != "0");
@@ -35,7 +36,7 @@ impl WindowFacts {
         }
     }
 
-    /// These facts, and the environment's where there are none.
+    /// Returns these facts, with unknown ones taken from the environment.
     #[must_use]
     pub fn or_environment(self) -> Self {
         let here = Self::from_environment();
@@ -46,14 +47,14 @@ impl WindowFacts {
         }
     }
 
-    /// Whether a communicator of `size` ranks can have windows, with a driver of version `driver` and the release
-    /// and functions that `nccl` has. The same facts give the same answer on every rank.
+    /// Checks that a communicator of `size` ranks supports windows, with a driver of version `driver` and the release
+    /// and functions of `nccl`. The same facts give the same result on every rank.
     ///
-    /// An unknown fact counts as good from 2.29 on, where NCCL itself answers null; before that nothing would
-    /// tell, and the answer is no.
+    /// From 2.29 on an unknown fact counts as favourable, because NCCL itself then returns null. Before 2.29 NCCL
+    /// would not report the failure, so an unknown fact is an error.
     ///
     /// # Errors
-    /// The reason why not.
+    /// The reason why it does not.
     pub fn decide(&self, nccl: &Nccl, driver: sys::Version, size: usize) -> Result<(), WindowsUnsupported> {
         nccl.api().require(Feature::WINDOWS)?;
         if size < 2 {
@@ -88,20 +89,20 @@ impl WindowFacts {
     }
 }
 
-/// From here on NCCL answers null where a communicator cannot have windows.
+/// From this release on, NCCL returns a null handle if a communicator does not support windows.
 const NULL_WHEN_UNSUPPORTED: Version = Version::new(2, 29, 0);
 
-/// Why a communicator has no windows. The plain path works all the same.
+/// The reason why a communicator has no windows. The path without windows still works.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WindowsUnsupported {
-    /// The release has none, or does them wrong.
+    /// The release has no windows, or has them with a known bug.
     #[error(transparent)]
     Release(#[from] Missing),
-    /// A communicator of one rank copies, and needs none.
+    /// A communicator of one rank only copies, and needs no windows.
     #[error("a communicator of one rank needs no windows")]
     Alone,
-    /// An environment variable forbids what windows need.
+    /// An environment variable disables a feature that windows need.
     #[error("{variable} is 0 on a member")]
     Disabled {
         /// Which variable.
@@ -113,7 +114,7 @@ pub enum WindowsUnsupported {
         /// The driver's version.
         found: sys::Version,
     },
-    /// Two members' devices cannot reach each other's memory.
+    /// Two members' devices cannot access each other's memory.
     #[error("not every member's device can reach every other's memory directly")]
     NoPeerAccess,
     /// The members are on several hosts.
@@ -122,20 +123,20 @@ pub enum WindowsUnsupported {
         /// The loaded release.
         release: Version,
     },
-    /// Nobody said, and the release would not tell.
+    /// A fact is unknown, and the release would not report the failure.
     #[error(
         "it is not known {fact}, and NCCL {release} answers success either way; state it in the configuration"
     )]
     Unknown {
-        /// What is not known.
+        /// The unknown fact.
         fact: &'static str,
         /// The loaded release.
         release: Version,
     },
-    /// Some members are another program's, and have not said what decides on windows.
+    /// Some members belong to another program, and did not publish the facts that decide on windows.
     #[error("the group was joined from PyTorch, whose ranks do not say whether they can have windows")]
     Strangers,
-    /// NCCL answered success without a window.
+    /// NCCL returned success without a window.
     #[error(
         "NCCL {release} answered success without a window, so it cannot map the members' memory into each other"
     )]

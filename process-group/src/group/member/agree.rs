@@ -1,4 +1,4 @@
-//! Whether members can be a group, and what decides on its windows.
+//! Checks that members can form a group, and derives the facts that decide on its windows.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use nccl_sys::Version;
 use super::{Member, Uuid, Witnesses, record::hex};
 use crate::comm::WindowFacts;
 
-/// What keeps ranks from being a group.
+/// A reason why ranks cannot form a group.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Disagreement {
@@ -16,24 +16,24 @@ pub enum Disagreement {
         "the record of rank {rank} cannot be read ({problem}); does it run another version of this program?"
     )]
     Record {
-        /// Whose record.
+        /// The rank of the record.
         rank: usize,
-        /// What is wrong with it.
+        /// The problem with it.
         problem: String,
     },
-    /// Two ranks were told different world sizes.
+    /// Two ranks have different world sizes.
     #[error("rank {rank} was told that there are {size} ranks, but rank {other} that there are {other_size}")]
     WorldSize {
         /// One rank.
         rank: usize,
-        /// What it was told.
+        /// Its world size.
         size: usize,
         /// The other.
         other: usize,
-        /// What that one was told.
+        /// The other's world size.
         other_size: usize,
     },
-    /// Two ranks use different releases of NCCL, which do not talk to each other.
+    /// Two ranks use different releases of NCCL, which cannot communicate with each other.
     #[error(
         "rank {rank} has NCCL {release}, but rank {other} has NCCL {other_release}; load the same file on all \
          (NCCL_SYS_LIBRARY)"
@@ -45,10 +45,10 @@ pub enum Disagreement {
         release: Version,
         /// The other.
         other: usize,
-        /// That one's release.
+        /// The other's release.
         other_release: Version,
     },
-    /// Two ranks were told differently whether calls are compared before they are launched.
+    /// Checked mode is on for one rank and off for another.
     #[error(
         "rank {rank} was told that calls are checked before they are launched, but rank {other} that they are not; \
          tell all the same (PROCESS_GROUP_CHECKED)"
@@ -59,32 +59,32 @@ pub enum Disagreement {
         /// A rank that does not.
         other: usize,
     },
-    /// Two ranks were told different witnesses.
+    /// Two ranks use different witnesses.
     #[error(
         "rank {rank} was told to watch by {witnesses:?}, but rank {other} by {other_witnesses:?}; tell all the same"
     )]
     Witnesses {
         /// One rank.
         rank: usize,
-        /// What it was told.
+        /// Its witnesses.
         witnesses: Witnesses,
         /// The other.
         other: usize,
-        /// What that one was told.
+        /// The other's witnesses.
         other_witnesses: Witnesses,
     },
-    /// Two ranks were given different settings where all must have the same.
+    /// Two ranks have different values of a setting that must be equal on all.
     #[error("rank {rank} was given {setting} {value}, but rank {other} {other_value}; give all the same")]
     Setting {
-        /// Which setting.
+        /// The name of the setting.
         setting: String,
         /// One rank.
         rank: usize,
-        /// What it was given.
+        /// Its value.
         value: String,
         /// The other.
         other: usize,
-        /// What that one was given.
+        /// The other's value.
         other_value: String,
     },
     /// Two ranks use one device, which NCCL refuses.
@@ -99,7 +99,8 @@ pub enum Disagreement {
     },
 }
 
-/// Reads the records of all members and checks that they can be a group: the same answer on every member.
+/// Decodes the records of all members, and checks that they can form a group. Every member gets the same
+/// result.
 pub(in crate::group) fn agree(records: &[Vec<u8>]) -> Result<Vec<Member>, Disagreement> {
     let members: Vec<_> = records
         .iter()
@@ -133,10 +134,10 @@ pub(in crate::group) fn agree(records: &[Vec<u8>]) -> Result<Vec<Member>, Disagr
     Ok(members)
 }
 
-/// What decides on windows, for a group of these members.
+/// Returns the facts that decide on windows, for a group of these members.
 pub(in crate::group) fn window_facts(members: &[&Member]) -> WindowFacts {
     let one_host = members.windows(2).all(|pair| pair[0].host == pair[1].host);
-    // Unknown as soon as one pair is, unless another pair is known not to reach.
+    // Unknown as soon as one pair is unknown, unless another pair is known to lack peer access.
     let mut peer_access = Some(true);
     for member in members {
         let others = members.iter().filter(|other| other.rank != member.rank);

@@ -1,10 +1,10 @@
-//! What each rank says of itself when it joins, and what follows from it for all.
+//! The record that each rank publishes when it joins, and the decisions that follow from all records.
 //!
-//! The records of all members are the same on every member, so everything that is decided from them is decided
-//! alike: whether the group can be, and whether it can have windows.
+//! Every member has the records of all members. Decisions made from them alone are therefore equal on every
+//! member: whether the group can be formed, and whether it can have windows.
 //!
-//! - [`record`]: a member as text, as it lies in the store.
-//! - [`mod@agree`]: whether members can be a group, and what decides on its windows.
+//! - [`record`]: a member's text format in the store.
+//! - [`mod@agree`]: checks that members can form a group, and derives the facts that decide on its windows.
 
 mod agree;
 mod record;
@@ -30,9 +30,10 @@ type Uuid = [u8; 16];
 pub struct Member {
     /// Its rank in the job.
     pub rank: usize,
-    /// The job's size, as it was told.
+    /// Its world size.
     pub world_size: usize,
-    /// Its host: equal for two ranks that share a kernel and a network namespace, as sharing memory takes.
+    /// Its host. Equal for two ranks that share a kernel and a network namespace, which shared memory
+    /// requires.
     pub host: u64,
     /// Its process on that host.
     pub process: u32,
@@ -42,33 +43,34 @@ pub struct Member {
     pub nccl: Version,
     /// The driver's version there.
     pub driver: sys::Version,
-    /// Whether it compares calls before it launches them.
+    /// True if it compares calls before it launches them.
     pub checked: bool,
-    /// What tells it of the other members of its host.
+    /// The mechanism by which it notices the end of other members on its host.
     pub witnesses: Witnesses,
-    /// Whether `NCCL_WIN_ENABLE` leaves windows on.
+    /// True if `NCCL_WIN_ENABLE` leaves windows enabled.
     pub window_enable: bool,
-    /// Whether `NCCL_CUMEM_ENABLE` leaves NCCL's virtual memory on.
+    /// True if `NCCL_CUMEM_ENABLE` leaves NCCL's virtual memory enabled.
     pub cumem_enable: bool,
-    /// Whether it wants its allocators' memory registered, and can.
+    /// Its position on the registration of its allocators' memory.
     pub registration: Stance,
-    /// The other devices that it sees, and whether its own can reach their memory.
+    /// The other devices that it sees, and whether its own device can access their memory.
     pub sees: Vec<([u8; 16], bool)>,
 }
 
-/// What tells the processes of one host of each other's end. Those of different hosts have the store alone.
+/// The mechanism by which processes of one host notice each other's end. Processes of different hosts always
+/// use the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Witnesses {
-    /// Locks in shared memory, sockets and process descriptors: of a death within milliseconds.
+    /// Locks in shared memory, sockets and process descriptors. A death is noticed within milliseconds.
     #[default]
     Kernel,
-    /// Heartbeats in the store: within twice the heartbeat. For processes that share a kernel and no folder for sockets,
-    /// as in containers.
+    /// Heartbeats in the store. A death is noticed within twice the heartbeat. For processes that share a
+    /// kernel but no folder for sockets, as in containers.
     Store,
 }
 
 impl Member {
-    /// This rank, with its device and its libraries as they are.
+    /// Describes this rank with its device and its libraries.
     pub(super) fn here(
         rank: usize,
         world_size: usize,
@@ -100,12 +102,13 @@ impl Member {
         })
     }
 
-    /// As its builder was told.
+    /// Adds the builder's settings.
     pub(super) fn told(self, checked: bool, witnesses: Witnesses, registration: Stance) -> Self {
         Self { checked, witnesses, registration, ..self }
     }
 
-    /// Whether it is another process of the same host, and the kernel tells each of the other.
+    /// Returns true if it is another process of the same host, and both use the kernel to notice each other's
+    /// end.
     pub(crate) fn is_beside(&self, other: &Self) -> bool {
         let by_kernel = |member: &Self| member.witnesses == Witnesses::Kernel;
         self.host == other.host && self.process != other.process && by_kernel(self) && by_kernel(other)
@@ -114,7 +117,7 @@ impl Member {
 
 #[cfg(test)]
 impl Member {
-    /// A member of a host.
+    /// A member on the given host.
     pub(crate) fn example(rank: usize, host: u64) -> Self {
         let (nccl, driver) = (Version::new(2, 28, 9), sys::Version::new(12, 4));
         let (process, device) = (100 + rank as u32, [rank as u8; 16]);

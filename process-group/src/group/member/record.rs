@@ -1,4 +1,4 @@
-//! A member as text, as it lies in the store.
+//! A member's text format in the store.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use crate::group::registration::Stance;
 const FORMAT: &str = "member2";
 
 impl Member {
-    /// As text, for the store.
+    /// Encodes it as text for the store.
     pub(in crate::group) fn encode(&self) -> String {
         let mut text = format!(
             "{FORMAT} {} {} {:x} {} {} {} {} {} {} {} {} {}",
@@ -34,7 +34,7 @@ impl Member {
         text
     }
 
-    /// From text that [`encode`](Self::encode) wrote for `rank`.
+    /// Decodes text that [`encode`](Self::encode) wrote for `rank`.
     pub(super) fn decode(rank: usize, bytes: &[u8]) -> Result<Self, Disagreement> {
         let wrong = |problem: &str| Disagreement::Record { rank, problem: problem.into() };
         let text = std::str::from_utf8(bytes).map_err(|_| wrong("not text"))?;

@@ -1,14 +1,15 @@
-//! What the two ends of a pair choose under [`Auto`](super::P2pPolicy::Auto).
+//! The choice between communicators that the two ends of a pair make under [`Auto`](super::P2pPolicy::Auto).
 //!
-//! Whether the group is connected is not seen at one moment by both ends: one may be back from the first collective
-//! when the other is still in it. So neither goes by what it sees alone. Each says what it saw before its first message
-//! with the other, in a meeting of the two; both decide from both words; and what is decided holds for all messages of
-//! the pair, so that no later message can be on either side of a change.
+//! The two ends do not see the group become connected at one moment: one may have returned from the first
+//! collective while the other is still in it. Neither may therefore decide by its own view alone. Before
+//! their first message both publish their view in a meeting of the two, and both decide from the two views.
+//! The decision holds for all messages of the pair, so a later change cannot separate the two ends of a
+//! message.
 
-/// What one end saw at its first message with the other.
+/// The view of one end at its first message with the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct View {
-    /// Whether the group was connected.
+    /// True if the group was connected.
     pub(super) connected: bool,
 }
 
@@ -17,20 +18,20 @@ impl View {
         if self.connected { b"connected" } else { b"lazy" }
     }
 
-    /// What stands in the store; a word that nobody says means not connected, to both.
+    /// Decodes the text in the store. Unknown text means "not connected" to both ends.
     pub(super) fn decode(card: &[u8]) -> Self {
         Self { connected: card == b"connected" }
     }
 }
 
-/// Where a pair's messages go.
+/// The communicator for a pair's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Choice {
     Group,
     Pair,
 }
 
-/// The pair's choice: a function of what both said, whoever is asked.
+/// Returns the pair's choice. The same on both ends, since it depends only on both views.
 pub(super) fn decide(views: &[View]) -> Choice {
     if views.iter().all(|view| view.connected) { Choice::Group } else { Choice::Pair }
 }
@@ -39,7 +40,8 @@ pub(super) fn decide(views: &[View]) -> Choice {
 mod tests {
     use super::*;
 
-    /// Each end has its own word first in one order and last in the other; what stands in the store may be no word.
+    /// Each end has its own view first in one order and last in the other. The text in the store may be
+    /// unknown.
     #[test]
     fn both_ends_choose_the_group_only_if_both_say_that_it_is_connected() {
         let words: [&[u8]; 4] =

@@ -1,4 +1,4 @@
-//! Messages on a path beside NCCL, which another crate has installed.
+//! Messages on a path besides NCCL, which another crate has installed.
 
 use std::{
     panic::Location,
@@ -23,10 +23,10 @@ use crate::{
     record::{Call, Recording},
 };
 
-/// Who has a path for [`P2pPolicy::Direct`](super::P2pPolicy::Direct).
+/// The function that installs a path for [`P2pPolicy::Direct`](super::P2pPolicy::Direct).
 const INSTALLER: &str = "lockstep-symm-mem's symm_mem::direct::install";
 
-/// A path that a group has, until it goes.
+/// A group's path, for the lifetime of the group.
 #[derive(Debug)]
 pub(super) struct Installed {
     pub(super) path: Arc<dyn Path>,
@@ -35,7 +35,7 @@ pub(super) struct Installed {
 
 impl Drop for Installed {
     fn drop(&mut self) {
-        // Before the path ends what waits there, which looks done then.
+        // Before the path ends its pending work, which then looks done.
         if let Some(vigil) = self.vigil.upgrade() {
             vigil.leave_path();
         }
@@ -43,12 +43,14 @@ impl Drop for Installed {
 }
 
 impl ProcessGroup {
-    /// Has messages go on `path` from now on, in a group whose members agreed on
-    /// [`P2pPolicy::Direct`](super::P2pPolicy::Direct). For crates that implement one: programs call theirs, which all
-    /// members do together. Local; done once, before the group's first message.
+    /// Sends messages on `path` from now on, in a group whose members agreed on
+    /// [`P2pPolicy::Direct`](super::P2pPolicy::Direct). For crates that implement a path. Programs call that
+    /// crate's function, which all members call together. Local; called once, before the group's first
+    /// message.
     ///
     /// # Errors
-    /// [`GroupError::PathRefused`]: the group has another policy, or a path already; what has ended the group.
+    /// [`GroupError::PathRefused`]: the group has another policy, or has a path already. The error
+    /// that ended the group.
     pub fn install(&self, path: Arc<dyn Path>) -> Result<()> {
         let vigil = &self.counter.vigil;
         vigil.check()?;
@@ -66,14 +68,14 @@ impl ProcessGroup {
         if std::mem::replace(&mut *installed, true) {
             return refused("it has one already".to_owned());
         }
-        // Before any message is on it: an end that comes now finds it.
+        // Before any message is on it, so that an end of the group that comes now finds the path.
         vigil.guard_path(&path);
         let vigil = Arc::downgrade(vigil);
         let _ = self.messages.path.set(Installed { path, vigil });
         Ok(())
     }
 
-    /// The path of the group's messages, where they have one.
+    /// Returns the path of the group's messages.
     ///
     /// # Errors
     /// [`GroupError::NoPath`].
@@ -87,12 +89,12 @@ impl ProcessGroup {
         }
     }
 
-    /// Whether a task, which was checked, is a message that goes on the group's path.
+    /// Returns true if a checked task is a message that goes on the group's path.
     ///
     /// # Errors
     /// [`GroupError::NoPath`].
     pub(in crate::group) fn takes_path(&self, task: &Task) -> Result<bool> {
-        // What a collective is made of has its name, and stays with it.
+        // The tasks of a collective have its name, and stay with NCCL.
         if self.messages.plan != Plan::Path || !task.is_message() {
             return Ok(false);
         }
@@ -104,7 +106,7 @@ impl ProcessGroup {
         Ok(self.path(task.call)?.plan(path::Operation::Message { from, to }).is_ok())
     }
 
-    /// Tasks that go on the group's path, and those that go to NCCL.
+    /// Separates the tasks that go on the group's path from those that go to NCCL.
     ///
     /// # Errors
     /// [`GroupError::NoPath`].
@@ -139,12 +141,12 @@ impl ProcessGroup {
         self.mark(blank, operation, stream, span, Count::of_one(&task), slice::from_ref(&task))
     }
 
-    /// A call that may be held up in the driver, until what is returned is dropped.
+    /// Registers a call that may block in the driver, until the returned value is dropped.
     pub(in crate::group) fn calling(&self, operation: &'static str) -> Option<Calling<'_>> {
         self.counter.vigil.duty().map(|duty| duty.calls().begin(operation, self.sequence() + 1))
     }
 
-    /// Records messages, of which there is one at least, and launches them on the group's path.
+    /// Records one or more messages, and launches them on the group's path.
     ///
     /// # Safety
     /// As for the tasks' operations.
@@ -155,7 +157,7 @@ impl ProcessGroup {
         recording: &mut Recording<'_>,
     ) -> Result<()> {
         let Some((first, others)) = tasks.split_first() else { return Ok(()) };
-        // A path that was given up takes nothing more, and is not what is wrong.
+        // A path that was given up accepts no more messages. The reason for that is the error to report.
         self.counter.vigil.check_work()?;
         if !self.messages.used.load(std::sync::atomic::Ordering::Relaxed) {
             self.first_message();
@@ -168,16 +170,16 @@ impl ProcessGroup {
             let launched = unsafe { path.launch(&messages, stream, self.timeout()) };
             launched.map_err(|error| self.off_path(first.call, error))
         })?;
-        // Launched with the first.
+        // Launched together with the first.
         others.iter().try_for_each(|task| recording.call(&call(task), || Ok(())))
     }
 
-    /// The error of a batch of which the messages on the path were launched, and what goes to NCCL was not: other ends may
-    /// wait for that, so that the group is over.
+    /// Ends the group after a batch whose messages on the path were launched and whose other tasks were not:
+    /// other members may wait for those. Returns the error.
     #[cold]
     pub(in crate::group) fn part_launched(&self, operation: &'static str, error: GroupError) -> GroupError {
         let vigil = &self.counter.vigil;
-        // What ended it may be why.
+        // If the group is over already, that may be the cause.
         if !vigil.is_over() {
             let path = self.messages.path_name();
             vigil.fail(format!(
@@ -188,8 +190,8 @@ impl ProcessGroup {
         error
     }
 
-    /// The error of messages that were not launched: other ends may wait for them, so that the group is over unless they
-    /// were told nothing.
+    /// Returns the error of messages that were not launched. Ends the group, because the other ends may wait
+    /// for them, unless the other ends were told nothing.
     #[cold]
     fn off_path(&self, operation: &'static str, error: PathError) -> GroupError {
         let vigil = &self.counter.vigil;
@@ -203,7 +205,7 @@ impl ProcessGroup {
                 GroupError::MessagesDiffer { group, difference: Box::new(difference) }
             }
             PathError::Refused(_) => GroupError::Path { operation, group, source: Box::new(error) },
-            // What ended it is known, or about to be.
+            // The reason of the end is known, or about to be.
             PathError::Aborted if vigil.is_over() => {
                 vigil.reason(GroupError::Path { operation, group, source: Box::new(error) })
             }

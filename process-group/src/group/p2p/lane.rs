@@ -1,11 +1,12 @@
-//! Which lane a message takes.
+//! The lane of a message.
 
-/// The lane, below `lanes`, of messages from member `from` to member `to` of a group of `size`: a pure function, so both
-/// ends come to the same without a word.
+/// Returns the lane, below `lanes`, of messages from member `from` to member `to` of a group of `size`. A
+/// pure function, so both ends compute the same lane without communication.
 ///
-/// Pairs have colours: two pairs with a member in common never have the same, and there are [`colours`] of them, the
-/// fewest that this takes. With as many lanes as colours no member has two peers in one lane; with twice as many,
-/// neither do the two directions of a pair share one; with fewer, the colours are dealt out in turn.
+/// The lanes come from an edge colouring: two pairs with a member in common never have the same colour, and
+/// there are [`colours`] of them, the minimum. With as many lanes as colours, no member has two peers in one
+/// lane. With twice as many, the two directions of a pair also have different lanes. With fewer, the colours
+/// are distributed round-robin.
 ///
 /// ```
 /// use process_group::group::lane;
@@ -20,14 +21,15 @@
 pub fn lane(size: usize, from: usize, to: usize, lanes: usize) -> usize {
     let (lanes, colours) = (lanes.max(1), colours(size));
     let (low, high) = (from.min(to), from.max(to));
-    // A round-robin tournament: an odd number of members sit in a circle, and of an even number the last in its middle.
+    // The circle method for round-robin tournaments: an odd number of members form a circle; of an even
+    // number, the last is its centre.
     let colour = if high == colours { 2 * low } else { low + high } % colours;
     let back = colours + colour;
     if from > to && back < lanes { back } else { colour % lanes }
 }
 
-/// How many lanes keep all peers of each member of a group of `size` apart: one less than there are members, or as many
-/// where that is odd.
+/// Returns the number of lanes that keep all peers of each member of a group of `size` apart: the number of
+/// members less one, rounded up to an odd number.
 #[must_use]
 pub fn colours(size: usize) -> usize {
     match size {

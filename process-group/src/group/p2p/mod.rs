@@ -1,23 +1,23 @@
-//! Point to point: on which communicator a message goes, or on what else, and what that costs.
+//! Point-to-point messages: the communicator or path that carries them, and its cost.
 //!
-//! For: [`send`](crate::ProcessGroup::send) and [`recv`](crate::ProcessGroup::recv) that are called by themselves. Not
-//! for messages in a [batch](crate::ProcessGroup::batch), nor for collectives that are made of messages: those always go
-//! on the group's communicator, all in one launch. So a message that is batched on one end is batched on the other. With
-//! [`Direct`](P2pPolicy::Direct) messages in a batch go where those by themselves go, and either end may batch them or not.
+//! For: [`send`](crate::ProcessGroup::send) and [`recv`](crate::ProcessGroup::recv) that are called by
+//! themselves. Not for messages in a [batch](crate::ProcessGroup::batch), nor for collectives that consist of
+//! messages: those always go on the group's communicator, all in one launch. A message that is batched on one
+//! end must therefore be batched on the other. With [`Direct`](P2pPolicy::Direct), batched and single
+//! messages take the same path, and each end may batch them or not.
 //!
-//! NCCL runs the operations of one communicator one after the other, whatever streams they are on; those of different
-//! communicators run at once. An operation runs on the stream that the caller gives, here as everywhere. So what is to
-//! overlap needs both: [another communicator](P2pPolicy), and another stream.
-//! [`send_stream`](crate::ProcessGroup::send_stream) and [`recv_stream`](crate::ProcessGroup::recv_stream) give one for
-//! each communicator.
+//! NCCL serialises the operations of one communicator, even if they are on different streams. Operations of
+//! different communicators run concurrently. An operation runs on the stream that the caller gives, here as
+//! everywhere. Overlap therefore needs both [another communicator](P2pPolicy) and another stream.
+//! [`send_stream`](crate::ProcessGroup::send_stream) and [`recv_stream`](crate::ProcessGroup::recv_stream)
+//! return one stream for each communicator.
 //!
-//! | policy | communicators of a rank beyond the group's | at once |
+//! | policy | communicators of a rank besides the group's | run concurrently |
 //! |---|---|---|
-//! | [`Shared`](P2pPolicy::Shared) | none | what is in one batch |
+//! | [`Shared`](P2pPolicy::Shared) | none | messages in one batch |
 //! | [`Lanes(k)`](P2pPolicy::Lanes) | k | messages in different lanes; with k = [`colours`] all peers, with twice as many also both directions |
 //! | [`PerPair`](P2pPolicy::PerPair) | one for each peer that is used | messages with different peers |
 //! | [`Direct`](P2pPolicy::Direct) | none, nor the group's: a [path](crate::Path) that is installed | messages with different peers, and both directions |
-//!
 //! Measured on H200 (NCCL 2.28.9, NVLink, medians of 9 rounds, three to seven runs of `cargo xtask bench p2p`), with a stream
 //! for each direction and peer, in µs; 2 GPUs:
 //!
@@ -45,25 +45,29 @@
 //! | `Direct`, in a batch | 911 to 929 | 2418 to 2432 | 28 to 37 | the same |
 //! | a copy engine alone | 697 to 698 | 2045 to 2047 | | |
 //!
-//! lockstep-symm-mem has a path for `Direct`, in `symm_mem::direct`; its memory is for each other member, and an option.
+//! lockstep-symm-mem implements a path for `Direct`, in `symm_mem::direct`. Its memory is per peer, and
+//! configurable.
 //!
-//! # What different communicators ask of a program
-//! Kernels of two communicators that run at once wait for their peers on the multiprocessors that they hold. So that
-//! none waits for room that another holds, the communicators of a policy are bound to such a part of the device's
-//! multiprocessors that one launch of each has room at once ([`P2pReport::ctas`]); settings of one's own
-//! ([`Builder::p2p_config`](crate::group::Builder::p2p_config)) may say otherwise. A stream has one launch at a time, so
-//! what one stream carries is in the same order on both ends of each pair, as with one communicator.
+//! # Requirements of several communicators
+//! Kernels of two communicators that run concurrently wait for their
+//! peers while they hold multiprocessors. A kernel must not wait for multiprocessors that another one holds.
+//! Each communicator of a policy is therefore limited to a part of the device's multiprocessors, so that one
+//! launch of each fits at once ([`P2pReport::ctas`]). Explicit settings
+//! ([`Builder::p2p_config`](crate::group::Builder::p2p_config)) override the limit. A stream runs one launch
+//! at a time, so the messages of one stream are in the same order on both ends of each pair, as with one
+//! communicator.
 //!
-//! The first message with a peer under [`PerPair`](P2pPolicy::PerPair) waits on the host for the peer's first with this
-//! rank: a ring in which each sends before it receives waits for ever (until the deadline, and
-//! [`Absent`](crate::group::GroupError::Absent) names who is missing). Batch such messages, or have
-//! [`connect_to`](crate::ProcessGroup::connect_to) meet the peers in one order before.
+//! Under [`PerPair`](P2pPolicy::PerPair), the first message with a peer blocks on the host until the peer's
+//! first message with this rank. A ring in which each rank sends before it receives therefore blocks until
+//! the deadline, and [`Absent`](crate::group::GroupError::Absent) names the missing rank. Batch such
+//! messages, or call [`connect_to`](crate::ProcessGroup::connect_to) with the peers in one order beforehand.
 //!
 //! # Invariants
-//! Both ends of a message take the same communicator: it follows from what all members agreed on when they joined, and
-//! where it depends on more, from what the two ends said in one meeting. Communicators are made by all their ranks or by
-//! none. They end with the group, by whatever end. So does a path, which also compares both ends of each message before it
-//! is launched, as [checked mode](crate::group::Builder::checked) does for the others.
+//! Both ends of a message use the same communicator. It follows from the settings that all
+//! members agreed on when they joined, and otherwise from the data that the two ends exchanged in one
+//! meeting. Communicators are made by all their ranks or by none. They end with the group, however it ends.
+//! So does a path. A path also compares both ends of each message before it is launched, as [checked
+//! mode](crate::group::Builder::checked) does for the others.
 
 mod choice;
 mod direct;
@@ -108,19 +112,19 @@ pub(super) struct Messages {
     config: Config,
     /// Made with the group's communicator.
     lanes: OnceLock<Vec<Communicator>>,
-    /// What messages go on beside NCCL, once it is installed.
+    /// The path besides NCCL, once it is installed.
     path: OnceLock<Installed>,
     installing: Mutex<bool>,
-    /// By member.
+    /// Indexed by member.
     peers: Box<[Peer]>,
-    /// One for each communicator that messages may take, made when it is asked for.
+    /// One for each communicator that messages may use, made on demand.
     streams: Box<[OnceLock<Stream>]>,
-    /// Whether a message was sent or received.
+    /// True once a message was sent or received.
     used: AtomicBool,
     explained: Mutex<Vec<Explanation>>,
 }
 
-/// What messages with one member go on.
+/// The communicator or lane of messages with one member.
 #[derive(Debug, Default)]
 struct Peer {
     route: OnceLock<Route>,
@@ -131,15 +135,15 @@ struct Peer {
 #[derive(Debug)]
 enum Route {
     Group,
-    /// A communicator of the two ends: the lower rank is its rank 0; and what they have registered with it.
+    /// A communicator of the two ends, in which the lower rank is rank 0, and its registered memory.
     Pair(Communicator, Box<Registered>),
 }
 
-/// A communicator, and what the other end is called there.
+/// A communicator, and the other end's rank in it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Channel<'a> {
     pub(super) communicator: &'a Communicator,
-    /// The other end's rank there, if it is not its rank of the group.
+    /// The other end's rank in it, if that is not its rank in the group.
     pub(super) peer: Option<usize>,
 }
 
@@ -149,28 +153,28 @@ impl<'a> Channel<'a> {
         Self { communicator: &group.communicator, peer: None }
     }
 
-    /// A task of the group as it is there.
+    /// Converts a task of the group to the ranks of this communicator.
     #[inline(always)]
     pub(super) fn task(&self, task: Task) -> Task {
         task.with(self.peer.unwrap_or(task.rank))
     }
 }
 
-/// NCCL's messages never take more.
+/// The most thread blocks that NCCL uses for messages.
 const MOST_CTAS: u32 = 32;
 
-/// What the builder was told of messages.
+/// The builder's settings for messages.
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
     pub(super) policy: P2pPolicy,
-    /// Settings of the user's own for communicators beyond the group's.
+    /// The user's settings for communicators besides the group's.
     pub(super) own: Option<Config>,
-    /// Of the device.
+    /// The number of the device's multiprocessors.
     pub(super) multiprocessors: u32,
 }
 
 impl Messages {
-    /// For a group of `size` whose communicator has the settings `config`.
+    /// Makes the state for a group of `size` whose communicator has the settings `config`.
     pub(super) fn new(settings: Settings, lazy: bool, size: usize, config: &Config) -> Self {
         let plan = Plan::new(settings.policy, lazy);
         let config = settings.own.clone().unwrap_or_else(|| {
@@ -199,28 +203,28 @@ impl Messages {
         }
     }
 
-    /// For a group that is split off, with a communicator of its own settings.
+    /// Makes the state for a group that is split off, whose communicator has its own settings.
     pub(super) fn of_subgroup(&self, lazy: bool, size: usize, config: &Config) -> Self {
         Self::new(self.settings.clone(), lazy, size, config)
     }
 
-    /// Whether messages go on a path.
+    /// Returns true if messages go on a path.
     #[inline]
     pub(super) fn are_on_path(&self) -> bool {
         self.plan == Plan::Path
     }
 
-    /// What the path is called.
+    /// Returns the path's name.
     fn path_name(&self) -> &'static str {
         self.path.get().map_or("direct", |installed| installed.path.name())
     }
 
-    /// Takes the lanes, once.
+    /// Sets the lanes, once.
     pub(super) fn set_lanes(&self, lanes: Vec<Communicator>) {
         let _ = self.lanes.set(lanes);
     }
 
-    /// What is made now beyond the group's own, in any order.
+    /// Returns the communicators that exist besides the group's own, in any order.
     pub(super) fn communicators(&self) -> impl Iterator<Item = &Communicator> {
         let routes = self.peers.iter().filter_map(|peer| peer.route.get());
         let pairs = routes.filter_map(|route| match route {
@@ -230,7 +234,8 @@ impl Messages {
         pairs.chain(self.lanes.get().into_iter().flatten())
     }
 
-    /// What is made now, for the group's end: pairs in the one order that all members have, then lanes.
+    /// Returns the existing communicators for the group's end: pairs in the one order that all members have,
+    /// then lanes.
     pub(super) fn into_communicators(self, rank: usize) -> Vec<Communicator> {
         let pair = |(peer, it): (usize, Peer)| match it.route.into_inner() {
             Some(Route::Pair(communicator, _)) => Some(((peer.min(rank), peer.max(rank)), communicator)),
@@ -244,7 +249,7 @@ impl Messages {
 }
 
 impl ProcessGroup {
-    /// What collectives and batches go on, which is made now if need be.
+    /// Returns the communicator for collectives and batches. Makes it if it does not exist.
     #[inline]
     pub(super) fn channel_of_all(
         &self,
@@ -255,14 +260,14 @@ impl ProcessGroup {
         Ok(Channel::of_all(self))
     }
 
-    /// What a message by itself goes on, which is made now if need be.
+    /// Returns the communicator for a message that is called by itself. Makes it if it does not exist.
     pub(super) fn channel(&self, message: Task, stream: &Stream) -> Slim<Channel<'_>, GroupError> {
         if !self.messages.used.load(Ordering::Relaxed) {
             self.first_message();
         }
         let (call, peer) = (message.call, message.rank);
         match self.messages.plan {
-            // On a path goes what it takes, before this is asked.
+            // Messages that go on the path were separated before this call.
             Plan::Group | Plan::Path => {}
             Plan::Lanes(count) => {
                 self.connected(call, stream)?;
@@ -292,16 +297,17 @@ impl ProcessGroup {
         lane(self.size(), from, to, lanes)
     }
 
-    /// Makes now what messages with member `peer` need. The two ends do so together, each by this call or by its first
-    /// message with the other; who meets several peers so takes them in the order of pairs (lower rank, higher rank),
-    /// which never waits in a circle. Where the policy gives pairs no communicator of their own this is
-    /// [`connect`](Self::connect), of all members.
+    /// Makes the communicator that messages with member `peer` need. Both ends make it together, each by this
+    /// call or by its first message with the other. To connect to several peers without a circular wait, a
+    /// program takes them in the order of pairs (lower rank, higher rank). If the policy has no communicators
+    /// for pairs, this call is [`connect`](Self::connect), of all members.
     ///
     /// # Errors
-    /// - [`GroupError::Absent`] with the rank that did not come, on both ends if both came, and
-    ///   [`GroupError::Unmade`] with what the other end met: both may try again;
-    /// - [`GroupError::Comm`] and [`GroupError::Driver`] for what went wrong here, [`GroupError::Lost`],
-    ///   [`GroupError::Store`]; with an argument that is no other member, [`GroupError::NoSuchRank`].
+    /// - [`GroupError::Absent`] with the rank that did not come, on both ends if both came;
+    ///   [`GroupError::Unmade`] with the other end's failure. Both may try again.
+    /// - [`GroupError::Comm`] and [`GroupError::Driver`] for failures of this rank, [`GroupError::Lost`],
+    ///   [`GroupError::Store`].
+    /// - [`GroupError::NoSuchRank`] if `peer` is not another member.
     pub fn connect_to(&self, peer: usize, deadline: Deadline) -> Result<()> {
         crate::comm::refuse_inside_group("connect_to")?;
         self.other(peer)?;
@@ -319,8 +325,9 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// A stream for messages to member `peer`: one for each communicator, so that what may overlap does, and what may
-    /// not shares one. It waits for nothing else; order it with events, or with [`Work::wait`](super::Work::wait).
+    /// Returns a stream for messages to member `peer`. There is one stream for each communicator, so messages
+    /// of different communicators overlap. The stream waits for no other; order it with events, or with
+    /// [`Work::wait`](super::Work::wait).
     ///
     /// # Errors
     /// [`GroupError::NoSuchRank`]; [`GroupError::Driver`].
@@ -328,10 +335,10 @@ impl ProcessGroup {
         self.stream_of(peer, true)
     }
 
-    /// [`send_stream`](Self::send_stream) for messages from member `peer`.
+    /// Like [`send_stream`](Self::send_stream), for messages from member `peer`.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`send_stream`](Self::send_stream).
     pub fn recv_stream(&self, peer: usize) -> Result<&Stream> {
         self.stream_of(peer, false)
     }
@@ -348,7 +355,7 @@ impl ProcessGroup {
         if let Some(stream) = place.get() {
             return Ok(stream);
         }
-        // Who comes second lets go of its own.
+        // If another thread was first, this stream is dropped.
         let stream = Stream::new(self.context(), StreamFlags::NON_BLOCKING)?;
         Ok(place.get_or_init(|| stream))
     }
@@ -376,7 +383,7 @@ impl ProcessGroup {
                 };
                 (0..count).map(lane).collect::<Result<Vec<_>>>()
             })?;
-            // Not before: what is dropped with a failure does not end the group by itself.
+            // Not before this point: a lane that is dropped after a failure does not end the group by itself.
             lanes.iter().for_each(|lane| self.counter.vigil.guard(&lane.abort_handle()));
         } else {
             for lane in 0..count {
@@ -388,7 +395,8 @@ impl ProcessGroup {
         Ok(lanes)
     }
 
-    /// Makes a communicator of a formation's ranks, of which this one is `rank`, that ends with the group.
+    /// Makes a communicator of a formation's ranks, in which this rank is `rank`, and which ends with the
+    /// group.
     fn prepare(
         &self,
         all: &Formation<'_>,
@@ -407,12 +415,12 @@ impl ProcessGroup {
         Ok(made)
     }
 
-    /// The group goes on without a communicator that is about to be dropped.
+    /// Removes a communicator that is about to be dropped from the group's end.
     fn without(&self, communicator: &Communicator) {
         self.counter.vigil.release(&communicator.abort_handle());
     }
 
-    /// Settings of a communicator of these members.
+    /// Returns the settings of a communicator of these members.
     fn messages_config(&self, members: &[&Member], name: &str) -> Config {
         Config {
             name: Some(format!("{} {name}", self.name)),

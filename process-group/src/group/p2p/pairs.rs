@@ -1,4 +1,4 @@
-//! The communicators of pairs: made by the two ends, at their first message.
+//! The communicators of pairs, which the two ends make at their first message.
 
 use std::sync::atomic::Ordering;
 
@@ -13,7 +13,8 @@ use crate::{
 };
 
 impl ProcessGroup {
-    /// What messages with member `peer` go on; the two ends choose and make it now, if they have not.
+    /// Returns the communicator for messages with member `peer`. Both ends choose and make it unless it
+    /// exists.
     pub(super) fn route(&self, peer: usize, deadline: Deadline) -> Result<&Route> {
         const CALL: &str = "connect_to";
         let of_peer: &Peer = &self.messages.peers[peer];
@@ -25,7 +26,7 @@ impl ProcessGroup {
         if let Some(route) = of_peer.route.get() {
             return Ok(route);
         }
-        // Counted whatever follows, so that the two ends' next attempts meet.
+        // Counted even if this attempt fails, so that the two ends' next attempts meet under the same number.
         let attempt = of_peer.attempts.fetch_add(1, Ordering::AcqRel);
         self.counter.vigil.check()?;
         let (low, high) = (self.rank.min(peer), self.rank.max(peer));

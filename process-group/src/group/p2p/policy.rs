@@ -1,37 +1,40 @@
-//! What the members of a group may be told about their messages.
+//! The policies for a group's messages.
 
 use std::fmt;
 
-/// On which communicator messages that are not in a batch go, or what all messages go on in its place: agreed by all members when they join.
+/// Selects the communicator for messages that are not in a batch, or a path for all messages. All members
+/// agree on it when they join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum P2pPolicy {
-    /// On the group's communicator, which runs one after the other. No memory beyond it.
+    /// The group's communicator, which runs messages one after the other. Needs no further memory.
     Shared,
-    /// On so many further communicators (1 to [`MAX_LANES`](Self::MAX_LANES)), which all members make together with the
-    /// group's; a message takes the one that [`lane`](super::lane()) says. What is in different lanes, on different
-    /// streams, runs at once. The memory is so many communicators', however many peers there are.
+    /// This many further communicators (1 to [`MAX_LANES`](Self::MAX_LANES)), which all members make together
+    /// with the group's. [`lane`](super::lane()) assigns each message to one. Messages in different lanes and
+    /// on different streams run concurrently. The memory is that of the communicators, independent of the
+    /// number of peers.
     Lanes(u32),
-    /// On a communicator of the two ends, which they make at their first message. Different peers' messages run at once,
-    /// both directions of one pair do not. The memory is a communicator's for every peer that is ever used.
+    /// A communicator of the two ends, which they make at their first message. Messages with different peers
+    /// run concurrently; the two directions of one pair do not. The memory is one communicator for every peer
+    /// that is ever used.
     PerPair,
-    /// On no communicator: on a [path](crate::Path) that another crate installs, as `symm_mem::direct::install` of
-    /// lockstep-symm-mem does, through symmetric memory and copy engines. All messages go there, those in batches too, and
-    /// different peers' and both directions of one pair run at once. The memory is what the path says. What collectives are
-    /// made of stays with NCCL.
+    /// No communicator, but a [path](crate::Path) that another crate installs. For example
+    /// `symm_mem::direct::install` of lockstep-symm-mem uses symmetric memory and copy engines. All messages
+    /// use it, including those in batches. Messages with different peers, and both directions of one pair,
+    /// run concurrently. The path defines its memory. The tasks of collectives stay with NCCL.
     Direct,
-    /// [`Shared`](Self::Shared) in a group that is connected when it is made. In a [lazy](crate::group::Builder::lazy)
-    /// one the two ends choose at their first message, for good: `Shared` if the group was connected then on both, as it
-    /// is by the first collective; else `PerPair`.
+    /// [`Shared`](Self::Shared) in a group that is connected when it is made. In a
+    /// [lazy](crate::group::Builder::lazy) group the two ends choose once, at their first message: `Shared`
+    /// if the group was connected on both by then, for example by its first collective; otherwise `PerPair`.
     #[default]
     Auto,
 }
 
 impl P2pPolicy {
-    /// More lanes than this are refused: a communicator each.
+    /// The limit on lanes, each of which is a communicator.
     pub const MAX_LANES: u32 = 64;
 
-    /// What is wrong with it, if anything.
+    /// Returns the problem of an invalid policy.
     pub(in crate::group) fn problem(self) -> Option<String> {
         match self {
             Self::Lanes(lanes) if !(1..=Self::MAX_LANES).contains(&lanes) => {
@@ -54,13 +57,13 @@ impl fmt::Display for P2pPolicy {
     }
 }
 
-/// What a policy comes to in a group.
+/// A policy resolved for a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Plan {
     Group,
     Lanes(usize),
     Pairs,
-    /// None for messages.
+    /// No communicators for messages.
     Path,
     /// Each pair chooses.
     Choose,
@@ -78,7 +81,8 @@ impl Plan {
         }
     }
 
-    /// Communicators of one member, of `size`, that may be in flight at once.
+    /// Returns the number of communicators of one member, in a group of `size`, that may be in flight at
+    /// once.
     pub(super) fn communicators(self, size: usize) -> usize {
         match self {
             Self::Group | Self::Path => 1,

@@ -1,4 +1,4 @@
-//! What was chosen for a group's messages, and what it costs.
+//! Reports the communicators chosen for a group's messages, and their cost.
 
 use std::{
     fmt,
@@ -11,30 +11,31 @@ use crate::{
     profile,
 };
 
-/// What messages with one member go on.
+/// The communicator or path of messages with one member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerChannel {
-    /// This rank itself: batches only, on the group's communicator.
+    /// This rank itself, in batches only, on the group's communicator.
     Oneself,
     /// The group's communicator.
     Group,
-    /// Lanes, by their numbers.
+    /// Lanes, by their indices.
     Lane {
-        /// For messages to the member.
+        /// The lane of messages to the member.
         send: usize,
-        /// For messages from it.
+        /// The lane of messages from it.
         receive: usize,
     },
-    /// A communicator of the two.
+    /// A communicator of the two ends.
     Pair,
-    /// A [path](crate::Path) beside NCCL.
+    /// A [path](crate::Path) besides NCCL.
     Path,
-    /// There was no message yet, and the two ends make or choose a communicator at the first.
+    /// There was no message yet. The two ends make or choose a communicator at the first.
     Undecided,
 }
 
-/// What a choice costs: told once in a group, as a warning to who [traces](crate::ProcessGroup::p2p), and kept.
+/// The cost of a choice. Reported once per group as a warning of feature `tracing`, and kept in the
+/// [report](crate::ProcessGroup::p2p).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Explanation {
@@ -42,12 +43,12 @@ pub enum Explanation {
     Serialised,
     /// There are fewer lanes than peers.
     SharedLanes {
-        /// How many lanes there are.
+        /// The number of lanes.
         lanes: usize,
-        /// How many would keep all peers of a member apart.
+        /// The number of lanes that would keep all peers of a member apart.
         wanted: usize,
     },
-    /// Communicators of pairs are made.
+    /// Communicators are made for pairs.
     CommunicatorsOfPairs,
     /// Messages go on a path: no communicator for them, and device memory for each peer.
     OnPath,
@@ -78,24 +79,25 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// What was chosen for a group's messages; see [`ProcessGroup::p2p`](crate::ProcessGroup::p2p).
+/// The communicators chosen for a group's messages; see [`ProcessGroup::p2p`](crate::ProcessGroup::p2p).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct P2pReport {
-    /// What the members agreed on.
+    /// The policy that the members agreed on.
     pub policy: P2pPolicy,
-    /// What messages with each member go on.
+    /// The communicator or path of messages with each member.
     pub peers: Vec<PeerChannel>,
-    /// The path that they go on, where they go on one.
+    /// The installed path, if messages use one.
     pub path: Option<PathReport>,
-    /// How many communicators this rank has made for messages, beyond the group's.
+    /// The number of communicators that this rank has made for messages, besides the group's.
     pub communicators: usize,
-    /// Thread blocks that a launch of each may use, at least and at most, where that is set.
+    /// The least and the most thread blocks that a launch of each may use, if set.
     pub ctas: Option<(u32, u32)>,
-    /// Peers with whose communicator of a pair no memory is registered, and why, the same on both ends: the two agree on
-    /// it when they make the communicator, by what [`Builder::registration`](crate::group::Builder::registration) says.
+    /// Peers for which the pair's communicator has no registered memory, with the reason. Both ends have the
+    /// same entry: they agree on it when they make the communicator, under
+    /// [`Builder::registration`](crate::group::Builder::registration).
     pub not_registered: Vec<(usize, NotRegistered)>,
-    /// What the choices cost, as far as they had to be made.
+    /// The costs of the choices made so far.
     pub explanations: Vec<Explanation>,
 }
 
@@ -103,17 +105,17 @@ pub struct P2pReport {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PathReport {
-    /// In one word.
+    /// Its name, one word.
     pub name: &'static str,
-    /// In one line.
+    /// A description in one line.
     pub description: String,
-    /// What it takes of this rank's device, in bytes.
+    /// The device memory that it uses on this rank, in bytes.
     pub device_bytes: u64,
 }
 
 impl ProcessGroup {
-    /// On which communicators messages go, and why that costs overlap or memory where it does. What is explained here
-    /// is also told once by feature `tracing`, as a warning.
+    /// Reports the communicators for messages, and the cost of the choice in overlap or memory. Feature
+    /// `tracing` logs each explanation once, as a warning.
     #[must_use]
     pub fn p2p(&self) -> P2pReport {
         let messages = &self.messages;
@@ -165,7 +167,7 @@ impl ProcessGroup {
         }
     }
 
-    /// Explains what follows from the policy alone.
+    /// Explains the consequences of the policy alone.
     #[cold]
     pub(super) fn first_message(&self) {
         self.messages.used.store(true, Ordering::Relaxed);
@@ -179,7 +181,7 @@ impl ProcessGroup {
         }
     }
 
-    /// Explains what a choice costs, unless that was explained.
+    /// Explains the cost of a choice, unless it was explained before.
     pub(super) fn explain_once(&self, explanation: Explanation) {
         let mut explained = self.messages.explained.lock().unwrap_or_else(PoisonError::into_inner);
         if !explained.contains(&explanation) {

@@ -1,7 +1,7 @@
-//! Owners of memory that are kept until operations are done.
+//! Keeps owners of memory until operations are done.
 //!
-//! One thread a process looks after all of them, and ends when there are none. It is not the watchdog: what is dropped may
-//! free memory, which may wait for a device.
+//! One thread per process serves all of them, and ends when there are none. It is not the watchdog, because
+//! dropping an owner may free memory, which may wait for a device.
 
 use std::{
     any::Any,
@@ -15,9 +15,10 @@ use std::{
 use super::{Work, mark::StreamKey};
 use crate::group::{GroupError, Result};
 
-/// Between two looks at what is done: the shortest pause, after something was, and the longest.
+/// The shortest pause between two checks, used after an owner was dropped, and the longest.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(8)];
-/// So many looks in a row: a device that does not answer does nothing any more, but a call may fail.
+/// The number of consecutive failed queries after which the owners of a stream are dropped. A device that
+/// stops answering runs nothing any more, but a single call may fail.
 const UNANSWERED: u32 = 100;
 
 struct Kept {
@@ -33,11 +34,11 @@ impl Kept {
     }
 }
 
-/// What is kept of one group's works on one stream, in the order in which they entered.
+/// The owners kept for one group's work on one stream, in the order in which they were added.
 #[derive(Default)]
 struct Line {
     kept: VecDeque<Kept>,
-    /// How often in a row the driver did not answer.
+    /// The number of consecutive queries that failed.
     unanswered: u32,
 }
 
@@ -51,7 +52,8 @@ impl Line {
         self.kept.insert(at, kept);
     }
 
-    /// Drops what is over, the oldest first: one query, and one for each that is done. Whether there was any.
+    /// Drops the owners whose work is done, the oldest first. Costs one query, and one for each that is done.
+    /// Returns true if there was any.
     fn drop_done(&mut self) -> bool {
         let before = self.kept.len();
         while let Some(oldest) = self.kept.front() {
@@ -90,17 +92,19 @@ fn keeper() -> MutexGuard<'static, Keeper> {
 }
 
 impl Work {
-    /// Keeps `owner` until the operation is done, whether or not anybody waits for that: what holds its buffers, such as a
-    /// tensor of another library, which may be dropped here at once then. Also if the operation fails, or is given up: the
-    /// device may use its buffers until nothing of it runs. It is dropped on a thread of its own, within about 10 ms; a panic
-    /// of its destructor is swallowed there.
+    /// Keeps `owner` until the operation is done, whether or not a thread waits for it. The owner holds the
+    /// operation's buffers, for example a tensor of another library, and the caller need not keep it. If the
+    /// operation fails or is given up, the owner is also kept, because the device may use its buffers until
+    /// no part of the operation runs. The owner is dropped on a separate thread, within about 10 ms. A panic
+    /// of its destructor is ignored there.
     ///
-    /// Memory of an allocator that orders by streams needs no owner kept: tell the allocator of the stream instead, as
+    /// Memory of a stream-ordered allocator needs no owner: tell the allocator of the stream instead, as
     /// `Block::record_stream` of caching-alloc does.
     ///
     /// # Errors
-    /// [`GroupError::Captured`]: a graph keeps nothing, and may run whenever; the owner is dropped. [`GroupError::Thread`]: the
-    /// owner is kept until a later call has found a thread.
+    /// [`GroupError::Captured`]: a graph keeps nothing, and may run at any time; the owner is
+    /// dropped. [`GroupError::Thread`]: the thread could not be started; the owner is kept until a later call
+    /// has started it.
     pub fn keep(&self, owner: impl Send + 'static) -> Result<()> {
         if self.mark.captured {
             return Err(self.captured());
@@ -125,7 +129,7 @@ impl Work {
     }
 }
 
-/// Drops what is over, until nothing is kept.
+/// Drops owners whose work is done, until nothing is kept.
 fn look_after() {
     let [shortest, longest] = PAUSES;
     let (mut lines, mut pause) = (HashMap::<LineKey, Line>::new(), shortest);

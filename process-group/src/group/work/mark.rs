@@ -1,14 +1,16 @@
-//! Marks: the places before and after an operation on its stream, and what is known of the operation.
+//! Marks: the events before and after an operation on its stream, and the data of the operation.
 //!
-//! Every operation has an event right after it, though most works are dropped at once. Nothing less keeps what works
-//! promise: an event that were recorded when somebody asks, or with a later call, would stand for whatever else was
-//! enqueued in between. A stream that waits for the work would wait for that too, perhaps for what waits for this very
-//! stream; the watchdog could not tell a late operation from a kernel of the program's that runs long; and a stream that
-//! the program has destroyed by then could not be asked at all. What is last before a silence is not known when it is
-//! launched.
+//! Every operation has an event right after it, although most works are dropped at once. An event that is
+//! recorded later, on demand or with a later call, would not do, because it would also stand for other work
+//! that was enqueued in between:
+//! - A stream that waits for the work would also wait for that other work, which may itself wait for this
+//!   stream.
+//! - The watchdog could not distinguish a late operation from a long-running kernel of the program.
+//! - The program may have destroyed the stream by then.
+//! - At launch it is not known whether an operation is the last one for a while.
 //!
-//! A mark is used again when nobody holds it any more: to make its events costs more than to record them, and to
-//! count the holders of five things more than to count those of one.
+//! A mark is reused when it has no other holder. Making its events costs more than recording them, and
+//! counting the references to five objects costs more than counting those to one.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -27,26 +29,26 @@ use super::{
 };
 use crate::{Slim, record::Span};
 
-/// An operation that was launched.
+/// The mark of a launched operation.
 pub(super) struct Mark {
     pub(super) operation: &'static str,
     pub(super) sequence: u64,
     pub(super) interval: Interval,
     pub(super) stream: StreamKey,
-    /// Its event is a mark in a capture. The driver refuses to answer for such a one, and asking it during the
-    /// capture ends the capture in vain (measured), so it is never asked.
+    /// Its event was recorded in a capture. The driver refuses to query such an event, and a query during the
+    /// capture invalidates the capture (measured), so it is never queried.
     pub(super) captured: bool,
-    /// What the flight recorder holds of it.
+    /// Its records in the flight recorder.
     pub(super) span: Span,
-    /// Before it, where operations are timed.
+    /// The event before it, if operations are timed.
     pub(super) start: Option<Lease>,
-    /// After it.
+    /// The event after it.
     pub(super) done: Lease,
     pub(super) counter: Arc<Counter>,
 }
 
 impl Mark {
-    /// The time between both places, in µs, when both have been passed.
+    /// Returns the time between both events, in µs, when both have been passed.
     pub(super) fn elapsed_us(&self) -> Result<Option<f64>> {
         let Some(start) = &self.start else { return Ok(None) };
         let done = self.done.event();
@@ -55,7 +57,7 @@ impl Mark {
     }
 }
 
-/// A mark of an operation that is yet to be launched; nobody else holds it.
+/// The mark of an operation that is not launched yet. It has no other holder.
 pub(in crate::group) struct Blank {
     mark: Arc<Mark>,
     /// See [`Interval`].
@@ -63,7 +65,7 @@ pub(in crate::group) struct Blank {
 }
 
 impl Blank {
-    /// Of an operation of a group.
+    /// Makes a mark for an operation of a group.
     #[cold]
     pub(super) fn new(marks: &Arc<Marks>, counter: &Arc<Counter>) -> Slim<Self, GroupError> {
         let mark = Mark {
@@ -80,18 +82,18 @@ impl Blank {
         Ok(Self { mark: Arc::new(mark), begun: 0 })
     }
 
-    /// For an operation that begins at this time of its group's clock.
+    /// Sets the time of its group's clock at which the operation begins.
     pub(super) fn begun(self, begun: u64) -> Self {
         Self { begun, ..self }
     }
 
-    /// That of a work that is done, if nobody else holds it.
+    /// Returns the mark of a finished work for reuse, if it has no other holder.
     pub(super) fn again(work: Work) -> Option<Self> {
-        // There are no weak ones, and who holds the only one is the only one who could make another.
+        // There are no weak references, and only the holder of the single reference could clone it.
         (Arc::strong_count(&work.mark) == 1).then_some(Self { mark: work.mark, begun: 0 })
     }
 
-    /// Marks the place before the operation, where operations are timed. What is captured is not.
+    /// Records the event before the operation, if operations are timed. Captured operations are not timed.
     #[inline]
     pub(in crate::group) fn start(&mut self, stream: &Stream) -> Slim<(), GroupError> {
         match &self.mark.start {
@@ -100,7 +102,7 @@ impl Blank {
         }
     }
 
-    /// Marks the place after the operation, number `sequence` of its group, which was launched.
+    /// Records the event after the launched operation, which has number `sequence` in its group.
     #[inline(always)]
     pub(in crate::group) fn done(
         mut self,
@@ -122,11 +124,12 @@ impl Blank {
     }
 }
 
-/// What tells a stream from the others of its context. (The legacy default stream has the same one in every context.)
+/// Identifies a stream among those of its context. (The legacy default stream has the same handle in every
+/// context.)
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(in crate::group) struct StreamKey {
     handle: usize,
-    /// Whose stream it is, where the handle means another one on each thread.
+    /// The thread, for the handle that means a different stream on each thread.
     thread: Option<ThreadId>,
 }
 
@@ -143,16 +146,16 @@ fn this_thread() -> Option<ThreadId> {
     Some(thread::current().id())
 }
 
-/// Events of marks that have gone.
+/// The pool of events of marks that were dropped.
 pub(in crate::group) struct Marks {
     context: Context,
-    /// Whether operations are timed.
+    /// True if operations are timed.
     timing: bool,
     free: Mutex<Vec<Event>>,
 }
 
 impl Marks {
-    /// How many are kept.
+    /// The most events that are kept.
     const KEPT: usize = 1024;
 
     pub(in crate::group) fn new(context: &Context, timing: bool) -> Arc<Self> {
@@ -172,9 +175,10 @@ impl Marks {
     }
 }
 
-/// An event on loan. A stream that waits for it waits for what was recorded then, so it may be used again at once.
+/// An event from the pool. A stream that waits for an event waits for its last record at that time, so the
+/// event may be reused at once.
 pub(super) struct Lease {
-    /// There until the lease ends.
+    /// `Some` until the drop returns it to the pool.
     event: Option<Event>,
     marks: Arc<Marks>,
 }
@@ -184,7 +188,7 @@ impl Lease {
         self.event.as_ref().unwrap_or_else(|| unreachable!("a lease holds its event until it is dropped"))
     }
 
-    /// Records it as the place before an operation.
+    /// Records it before an operation.
     #[cold]
     fn record_timed(&self, stream: &Stream) -> Slim<(), GroupError> {
         if stream.capture_status()? == CaptureStatus::None {

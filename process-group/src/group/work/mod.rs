@@ -2,9 +2,9 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `mark` | the places before and after an operation on its stream, which are used again |
+//! | `mark` | the events before and after an operation on its stream, which are reused |
 //! | `outstanding` | the works of every stream that are not known to be done |
-//! | `keep` | owners of memory that are kept until operations are done |
+//! | `keep` | owners of memory, kept until operations are done |
 
 mod keep;
 mod mark;
@@ -24,38 +24,38 @@ use crate::{profile, record::ticks, store::Deadline};
 
 /// An operation that was enqueued.
 ///
-/// It holds no memory: buffers stay good until it is done because their owners keep them so, or because it was told to
-/// [keep](Self::keep) these. Dropping it changes nothing.
+/// It holds no memory. The caller keeps buffers valid until it is done, or passes their owners to
+/// [keep](Self::keep). Dropping it has no effect on the operation.
 #[derive(Clone)]
 pub struct Work {
     mark: Arc<Mark>,
 }
 
 impl Work {
-    /// Its number among the group's operations, beginning with 1.
+    /// Returns its number among the group's operations, beginning with 1.
     #[must_use]
     pub fn sequence(&self) -> u64 {
         self.mark.sequence
     }
 
-    /// What it is.
+    /// Returns the operation's name.
     #[must_use]
     pub fn operation(&self) -> &'static str {
         self.mark.operation
     }
 
-    /// What tells it from the group's other works.
+    /// Returns its key among the group's works.
     pub(super) fn key(&self) -> u64 {
         self.mark.interval.recorded
     }
 
-    /// Whether a graph captured it, so that it was not enqueued itself.
+    /// Returns true if a graph captured it, so that it was not enqueued itself.
     pub(super) fn is_captured(&self) -> bool {
         self.mark.captured
     }
 
-    /// Has `stream` wait until the operation is done; the host does not wait. Nothing for the stream that it was
-    /// enqueued on.
+    /// Makes `stream` wait until the operation is done; the host does not wait. Does nothing for the stream
+    /// that it was enqueued on.
     ///
     /// # Errors
     /// [`GroupError::Driver`].
@@ -70,11 +70,12 @@ impl Work {
     /// Waits on the host until the operation is done.
     ///
     /// # Errors
-    /// What has ended the group, as soon as it is known: [`GroupError::Lost`], [`GroupError::Overdue`],
-    /// [`GroupError::CollectiveDiverged`], [`GroupError::MemberFailed`]; [`GroupError::Path`] if another member
-    /// has ended messages and not said why for long, or by the deadline; [`GroupError::WorkTimeout`] past the deadline, with
-    /// the members that have not joined unless the deadline is shorter than a second;
-    /// [`GroupError::Comm`] for what went wrong in the background; [`GroupError::Captured`]; [`GroupError::Driver`].
+    /// The error that ended the group, as soon as it is known: [`GroupError::Lost`],
+    /// [`GroupError::Overdue`], [`GroupError::CollectiveDiverged`], [`GroupError::MemberFailed`].
+    /// [`GroupError::Path`] if another member has ended messages and has not reported why in time, or by the
+    /// deadline. [`GroupError::WorkTimeout`] after the deadline, with the members that have not joined unless
+    /// the deadline is shorter than a second. [`GroupError::Comm`] for an asynchronous error;
+    /// [`GroupError::Captured`]; [`GroupError::Driver`].
     pub fn wait_timeout(&self, deadline: Deadline) -> Result<()> {
         self.mark.counter.vigil.explain(self.wait_until(deadline))
     }
@@ -92,7 +93,7 @@ impl Work {
                 Err(error) => return Err(vigil.conclude(error, deadline)),
             }
             if asked.is_none() && Self::asks(deadline) {
-                // What is answered later comes too late.
+                // A later answer would not arrive in time.
                 let until = Deadline::after(deadline.remaining() / 4 * 3);
                 asked = Some(vigil.ask_aside(until));
             }
@@ -104,7 +105,7 @@ impl Work {
                     waited: deadline.waited(),
                     progress: asked.as_ref().and_then(|asked| asked.get()).cloned().map(Box::new),
                 };
-                // Who has given up is known sooner than why.
+                // The member that has given up is known sooner than its reason.
                 let error = vigil.given_up().map_or_else(timeout, |(_, peer)| vigil.gave_up(peer));
                 return Err(self.trouble(error));
             }
@@ -116,8 +117,8 @@ impl Work {
         }
     }
 
-    /// Whether it is time to ask the members how far they are, so that the error can say so when the deadline passes. Who
-    /// waits for less than a second asks again and again.
+    /// Returns true when it is time to ask the members for their progress, so that the error can report it at
+    /// the deadline. Waits of less than a second do not ask, since callers tend to repeat them.
     fn asks(deadline: Deadline) -> bool {
         const SHORTEST: Duration = Duration::from_secs(1);
         const LONGEST: Duration = Duration::from_secs(2);
@@ -125,22 +126,22 @@ impl Work {
         timeout >= SHORTEST && deadline.remaining() <= LONGEST.min(timeout / 4)
     }
 
-    /// Tells the flight recorder and the profilers of an error.
+    /// Reports an error to the flight recorder and the profilers.
     fn trouble(&self, error: GroupError) -> GroupError {
         self.mark.counter.track.recorder().trouble();
         profile::trouble(self.mark.operation, &self.mark.counter.name, &error);
         error
     }
 
-    /// Whether the operation is done.
+    /// Returns true if the operation is done.
     ///
     /// # Errors
-    /// [`GroupError::Lost`]: it may have been given up; so [`GroupError::Path`], by another member, which has not said why for
-    /// long; [`GroupError::Captured`] for one that a graph captured; [`GroupError::Driver`], also for what earlier work
-    /// on the device did wrong.
+    /// [`GroupError::Lost`]: the operation may have been given up. [`GroupError::Path`]: another
+    /// member has given it up, and has not reported why in time. [`GroupError::Captured`] for a captured
+    /// operation. [`GroupError::Driver`], also for errors of earlier work on the device.
     pub fn is_completed(&self) -> Result<bool> {
         let done = self.is_done()?;
-        // Looked at after: what was aborted, revoked or given up is done as well.
+        // Checked afterwards, because aborted, revoked and given-up work looks done as well.
         let vigil = &self.mark.counter.vigil;
         vigil.check_work()?;
         if done {
@@ -149,7 +150,7 @@ impl Work {
         Ok(done && !vigil.is_given_up()?)
     }
 
-    /// Whether nothing of it runs any more.
+    /// Returns true if no part of it runs any more.
     fn is_done(&self) -> Result<bool> {
         if self.mark.captured {
             return Err(self.captured());
@@ -161,11 +162,12 @@ impl Work {
         Ok(done)
     }
 
-    /// How long the operation took on its stream, in µs, with the wait for the other members; `None` until it is done,
-    /// and without [timing](super::Builder::timing). It includes what else was enqueued there in between.
+    /// Returns the time that the operation took on its stream, in µs, including the wait for the other
+    /// members and other work that was enqueued there in between. `None` until it is done, and without
+    /// [timing](super::Builder::timing).
     ///
     /// # Errors
-    /// As [`is_completed`](Self::is_completed).
+    /// Those of [`is_completed`](Self::is_completed).
     pub fn elapsed_us(&self) -> Result<Option<f64>> {
         if !self.is_completed()? {
             return Ok(None);
@@ -173,11 +175,11 @@ impl Work {
         self.mark.elapsed_us()
     }
 
-    /// Whether the stream has come past a mark.
+    /// Returns true if the stream has passed an event.
     fn passed(&self, mark: &Lease) -> Result<bool> {
         let event = mark.event();
         let query = || {
-            // Another thread may be capturing in global mode, whose capture a query would end.
+            // Another thread may be capturing in global mode, and a query would invalidate its capture.
             let _relaxed = RelaxedCapture::enter(event.context().driver())?;
             event.query()
         };
@@ -187,13 +189,13 @@ impl Work {
         })
     }
 
-    /// Tells the flight recorder that it is done, at `now` if that was not told before.
+    /// Tells the flight recorder that it is done. The time is `now`, unless that was recorded before.
     fn tell_done(&self, now: impl FnOnce() -> u64) {
-        // A driver that does not say how long leaves that it is done.
+        // If the driver does not report the duration, the operation is recorded as done without one.
         self.mark.counter.track.completed(self.mark.span, now, || self.mark.elapsed_us().ok().flatten());
     }
 
-    /// Tells the flight recorder that it has begun, if it has; whether it has.
+    /// Tells the flight recorder that it has begun, if so. Returns true if it has.
     fn tell_started(&self) -> bool {
         let started = self.mark.start.as_ref().is_some_and(|start| self.passed(start).unwrap_or(false));
         if started {

@@ -1,12 +1,13 @@
 //! The works of every stream that are not known to be done.
 //!
-//! The thread that launches a work records its event, and holds no lock during that call or any other call of the driver:
-//! a call that hangs holds up nobody else. So works enter in an order that may differ from that of their events where
-//! several threads share a stream. What is known of each is the [`Interval`] in which its event was recorded. Events of
-//! intervals that do not overlap are in the order of the intervals. Works whose intervals overlap are asked about one by
-//! one; there are never more of them than threads that call at a time.
+//! The thread that launches a work records its event. It holds no lock during that call or any other call of
+//! the driver, so a call that hangs blocks no other thread. If several threads share a stream, works may
+//! therefore be added in an order that differs from that of their events. Each work has the [`Interval`] in
+//! which its event was recorded. Events of intervals that do not overlap are in the order of the intervals.
+//! Works with overlapping intervals are queried one by one; there are never more of them than threads that
+//! call at a time.
 //!
-//! A work stays until it, or one whose event comes later, was seen to be done.
+//! A work stays until it, or one with a later event, was seen to be done.
 
 use std::{
     collections::VecDeque,
@@ -24,54 +25,55 @@ use crate::{
     sync::{Mutex, MutexGuard},
 };
 
-/// When a work's event was recorded: after `begun` and before `recorded`, by the clock of its [`Outstanding`].
+/// The interval in which a work's event was recorded: after `begun` and before `recorded`, by the clock of
+/// its [`Outstanding`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::group) struct Interval {
     pub(super) begun: u64,
-    /// 0: it has not entered. No two works of a group have the same.
+    /// 0: it is not added yet. No two works of a group have the same.
     pub(super) recorded: u64,
 }
 
 impl Interval {
-    /// Whether its event comes before the other's, if both are on one stream.
+    /// Returns true if its event comes before the other's, provided that both are on one stream.
     fn precedes(self, later: Self) -> bool {
         self.recorded < later.begun
     }
 }
 
-/// What has to be known of a work.
+/// The properties of a work that this module needs.
 pub(in crate::group) trait Tracked: Clone {
     type Stream: Copy + PartialEq;
-    /// What the next work is made of.
+    /// A reusable part of a dropped work.
     type Blank;
 
     fn stream(&self) -> Self::Stream;
     fn interval(&self) -> Interval;
-    /// The work enters; nobody else has it yet.
+    /// Called when the work is added. It has no other holder yet.
     fn set_recorded(&mut self, recorded: u64);
-    /// Asks the driver. What it does not answer for is not known to be done.
+    /// Asks the driver. If the driver fails, the work is not known to be done.
     fn is_known_done(&self) -> bool;
-    /// It was seen to be done at `now`, unless that was told before.
+    /// Reports that it was seen to be done at `now`, unless that was reported before.
     fn tell_done(&self, now: u64);
-    /// What is left of it, if nobody else holds it.
+    /// Returns its reusable part, if it has no other holder.
     fn recycle(self) -> Option<Self::Blank>;
 }
 
-/// The works of every stream of a group that are not known to be done, and the last one that is.
+/// The works of every stream of a group that are not known to be done, and each stream's last work.
 pub(in crate::group) struct Outstanding<W: Tracked = Work> {
     state: Mutex<State<W>>,
 }
 
 struct State<W: Tracked> {
-    /// Advances when a work begins and when it enters.
+    /// Advances when a work begins and when it is added.
     clock: u64,
     streams: Vec<StreamWorks<W>>,
-    /// What works have left that nobody else held.
+    /// Reusable parts of dropped works.
     blanks: Vec<W::Blank>,
 }
 
-/// The works of one stream, in the order in which they entered; never none. All are of the group's context, in which
-/// streams are told apart by their keys.
+/// The works of one stream, in the order in which they were added; never empty. All are of the group's
+/// context, so their keys identify streams.
 struct StreamWorks<W: Tracked> {
     stream: W::Stream,
     works: VecDeque<W>,
@@ -84,19 +86,19 @@ impl<W: Tracked> Default for Outstanding<W> {
 }
 
 impl<W: Tracked> Outstanding<W> {
-    /// After how many works of a stream the oldest are looked at, and how many of them at a time: a query costs as much as
-    /// ten event records.
+    /// The number of works of a stream after which the oldest are queried, and the number queried at a time.
+    /// A query costs as much as ten event records.
     const STRIDE: usize = 128;
-    /// From how many streams on those are forgotten on which nothing is open.
+    /// The number of streams above which streams without open work are removed.
     const STREAMS: usize = 16;
-    /// How many blanks are kept.
+    /// The most blanks that are kept.
     const BLANKS: usize = 1024;
 
     fn state(&self) -> MutexGuard<'_, State<W>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A work begins: when, and what it can be made of. Its event is recorded after this.
+    /// Begins a work: returns its time, and a blank to make it from. Its event is recorded after this.
     #[inline(always)]
     fn begin(&self) -> (u64, Option<W::Blank>) {
         let mut state = self.state();
@@ -104,7 +106,7 @@ impl<W: Tracked> Outstanding<W> {
         (state.clock, state.blanks.pop())
     }
 
-    /// A work enters, whose event is recorded.
+    /// Adds a work whose event is recorded.
     #[inline(always)]
     pub(in crate::group) fn put(&self, mut work: W) -> W {
         let stream = work.stream();
@@ -129,17 +131,18 @@ impl<W: Tracked> Outstanding<W> {
         work
     }
 
-    /// Works of every stream that are done no sooner than all the others there: when they are done, everything is.
+    /// Returns the works of every stream of which one is done last. When they are done, all work is.
     pub(in crate::group) fn latest(&self) -> Vec<W> {
         self.state().streams.iter().flat_map(StreamWorks::latest).collect()
     }
 
-    /// Whether all works are done.
+    /// Returns true if all works are done.
     pub(in crate::group) fn is_done(&self) -> bool {
         self.latest().iter().all(W::is_known_done)
     }
 
-    /// The oldest work of every stream that is not done. One query for a stream where nothing has changed.
+    /// Returns the oldest work of every stream that is not done. Costs one query for a stream without
+    /// changes.
     pub(in crate::group) fn settle(&self) -> Vec<W> {
         let first = |known: &StreamWorks<W>| known.works.front().cloned();
         let oldest: Vec<W> = self.state().streams.iter().filter_map(first).collect();
@@ -150,19 +153,19 @@ impl<W: Tracked> Outstanding<W> {
         oldest.into_iter().filter_map(open).collect()
     }
 
-    /// The first works of a stream, so many at most.
+    /// Returns the first works of a stream, at most `count`.
     fn first(&self, stream: W::Stream, count: usize) -> Vec<W> {
         let state = self.state();
         let known = state.streams.iter().find(|known| known.stream == stream);
         known.map_or(Vec::new(), |known| known.works.iter().take(count).cloned().collect())
     }
 
-    /// All works, by stream.
+    /// Returns all works, by stream.
     fn all(&self) -> Vec<Vec<W>> {
         self.state().streams.iter().map(|known| known.works.iter().cloned().collect()).collect()
     }
 
-    /// Asks which of these works of one stream are done, and forgets those; the others, in their order.
+    /// Queries these works of one stream, removes those that are done, and returns the others in their order.
     fn sweep(&self, works: Vec<W>) -> Vec<W> {
         let is_done = find_done(&works);
         let (mut done, mut open) = (Vec::new(), Vec::new());
@@ -173,7 +176,7 @@ impl<W: Tracked> Outstanding<W> {
         open
     }
 
-    /// Forgets the oldest works of a stream if they are done, with one query.
+    /// Removes the oldest works of a stream if they are done, with one query.
     #[cold]
     fn trim(&self, stream: W::Stream) {
         let mut works = self.first(stream, Self::STRIDE);
@@ -185,7 +188,7 @@ impl<W: Tracked> Outstanding<W> {
         }
     }
 
-    /// Streams come and go: those on which nothing is open are forgotten.
+    /// Removes streams without open work. Programs create and destroy streams.
     #[cold]
     fn forget_idle_streams(&self) {
         let mut idle = Vec::new();
@@ -198,15 +201,16 @@ impl<W: Tracked> Outstanding<W> {
         let is_idle = |known: &mut StreamWorks<W>| {
             known.works.len() == 1 && idle.contains(&(known.stream, known.works[0].interval()))
         };
-        // Dropped with the lock released: events may be destroyed.
+        // Dropped after the lock is released, because events may be destroyed.
         let gone: Vec<_> = self.state().streams.extract_if(.., is_idle).collect();
         drop(gone);
     }
 
-    /// Forgets works of one stream that are done, in the order in which they entered; the stream's last one stays.
+    /// Removes works of one stream that are done, in the order in which they were added. The stream's last
+    /// one stays.
     fn forget(&self, done: Vec<W>) {
         let Some(stream) = done.first().map(W::stream) else { return };
-        // Before they go: who dumps meanwhile finds them here, or told.
+        // Before they are removed, so that a concurrent dump finds them either here or recorded as done.
         let now = ticks();
         done.iter().for_each(|work| work.tell_done(now));
         if let Some(known) = self.state().streams.iter_mut().find(|known| known.stream == stream) {
@@ -216,13 +220,14 @@ impl<W: Tracked> Outstanding<W> {
         let mut state = self.state();
         let room = Self::BLANKS.saturating_sub(state.blanks.len());
         state.blanks.extend(blanks.drain(..room.min(blanks.len())));
-        // What there is no room for goes with the lock released: events may be destroyed.
+        // Works that do not fit in the pool are dropped after the lock is released, because events may be
+        // destroyed.
         drop(state);
     }
 }
 
 impl<W: Tracked> StreamWorks<W> {
-    /// The last work, and those whose events may come after its own.
+    /// Returns the last work, and those whose events may come after its own.
     fn latest(&self) -> impl Iterator<Item = W> {
         let mut newest = 0;
         let may_be_last = move |work: &&W| {
@@ -234,7 +239,8 @@ impl<W: Tracked> StreamWorks<W> {
         self.works.iter().rev().take_while(may_be_last).cloned()
     }
 
-    /// Forgets these works, but for the last of the stream. Another thread may have forgotten some of them before.
+    /// Removes these works, except the last of the stream. Another thread may have removed some of them
+    /// before.
     fn forget(&mut self, done: &[W]) {
         let entered = |work: &W| work.interval().recorded;
         let mut left = done.iter().map(entered).peekable();
@@ -252,12 +258,12 @@ impl<W: Tracked> StreamWorks<W> {
     }
 }
 
-/// Which works of one stream are done, with as many queries as a binary search takes, and one for each work whose event
-/// may be on either side of the place that the stream has come to.
+/// Returns which works of one stream are done. Uses as many queries as a binary search, and one for each work
+/// whose event may be on either side of the stream's current position.
 fn find_done<W: Tracked>(works: &[W]) -> Vec<bool> {
     let mut is_done = vec![false; works.len()];
     let mut open: Vec<usize> = (0..works.len()).collect();
-    // Often all are.
+    // Often all are done.
     let mut next = open.len().saturating_sub(1);
     while !open.is_empty() {
         let asked = open.remove(next);
@@ -306,7 +312,7 @@ impl Tracked for Work {
 }
 
 impl Outstanding {
-    /// A mark for the next operation, whose event is recorded after this.
+    /// Returns a mark for the next operation, whose event is recorded after this.
     #[inline(always)]
     pub(in crate::group) fn blank(
         &self,

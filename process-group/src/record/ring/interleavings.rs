@@ -1,4 +1,4 @@
-//! Threads that record calls in a ring of one or two slots, and one that reads.
+//! Models threads that record calls in a ring of one or two slots, and one that reads.
 
 use std::{panic::Location, sync::Arc};
 
@@ -28,7 +28,8 @@ fn write(ring: &Ring, value: u64) -> u64 {
     ring.write(&call, position, Span::default(), Location::caller(), value)
 }
 
-/// Every record is of one call, and is done at the time of that call, if at all; the calls that are there.
+/// Returns the calls in the ring. Checks that every record is of one call, and is done at the time of that
+/// call, if at all.
 fn values(ring: &Ring) -> Vec<u64> {
     let value = |record: Record| {
         let (value, Position { group, collective, messages, pair, .. }) = (record.created, record.position);
@@ -45,7 +46,7 @@ fn spawn(ring: &Arc<Ring>, run: impl FnOnce(&Ring) + Send + 'static) -> thread::
     thread::spawn(move || run(&ring))
 }
 
-/// A call that is launched, and done; the driver is asked how long it took.
+/// Launches and completes a call. The driver is asked for its duration.
 fn launch(ring: &Ring, value: u64) {
     let span = Span::default().with(write(ring, value));
     ring.completed(span, || value, || value);

@@ -1,17 +1,18 @@
 //! The file: records that are only ever appended, under a lock of the whole file.
 //!
-//! A record is a key and a value, each a `u32` length (little endian) and its bytes. Its key says what it does:
+//! A record is a key and a value, each a `u32` length (little endian) and its bytes. The key selects the
+//! operation:
 //!
-//! | key | what the record does |
+//! | key | operation |
 //! |---|---|
 //! | `/K` | sets K |
 //! | `-/K` | removes K |
-//! | `refcount/`, `cleanup/` | says how many have the store open, and how many have left it (decimal) |
-//! | `push/K`, `pop/K` | adds to the queue K, takes from it; PyTorch's store has no queues and passes over them |
+//! | `refcount/`, `cleanup/` | sets the number of processes that have opened the store, or have left it (decimal) |
+//! | `push/K`, `pop/K` | adds to the queue K, takes from it; PyTorch's store has no queues and ignores them |
 //!
-//! A writer that is killed in the middle leaves a torn record at the end. Nobody writes while another holds the
-//! lock, so who gets it knows that such a tail will not grow any more: readers stop before it, the next writer
-//! cuts it off.
+//! A writer that is killed in the middle leaves a torn record at the end. Only the holder of the lock writes,
+//! so the next holder knows that such a tail will not grow any more. Readers stop before it, and the next
+//! writer truncates it.
 
 use std::{
     fs::File,
@@ -42,43 +43,43 @@ const POP: &[u8] = b"pop/";
 const OPENED: &[u8] = b"refcount/";
 const LEFT: &[u8] = b"cleanup/";
 
-/// Of a file's mode: its group, or all, may write.
+/// The mode bits that let the file's group, or all users, write.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// Bytes that are read at a time.
+/// The number of bytes read at a time.
 const PIECE: u64 = 1 << 20;
 
-/// How often a lock that another holds is tried.
+/// The pauses between attempts to take a lock that another process holds.
 const FIRST_PAUSE: Duration = Duration::from_micros(50);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The one client of a table that serves nobody else.
+/// The id of the table's only client.
 const ONLY: u64 = 0;
 
-/// What an operation needs of the file.
+/// The access to the file that an operation needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
     Read,
     Write,
 }
 
-/// What bytes begin with, once it is whole, and what follows it.
+/// The value at the start of bytes, if complete, and the bytes after it.
 type First<'a, T> = Option<(T, &'a [u8])>;
 
-/// The file and what its records, as far as they were read, come to.
+/// The file, and the state given by its records, as far as they were read.
 #[derive(Debug)]
 pub(super) struct Log {
     path: PathBuf,
     file: Arc<File>,
     limits: Limits,
-    /// Where the first record lies that was not read.
+    /// The position of the first record that was not read.
     end: u64,
     table: Table,
     opened: i64,
     left: i64,
 }
 
-/// Gives the lock back.
+/// Releases the lock when dropped.
 struct Locked(Arc<File>);
 
 impl Drop for Locked {
@@ -89,10 +90,11 @@ impl Drop for Locked {
 }
 
 impl Log {
-    /// Opens the file, or makes it, readable by its owner alone. One that others may write is refused. Nothing is read yet.
+    /// Opens or creates the file, readable by its owner alone. Fails if others may write the file. Reads
+    /// nothing yet.
     pub(super) fn open(path: &Path, limits: Limits) -> Result<Self> {
         let failed = |source| failed(path, "open", source);
-        // Not through a link: names in shared folders can be guessed.
+        // Does not follow links, because names in shared folders can be guessed.
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|no| failed(no.into()))?;
         let file = File::from(file);
@@ -114,7 +116,7 @@ impl Log {
         &self.path
     }
 
-    /// Does `body` under the lock, with all records read.
+    /// Runs `body` under the lock, after all records were read.
     pub(super) fn locked<T>(
         &mut self,
         access: Access,
@@ -156,7 +158,7 @@ impl Log {
         }
     }
 
-    /// Reads the whole records up to `size`.
+    /// Reads the complete records up to `size`.
     fn read(&mut self, size: u64) -> Result<()> {
         if size < self.end {
             let found = format!("the file ends here, and {} bytes of it were read before", self.end);
@@ -182,7 +184,7 @@ impl Log {
         }
     }
 
-    /// The key and the value at the start of `bytes`, once they are whole, and what follows them.
+    /// Returns the key and the value at the start of `bytes`, if complete, and the bytes after them.
     fn first_record<'a>(&self, bytes: &'a [u8]) -> Result<First<'a, [&'a [u8]; 2]>> {
         let Some((key, rest)) = self.first_part(bytes, "key", self.limits.key_bytes + OPENED.len())? else {
             return Ok(None);
@@ -229,12 +231,12 @@ impl Log {
         StoreError::FileCorrupt { path: self.path.clone(), offset, found }
     }
 
-    /// Which of `keys` are not there. Under the lock.
+    /// Returns those of `keys` that do not exist. Called under the lock.
     pub(super) fn missing(&self, keys: &[Vec<u8>]) -> Vec<String> {
         keys.iter().filter(|key| !self.table.is_there(key)).map(|key| text(key)).collect()
     }
 
-    /// Serves a request and appends what it has changed. Under the lock that [`access`] says.
+    /// Serves a request and appends its changes. Called under the lock that [`access`] requires.
     pub(super) fn serve(&mut self, request: Request) -> Result<Option<Reply>> {
         if matches!(request, Request::Wait { .. } | Request::Barrier { .. } | Request::CancelWait) {
             return Err(StoreError::Argument(format!("a file does not serve {}", request.name())));
@@ -265,7 +267,7 @@ impl Log {
         Ok(reply)
     }
 
-    /// Counts one more who has the store open.
+    /// Counts one more process that has opened the store.
     pub(super) fn join(&mut self) -> Result<()> {
         self.opened = self.opened.saturating_add(1);
         let mut records = Vec::new();
@@ -273,7 +275,8 @@ impl Log {
         self.append(&records)
     }
 
-    /// Counts one more who has left; removes the file when nobody has it open and `workers` have left it.
+    /// Counts one more process that has left. Removes the file when no process has it open and `workers` have
+    /// left it.
     pub(super) fn leave(&mut self, workers: Option<u64>) -> Result<()> {
         self.left = self.left.saturating_add(1);
         self.opened = self.opened.saturating_sub(1);
@@ -288,7 +291,7 @@ impl Log {
         self.append(&records)
     }
 
-    /// Removes the file, unless another lies there by now.
+    /// Removes the file, unless another file has its name by now.
     fn remove(&self) -> Result<()> {
         let failed = |error| failed(&self.path, "remove", error);
         let (ours, there) =
@@ -299,7 +302,7 @@ impl Log {
         Ok(())
     }
 
-    /// Appends what the table already holds. Fails whole: then nothing has changed.
+    /// Appends changes that the table already has. If that fails, nothing has changed.
     fn append(&mut self, records: &[u8]) -> Result<()> {
         if records.is_empty() {
             return Ok(());
@@ -318,7 +321,7 @@ impl Log {
         match written {
             Ok(()) => self.end += records.len() as u64,
             Err(_) => {
-                // If this fails too, a torn record is left, as by a writer that was killed.
+                // If this fails too, a torn record is left, as after a killed writer.
                 let _ = self.file.set_len(self.end);
                 // The next operation reads the file again.
                 (self.end, self.table, self.opened, self.left) = (0, table(self.limits), 0, 0);
@@ -328,12 +331,12 @@ impl Log {
     }
 }
 
-/// What the file holds, in memory. The file's size bounds it.
+/// Makes a table for the file's contents. The size of the file bounds it.
 fn table(limits: Limits) -> Table {
     Table::new(Limits { store_bytes: usize::MAX, ..limits })
 }
 
-/// What serving a request needs.
+/// Returns the access that a request needs.
 pub(super) fn access(request: &Request) -> Access {
     match request {
         Request::Get { .. }
@@ -347,11 +350,11 @@ pub(super) fn access(request: &Request) -> Access {
     }
 }
 
-/// Writes a record; its key is given in parts.
+/// Writes a record. Its key is given in parts.
 fn record(out: &mut Vec<u8>, key: &[&[u8]], value: &[u8]) {
     let key = key.concat();
     for part in [&key[..], value] {
-        // Both are bounded by the limits, which are checked before.
+        // Both are within the limits, which were checked before.
         out.extend_from_slice(&u32::try_from(part.len()).unwrap_or(u32::MAX).to_le_bytes());
         out.extend_from_slice(part);
     }

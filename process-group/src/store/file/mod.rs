@@ -1,6 +1,6 @@
 //! A store in a file that all ranks can open, compatible with PyTorch's.
 //!
-//! - `log`: the file's records, its lock, what is mended; [`FileStore`]: operations and waits on it.
+//! - `log`: the file's records, its lock, repairs; [`FileStore`]: operations and waits on it.
 
 mod log;
 
@@ -19,27 +19,31 @@ use super::{
     service::{Keys, Service},
 };
 
-/// How often a wait looks at the file: soon after it has begun, later as PyTorch's does.
+/// The pauses between a wait's reads of the file: short at the beginning, later like PyTorch's.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 const LOOK: Duration = Duration::from_millis(10);
 const LONGEST_LOOK: Duration = Duration::from_millis(100);
 
 /// A store in a file: for ranks that share a disk and no network. Clones are the same store.
 ///
-/// Ranks in Python may share the file (`torch.distributed.FileStore`). It must lie where `flock` works; on NFS that
-/// takes version 4, or a lock daemon. The file only grows, up to [`Limits::store_bytes`]; a name serves one job,
-/// because what an earlier one has left there is taken for this one's (a [`rendezvous`](super::rendezvous()) then
-/// says [`RankTaken`](StoreError::RankTaken)).
+/// Ranks in Python may share the file (`torch.distributed.FileStore`). Its file system must support `flock`;
+/// on NFS that requires version 4, or a lock daemon. The file only grows, up to [`Limits::store_bytes`]. A
+/// path serves one job, because a job cannot distinguish an earlier one's data from its own. A
+/// [`rendezvous`](super::rendezvous()) then fails with [`RankTaken`](StoreError::RankTaken).
 ///
-/// What differs from PyTorch's: a record that a killed writer has left half-written is passed over and mended
-/// (PyTorch's spins on it, holding the lock); a lock that is not given back is an error after the deadline, a file that
-/// is removed one at once; nothing is read or made through a symbolic link; the file is for its owner alone, and one of
-/// another user, or that others may write, is refused ([`FileUntrusted`](StoreError::FileUntrusted));
-/// [`append`](super::Store::append) and [`multi_set`](super::Store::multi_set) are one step,
-/// [`delete`](super::Store::delete) tells the truth, [`num_keys`](super::Store::num_keys) counts keys only. Queues are
-/// ours alone: PyTorch's store passes over them, and whoever looks first gets an element.
+/// Differences from PyTorch's store:
+/// - A record that a killed writer has left half-written is ignored and repaired. PyTorch's store spins on
+///   it, holding the lock.
+/// - A lock that is not released causes an error after the deadline. A file that is removed causes one at
+///   once.
+/// - Symbolic links are not followed. The file is accessible for its owner alone. A file of another user, or
+///   that others may write, is refused ([`FileUntrusted`](StoreError::FileUntrusted)).
+/// - [`append`](super::Store::append) and [`multi_set`](super::Store::multi_set) are atomic,
+///   [`delete`](super::Store::delete) returns the correct result, and [`num_keys`](super::Store::num_keys)
+///   counts keys only.
+/// - Queues exist only here. PyTorch's store ignores them. The first process to look takes an element.
 ///
-/// An operation waits for others that have the lock at most as long as the [patience](FileOptions::patience).
+/// An operation waits for other holders of the lock at most as long as the [patience](FileOptions::patience).
 ///
 /// ```
 /// use process_group::store::{Deadline, FileStore, Store};
@@ -67,7 +71,7 @@ struct Inner {
     log: Mutex<Log>,
 }
 
-/// How a [`FileStore`] is opened.
+/// Options to open a [`FileStore`].
 #[derive(Debug, Clone)]
 pub struct FileOptions {
     limits: Limits,
@@ -82,26 +86,28 @@ impl Default for FileOptions {
 }
 
 impl FileOptions {
-    /// The limits on sizes, [`Limits::store_bytes`] being that of the file. What others have written must keep them.
+    /// Sets the size limits. [`Limits::store_bytes`] limits the file. Other processes' data must be within
+    /// them too.
     #[must_use]
     pub fn limits(self, limits: Limits) -> Self {
         Self { limits, ..self }
     }
 
-    /// How long another may hold the file's lock (default 30 s) before it is [`StoreError::FileLocked`].
+    /// Sets the time for which another process may hold the file's lock (default 30 s). After it, operations
+    /// fail with [`StoreError::FileLocked`].
     #[must_use]
     pub fn patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
     }
 
-    /// The number of times that the store is opened in all; the last to leave removes the file. Without it the file
-    /// stays.
+    /// Sets the number of times that the store is opened in total. The last process to leave removes the
+    /// file. Without this setting the file stays.
     #[must_use]
     pub fn workers(self, workers: u64) -> Self {
         Self { workers: Some(workers), ..self }
     }
 
-    /// Opens the store in the file at `path`, making the file if there is none.
+    /// Opens the store in the file at `path`. Creates the file if it does not exist.
     ///
     /// # Errors
     /// [`StoreError::File`], [`StoreError::FileUntrusted`], [`StoreError::FileLocked`], [`StoreError::FileCorrupt`].
@@ -111,7 +117,8 @@ impl FileOptions {
             let mut log = Log::open(path.as_ref(), self.limits)?;
             match log.locked(Access::Write, "open", deadline, Log::join) {
                 Ok(()) => break log,
-                // The last of an earlier job has removed it between our two steps: there is a new one to make.
+                // The last process of an earlier job removed it between the two steps. The next attempt
+                // creates a new file.
                 Err(StoreError::FileGone { .. }) if !deadline.expired() => {}
                 Err(error) => return Err(error),
             }
@@ -121,7 +128,7 @@ impl FileOptions {
 }
 
 impl FileStore {
-    /// Opens the store in the file at `path`, which stays when all have left; see [`FileOptions::open`].
+    /// Opens the store in the file at `path`, which stays after all have left; see [`FileOptions::open`].
     ///
     /// # Errors
     /// [`StoreError::File`], [`StoreError::FileUntrusted`], [`StoreError::FileLocked`], [`StoreError::FileCorrupt`].
@@ -129,12 +136,12 @@ impl FileStore {
         FileOptions::default().open(path)
     }
 
-    /// How stores are opened otherwise.
+    /// Returns options to open a store with other settings.
     pub fn options() -> FileOptions {
         FileOptions::default()
     }
 
-    /// Where the file lies.
+    /// Returns the path of the file.
     pub fn path(&self) -> PathBuf {
         self.inner.log().path().to_owned()
     }
@@ -150,7 +157,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let (log, workers) =
             (self.log.get_mut().unwrap_or_else(PoisonError::into_inner), self.options.workers);
-        // Who cannot tell the others that it leaves has left all the same; the file stays.
+        // If the count cannot be updated, this process has still left, and the file stays.
         let _ = log.locked(Access::Write, "close", Deadline::after(GRACE), |log| log.leave(workers));
     }
 }
@@ -181,7 +188,7 @@ impl Service for FileStore {
                     return Ok(Err(missing));
                 }
                 match request.clone().map(|request| log.serve(request)).transpose()? {
-                    // A key's value makes its name be there; what is waited for is the queue.
+                    // A value under the queue's name ends the wait, but the wait is for the queue.
                     Some(Some(Reply::Popped(None))) => Ok(Err(keys.iter().map(|key| text(key)).collect())),
                     reply => Ok(Ok(reply.flatten())),
                 }
@@ -193,7 +200,7 @@ impl Service for FileStore {
                 }
                 Err(_) => thread::sleep(pause.min(deadline.remaining())),
             }
-            // A long wait looks less often: it takes no more than a part of what it has taken already.
+            // A long wait reads less often, so that its reads take a small part of its time.
             pause = (pause * 2).min((deadline.waited() / 64).clamp(LOOK, LONGEST_LOOK));
         }
     }

@@ -1,7 +1,6 @@
-//! How much work is done for clients before others have their turn.
+//! Limits the work that the server does for one client before other clients have their turn.
 //!
-//! Work is counted in units of 0.1 to 0.2 µs. One unit is a string that is received, a key that is looked up, or a KiB
-//! that is copied.
+//! A unit of work takes 0.1 to 0.2 µs: receiving a string, looking up a key, or copying a KiB.
 
 /// Units for ending a wait: most of it is the system call that sends the reply.
 pub(super) const WAKE: usize = 16;
@@ -11,37 +10,38 @@ pub(super) fn copying(bytes: usize) -> usize {
     bytes >> 10
 }
 
-/// Units for giving back the memory of `strings`.
+/// Units for freeing `strings`.
 pub(super) fn dropping(strings: usize) -> usize {
     strings / 8
 }
 
-/// What is left of an amount of work.
+/// An allowance of work.
 #[derive(Debug)]
 pub(super) struct Budget {
     limit: usize,
     spent: usize,
-    /// Whether the first piece of work is done however large it is.
+    /// Allows the first piece of work to exceed the limit.
     first_is_free: bool,
 }
 
 impl Budget {
-    /// A turn: its first piece of work may exceed it, so that every turn gets on.
+    /// Makes the budget of a turn. Its first piece of work may exceed the limit, so that every turn makes
+    /// progress.
     pub(super) fn turn(limit: usize) -> Self {
         Self { limit, spent: 0, first_is_free: true }
     }
 
-    /// Work that is done at once, before anybody else has a turn: nothing exceeds it.
+    /// Makes the budget of work that is done before other clients have a turn. Nothing exceeds it.
     pub(super) fn at_once(limit: usize) -> Self {
         Self { limit, spent: 0, first_is_free: false }
     }
 
-    /// As much as there is.
+    /// Makes a budget without a limit.
     pub(super) fn unlimited() -> Self {
         Self::turn(usize::MAX)
     }
 
-    /// Whether a piece of work that cannot be divided may begin.
+    /// Returns true if an indivisible piece of work may begin.
     pub(super) fn allows(&self, units: usize) -> bool {
         self.spent.saturating_add(units) <= self.limit || (self.first_is_free && self.spent == 0)
     }

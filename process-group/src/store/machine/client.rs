@@ -1,4 +1,4 @@
-//! The calling end of the protocol: one connection, one call at a time.
+//! The client side of the protocol: one connection, one call at a time.
 
 use std::{collections::VecDeque, fmt, time::Duration};
 
@@ -8,55 +8,56 @@ use super::{
     wire::{Expect, MAGIC, ReplyDecoder, kind},
 };
 
-/// How much longer than its deadline a wait may take: to be cancelled, and to learn what is missing.
+/// The time after its deadline that a wait may take to be cancelled and to find the missing keys.
 pub(in super::super) const GRACE: Duration = Duration::from_secs(5);
 
-/// How often an empty queue is looked at whose name is a key too: nobody can wait for the queue alone.
+/// The interval at which an empty queue is polled if its name is also a key. The protocol has no wait for the
+/// queue alone.
 pub(in super::super) const PAUSE: Duration = Duration::from_millis(10);
 
-/// What a client is asked to do.
+/// A call of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
     /// Serve one request that does not wait. Done when it has taken effect.
     Now(Request),
-    /// Wait until the keys are there, then serve the request, if any. A queue that others have emptied
-    /// meanwhile is waited for again.
+    /// Wait until the keys exist, then serve the request, if any. If other clients have emptied the queue
+    /// meanwhile, the wait starts again.
     WhenThere {
         /// The keys.
         keys: Vec<Vec<u8>>,
-        /// What follows.
+        /// The request that follows.
         then: Option<Request>,
-        /// When the wait ends.
+        /// The end of the wait.
         deadline: Duration,
     },
-    /// The same in one round trip if the keys are there: the request is sent together with the question whether they
-    /// are. For `Get`, `MultiGet` and `QueuePop`; others wait first. The older of PyTorch's servers hangs up when it is
-    /// asked for what is absent.
+    /// Like `WhenThere`, but takes one round trip if the keys exist, because the request is sent together
+    /// with the check. For `Get`, `MultiGet` and `QueuePop`; other requests wait first. The older of
+    /// PyTorch's servers closes the connection when a request names an absent key.
     Peek {
         /// The keys.
         keys: Vec<Vec<u8>>,
-        /// What is asked for.
+        /// The request.
         then: Request,
-        /// When the wait ends.
+        /// The end of the wait.
         deadline: Duration,
     },
     /// Add 1 to a key and wait until it holds at least `world`.
     Barrier {
         /// The key.
         key: Vec<u8>,
-        /// How many must come.
+        /// The number to wait for.
         world: i64,
-        /// When the wait ends.
+        /// The end of the wait.
         deadline: Duration,
     },
 }
 
-/// What happens to a [`Client`].
+/// An event for a [`Client`].
 #[derive(Debug, Clone)]
 pub enum Input<'a> {
-    /// The connection is there; the greeting must end before the given time.
+    /// The connection exists. The greeting must end before the given time.
     Connected(Duration),
-    /// A call, when the one before is done.
+    /// A call, after the previous one is done.
     Call(Call),
     /// Bytes have arrived, in any fragmentation.
     Received(&'a [u8]),
@@ -64,47 +65,47 @@ pub enum Input<'a> {
     Tick,
 }
 
-/// What a [`Client`] wants done, in this order.
+/// An action that a [`Client`] requests; they are executed in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
     /// Send bytes.
     Send(Vec<u8>),
-    /// The greeting or the call has ended. After a [`Failure`] other than `TimedOut` and `Busy` the connection
-    /// is of no more use.
+    /// The greeting or the call has ended. After a [`Failure`] other than `TimedOut` and `Busy` the
+    /// connection is unusable.
     Done(Result<Option<Reply>, Failure>),
 }
 
-/// Why a call has failed.
+/// The reason why a call has failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Failure {
-    /// The keys that are not there at the deadline.
+    /// Some keys did not exist at the deadline.
     TimedOut {
-        /// Those of the call's keys that are missing.
+        /// The call's missing keys.
         missing: Vec<Vec<u8>>,
     },
-    /// No answer for as long as the client has patience (or, while greeting, until its deadline).
+    /// No answer within the client's patience, or, during the greeting, within its deadline.
     Unresponsive,
     /// This end and the server do not share a secret.
     Distrust(Distrust),
-    /// The answer is not one; in words, what came.
+    /// The answer is invalid. Describes the data received.
     Protocol(String),
-    /// A call is under way, or the connection is of no more use.
+    /// A call is in progress, or the connection is unusable.
     Busy,
 }
 
-/// A client's end of one connection.
+/// The client side of one connection.
 pub struct Client {
     limits: Limits,
     patience: Duration,
     nonce: u32,
-    /// The secret, and this end's part of the greeting.
+    /// The secret, and this side's part of the greeting.
     secret: Option<(Secret, Block)>,
     decoder: ReplyDecoder,
     phase: Phase,
 }
 
-/// Without the secret and what was sent and received.
+/// Omits the secret and the data sent and received.
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
@@ -119,23 +120,23 @@ impl fmt::Debug for Client {
 enum Phase {
     /// Nothing was sent.
     New,
-    /// The greeting with a secret was sent; what the server has chosen is due, then its proof for that.
+    /// The greeting with a secret was sent. The server's block is due, then its proof.
     Trusting { server: Option<Block>, due: Duration },
-    /// The greeting or a last request was sent; its answer is due.
+    /// The greeting or a last request was sent. Its answer is due.
     Answer { expect: Expect, due: Duration, retry: Option<Pending> },
-    /// No call is under way.
+    /// No call is in progress.
     Idle,
-    /// What a call waits for was asked for, after whether its keys are there; that is answered first.
+    /// A call's request was sent together with a check of its keys. The check is answered first.
     Peeking { pending: Pending, there: Option<bool>, due: Duration },
-    /// The queue that a call pops is empty, but its name is a key: there is nothing to wait for but time.
+    /// The queue that a call pops is empty, but its name is a key. The client polls.
     Pausing { pending: Pending, until: Duration },
     /// A wait was sent.
     Waiting(Pending),
-    /// A wait was given up. Its end may be under way (`woken`), the end of the cancellation certainly is.
+    /// A wait was given up. Its end may still arrive (`woken`). The answer to the cancellation will arrive.
     Cancelling { pending: Pending, woken: bool, due: Duration },
-    /// Which keys are missing was asked, one by one.
+    /// The client asks for each key, one by one, to find the missing ones.
     Surveying { pending: Pending, asked: VecDeque<Vec<u8>>, missing: Vec<Vec<u8>>, due: Duration },
-    /// The connection cannot be used.
+    /// The connection is unusable.
     Broken,
 }
 
@@ -145,7 +146,7 @@ struct Pending {
     keys: Vec<Vec<u8>>,
     then: Option<Request>,
     deadline: Duration,
-    /// When the last answer must be there.
+    /// The time by which the last answer must have arrived.
     limit: Duration,
 }
 
@@ -156,22 +157,22 @@ impl Pending {
 }
 
 impl Client {
-    /// How many keys of a wait that has timed out are looked at one by one.
+    /// The number of keys of a timed-out wait that are checked one by one.
     const SURVEYED: usize = 1024;
 
-    /// A client that sends nothing above `limits` and gives up when the server, asked for something that needs
-    /// no waiting, does not answer for as long as `patience`. `nonce` is any number.
+    /// Makes a client that sends nothing above `limits`. It gives up when the server does not answer a
+    /// request without a wait within `patience`. `nonce` is any number.
     pub fn new(limits: Limits, patience: Duration, nonce: u32) -> Self {
         Self { limits, patience, nonce, secret: None, decoder: ReplyDecoder::default(), phase: Phase::New }
     }
 
-    /// The same, for a server that knows the secret. `block` is 32 random bytes.
+    /// Like [`new`](Self::new), for a server that knows the secret. `block` is 32 random bytes.
     #[must_use]
     pub fn with_secret(self, secret: Secret, block: [u8; 32]) -> Self {
         Self { secret: Some((secret, block)), ..self }
     }
 
-    /// When [`Input::Tick`] is due, if nothing else happens before.
+    /// Returns the time at which [`Input::Tick`] is due, if no other input comes before.
     pub fn wake_at(&self) -> Option<Duration> {
         match &self.phase {
             Phase::New | Phase::Idle | Phase::Broken => None,
@@ -185,12 +186,12 @@ impl Client {
         }
     }
 
-    /// Whether a call may be made.
+    /// Returns true if a call may be made.
     pub fn is_idle(&self) -> bool {
         matches!(self.phase, Phase::Idle)
     }
 
-    /// Takes one input. `now` never goes backwards.
+    /// Handles one input. `now` never goes backwards.
     pub fn step(&mut self, input: Input<'_>, now: Duration) -> Vec<Output> {
         let mut outputs = Vec::new();
         match (input, &self.phase) {
@@ -200,7 +201,7 @@ impl Client {
             (Input::Received(bytes), _) => self.decoder.buffer.extend(bytes),
             (Input::Tick, _) => {}
         }
-        // Not only for what has arrived: some replies have no bytes.
+        // Not only after input has arrived: some replies have no bytes.
         self.receive(now, &mut outputs);
         if self.wake_at().is_some_and(|due| due <= now) {
             self.late(now, &mut outputs);
@@ -218,13 +219,13 @@ impl Client {
             return;
         }
         bytes.extend_from_slice(&MAGIC.to_le_bytes());
-        // In one piece: PyTorch's server does not accept the greeting in fragments.
+        // In one write: PyTorch's server does not accept the greeting in fragments.
         Request::Ping { nonce: self.nonce }.encode(&mut bytes);
         outputs.push(Output::Send(bytes));
         self.phase = Phase::Answer { expect: Expect::Nonce, due, retry: None };
     }
 
-    /// Takes the server's part of the greeting with a secret; says whether there was enough to take.
+    /// Reads the server's part of the greeting with a secret. Returns true if the part was complete.
     fn trust(&mut self, server: Option<Block>, due: Duration, outputs: &mut Vec<Output>) -> bool {
         let Some((secret, own)) = &self.secret else { return false };
         let buffer = &mut self.decoder.buffer;
@@ -281,8 +282,8 @@ impl Client {
         }
     }
 
-    /// Sends the last request of a call. One that has no reply is followed by a ping, so that it has taken
-    /// effect, and its failure is known, when the call is done.
+    /// Sends the last request of a call. A request without a reply is followed by a ping. When the call is
+    /// done, the request has then taken effect, and its failure is known.
     fn ask(&mut self, request: &Request, retry: Option<Pending>, now: Duration, outputs: &mut Vec<Output>) {
         let mut bytes = Vec::new();
         request.encode(&mut bytes);
@@ -296,14 +297,16 @@ impl Client {
         self.phase = Phase::Answer { expect, due, retry };
     }
 
-    /// When an answer must be there: no later than a call that waits may take, however much patience there is.
+    /// Returns the time by which an answer must arrive: within the patience, and within the longest time that
+    /// a waiting call may take.
     fn due(&self, pending: Option<&Pending>, now: Duration) -> Duration {
         let patient = now.saturating_add(self.patience);
         pending.map_or(patient, |pending| patient.min(pending.limit))
     }
 
-    /// Asks whether all is there, and at once for what is to be read. (To compare an absent key with what is not empty
-    /// would read it too; but one of PyTorch's servers then wakes those who wait for it, though it stays absent.)
+    /// Checks that all keys exist, and sends the read request with the check. (Comparing an absent key with a
+    /// non-empty value would read it too. However, one of PyTorch's servers then wakes the clients that wait
+    /// for the key, though it stays absent.)
     fn peek(&mut self, pending: Pending, now: Duration, outputs: &mut Vec<Output>) {
         let mut bytes = Vec::new();
         Request::Check { keys: pending.keys.clone() }.encode(&mut bytes);
@@ -320,13 +323,13 @@ impl Client {
         self.phase = Phase::Waiting(pending);
     }
 
-    /// Goes on with a call whose keys are there.
+    /// Continues a call whose keys exist.
     fn go_on(&mut self, pending: Pending, now: Duration, outputs: &mut Vec<Output>) {
         match pending.then.clone() {
             Some(request) => self.ask(&request, Some(pending), now, outputs),
             None => {
-                // Nothing is changed and nothing answered: tells a server that has woken this client for a
-                // queue's element that another may have it.
+                // Changes nothing and has no answer. It tells a server that has woken this client for a
+                // queue's element that another client may have it.
                 let mut bytes = Vec::new();
                 Request::MultiSet { entries: Vec::new() }.encode(&mut bytes);
                 outputs.push(Output::Send(bytes));
@@ -366,7 +369,7 @@ impl Client {
                     return;
                 }
                 Phase::New | Phase::Idle => {
-                    // Nobody was asked anything: found by the next call.
+                    // Nothing was sent. The next call finds the failure.
                     self.phase = Phase::Broken;
                     return;
                 }
@@ -392,7 +395,7 @@ impl Client {
                 self.finish(Err(Failure::Protocol(found)), outputs);
             }
             (Phase::Answer { retry: Some(pending), .. }, Reply::Popped(None)) if pending.deadline > now => {
-                // Another has the element; or there never was one, but a value under the queue's name.
+                // Another client has the element, or there is only a value under the queue's name.
                 self.peek(pending, now, outputs);
             }
             (Phase::Answer { retry: Some(pending), .. }, Reply::Popped(None)) => {
@@ -437,7 +440,7 @@ impl Client {
         }
     }
 
-    /// Finds out which keys of a wait that has timed out are missing.
+    /// Finds the missing keys of a wait that has timed out.
     fn survey(&mut self, pending: Pending, now: Duration, outputs: &mut Vec<Output>) {
         if pending.keys.len() == 1 || pending.keys.len() > Self::SURVEYED {
             self.finish(Err(Failure::TimedOut { missing: pending.keys }), outputs);
@@ -456,7 +459,7 @@ impl Client {
     fn late(&mut self, now: Duration, outputs: &mut Vec<Output>) {
         match std::mem::replace(&mut self.phase, Phase::Broken) {
             Phase::Waiting(mut pending) => {
-                // A process that was stopped meanwhile comes here late, and the host has not been asked yet.
+                // After this process was stopped, this line runs late, and the host has not been asked yet.
                 pending.limit = now.saturating_add(GRACE);
                 let mut bytes = Vec::new();
                 Request::CancelWait.encode(&mut bytes);
@@ -482,7 +485,7 @@ mod tests {
 
     use super::*;
 
-    /// A value that is there costs one message each way.
+    /// An existing value costs one message each way.
     #[test]
     fn a_present_key_is_read_in_one_round_trip() {
         const NOW: Duration = Duration::ZERO;
@@ -509,7 +512,7 @@ mod tests {
         let call = Call::WhenThere { keys, then: Some(then), deadline: DEADLINE };
         client.step(Input::Call(call), Duration::ZERO);
         client.step(Input::Tick, DEADLINE);
-        // It is cancelled; then both keys are there.
+        // The wait is cancelled; then both keys exist.
         let late = DEADLINE + GRACE - Duration::from_millis(1);
         for answer in [[1].as_slice(), &[0, 0]] {
             client.step(Input::Received(answer), late);
@@ -519,7 +522,7 @@ mod tests {
     }
 
     proptest! {
-        /// Of a host that falls silent, at any place of a call that waits.
+        /// The host stops answering at any point of a call that waits.
         #[test]
         fn a_silent_host_is_given_up_soon_after_the_deadline(
             patience in 0..100u64, deadline in 0..100u64, peeks: bool, answers in 0..4usize,
@@ -534,7 +537,7 @@ mod tests {
                 false => Call::WhenThere { keys, then: Some(then), deadline },
             };
             let mut outputs = client.step(Input::Call(call), Duration::ZERO);
-            // Either kind: the key is there, and the queue empty.
+            // Either kind: the key exists, and the queue is empty.
             let mut empty = vec![0];
             Reply::Popped(None).encode(&mut empty);
             for answer in std::iter::repeat_n(&empty, answers) {

@@ -1,16 +1,17 @@
-//! Maps by clients.
+//! Maps from clients to values.
 
 use std::{
     collections::HashMap,
     hash::{BuildHasherDefault, Hasher},
 };
 
-/// A client, as the caller numbers them. A number is not used again.
+/// A client's id, assigned by the caller. An id is not used again.
 pub type ClientId = u64;
 
-/// What there is of each client. Every request is looked up here several times, so a hash is one multiplication. The
-/// numbers are counted up on this end: who wants many that meet has to connect again and again and keep but few of the
-/// connections, which slows the host down and breaks nothing.
+/// A map from clients to values. Every request is looked up here several times, so the hash is one
+/// multiplication. The server assigns the ids by counting. An attacker who wants colliding ids has to
+/// reconnect again and again and keep only few of the connections. That slows the host down and breaks
+/// nothing.
 pub(in super::super) type Clients<T> = HashMap<ClientId, T, BuildHasherDefault<Spread>>;
 
 /// Spreads a number over all bits: a map uses the lowest and the highest.
@@ -23,7 +24,7 @@ impl Hasher for Spread {
     }
 
     fn write_u64(&mut self, number: u64) {
-        // 2^64 divided by the golden ratio, and odd: neighbours come far apart.
+        // 2^64 divided by the golden ratio, rounded to an odd number: consecutive ids get distant hashes.
         self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 

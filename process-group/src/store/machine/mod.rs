@@ -1,10 +1,10 @@
 //! The store's semantics and protocol without threads, sockets, clocks and locks.
 //!
-//! - [`Table`]: keys, queues and who waits for them; one [`Request`] in, [`Reply`]s out.
+//! - [`Table`]: keys, queues and waiting clients; one [`Request`] in, [`Reply`]s out.
 //! - [`Server`]: a table behind PyTorch's protocol; bytes of many clients in, bytes out.
 //! - [`Client`]: one connection to such a server; a [`Call`] in, its outcome out.
 //!
-//! Time is handed in as a `Duration` since an origin of the caller's choice that never goes backwards.
+//! The caller passes time as a `Duration` since an arbitrary origin. It never goes backwards.
 
 mod budget;
 pub mod client;

@@ -1,12 +1,12 @@
 //! The integer at the start of a value.
 
-/// The integer at the start of bytes that arrive in pieces, read as C's `strtoll` does: blanks, a sign, digits. Each
-/// byte is read once, and none after the number's end.
+/// Parses the integer at the start of bytes that arrive in pieces, as C's `strtoll` does: blanks, a sign,
+/// digits. Reads each byte once, and no byte after the number's end.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Number {
     part: Part,
     negative: bool,
-    /// The negated sum of the digits, which has room for the least number too; `None` before the first digit.
+    /// The negated sum of the digits, which can also hold the least number; `None` before the first digit.
     sum: Option<i64>,
 }
 
@@ -15,21 +15,21 @@ enum Part {
     #[default]
     Blanks,
     Digits,
-    /// What follows changes nothing.
+    /// The number is complete. Further bytes are ignored.
     End,
     /// The number has more than 64 bits.
     TooLarge,
 }
 
 impl Number {
-    /// The integer at the start of `value`.
+    /// Returns the integer at the start of `value`.
     pub(super) fn of(value: &[u8]) -> Option<i64> {
         let mut number = Self::default();
         number.take(value);
         number.value()
     }
 
-    /// Takes the next bytes.
+    /// Reads the next bytes.
     pub(super) fn take(&mut self, mut bytes: &[u8]) {
         while let Some((&byte, rest)) = bytes.split_first() {
             bytes = rest;
@@ -53,13 +53,13 @@ impl Number {
         }
     }
 
-    /// The integer so far; `None` if there is no digit, or if it has more than 64 bits.
+    /// Returns the integer so far; `None` if there is no digit, or if it has more than 64 bits.
     pub(super) fn value(&self) -> Option<i64> {
         if self.negative { self.sum } else { self.sum?.checked_neg() }
     }
 }
 
-/// What follows a run of one byte, but for a few of them: these alone can be millions in front of a number.
+/// Skips a run of one byte in blocks of 64. A client can send millions of blanks or zeros before a number.
 fn beyond(byte: u8, bytes: &[u8]) -> &[u8] {
     let run = [byte; 64];
     let (pieces, _) = bytes.as_chunks();
@@ -72,7 +72,7 @@ mod tests {
 
     use super::*;
 
-    /// All at once, by the library's parser.
+    /// Parses the whole value with the standard library.
     fn whole(value: &[u8]) -> Option<i64> {
         let blanks = value.iter().take_while(|byte| matches!(byte, b' ' | 9..=13)).count();
         let text = &value[blanks..];

@@ -1,9 +1,9 @@
-//! What clients ask, what stores answer, and how much of it is accepted.
+//! Requests of clients, answers of stores, and their size limits.
 
-/// A key, as it is on the wire.
+/// A key in wire format.
 pub(super) type Key = Vec<u8>;
 
-/// A request to a store. Keys are bytes: on the wire nothing promises UTF-8.
+/// A request to a store. Keys are bytes, because the protocol does not guarantee UTF-8.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Request {
@@ -14,11 +14,11 @@ pub enum Request {
         /// Its new value.
         value: Vec<u8>,
     },
-    /// Sets a key if it holds what is expected. Answered by [`Reply::Bytes`].
+    /// Sets a key if it holds the expected value. Answered by [`Reply::Bytes`].
     CompareSet {
         /// The key.
         key: Vec<u8>,
-        /// What it must hold; empty also stands for an absent key.
+        /// The value that it must hold; an empty value also matches an absent key.
         expected: Vec<u8>,
         /// Its new value.
         new: Vec<u8>,
@@ -32,22 +32,22 @@ pub enum Request {
     Add {
         /// The key.
         key: Vec<u8>,
-        /// What is added.
+        /// The number to add.
         delta: i64,
     },
-    /// Asks whether all keys are there. Answered by [`Reply::Status`]: 0 they are, 1 they are not.
+    /// Checks that all keys exist. Answered by [`Reply::Status`]: 0 if so, 1 if not.
     Check {
         /// The keys.
         keys: Vec<Vec<u8>>,
     },
-    /// Waits for all keys. Answered by [`Reply::Status`] 0, once they are there.
+    /// Waits for all keys. Answered by [`Reply::Status`] 0 once they exist.
     Wait {
         /// The keys.
         keys: Vec<Vec<u8>>,
     },
     /// Counts the keys. Answered by [`Reply::Integer`].
     NumKeys,
-    /// Removes a key. Answered by [`Reply::Integer`]: how many were removed.
+    /// Removes a key. Answered by [`Reply::Integer`]: the number of keys removed.
     Delete {
         /// The key.
         key: Vec<u8>,
@@ -56,7 +56,7 @@ pub enum Request {
     Append {
         /// The key.
         key: Vec<u8>,
-        /// What is appended.
+        /// The bytes to append.
         value: Vec<u8>,
     },
     /// Reads several keys, empty when absent. Answered by [`Reply::Values`].
@@ -69,9 +69,9 @@ pub enum Request {
         /// Keys and values.
         entries: Vec<(Vec<u8>, Vec<u8>)>,
     },
-    /// Gives up the client's wait, if there is one. Answered by [`Reply::Status`] 1.
+    /// Cancels the client's wait, if there is one. Answered by [`Reply::Status`] 1.
     CancelWait,
-    /// Answered by [`Reply::Nonce`] with the same number, also while the client waits.
+    /// Answered by [`Reply::Nonce`] with the same number, even while the client waits.
     Ping {
         /// Any number.
         nonce: u32,
@@ -88,19 +88,19 @@ pub enum Request {
         /// The queue.
         key: Vec<u8>,
     },
-    /// Asks for a queue's length. Answered by [`Reply::Integer`].
+    /// Reads a queue's length. Answered by [`Reply::Integer`].
     QueueLen {
         /// The queue.
         key: Vec<u8>,
     },
     /// Lists the keys. Answered by [`Reply::Keys`].
     ListKeys,
-    /// Adds 1 to a key and waits until it holds at least `world`. Answered by [`Reply::Status`] 0.
-    /// The count stays: the same key used again passes at once.
+    /// Adds 1 to a key and waits until it holds at least `world`. Answered by [`Reply::Status`] 0. The count
+    /// is kept, so a further use of the same key passes at once.
     Barrier {
         /// The key.
         key: Vec<u8>,
-        /// How many must come.
+        /// The number of arrivals to wait for.
         world: i64,
     },
 }
@@ -130,7 +130,7 @@ impl Request {
         }
     }
 
-    /// Changes every key of the request.
+    /// Applies `change` to every key of the request.
     pub fn for_each_key(&mut self, change: impl FnMut(&mut Vec<u8>)) {
         match self {
             Request::Set { key, .. }
@@ -160,15 +160,15 @@ pub enum Reply {
     Bytes(Vec<u8>),
     /// A count or a sum.
     Integer(i64),
-    /// 0 or 1; the request says what they mean.
+    /// 0 or 1; the meaning depends on the request.
     Status(u8),
     /// Values in the order asked for.
     Values(Vec<Vec<u8>>),
-    /// Keys, sorted by a [`Table`](super::Table), in any order from other stores.
+    /// Keys: sorted from a [`Table`](super::Table), in any order from other stores.
     Keys(Vec<Vec<u8>>),
     /// The number that was sent.
     Nonce(u32),
-    /// The first element of a queue, and how many there were with it; `None` from an empty queue.
+    /// The first element of a queue, and the queue's length before; `None` from an empty queue.
     Popped(Option<(u64, Vec<u8>)>),
 }
 
@@ -177,19 +177,19 @@ pub enum Reply {
 pub struct Limits {
     /// Bytes of a key.
     pub key_bytes: usize,
-    /// Bytes of a value, also of what appending has made of it.
+    /// Bytes of a value, including appended bytes.
     pub value_bytes: usize,
     /// Keys of one request.
     pub keys_per_request: usize,
     /// Bytes of all keys and values of one request, or of its reply, together.
     pub request_bytes: usize,
-    /// Bytes of memory for what a store holds: keys, values, queues, and 384 bytes for keeping each.
+    /// Bytes of memory for a store's contents: keys, values, queues, and 384 bytes of overhead for each.
     pub store_bytes: usize,
 }
 
 impl Default for Limits {
-    /// PyTorch's limits: 8 KiB a key, 8 MiB a value, 128 Ki keys a request; and 256 MiB a request, 1 GiB a
-    /// store.
+    /// PyTorch's limits: 8 KiB per key, 8 MiB per value, 128 Ki keys per request. In addition 256 MiB per
+    /// request and 1 GiB per store.
     fn default() -> Self {
         Self {
             key_bytes: 8 << 10,
@@ -201,23 +201,23 @@ impl Default for Limits {
     }
 }
 
-/// Why a request is not served. It has changed nothing.
+/// The reason why a request is refused. It has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
     /// A part of the request exceeds a limit.
     #[error("{part} of {size} exceeds the limit of {limit}")]
     TooLarge {
-        /// Which part.
+        /// The part.
         part: Part,
-        /// The key concerned, where there is one.
+        /// The key concerned, if there is one.
         key: Vec<u8>,
         /// Its size: bytes, or a number of keys.
         size: usize,
         /// The largest that is accepted.
         limit: usize,
     },
-    /// The value to add to is no number, or the sum is too large for one.
+    /// The value to add to is not a number, or the sum is out of range.
     #[error(
         "{:?} holds {:?}, and the sum is no 64-bit integer",
         String::from_utf8_lossy(key),
@@ -229,7 +229,7 @@ pub enum Refusal {
         /// The start of its value.
         value: Vec<u8>,
     },
-    /// The client waits already.
+    /// The client already waits.
     #[error("a second wait on a connection that waits already")]
     AlreadyWaiting,
 }
@@ -248,7 +248,7 @@ pub enum Part {
     Request,
     /// The keys or values of a reply together, in bytes.
     Reply,
-    /// All that the store holds, in bytes of memory.
+    /// The store's contents, in bytes of memory.
     Store,
 }
 
@@ -285,7 +285,7 @@ impl Limits {
         keys.map(|key| self.key(key).map(|()| key.len())).sum()
     }
 
-    /// Checks a whole request, as a client does before sending and an in-process store before serving.
+    /// Checks a whole request. A client does so before sending, and an in-process store before serving.
     pub fn check(&self, request: &Request) -> Result<(), Refusal> {
         let total = match request {
             Request::Set { key, value }

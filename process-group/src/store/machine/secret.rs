@@ -1,9 +1,10 @@
-//! A secret that clients and server share, and how each proves to the other that it knows it.
+//! The secret that clients and server share, and the handshake in which each proves to the other that it
+//! knows the secret.
 //!
-//! Both choose 32 bytes that never come again; each then sends a code (HMAC-SHA-256) of both, made with the secret, and
-//! with a word of its own so that neither can send the other's back. The client proves first: who only connects gets
-//! nothing that a secret could be guessed from. What follows is neither encrypted nor protected against who changes it
-//! on its way.
+//! Both choose 32 bytes that are never used again. Each then sends a code (HMAC-SHA-256) of both blocks,
+//! keyed with the secret. The code includes a different word for each side, so that neither can send back the
+//! other's code. The client proves first, so a process that only connects gets no data to test guesses of the
+//! secret against. The later traffic is neither encrypted nor protected against changes on its way.
 
 use std::fmt;
 
@@ -12,14 +13,14 @@ use sha2::{Digest, Sha256};
 
 use super::super::{Result, StoreError};
 
-/// What a client sends instead of [`MAGIC`](super::wire::MAGIC) when it has a secret, and what a server answers to a
-/// greeting without one, in the place of the nonce: no process has this number.
+/// A client with a secret sends this instead of [`MAGIC`](super::wire::MAGIC). A server with a secret answers
+/// a greeting without one with this in place of the nonce. No process has this number.
 pub(super) const MAGIC: u32 = 0xA5C9_E3B1;
 
-/// What either chooses, and what it proves with.
+/// A random block of either side, or a proof.
 pub(super) type Block = [u8; 32];
 
-/// A secret that all processes of a job know and nobody else.
+/// A secret that only the processes of a job know.
 ///
 /// ```
 /// use process_group::store::{Deadline, Secret, Store, TcpStore};
@@ -44,10 +45,10 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// Bytes that a secret has at least: shorter ones can be guessed by who has seen a greeting.
+    /// The least length in bytes. A shorter secret could be guessed by an observer of a greeting.
     pub const LEAST: usize = 16;
 
-    /// A secret of at least [`LEAST`](Self::LEAST) bytes, random ones at best (`openssl rand -hex 16`).
+    /// Makes a secret of at least [`LEAST`](Self::LEAST) bytes. Use random bytes (`openssl rand -hex 16`).
     ///
     /// # Errors
     /// [`StoreError::Argument`]: it is shorter.
@@ -69,22 +70,22 @@ impl Secret {
         code
     }
 
-    /// The client's proof.
+    /// Returns the client's proof.
     pub(super) fn client_proof(&self, client: &Block, server: &Block) -> Block {
         self.code(b"client", client, server).finalize().into_bytes().into()
     }
 
-    /// The server's proof.
+    /// Returns the server's proof.
     pub(super) fn server_proof(&self, client: &Block, server: &Block) -> Block {
         self.code(b"server", client, server).finalize().into_bytes().into()
     }
 
-    /// Whether this is the client's proof; takes as long for any other.
+    /// Returns true if this is the client's proof. Takes constant time.
     pub(super) fn is_client_proof(&self, proof: &Block, client: &Block, server: &Block) -> bool {
         self.code(b"client", client, server).verify_slice(proof).is_ok()
     }
 
-    /// Whether this is the server's proof; takes as long for any other.
+    /// Returns true if this is the server's proof. Takes constant time.
     pub(super) fn is_server_proof(&self, proof: &Block, client: &Block, server: &Block) -> bool {
         self.code(b"server", client, server).verify_slice(proof).is_ok()
     }
@@ -96,18 +97,18 @@ fn keyed(key: &Block) -> Hmac<Sha256> {
     Hmac::new(&block.into())
 }
 
-/// A block for the connection of this number, that nobody can foretell who does not know `seed`.
+/// Returns the block for the connection of this number. It is unpredictable without `seed`.
 pub(super) fn block(seed: &Block, number: u64) -> Block {
     let mut code = keyed(seed);
     code.update(&number.to_le_bytes());
     code.finalize().into_bytes().into()
 }
 
-/// Why a client and a server did not come to trust each other.
+/// The reason why the handshake of a client and a server failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Distrust {
-    /// The host wants a secret and this client has none.
+    /// The host requires a secret and this client has none.
     #[error("it wants a secret and this process has none")]
     Wanted,
     /// This client has a secret and the host has none.
@@ -116,10 +117,10 @@ pub enum Distrust {
     /// The host has another secret: it has refused this client's proof.
     #[error("it has refused this process's proof: the secrets differ")]
     Refused,
-    /// The host has no proof that it knows the secret.
+    /// The host has not proved that it knows the secret.
     #[error("it has not proved that it knows the secret")]
     Unproven,
-    /// The host does not answer a greeting with a secret, as PyTorch's do not.
+    /// The host does not answer a greeting with a secret, like PyTorch's hosts.
     #[error("it does not answer a greeting with a secret; PyTorch's stores know none")]
     Unanswered,
 }

@@ -1,17 +1,19 @@
-//! The serving end of the protocol: bytes of many clients in, bytes and closed connections out.
+//! The server side of the protocol: bytes of many clients in, bytes and closed connections out.
 //!
-//! A connection that breaks the protocol is closed and touches no other; one that does not know the secret, where there is
-//! one, is not served; one that speaks another protocol is
-//! closed at its first wrong byte, and one that says nothing when its time for the greeting is over. All memory is
-//! counted: the table, what has been received of requests, what waits, replies that are not sent. A client that does
-//! not take its replies is not served any further. Where a request needs more than there is, the connections that hold
-//! most are closed, its own if it is one of them.
+//! A connection that breaks the protocol is closed, without effect on others. If there is a secret, a
+//! connection that does not know it is not served. A connection of another protocol is closed at its first
+//! wrong byte. A silent connection is closed when its time for the greeting is over.
 //!
-//! The work of one step is bounded too. What a client sends is served at once while that is little work; the rest is
-//! done in the client's turns, one [`Input::Tick`] each, in pieces between which others are served.
+//! All memory is counted: the table, incomplete requests, waits, and unsent replies. A client that does not
+//! receive its replies is not served any further. If a request needs more memory than is left, the
+//! connections that hold most are closed, which may include its own.
 //!
-//! - `client`: one connection and its greeting; `task`: a request that is being served; `pieces`: the work on it
-//! - `turns`: whose turn is next; `rejection`: why connections are closed
+//! The work of one step is bounded too. A client's request is served at once if that is little work. The rest
+//! is done in the client's turns, one [`Input::Tick`] each, in pieces between which others are served.
+//!
+//! - `client`: one connection and its greeting; `task`: a request that is being served; `pieces`: the work on
+//!   it
+//! - `turns`: the order of turns; `rejection`: the reasons for closing connections
 
 mod client;
 mod pieces;
@@ -39,18 +41,20 @@ use super::{
     wire::{Buffer, Decoded},
 };
 
-/// What a [`Server`] allows.
+/// Limits of a [`Server`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServerLimits {
-    /// Sizes of keys, values and requests, and the memory of the table, which is half of `memory` at most.
+    /// The sizes of keys, values and requests, and the memory of the table, which is at most half of
+    /// `memory`.
     pub sizes: Limits,
-    /// Bytes of memory for everything: the table, requests that have arrived in part, waiting clients, replies that are
-    /// not sent, and 4 KiB for every connection; each with what keeping it costs.
+    /// Bytes of memory for everything, including overhead: the table, incomplete requests, waiting clients,
+    /// unsent replies, and 4 KiB for every connection.
     pub memory: usize,
-    /// Connections at a time. A quarter of them, or 32, may be without a greeting: beyond that, and where there is no
-    /// place left, the one that has been so for longest is closed for a new one.
+    /// The most connections at a time. A quarter of them, but at least 32, may be without a greeting. If there are more
+    /// of those, or no place is left, the connection that has been without a greeting for longest is closed
+    /// for a new one.
     pub clients: usize,
-    /// Time from the connection to the end of the greeting.
+    /// The time from the connection to the end of the greeting.
     pub greeting: Duration,
 }
 
@@ -62,20 +66,20 @@ impl Default for ServerLimits {
 }
 
 impl ServerLimits {
-    /// How many connections may be without a greeting.
+    /// Returns the number of connections that may be without a greeting.
     fn ungreeted(&self) -> usize {
         (self.clients / 4).max(32)
     }
 }
 
-/// What happens to a [`Server`].
+/// An event for a [`Server`].
 #[derive(Debug, Clone, Copy)]
 pub enum Input<'a> {
     /// A client has connected, under a number that was not used before.
     Accepted(ClientId),
     /// Bytes of a client have arrived, in any fragmentation.
     Received(ClientId, &'a [u8]),
-    /// So many of the bytes that are [unsent](Server::unsent) to a client were sent.
+    /// This many of a client's [unsent](Server::unsent) bytes were sent.
     Sent(ClientId, usize),
     /// A client's connection has ended.
     Gone(ClientId),
@@ -83,47 +87,47 @@ pub enum Input<'a> {
     Tick,
 }
 
-/// What a [`Server`] wants done, in this order.
+/// An action that a [`Server`] requests; they are executed in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
-    /// Send a client what is [unsent](Server::unsent).
+    /// Send a client its [unsent](Server::unsent) bytes.
     Send(ClientId),
     /// Bytes of a client are [wanted](Server::wants) again.
     Read(ClientId),
-    /// Close a client's connection; nothing of it may be handed in any more.
+    /// Close a client's connection. No further input of it may follow.
     Close(ClientId, Rejection),
 }
 
-/// Work in a turn, in units of a [`Budget`]: a few milliseconds. It has room for a value of the largest size.
+/// The work in a turn, in units of a [`Budget`]: a few milliseconds. Enough for a value of the largest size.
 const TURN: usize = 8 << 10;
 
-/// Work that is done when bytes arrive, before others have their turns: some ten microseconds, so that a thousand clients
-/// that ask at the same time do not keep another waiting for long.
+/// The work done when bytes arrive, before others have their turns: some ten microseconds. A thousand clients
+/// that ask at the same time then do not delay another one for long.
 const AT_ONCE: usize = 256;
 
-/// Strings of a connection that has ended above which they go in a turn of their own.
+/// The number of strings of a closed connection above which they are freed in a separate turn.
 const MANY: usize = 4 << 10;
 
-/// A store's server.
+/// The server of a store.
 pub struct Server {
     limits: ServerLimits,
-    /// The secret, and what the server's part of greetings is made of.
+    /// The secret, and the seed of the server's blocks in greetings.
     secret: Option<(Secret, Block)>,
     table: Table,
     clients: Clients<Client>,
-    /// Clients in the order in which their greeting is due; those that have sent it are passed over.
+    /// Clients in the order in which their greeting is due. Clients that have sent it are skipped.
     greetings: VecDeque<(Duration, ClientId)>,
     ungreeted: usize,
     turns: Turns,
-    /// Clients that the step has woken.
+    /// The clients that this step has woken.
     woken: Vec<ClientId>,
-    /// How many steps were taken.
+    /// The number of steps so far.
     step: u64,
-    /// The work that was done, and that may be done in a turn and at once, in units.
+    /// The work done, and the limits on work in a turn and at once, in units.
     work: u64,
     turn: usize,
     at_once: usize,
-    /// What all clients hold, in bytes of memory.
+    /// The memory that all clients hold, in bytes.
     held: usize,
     most: usize,
 }
@@ -134,7 +138,7 @@ impl Default for Server {
     }
 }
 
-/// Without keys, values, the secret, and what the server's part of greetings is made of.
+/// Omits keys, values, the secret, and the seed of the server's blocks.
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Server")
@@ -148,7 +152,7 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    /// A server with an empty table.
+    /// Makes a server with an empty table.
     pub fn new(limits: ServerLimits) -> Self {
         let store_bytes = limits.sizes.store_bytes.min(limits.memory / 2);
         let table = Table::new(Limits { store_bytes, ..limits.sizes });
@@ -170,50 +174,52 @@ impl Server {
         }
     }
 
-    /// The same, for clients that know the secret. `seed` is 32 random bytes that nobody else knows.
+    /// Like [`new`](Self::new), for clients that know the secret. `seed` is 32 random bytes that no one else
+    /// knows.
     pub fn with_secret(limits: ServerLimits, secret: Secret, seed: [u8; 32]) -> Self {
         Self { secret: Some((secret, seed)), ..Self::new(limits) }
     }
 
-    /// The same with turns of other lengths, in units.
+    /// Changes the length of turns, in units.
     #[cfg(all(test, not(any(loom, shuttle))))]
     pub(crate) fn with_turns(self, turn: usize, at_once: usize) -> Self {
         Self { turn, at_once, ..self }
     }
 
-    /// How many clients are connected.
+    /// Returns the number of connected clients.
     pub fn clients(&self) -> usize {
         self.clients.len()
     }
 
-    /// The memory that is used, in bytes; never more than [`ServerLimits::memory`].
+    /// Returns the memory in use, in bytes; never more than [`ServerLimits::memory`].
     pub fn memory(&self) -> usize {
         self.table.memory() + self.held
     }
 
-    /// The most memory that was ever used, in bytes.
+    /// Returns the peak of the memory in use, in bytes.
     pub fn most_memory(&self) -> usize {
         self.most
     }
 
-    /// The work that was done so far, in units of about a string that is received, a key that is looked up, or a KiB that
-    /// is copied.
+    /// Returns the work done so far. A unit is about one received string, one look-up of a key, or one copied
+    /// KiB.
     pub fn work(&self) -> u64 {
         self.work
     }
 
-    /// Bytes for a client. They stay until [`Input::Sent`] says that they were sent.
+    /// Returns the bytes for a client. They stay until [`Input::Sent`] confirms them.
     pub fn unsent(&self, client: ClientId) -> &[u8] {
         self.clients.get(&client).map_or(&[], |client| client.unsent.as_slice())
     }
 
-    /// Whether more bytes of a client are wanted: not while it does not take its replies, nor while work is left on what
-    /// it has sent.
+    /// Returns true if the server wants more bytes of a client. It does not while the client does not receive
+    /// its replies, or while work on its earlier requests is left.
     pub fn wants(&self, client: ClientId) -> bool {
         self.clients.get(&client).is_some_and(Client::is_wanted)
     }
 
-    /// When [`Input::Tick`] is due, if nothing else happens before. Zero while there is work left.
+    /// Returns the time at which [`Input::Tick`] is due, if no other input comes before. Zero while work is
+    /// left.
     pub fn wake_at(&self) -> Option<Duration> {
         match self.turns.is_empty() {
             true => self.greetings.front().map(|(due, _)| *due),
@@ -221,7 +227,7 @@ impl Server {
         }
     }
 
-    /// Takes one input. `now` never goes backwards.
+    /// Handles one input. `now` never goes backwards.
     pub fn step(&mut self, input: Input<'_>, now: Duration) -> Vec<Output> {
         let mut outputs = Vec::new();
         self.step += 1;
@@ -288,7 +294,7 @@ impl Server {
         self.work += budget.spent() as u64;
     }
 
-    /// Lets clients with work left have their turns.
+    /// Gives clients with work left their turns.
     fn tick(&mut self, outputs: &mut Vec<Output>) {
         let mut budget = Budget::turn(self.turn);
         self.woken.clear();
@@ -299,7 +305,7 @@ impl Server {
         self.work += budget.spent() as u64;
     }
 
-    /// Lets a client in the queue have its turn; says whether the budget has allowed that.
+    /// Gives a client in the queue its turn. Returns true if the budget allowed that.
     fn take_turn(&mut self, id: ClientId, budget: &mut Budget, outputs: &mut Vec<Output>) -> bool {
         let Some(client) = self.clients.get_mut(&id).filter(|client| client.place.is_queued()) else {
             return true;
@@ -326,7 +332,7 @@ impl Server {
         self.count(id);
     }
 
-    /// Serves a client as far as the budget allows; says whether work is left.
+    /// Serves a client as far as the budget allows. Returns true if work is left.
     fn turn_of(&mut self, id: ClientId, budget: &mut Budget, outputs: &mut Vec<Output>) -> bool {
         let outcome = self.serve(id, budget, outputs);
         self.count(id);
@@ -396,7 +402,7 @@ impl Server {
         Ok(false)
     }
 
-    /// Goes on with the wait of a client that was woken; says whether the budget has allowed that.
+    /// Continues the wait of a client that was woken. Returns true if the budget allowed that.
     fn resume(&mut self, id: ClientId, budget: &mut Budget, outputs: &mut Vec<Output>) -> bool {
         let mut woken = Vec::new();
         let resumed = self.table.resume(id, budget, &mut woken);
@@ -407,7 +413,7 @@ impl Server {
         resumed != Resumed::Unfinished
     }
 
-    /// Lets clients whose waits may be over have their turns, but for the one that has its turn now.
+    /// Queues clients whose waits may be over for a turn, except the one that has its turn now.
     fn wake(&mut self, current: ClientId, woken: &[ClientId]) {
         for id in woken.iter().filter(|id| **id != current) {
             self.add_turn(*id);
@@ -424,7 +430,7 @@ impl Server {
     /// Makes room for `more` bytes of a client by closing the connections that hold most.
     ///
     /// # Errors
-    /// No other holds more than this one.
+    /// No other connection holds more than this one.
     fn make_room(&mut self, id: ClientId, more: usize, outputs: &mut Vec<Output>) -> Result<(), Rejection> {
         while self.memory().saturating_add(more) > self.limits.memory {
             let limit = self.limits.memory;
@@ -445,7 +451,7 @@ impl Server {
         Ok(())
     }
 
-    /// Counts what a client holds.
+    /// Counts the memory that a client holds.
     fn count(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let memory = CLIENT + client.buffers() + self.table.wait_memory(id);
@@ -458,7 +464,7 @@ impl Server {
         self.part_with(client);
     }
 
-    /// Forgets a client whose connection has ended: in its turn, if it held much.
+    /// Removes a client whose connection has ended. Frees its memory in a turn if it held much.
     fn part_with(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         if client.strings() + self.table.wait_strings(id) > MANY {
@@ -471,7 +477,7 @@ impl Server {
         }
     }
 
-    /// Forgets a client. Returns how much work that was, in units.
+    /// Removes a client. Returns the work of that, in units.
     fn forget(&mut self, id: ClientId) -> usize {
         let wait = self.table.wait_strings(id);
         let Some(mut client) = self.clients.remove(&id) else { return 0 };

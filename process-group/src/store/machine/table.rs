@@ -1,11 +1,11 @@
-//! What a store holds, and what requests do to it.
+//! The contents of a store, and the effect of requests on them.
 //!
-//! Rules that clients of PyTorch's store rely on: a key is there when it has a value or a queue of its name is
-//! not empty; a value wakes everybody who waits for its key; an element of a queue wakes one, the one that has
-//! waited longest. That one may not take it (its process may die): then the next is woken.
+//! Rules that clients of PyTorch's store rely on: a key exists if it has a value or a non-empty queue. A
+//! value wakes all clients that wait for its key. An element of a queue wakes one client, the one that has
+//! waited longest. If that client does not take the element (its process may die), the next one is woken.
 //!
-//! No operation takes longer because there are many keys, elements or clients: all maps are trees, and queues are lists.
-//! (A hash table or a vector that grows moves all that it holds, in one step.)
+//! No operation takes long because there are many keys, elements or clients: all maps are trees, and queues
+//! are lists. (A hash table or a vector that grows moves all of its contents in one step.)
 
 use std::collections::{BTreeMap, LinkedList};
 
@@ -27,12 +27,12 @@ pub struct Table {
     limits: Limits,
     values: BTreeMap<Key, Vec<u8>>,
     queues: BTreeMap<Key, LinkedList<Vec<u8>>>,
-    /// What keys, values and queues take, in bytes.
+    /// The memory of keys, values and queues, in bytes.
     memory: usize,
     waits: Waits,
 }
 
-/// Without keys and values: ranks publish tokens there.
+/// Omits keys and values, because ranks publish tokens there.
 impl std::fmt::Debug for Table {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Table")
@@ -43,46 +43,46 @@ impl std::fmt::Debug for Table {
     }
 }
 
-/// The memory of a key and its value, which has this capacity.
+/// Returns the memory of a key and its value, which has this capacity.
 fn entry(key: &[u8], capacity: usize) -> usize {
     ENTRY + key.len() + capacity
 }
 
-/// The memory of a queue's element.
+/// Returns the memory of a queue's element.
 fn element(value: &[u8]) -> usize {
     ELEMENT + value.len()
 }
 
-/// The memory of an empty queue of a name.
+/// Returns the memory of an empty queue.
 fn queue(key: &[u8]) -> usize {
     ENTRY + key.len()
 }
 
-/// The capacity that a value has after `more` bytes are appended: a quarter more than it needs where it has to grow, so
-/// that its bytes are copied a few times in its life and not once for each that is appended.
+/// Returns the capacity of a value after `more` bytes are appended. If it has to grow, it gets a quarter more
+/// than it needs. Repeated appends then copy its bytes a few times, and not once per append.
 fn capacity_with(held: &Vec<u8>, more: usize) -> usize {
     let needed = held.len() + more;
     if needed <= held.capacity() { held.capacity() } else { needed + needed / 4 }
 }
 
 impl Table {
-    /// An empty table with these limits.
+    /// Makes an empty table with these limits.
     pub fn new(limits: Limits) -> Self {
         Self { limits, ..Self::default() }
     }
 
-    /// The limits that requests are held to.
+    /// Returns the limits on requests.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// Whether `client` waits.
+    /// Returns true if `client` waits.
     pub fn is_waiting(&self, client: ClientId) -> bool {
         self.waits.is_waiting(client)
     }
 
-    /// Serves one request, whatever work it is. Appends to `replies` what is now answered, to `client` and to clients
-    /// that waited.
+    /// Serves one request completely. Appends to `replies` the replies that are now due, to `client` and to
+    /// clients that waited.
     ///
     /// # Errors
     /// A [`Refusal`]; then nothing has changed.
@@ -100,7 +100,7 @@ impl Table {
         Ok(())
     }
 
-    /// Forgets a client that has gone: its wait, and a queue's element that it was woken for.
+    /// Removes a disconnected client: its wait, and its claim to a queue's element that it was woken for.
     pub fn leave(&mut self, client: ClientId, replies: &mut Vec<(ClientId, Reply)>) {
         let mut woken = Vec::new();
         self.remove(client, &mut woken);
@@ -117,7 +117,8 @@ impl Table {
         }
     }
 
-    /// Serves one request within the limits on requests. Appends to `woken` the clients to [resume](Self::resume).
+    /// Serves one request within the limits on requests. Appends to `woken` the clients to
+    /// [resume](Self::resume).
     pub(super) fn serve(
         &mut self,
         client: ClientId,
@@ -133,7 +134,7 @@ impl Table {
         outcome
     }
 
-    /// Checks that the table may become so much larger.
+    /// Checks that the table may grow by this many bytes.
     pub(super) fn check_growth(&self, growth: usize) -> Result<(), Refusal> {
         match growth {
             0 => Ok(()),
@@ -207,7 +208,8 @@ impl Table {
         }))
     }
 
-    /// Goes on with the wait of a client that was woken. One that is [over](Resumed::Over) is to be answered.
+    /// Continues the wait of a client that was woken. If the wait is [over](Resumed::Over), the client must
+    /// be answered.
     pub(super) fn resume(
         &mut self,
         client: ClientId,
@@ -218,47 +220,47 @@ impl Table {
         let is_there = |key: &[u8]| values.contains_key(key) || queues.contains_key(key);
         let resumed = waits.resume(client, is_there, budget);
         if resumed == Resumed::Waits {
-            // It waits for another key as well: the element is for the next.
+            // It also waits for another key, so the element goes to the next client.
             self.release(client, woken);
         }
         resumed
     }
 
-    /// Whether the wait of `client` can be resumed.
+    /// Returns true if the wait of `client` can be resumed.
     pub(super) fn is_woken(&self, client: ClientId) -> bool {
         self.waits.is_woken(client)
     }
 
-    /// Forgets a client.
+    /// Removes a client.
     pub(super) fn remove(&mut self, client: ClientId, woken: &mut Vec<ClientId>) {
         self.waits.stop(client);
         self.release(client, woken);
     }
 
-    /// Lets another have the element of a queue that `client` was woken for.
+    /// Offers the queue's element that `client` was woken for to another client.
     pub(super) fn release(&mut self, client: ClientId, woken: &mut Vec<ClientId>) {
         if let Some(queue) = self.waits.release(client) {
             self.waits.call(&queue, self.queue_len(&queue), woken);
         }
     }
 
-    /// The memory that keys, values and queues take, in bytes: their own, and what keeping them costs. It is what
-    /// [`Limits::store_bytes`] bounds.
+    /// Returns the memory of keys, values and queues with their overhead, in bytes. [`Limits::store_bytes`]
+    /// limits it.
     pub fn memory(&self) -> usize {
         self.memory
     }
 
-    /// The memory that the wait of `client` takes, in bytes: it is no part of [`memory`](Self::memory).
+    /// Returns the memory of `client`'s wait, in bytes. It is not part of [`memory`](Self::memory).
     pub(super) fn wait_memory(&self, client: ClientId) -> usize {
         self.waits.memory(client)
     }
 
-    /// How many strings the wait of `client` has.
+    /// Returns the number of strings of `client`'s wait.
     pub(super) fn wait_strings(&self, client: ClientId) -> usize {
         self.waits.strings(client)
     }
 
-    /// By how much the table may grow when it serves a request, in bytes; never less than it does.
+    /// Returns an upper bound on the table's growth by a request, in bytes.
     pub(super) fn growth(&self, request: &Request) -> usize {
         match request {
             Request::Set { key, value } | Request::CompareSet { key, new: value, .. } => {
@@ -279,13 +281,14 @@ impl Table {
         }
     }
 
-    /// By how much the table grows when `key` is set to a value of so many bytes.
+    /// Returns the table's growth when `key` is set to a value of so many bytes.
     pub(super) fn put_growth(&self, key: &[u8], value: usize) -> usize {
         let held = self.values.get(key).map_or(0, |held| entry(key, held.capacity()));
         entry(key, value).saturating_sub(held)
     }
 
-    /// How much work a request is, in units of a [`Budget`]. One for several keys is not asked for as a whole.
+    /// Returns the work of a request, in units of a [`Budget`]. Not for requests for several keys, which are
+    /// served in pieces.
     pub(super) fn work(&self, request: &Request) -> usize {
         let held = |key: &Key| self.values.get(key).map_or(0, Vec::len);
         let bytes = match request {
@@ -303,7 +306,8 @@ impl Table {
         1 + copying(bytes)
     }
 
-    /// The bytes of a reply to a request for one key with the lengths before them, or nothing if it is always small.
+    /// Returns the size of a reply to a request for one key, with the lengths before its strings; 0 if it is
+    /// always small.
     pub(super) fn reply_size(&self, request: &Request) -> usize {
         const LENGTH: usize = size_of::<u64>();
         match request {
@@ -316,27 +320,27 @@ impl Table {
         }
     }
 
-    /// The bytes of a value in a reply, with the length before it.
+    /// Returns the size of a value in a reply, with the length before it.
     pub(super) fn value_size(&self, key: &[u8]) -> usize {
         size_of::<u64>() + self.values.get(key).map_or(0, Vec::len)
     }
 
-    /// Of the keys that `client` waits for, those that are absent.
+    /// Returns the absent keys among those that `client` waits for.
     pub fn missing(&self, client: ClientId) -> Vec<Vec<u8>> {
         self.waits.missing(client, |key| self.is_there(key))
     }
 
-    /// Whether `key` has a value, or a queue of its name is not empty.
+    /// Returns true if `key` has a value, or a non-empty queue.
     pub fn is_there(&self, key: &[u8]) -> bool {
         self.values.contains_key(key) || self.queues.contains_key(key)
     }
 
-    /// The value of `key`.
+    /// Returns the value of `key`.
     pub fn value(&self, key: &[u8]) -> Option<&[u8]> {
         self.values.get(key).map(Vec::as_slice)
     }
 
-    /// The keys that have a value and lie beyond `after`, in order.
+    /// Returns the keys that have a value and are greater than `after`, in order.
     pub(super) fn keys_after(&self, after: Option<&Key>) -> impl Iterator<Item = &Key> {
         use std::ops::Bound::{Excluded, Unbounded};
         let from = after.map_or(Unbounded, Excluded);
@@ -353,7 +357,7 @@ impl Table {
 
     /// Sets a value.
     pub(super) fn put(&mut self, key: Key, mut value: Vec<u8>, woken: &mut Vec<ClientId>) {
-        // As was foretold.
+        // `put_growth` assumes this capacity.
         value.shrink_to_fit();
         self.waits.changed(&key, &value, false, woken);
         self.memory += entry(&key, value.capacity());
@@ -419,7 +423,7 @@ impl Table {
         self.waits.call(&key, elements.len(), woken);
     }
 
-    /// An empty queue is no queue: `is_there` and the memory of the table rely on it.
+    /// Removes a queue that becomes empty: `is_there` and the memory of the table rely on that.
     fn pop(&mut self, key: &[u8]) -> Option<(u64, Vec<u8>)> {
         let elements = self.queues.get_mut(key)?;
         let before = elements.len() as u64;

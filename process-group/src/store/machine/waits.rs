@@ -1,8 +1,8 @@
-//! Clients that wait, and what wakes them.
+//! Waiting clients, and the events that wake them.
 //!
-//! A client that waits for keys stands in the line of one key that is absent. When that key comes, the client is woken:
-//! it leaves the line, and its wait is resumed in its own turn, where its other keys are looked at. So whoever sets a key
-//! does little for each client that waits for it.
+//! A client that waits for keys is in the line of one absent key. When that key is set, the client is woken:
+//! it leaves the line, and its wait is resumed in its own turn, where its other keys are checked. Setting a
+//! key therefore costs little per waiting client.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,8 +14,9 @@ use super::{
     request::{Key, Refusal},
 };
 
-/// Keys of a wait that ends exactly when all of them are there. A longer one looks at each key once, as PyTorch's server
-/// does: it ends when each has been there, and overlooks one that is deleted meanwhile.
+/// The most keys of a wait that ends exactly when all of them exist. A longer wait checks each key once, as
+/// PyTorch's server does: it ends when each key has existed at some time, and does not notice if one is
+/// deleted meanwhile.
 const EXACT: usize = 1024;
 
 /// All clients that wait.
@@ -23,42 +24,42 @@ const EXACT: usize = 1024;
 pub(super) struct Waits {
     waits: BTreeMap<ClientId, Wait>,
     lines: BTreeMap<Key, Line>,
-    /// Clients that an element of a queue has woken, until they ask for something else or leave.
+    /// Clients that were woken for an element of a queue, until their next request or their end.
     called: BTreeMap<ClientId, Key>,
-    /// How many of them, by queue.
+    /// The number of clients in `called`, by queue.
     calls: BTreeMap<Key, usize>,
-    /// How many waits have begun.
+    /// The number of waits that have begun.
     begun: u64,
 }
 
 struct Wait {
-    /// Its number among all: of two at one queue the lower one is woken first.
+    /// Its arrival number. Of two clients at one queue, the one with the lower number is woken first.
     arrival: u64,
     condition: Condition,
-    /// In no line: it may be over.
+    /// True if it is in no line, so its wait may be over.
     is_woken: bool,
     memory: usize,
 }
 
 enum Condition {
-    /// All keys are there. While the client stands in a line, it is that of `keys[next]`; those before were there.
+    /// All keys must exist. While the client is in a line, it is that of `keys[next]`; earlier keys existed.
     Keys { keys: Vec<Key>, next: usize },
-    /// The number under a key is no less than this.
+    /// The number under a key must be at least this.
     Count { key: Key, least: i64 },
 }
 
-/// Who waits for one key.
+/// The clients that wait for one key.
 #[derive(Default)]
 struct Line {
-    /// For the key, by arrival.
+    /// Clients that wait for the key, by arrival.
     keys: BTreeMap<u64, ClientId>,
-    /// For a number, by that.
+    /// Clients that wait for a number, by that number.
     counts: BTreeSet<(i64, ClientId)>,
-    /// The number under the key, followed while somebody waits for one.
+    /// The number under the key, kept up to date while a client waits for one.
     number: Number,
 }
 
-/// What has become of a wait.
+/// The state of a wait after an attempt to end it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Resumed {
     /// The client does not wait, or nothing has changed for it.
@@ -75,19 +76,19 @@ impl Waits {
         self.waits.contains_key(&client)
     }
 
-    /// Whether the wait of `client` can be resumed.
+    /// Returns true if the wait of `client` can be resumed.
     pub(super) fn is_woken(&self, client: ClientId) -> bool {
         self.waits.get(&client).is_some_and(|wait| wait.is_woken)
     }
 
-    /// Begins a wait for keys, to be resumed at once.
+    /// Begins a wait for keys. The caller resumes it at once.
     pub(super) fn wait_for_keys(&mut self, client: ClientId, keys: Vec<Key>) -> Result<(), Refusal> {
         let bytes: usize = keys.iter().map(|key| PART + key.len()).sum();
         let longest = keys.iter().map(Vec::len).max().unwrap_or_default();
         self.begin(client, Condition::Keys { keys, next: 0 }, ENTRY + bytes + longest, true)
     }
 
-    /// Begins a wait for the number under `key`, whose `value` is less.
+    /// Begins a wait for the number under `key`, whose current `value` is less.
     pub(super) fn wait_for_count(
         &mut self,
         client: ClientId,
@@ -121,7 +122,7 @@ impl Waits {
         Ok(())
     }
 
-    /// Looks whether the wait of a woken client is over; otherwise puts the client in the line of an absent key.
+    /// Checks the wait of a woken client. If it is not over, puts the client in the line of an absent key.
     pub(super) fn resume(
         &mut self,
         client: ClientId,
@@ -149,7 +150,7 @@ impl Waits {
         Resumed::Over
     }
 
-    /// Ends the wait of a client, whatever it waits for.
+    /// Ends the wait of a client.
     pub(super) fn stop(&mut self, client: ClientId) {
         let Some(Wait { arrival, condition, is_woken: false, .. }) = self.waits.remove(&client) else {
             return;
@@ -166,9 +167,10 @@ impl Waits {
         self.clear(key);
     }
 
-    /// `key` has another value than before: `value`, or what it had with that appended. Adds whom that wakes.
+    /// Called when `key` has a new value: `value`, or its old value with `value` appended. Adds the clients
+    /// that this wakes.
     pub(super) fn changed(&mut self, key: &[u8], value: &[u8], appended: bool, woken: &mut Vec<ClientId>) {
-        // As a rule nobody waits for what is set.
+        // Fast path: usually no client waits for the key.
         let Some(line) = self.lines.get_mut(key) else { return };
         std::mem::take(&mut line.keys).into_values().for_each(|client| wake(&mut self.waits, client, woken));
         if !line.counts.is_empty() {
@@ -185,7 +187,7 @@ impl Waits {
         self.clear(key);
     }
 
-    /// Wakes as many of those in a queue's line as it has elements for which nobody was woken.
+    /// Wakes as many clients in a queue's line as it has elements without a woken client.
     pub(super) fn call(&mut self, queue: &[u8], elements: usize, woken: &mut Vec<ClientId>) {
         let Some(line) = self.lines.get_mut(queue) else { return };
         let called = self.calls.get(queue).copied().unwrap_or_default();
@@ -198,7 +200,7 @@ impl Waits {
         self.clear(queue);
     }
 
-    /// The queue that `client` was called to: it no longer has a claim to an element.
+    /// Ends the claim of `client` to an element of the queue that woke it, and returns that queue.
     pub(super) fn release(&mut self, client: ClientId) -> Option<Key> {
         let queue = self.called.remove(&client)?;
         if let Some(calls) = self.calls.get_mut(&queue) {
@@ -210,7 +212,7 @@ impl Waits {
         Some(queue)
     }
 
-    /// Of the keys that `client` waits for, those that are absent.
+    /// Returns the absent keys among those that `client` waits for.
     pub(super) fn missing(&self, client: ClientId, is_there: impl Fn(&[u8]) -> bool) -> Vec<Key> {
         match self.waits.get(&client).map(|wait| &wait.condition) {
             Some(Condition::Keys { keys, .. }) => keys.iter().filter(|key| !is_there(key)).cloned().collect(),
@@ -219,13 +221,13 @@ impl Waits {
         }
     }
 
-    /// The memory that is kept for `client`, in bytes.
+    /// Returns the memory of `client`'s wait, in bytes.
     pub(super) fn memory(&self, client: ClientId) -> usize {
         let called = self.called.get(&client).map_or(0, |key| ENTRY + ALLOCATION + 2 * key.len());
         called + self.waits.get(&client).map_or(0, |wait| wait.memory)
     }
 
-    /// How many strings are kept for `client`.
+    /// Returns the number of strings of `client`'s wait.
     pub(super) fn strings(&self, client: ClientId) -> usize {
         match self.waits.get(&client).map(|wait| &wait.condition) {
             Some(Condition::Keys { keys, .. }) => keys.len(),
@@ -233,7 +235,7 @@ impl Waits {
         }
     }
 
-    /// Removes a line in which nobody stands.
+    /// Removes an empty line.
     fn clear(&mut self, key: &[u8]) {
         if self.lines.get(key).is_some_and(|line| line.keys.is_empty() && line.counts.is_empty()) {
             self.lines.remove(key);
@@ -246,12 +248,12 @@ impl Waits {
     }
 }
 
-/// Lets a client that has left its line be resumed.
+/// Marks a client that has left its line as resumable.
 fn wake(waits: &mut BTreeMap<ClientId, Wait>, client: ClientId, woken: &mut Vec<ClientId>) {
     if let Some(wait) = waits.get_mut(&client) {
         wait.is_woken = true;
         if let Condition::Keys { next, .. } = &mut wait.condition {
-            // It was there, whatever becomes of it until the client has its turn.
+            // The key existed, even if it is removed before the client has its turn.
             *next += 1;
         }
         woken.push(client);
@@ -263,10 +265,11 @@ fn end_of(keys: &[Key]) -> usize {
     WAKE + dropping(keys.len())
 }
 
-/// The budget does not allow to go on.
+/// The budget is spent.
 struct Unfinished;
 
-/// Looks for an absent key from `next` on, and leaves its place there. Of few keys, looks at those before too.
+/// Looks for an absent key from `next` on, and stores its index there. With few keys it also checks the
+/// earlier ones.
 fn absent(
     keys: &[Key],
     next: &mut usize,
@@ -278,7 +281,7 @@ fn absent(
             return Err(Unfinished);
         }
         budget.spend(keys.len());
-        // The last one before `next` has just come.
+        // The last one before `next` has just been set.
         let mut order = (*next..keys.len()).chain(0..next.saturating_sub(1));
         order.find(|at| !is_there(&keys[*at]))
     } else {

@@ -1,7 +1,8 @@
 //! PyTorch's store protocol as bytes: little endian, no frames, no request numbers.
 //!
-//! A string or a value is a `u64` length and its bytes; a list is a `u64` count and its strings. Decoders take
-//! bytes in any fragmentation, do each byte's work once, and check every length before they keep anything of it.
+//! A string or a value is a `u64` length and its bytes. A list is a `u64` count and its strings. Decoders
+//! accept bytes in any fragmentation, process each byte once, and check every length before they keep any of
+//! the data.
 
 use super::{
     budget::{Budget, copying},
@@ -9,7 +10,7 @@ use super::{
     request::{Limits, Part, Refusal, Reply, Request},
 };
 
-/// What a client sends first, after the type byte [`kind::VALIDATE`].
+/// The number that a client sends first, after the type byte [`kind::VALIDATE`].
 pub(super) const MAGIC: u32 = 0x3C85_F7CE;
 
 /// The type bytes of requests.
@@ -118,7 +119,7 @@ fn list(out: &mut Vec<u8>, kind: u8, keys: &[Vec<u8>]) {
     keys.iter().for_each(|key| string(out, key));
 }
 
-/// Bytes that have come in and not gone out: at its front they are taken, at its end they are added.
+/// A byte queue: bytes are removed at its front and added at its end.
 #[derive(Default)]
 pub(super) struct Buffer {
     bytes: Vec<u8>,
@@ -126,19 +127,19 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// Bytes that an empty buffer keeps for the next time: there may be very many that are empty.
+    /// The capacity in bytes that an empty buffer keeps. There may be very many empty buffers.
     const KEPT: usize = 1 << 10;
 
     pub(super) fn extend(&mut self, bytes: &[u8]) {
         self.end().extend_from_slice(bytes);
     }
 
-    /// Adds a string.
+    /// Appends a string.
     pub(super) fn string(&mut self, bytes: &[u8]) {
         string(self.end(), bytes);
     }
 
-    /// Where bytes are added.
+    /// Returns the vector to append bytes to.
     pub(super) fn end(&mut self) -> &mut Vec<u8> {
         if self.start * 2 >= self.bytes.len() {
             self.bytes.drain(..self.start);
@@ -155,18 +156,18 @@ impl Buffer {
         self.start == self.bytes.len()
     }
 
-    /// The memory that it takes, in bytes.
+    /// Returns the memory that it takes, in bytes.
     pub(super) fn memory(&self) -> usize {
         self.bytes.capacity()
     }
 
-    /// The memory that it takes for a moment, when so many bytes are added: none if there is room for them.
+    /// Returns the memory that it takes temporarily while so many bytes are added; 0 if they fit.
     pub(super) fn growth(&self, bytes: usize) -> usize {
         let (length, capacity) = (self.bytes.len(), self.bytes.capacity());
         if length + bytes <= capacity { 0 } else { (capacity * 2).max(length + bytes) }
     }
 
-    /// Takes `count` bytes, or all if they are fewer.
+    /// Removes `count` bytes, or all if they are fewer.
     pub(super) fn skip(&mut self, count: usize) {
         self.start = self.bytes.len().min(self.start + count);
         if self.is_empty() {
@@ -176,7 +177,7 @@ impl Buffer {
         }
     }
 
-    /// Takes `N` bytes, once that many are there.
+    /// Removes and returns `N` bytes, once that many have arrived.
     pub(super) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
         let array = *self.as_slice().first_chunk()?;
         self.skip(N);
@@ -184,20 +185,21 @@ impl Buffer {
     }
 }
 
-/// Strings that arrive one after the other, each behind its length. Each goes straight to its place, which is as large
-/// as its length says, so that no string is held twice.
+/// Strings that arrive one after the other, each after its length. Each is written straight to its allocation
+/// of that length, so no string is held twice.
 #[derive(Default)]
 struct Strings {
     whole: Vec<Vec<u8>>,
-    /// The one that has begun to arrive, and its length.
+    /// The incomplete string, and its length.
     begun: Option<(Vec<u8>, usize)>,
-    /// Of all of them, that which has begun with its whole length.
+    /// The bytes of all strings; the incomplete one counts with its whole length.
     bytes: usize,
 }
 
 impl Strings {
-    /// Goes on until there are `count` strings, the buffer is empty or the budget is spent; says which. `check` gets the
-    /// strings before, the bytes of all with this one, and its length, before anything is kept of it.
+    /// Continues until there are `count` strings, the buffer is empty or the budget is spent, and returns
+    /// which. Before any of a string is kept, `check` is called with the earlier strings, the bytes of all
+    /// including this one, and its length.
     fn fill<E>(
         &mut self,
         buffer: &mut Buffer,
@@ -244,7 +246,7 @@ impl Strings {
     }
 }
 
-/// How far the strings are that are expected.
+/// The state of the expected strings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Filled {
     Complete,
@@ -254,7 +256,7 @@ enum Filled {
     Unfinished,
 }
 
-/// Why bytes are no request.
+/// The reason why bytes are not a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Malformed {
     #[error("type byte {0} is no request")]
@@ -263,18 +265,18 @@ pub(super) enum Malformed {
     Refused(#[from] Refusal),
 }
 
-/// Takes requests out of a stream of bytes.
+/// Decodes requests from a stream of bytes.
 #[derive(Default)]
 pub(super) struct RequestDecoder {
     pub(super) buffer: Buffer,
-    /// The request that has begun to arrive.
+    /// The incomplete request.
     begun: Option<Begun>,
 }
 
 struct Begun {
     kind: u8,
     shape: Shape,
-    /// How many strings belong to it; unknown until its count has arrived.
+    /// The number of its strings; unknown until the count has arrived.
     expected: Option<usize>,
     strings: Strings,
 }
@@ -282,7 +284,7 @@ struct Begun {
 /// The parts of a request: keys and values, then a number.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
-    /// Whether a count comes first and its parts come as often.
+    /// True if a count comes first, and the strings are repeated that many times.
     list: bool,
     /// A key and the values that follow it.
     strings: usize,
@@ -307,11 +309,12 @@ impl Shape {
     }
 }
 
-/// What has come of the bytes that have arrived. Of what is whole, also the memory that it takes, in bytes.
+/// The result of decoding the received bytes. Complete requests come with the memory that they take, in
+/// bytes.
 pub(super) enum Decoded {
     /// A request, other than for `MultiSet`.
     Request(Request, usize),
-    /// Keys and values of a `MultiSet` in turn.
+    /// Alternating keys and values of a `MultiSet`.
     Entries(Vec<Vec<u8>>, usize),
     /// More bytes must arrive.
     Incomplete,
@@ -320,7 +323,7 @@ pub(super) enum Decoded {
 }
 
 impl RequestDecoder {
-    /// The next request, once it is whole.
+    /// Returns the next request, once it is complete.
     pub(super) fn next(&mut self, limits: &Limits, budget: &mut Budget) -> Result<Decoded, Malformed> {
         let begun = match &mut self.begun {
             Some(begun) => begun,
@@ -371,22 +374,22 @@ impl RequestDecoder {
             return Ok(Decoded::Entries(strings, memory));
         }
         let request = build(whole.kind, strings, number);
-        // A kind that has a shape can be built.
+        // Every kind that has a shape can be built.
         Ok(request.map_or(Decoded::Incomplete, |request| Decoded::Request(request, memory)))
     }
 
-    /// How many strings it holds.
+    /// Returns the number of strings that it holds.
     pub(super) fn strings(&self) -> usize {
         self.begun.as_ref().map_or(0, |begun| begun.strings.whole.len())
     }
 
-    /// The memory that it takes, in bytes.
+    /// Returns the memory that it takes, in bytes.
     pub(super) fn memory(&self) -> usize {
         self.buffer.memory() + self.begun.as_ref().map_or(0, |begun| begun.strings.memory())
     }
 }
 
-/// Puts a request other than `MultiSet` together; `strings` are as many as its shape says.
+/// Builds a request other than `MultiSet`. `strings` has the length given by its shape.
 fn build(kind: u8, strings: Vec<Vec<u8>>, number: i64) -> Option<Request> {
     if matches!(kind, kind::CHECK | kind::WAIT | kind::MULTI_GET) {
         return Some(match kind {
@@ -416,7 +419,7 @@ fn build(kind: u8, strings: Vec<Vec<u8>>, number: i64) -> Option<Request> {
     })
 }
 
-/// The kind of reply that is due; the bytes do not say.
+/// The kind of the reply that is due. The bytes do not contain it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Expect {
     Bytes,
@@ -429,7 +432,7 @@ pub(super) enum Expect {
 }
 
 impl Expect {
-    /// The reply to a request; `None` when there is none.
+    /// Returns the kind of reply to a request; `None` when there is none.
     pub(super) fn of(request: &Request) -> Option<Self> {
         Some(match request {
             Request::Set { .. }
@@ -451,20 +454,20 @@ impl Expect {
     }
 }
 
-/// Takes replies out of a stream of bytes.
+/// Decodes replies from a stream of bytes.
 #[derive(Default)]
 pub(super) struct ReplyDecoder {
     pub(super) buffer: Buffer,
-    /// The number at the beginning of the reply that has begun to arrive.
+    /// The number at the start of the incomplete reply.
     number: Option<u64>,
     strings: Strings,
 }
 
 impl ReplyDecoder {
-    /// The reply that is due, once it is whole.
+    /// Returns the reply that is due, once it is complete.
     ///
     /// # Errors
-    /// What is wrong with it, in words.
+    /// A description of the problem with it.
     pub(super) fn next(&mut self, expect: Expect, limits: &Limits) -> Result<Option<Reply>, String> {
         Ok(match expect {
             Expect::Integer => self.buffer.array().map(|bytes| Reply::Integer(i64::from_le_bytes(bytes))),
@@ -484,7 +487,7 @@ impl ReplyDecoder {
         self.number
     }
 
-    /// The next strings, of `most` bytes together.
+    /// Returns the next strings, of `most` bytes together.
     fn strings(
         &mut self,
         count: usize,
@@ -507,7 +510,7 @@ impl ReplyDecoder {
         Ok(Some(self.strings.take()))
     }
 
-    /// A list, whose length the other end alone decides: what keeping it costs is a part of the limit.
+    /// Returns a list. The other side alone decides its length, so its overhead counts towards the limit.
     fn keys(&mut self, limits: &Limits) -> Result<Option<Vec<Vec<u8>>>, String> {
         let Some(count) = self.number() else { return Ok(None) };
         let (limit, memory) = (limits.request_bytes, count.saturating_mul(PART as u64));
@@ -521,7 +524,7 @@ impl ReplyDecoder {
     }
 
     fn popped(&mut self, limits: &Limits) -> Result<Option<Reply>, String> {
-        // The length before the pop decides whether a value follows.
+        // The length before the pop determines if a value follows.
         let Some(before) = self.number() else { return Ok(None) };
         if i64::try_from(before).is_err() {
             return Err(format!("a queue of {} elements", before as i64));

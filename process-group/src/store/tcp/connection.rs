@@ -1,4 +1,4 @@
-//! The calling end: one connection, driven by the thread that calls.
+//! The client side: one connection, driven by the calling thread.
 
 use std::{
     fmt,
@@ -16,17 +16,17 @@ use crate::store::{
     },
 };
 
-/// A connection whose greeting is done.
+/// A connection after its greeting.
 pub(super) struct Connection {
     stream: TcpStream,
     machine: Client,
     opened: Instant,
     received: Vec<u8>,
-    /// How long a read of the socket takes at most, as it was set last.
+    /// The read timeout of the socket, as it was set last.
     timeout: Option<Duration>,
 }
 
-/// Without what was received.
+/// Omits the data received.
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection")
@@ -36,19 +36,19 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// Why a connection could not be made or a call on it has failed.
+/// The reason why connecting, or a call, has failed.
 #[derive(Debug)]
 pub(super) enum Broken {
-    /// The other end is not there, or is there no more.
+    /// The other end does not exist, or has ended.
     Gone(io::Error),
-    /// The other end has hung up before it had greeted.
+    /// The other end closed the connection before its greeting.
     TurnedAway(io::Error),
-    /// The call has failed; unless it has timed out, the connection is of no more use.
+    /// The call has failed. Unless it timed out, the connection is unusable.
     Failed(Failure),
 }
 
 impl Connection {
-    /// Connects and greets before `deadline`.
+    /// Connects and completes the greeting before `deadline`.
     pub(super) fn open(
         address: SocketAddr,
         limits: Limits,
@@ -59,7 +59,8 @@ impl Connection {
         let left = deadline.remaining().max(Duration::from_millis(1));
         let stream = TcpStream::connect_timeout(&address, left).map_err(Broken::Gone)?;
         if stream.local_addr().ok() == stream.peer_addr().ok() {
-            // The kernel has chosen the port as ours while nobody listened, and connected us with ourselves.
+            // Nobody listened, and the kernel chose this port as the local one: the socket is connected to
+            // itself.
             return Err(Broken::Gone(io::ErrorKind::ConnectionRefused.into()));
         }
         socket::tune(&stream)
@@ -79,7 +80,7 @@ impl Connection {
         }
     }
 
-    /// The machine's time for a deadline.
+    /// Converts a deadline to the machine's time.
     pub(super) fn time_of(&self, deadline: Deadline) -> Duration {
         self.opened.elapsed() + deadline.remaining()
     }
@@ -126,9 +127,10 @@ impl Connection {
     }
 }
 
-/// The longest time for a read that is no longer than `left` and a power of two, in ms: calls of the same patience all
-/// have the same, so that it need not be set anew for each. (A wait for longer wakes in between, seldom.) At least 1 ms,
-/// also where less is left; and the system does not take a century.
+/// Returns the read timeout: the largest power of two, in ms, that is not above `left`. Calls with the same
+/// patience get the same value, so it need not be set again for each. (A longer wait wakes up in between a
+/// few times.) It is at least 1 ms even if less is left, and bounded because the system does not accept a
+/// century.
 fn at_most(left: Duration) -> Duration {
     const MOST: u64 = 1 << 22;
     let ms = u64::try_from(left.as_millis()).unwrap_or(MOST).clamp(1, MOST);
@@ -139,7 +141,7 @@ fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
-/// A host that takes no bytes for the whole patience does not answer.
+/// Converts a write error. A host that accepts no bytes for the whole patience does not answer.
 fn stalled(error: io::Error) -> Broken {
     if is_timeout(&error) { Broken::Failed(Failure::Unresponsive) } else { Broken::Gone(error) }
 }
@@ -151,7 +153,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// The timer is not passed, and a wait of any length wakes few times before it.
+        /// The timeout never exceeds the timer, and a wait of any length wakes up only a few times before it.
         #[test]
         fn a_read_takes_no_longer_than_the_timer_and_half_of_that_at_least(micros in 1000..u64::MAX) {
             let left = Duration::from_micros(micros);

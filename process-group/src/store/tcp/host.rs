@@ -1,7 +1,7 @@
-//! The serving end: one thread that runs the server's machine over sockets.
+//! The server side: one thread that runs the server's state machine over sockets.
 //!
-//! The thread sleeps in the kernel until a socket is ready or the machine's timer is due; it looks up no names,
-//! writes nothing to the console and never blocks on a client.
+//! The thread sleeps in the kernel until a socket is ready or the machine's timer is due. It resolves no
+//! names, writes nothing to the console and never blocks on a client.
 
 use std::{
     collections::VecDeque,
@@ -39,21 +39,21 @@ pub(super) struct Host {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the host of a [`TcpStore`](super::TcpStore) holds, and whom it has turned away.
+/// The state of a [`TcpStore`](super::TcpStore)'s host, and the clients that it has rejected.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct HostReport {
-    /// Connections.
+    /// The number of connections.
     pub clients: usize,
-    /// The memory that is used, in bytes, of [`ServerLimits::memory`].
+    /// The memory in use, in bytes; [`ServerLimits::memory`] limits it.
     pub memory: usize,
-    /// The most that was ever used.
+    /// The peak of the memory in use, in bytes.
     pub most_memory: usize,
-    /// How many connections the host has closed because of what came over them.
+    /// The number of connections that the host has closed because of their traffic.
     pub rejected: u64,
     /// The last 16 of them, the oldest first.
     pub rejections: VecDeque<(Option<SocketAddr>, Rejection)>,
-    /// Why the host serves nobody any more, if so. Its clients have lost their connections.
+    /// The reason why the host has stopped serving, if it has. Its clients have lost their connections.
     pub failure: Option<Arc<str>>,
 }
 
@@ -69,7 +69,7 @@ impl HostReport {
     }
 }
 
-/// What others see of the serving thread.
+/// State that the serving thread shares with others.
 #[derive(Debug, Default)]
 struct Shared {
     report: Mutex<HostReport>,
@@ -101,12 +101,12 @@ impl Host {
         Ok(Self { address, stop, shared, thread: Some(thread) })
     }
 
-    /// Where it listens, with the port that was chosen.
+    /// Returns the address that it listens at, with the chosen port.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Waits until nobody is connected; returns how many still are at the deadline.
+    /// Waits until no client is connected. Returns the number of clients at the deadline.
     pub(super) fn drain(&self, deadline: Deadline) -> usize {
         let report = self.shared.report();
         let left = self.shared.left.wait_timeout_while(report, deadline.remaining(), |now| now.clients > 0);
@@ -123,13 +123,13 @@ impl Drop for Host {
         if rustix::io::write(&self.stop, &1u64.to_ne_bytes()).is_ok()
             && let Some(thread) = self.thread.take()
         {
-            // Its report has told whether it failed.
+            // The report tells if the thread failed.
             let _ = thread.join();
         }
     }
 }
 
-/// What the events of the listener and of the stop signal are marked with; clients are numbered from `CLIENTS`.
+/// The epoll data of the listener and of the stop signal. Clients are numbered from `CLIENTS`.
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const CLIENTS: ClientId = 2;
@@ -137,24 +137,26 @@ const CLIENTS: ClientId = 2;
 /// Bytes that are read from a client or sent to it before others have their turns.
 const PIECE: usize = 64 << 10;
 
-/// Connections that are accepted before others have their turns: fewer than may be without a greeting, so that a client
-/// that greets at once is heard before newer connections need its place.
+/// Connections that are accepted before others have their turns. It is less than the number that may be
+/// without a greeting, so the server reads a prompt client's greeting before newer connections need its
+/// place.
 const ACCEPTED: usize = 16;
 
-/// How long nobody is accepted after the system has refused that.
+/// The pause in accepting connections after the system has refused one.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Descriptors of the process that clients do not get.
+/// Descriptors of the process that are reserved, and not used for clients.
 const RESERVED: u64 = 64;
 
 struct Serving {
     server: Server,
     started: Instant,
-    /// When it woke last, since `started`: the clock is asked once for all that is ready then.
+    /// The time since `started` at the last wake-up. The clock is read once for all sockets that are ready
+    /// then.
     now: Duration,
     epoll: OwnedFd,
     listener: TcpListener,
-    /// Given up for a moment where there is no other descriptor, to turn a client away.
+    /// A reserve descriptor. When there is no other, it is closed for a moment to accept and reject a client.
     spare: Option<OwnedFd>,
     paused_until: Option<Duration>,
     clients: Clients<Client>,
@@ -168,7 +170,7 @@ struct Client {
     interest: epoll::EventFlags,
 }
 
-/// A descriptor that is of no use but to be there.
+/// Opens a descriptor whose only purpose is to be held in reserve.
 fn spare() -> Option<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC).ok()
 }
@@ -204,8 +206,8 @@ impl Serving {
         })
     }
 
-    /// Serves until it is told to stop, or until it cannot, which the report tells before the clients lose their
-    /// connections.
+    /// Serves until it is told to stop, or until it fails. A failure is reported before the clients lose
+    /// their connections.
     fn run(mut self) {
         let failure: Option<Arc<str>> = match catch_unwind(AssertUnwindSafe(|| self.serve())) {
             Ok(Ok(())) => None,
@@ -249,7 +251,7 @@ impl Serving {
             return Some(Timespec::default());
         }
         let left = due.saturating_sub(self.started.elapsed());
-        // Not rounded down: the timer would not be due yet.
+        // Rounded up, because with less the timer would not be due yet.
         Timespec::try_from(left + Duration::from_millis(1)).ok()
     }
 
@@ -266,13 +268,13 @@ impl Serving {
 
     fn listen(&self, interest: epoll::EventFlags) {
         let data = epoll::EventData::new_u64(LISTENER);
-        // Fails only for a descriptor that is not there; this one is ours.
+        // Fails only for an invalid descriptor, and this one is valid.
         let _ = epoll::modify(&self.epoll, &self.listener, data, interest);
     }
 
     fn accept(&mut self) {
         for _ in 0..ACCEPTED {
-            // It comes before any client: without it nobody can be turned away.
+            // Reopened before a client takes the descriptor: without it no client can be rejected.
             self.spare = self.spare.take().or_else(spare);
             if self.spare.is_none() {
                 return self.pause();
@@ -285,7 +287,7 @@ impl Serving {
                     _ if socket::is_local(&error) && self.spare.take().is_some() => {
                         let turned_away = self.listener.accept().map(|(_, peer)| peer);
                         self.spare = spare();
-                        // The system looks for a descriptor first: perhaps nobody is there.
+                        // The system checks for a descriptor first, so perhaps no client is waiting.
                         let Ok(peer) = turned_away else { return };
                         let clients = self.clients.len();
                         self.shared.report().reject(Some(peer), Rejection::Descriptors { clients });
@@ -307,13 +309,13 @@ impl Serving {
         }
     }
 
-    /// Accepts nobody for a while.
+    /// Stops accepting for a while.
     fn pause(&mut self) {
         self.paused_until = Some(self.now + PAUSE);
         self.listen(epoll::EventFlags::empty());
     }
 
-    /// One read for each time that a client is ready: none can keep the others waiting.
+    /// Handles a ready client with at most one read, so that no client can delay the others.
     fn ready(&mut self, id: ClientId, flags: epoll::EventFlags) {
         if flags.contains(epoll::EventFlags::OUT) {
             self.carry_out(VecDeque::from([Output::Send(id)]));
@@ -323,7 +325,7 @@ impl Serving {
         }
         if !self.server.wants(id) {
             match flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
-                // Nobody is there for the replies.
+                // No client is left for the replies.
                 true => self.gone(id),
                 false => self.watch(id),
             }
@@ -363,16 +365,17 @@ impl Serving {
                 Output::Close(id, why) => {
                     let Some(client) = self.clients.remove(&id) else { continue };
                     let words = why.last_words();
-                    // First the report: who hears the last words may ask for it.
+                    // The report comes first, because a client that reads the last words may ask for it.
                     self.shared.report().reject(client.stream.peer_addr().ok(), why);
-                    // What does not go now never does.
+                    // Bytes that do not fit in the socket's buffer now are dropped.
                     let _ = (&client.stream).write(words);
                 }
             }
         }
     }
 
-    /// Sends a piece of what a client takes now; what the machine has to know of that.
+    /// Sends a client one piece of its bytes, as far as the socket accepts it. Returns the resulting input
+    /// for the machine.
     fn send(&mut self, id: ClientId) -> Option<Input<'static>> {
         let mut stream = &self.clients.get(&id)?.stream;
         let unsent = self.server.unsent(id);
@@ -392,7 +395,8 @@ impl Serving {
         Some(Input::Sent(id, sent))
     }
 
-    /// Wakes for what can be done about a client: nothing more is read from one that does not take its replies.
+    /// Updates the events to wake up for. Nothing more is read from a client that does not receive its
+    /// replies.
     fn watch(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let mut interest = epoll::EventFlags::empty();
@@ -401,7 +405,7 @@ impl Serving {
         if interest != client.interest {
             client.interest = interest;
             let data = epoll::EventData::new_u64(id);
-            // Fails only for a descriptor that is not there, or where there is no memory; this one is ours.
+            // Fails only for an invalid descriptor, which this is not, or without memory.
             let _ = epoll::modify(&self.epoll, &client.stream, data, interest);
         }
     }
@@ -428,13 +432,13 @@ mod tests {
         serving.count();
         let mut host = Host { address, stop, shared, thread: None };
         assert_eq!((host.report().clients, host.report().failure), (1, None));
-        // Nothing that can be waited for.
+        // A descriptor that epoll cannot wait on.
         serving.epoll = spare().unwrap();
         host.thread = Some(thread::spawn(move || serving.run()));
         assert_eq!(host.drain(Deadline::after(Duration::from_secs(60))), 0);
         let failure = host.report().failure.unwrap();
         assert!(failure.contains("waiting for its clients: Invalid argument"), "{failure}");
-        // Its end, or a reset: the connection is closed.
+        // End of stream or a reset: the connection is closed.
         assert!(!matches!(client.read(&mut [0]), Ok(1..)));
     }
 }

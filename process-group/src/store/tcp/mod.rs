@@ -1,9 +1,9 @@
 //! A store between processes, compatible with PyTorch's on the wire.
 //!
-//! - `host`: the server, one thread; `connection`: a client's connection, driven by the thread that calls.
-//! - [`TcpStore`] keeps a few connections: a call takes one for itself or opens another, so that a wait of one
-//!   thread stands in nobody's way. Since a call returns only when it has taken effect, it does not matter which
-//!   connection the next one takes.
+//! - `host`: the server, one thread; `connection`: a client's connection, driven by the calling thread.
+//! - [`TcpStore`] keeps a few connections. Each call takes one exclusively or opens another, so a wait of one
+//!   thread never blocks another thread. A call returns only after it has taken effect, so the next call may
+//!   use any connection.
 
 mod connection;
 mod host;
@@ -32,29 +32,30 @@ use super::{
     service::{Keys, Service},
 };
 
-/// What PyTorch's clients put before the keys of their users.
+/// The prefix that PyTorch's clients add to the keys of their users.
 const USER: u8 = b'/';
 
-/// The key under which clients count themselves when a number of workers is set.
+/// The key under which clients are counted when a number of workers is set.
 const WORKERS: &[u8] = b"init/";
 
-/// Connections that are kept for the next call.
+/// The number of connections that are kept for later calls.
 const KEPT: usize = 8;
 
-/// Between two attempts to connect: at first, and at most.
+/// The first and the longest pause between two attempts to connect.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// A store that one process hosts and others connect to. Clones are the same store; when the last of the
-/// hosting process is dropped, the store has died for everybody.
+/// A store that one process hosts and others connect to. Clones are the same store. When the last clone in
+/// the hosting process is dropped, the store ends for all processes.
 ///
 /// It speaks PyTorch's protocol: ranks in Python may connect to it, or host it (`torch.distributed.TCPStore`
 /// with either of its servers; queues need the libuv one). There is no authentication unless there is a
-/// [secret](TcpOptions::secret): keep it on networks whose users you trust. It listens on the loopback interface unless [`TcpOptions::listen`] says otherwise.
+/// [secret](TcpOptions::secret), so use it only on networks whose users you trust. It listens on the loopback
+/// interface unless [`TcpOptions::listen`] is set.
 ///
-/// What the protocol leaves open: a key that is deleted between the end of a wait and the read that follows it is
-/// read as empty; [`num_keys`](super::Store::num_keys) also counts the workers' key. An operation on a host that
-/// does not answer (its process is stopped) ends at most 5 s after its deadline.
+/// Limits of the protocol: a key that is deleted between the end of a wait and the following read is read as
+/// empty. [`num_keys`](super::Store::num_keys) also counts the workers' key. An operation on a host that does
+/// not answer (its process is stopped) ends at most 5 s after its deadline.
 ///
 /// ```
 /// use process_group::store::{Deadline, Store, TcpStore};
@@ -77,17 +78,17 @@ pub struct TcpStore {
 #[derive(Debug)]
 struct Inner {
     options: TcpOptions,
-    /// As it was given, for messages; the sockets it stands for.
+    /// The address as given, for messages, and the sockets that it resolves to.
     address: String,
     sockets: Vec<SocketAddr>,
     kept: Mutex<Vec<Connection>>,
-    /// Whether the host hangs up when it is asked for what is absent, as the older of PyTorch's does: then every read
-    /// waits first.
+    /// True if the host closes the connection when a read names an absent key, as the older of PyTorch's
+    /// does. Every read then waits first.
     hangs_up: AtomicBool,
     host: Option<Host>,
 }
 
-/// How a [`TcpStore`] is hosted and connected to.
+/// Options to host a [`TcpStore`] and to connect to one.
 #[derive(Debug, Clone)]
 pub struct TcpOptions {
     listen: IpAddr,
@@ -110,41 +111,43 @@ impl Default for TcpOptions {
 }
 
 impl TcpOptions {
-    /// The interface to listen on (default: loopback). `::` and `0.0.0.0` mean all.
+    /// Sets the interface to listen on (default: loopback). `::` and `0.0.0.0` mean all.
     #[must_use]
     pub fn listen(self, interface: IpAddr) -> Self {
         Self { listen: interface, ..self }
     }
 
-    /// The limits of the host; those on sizes also hold for what this process sends and receives.
+    /// Sets the limits of the host. The size limits also apply to the data that this process sends and
+    /// receives.
     #[must_use]
     pub fn limits(self, limits: ServerLimits) -> Self {
         Self { limits, ..self }
     }
 
-    /// How long an answer that needs no waiting may take (default 30 s) before it is
+    /// Sets the time that an answer without a wait may take (default 30 s). After it, calls fail with
     /// [`StoreError::Unresponsive`].
     #[must_use]
     pub fn patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
     }
 
-    /// The number of processes that connect, the host among them. Each is counted, as PyTorch does when it is
-    /// given a world size; the host waits until all have come. Set it for all of a job or for none.
+    /// Sets the number of processes that connect, including the host. Each is counted, as PyTorch does with a
+    /// world size, and the host waits until all have come. Set it on all processes of a job or on none.
     #[must_use]
     pub fn workers(self, workers: i64) -> Self {
         Self { workers: Some(workers), ..self }
     }
 
-    /// A secret that hosts and clients prove to each other before anything else. PyTorch's stores know none: with a
-    /// secret, they cannot be connected to, and their clients are turned away. What is sent is not encrypted.
+    /// Sets a secret that hosts and clients prove to each other first. PyTorch's stores support none: a
+    /// process with a secret cannot connect to them, and a host with a secret rejects their clients. The
+    /// traffic is not encrypted.
     #[must_use]
     pub fn secret(self, secret: Secret) -> Self {
         Self { secret: Some(secret), ..self }
     }
 
-    /// Hosts a store at `port`; 0 takes any that is free, and [`TcpStore::address`] says which. The deadline
-    /// bounds the wait for the [`workers`](Self::workers).
+    /// Hosts a store at `port`; 0 chooses a free one, which [`TcpStore::address`] returns. The deadline
+    /// applies to the wait for the [`workers`](Self::workers).
     ///
     /// # Errors
     /// [`StoreError::PortInUse`], [`StoreError::Bind`], [`StoreError::Workers`].
@@ -168,7 +171,8 @@ impl TcpOptions {
         inner.join(deadline)
     }
 
-    /// Connects to the store at `address` (`host:port`), trying until the deadline while nobody listens there.
+    /// Connects to the store at `address` (`host:port`). Tries until the deadline while no process listens
+    /// there.
     ///
     /// # Errors
     /// [`StoreError::Unreachable`], [`StoreError::TurnedAway`], [`StoreError::NotAStore`], [`StoreError::Distrusted`],
@@ -202,28 +206,28 @@ impl TcpStore {
         TcpOptions::default().connect(address, deadline)
     }
 
-    /// How stores are hosted and connected to otherwise.
+    /// Returns options to host and connect with other settings.
     pub fn options() -> TcpOptions {
         TcpOptions::default()
     }
 
-    /// The store's `host:port`; a host's has the port that was chosen.
+    /// Returns the store's `host:port`. For a host it contains the chosen port.
     pub fn address(&self) -> String {
         self.inner.address.clone()
     }
 
-    /// Whether this process hosts the store.
+    /// Returns true if this process hosts the store.
     pub fn is_host(&self) -> bool {
         self.inner.host.is_some()
     }
 
-    /// What the host holds and whom it has turned away; `None` on a client.
+    /// Returns the host's state and the clients that it has rejected; `None` on a client.
     pub fn report(&self) -> Option<HostReport> {
         self.inner.host.as_ref().map(Host::report)
     }
 
-    /// Waits until all clients have disconnected, so that the host may leave without any of them seeing it die
-    /// in the middle of a call. Returns how many are still connected at the deadline; 0 at once on a client.
+    /// Waits until all clients have disconnected, so that the host can end without interrupting any of their
+    /// calls. Returns the number of clients at the deadline; 0 at once on a client.
     pub fn drain(&self, deadline: Deadline) -> usize {
         self.inner.kept().clear();
         self.inner.host.as_ref().map_or(0, |host| host.drain(deadline))
@@ -231,7 +235,7 @@ impl TcpStore {
 }
 
 impl Inner {
-    /// The first connection: there may be nobody yet who listens.
+    /// Opens the first connection. The host may not listen yet.
     fn join(self, deadline: Deadline) -> Result<TcpStore> {
         let mut pause = FIRST_PAUSE;
         let mut attempts = 0;
@@ -242,7 +246,8 @@ impl Inner {
                 Ok(connection) => break connection,
                 Err(Broken::Gone(error)) => last = Some((error, false)),
                 Err(Broken::TurnedAway(error)) => last = Some((error, true)),
-                // The deadline has passed in the middle of a further attempt: the ones before tell more.
+                // The deadline passed during a further attempt. The errors of earlier attempts are more
+                // useful.
                 Err(Broken::Failed(Failure::Unresponsive)) if last.is_some() => {}
                 Err(Broken::Failed(Failure::Protocol(found))) => {
                     return Err(StoreError::NotAStore { address: self.address, found });
@@ -299,7 +304,7 @@ impl Inner {
         }
     }
 
-    /// Tries every address once. None takes the time of those after it.
+    /// Tries every address once, and divides the time among them.
     fn open(&self, deadline: Deadline) -> Result<Connection, Broken> {
         let sizes = self.options.limits.sizes;
         let mut last = Broken::Gone(io::ErrorKind::NotFound.into());
@@ -315,8 +320,8 @@ impl Inner {
         Err(last)
     }
 
-    /// Opens another connection, trying until the deadline while the host turns this process away: it may have had no
-    /// place for the moment, or this process may have been too slow to greet.
+    /// Opens another connection. Tries until the deadline while the host rejects this process: the host may
+    /// have had no free place, or this process may have been too slow with its greeting.
     fn open_again(&self, operation: &Operation, deadline: Deadline) -> Result<Connection> {
         let mut pause = FIRST_PAUSE;
         let mut attempts = 0;
@@ -373,7 +378,7 @@ impl Inner {
         }
     }
 
-    /// The error for a call that has failed on a host that had answered before.
+    /// Returns the error for a failed call on a host that had answered before.
     fn failed(&self, operation: &Operation, broken: Broken, deadline: Deadline) -> StoreError {
         let (address, operation) = (self.address.clone(), operation.to_string());
         let source = match broken {
@@ -393,7 +398,8 @@ impl Inner {
             }
             Broken::Gone(source) | Broken::TurnedAway(source) => source,
         };
-        // What is kept has broken with the rest. One question shows whether the host is gone or has hung up on us.
+        // Kept connections have broken with this one. One new connection shows if the host has died, or has
+        // only closed this one.
         self.kept().clear();
         match self.open(Deadline::after(self.options.patience.min(Duration::from_secs(2)))) {
             Ok(connection) => {
@@ -407,7 +413,7 @@ impl Inner {
     }
 }
 
-/// What a call does, kept for the case that it fails.
+/// Describes a call, for errors.
 struct Operation {
     name: &'static str,
     /// One of its keys, if it has any.
@@ -423,7 +429,7 @@ impl std::fmt::Display for Operation {
     }
 }
 
-/// Turns a user's request into one for the wire.
+/// Converts a user's request to one for the wire.
 fn to_wire(request: &mut Request) -> Operation {
     let mut first = None;
     request.for_each_key(|key| {
@@ -435,7 +441,7 @@ fn to_wire(request: &mut Request) -> Operation {
     Operation { name: request.name(), key: first }
 }
 
-/// A key of the wire as its user knows it.
+/// Converts a key of the wire to the user's.
 fn user(key: &[u8]) -> String {
     text(key.strip_prefix(&[USER]).unwrap_or(key))
 }

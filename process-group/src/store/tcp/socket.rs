@@ -1,4 +1,4 @@
-//! How the store's sockets are set up.
+//! Sets up the store's sockets.
 
 use std::{
     io,
@@ -12,7 +12,7 @@ use rustix::{
     rand::{GetRandomFlags, getrandom},
 };
 
-/// Connections that may wait to be accepted: all ranks of a job come at once.
+/// The length of the accept queue: all ranks of a job may connect at once.
 const PENDING: i32 = 4096;
 
 /// Listens without blocking.
@@ -23,8 +23,8 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Sends small messages at once, and notices within half a minute that the other end's machine is cut off. (The
-/// end of a process is noticed at once without that.)
+/// Sends small messages at once, and detects within half a minute that the other end's machine is
+/// unreachable. (The end of a process is detected at once anyway.)
 pub(super) fn tune(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;
@@ -35,16 +35,16 @@ pub(super) fn tune(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether an attempt to connect has failed on this end: descriptors, memory, ports.
+/// Returns true if an attempt to connect has failed for lack of a local resource: descriptors, memory, ports.
 pub(super) fn is_local(error: &io::Error) -> bool {
     let lacking = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS, Errno::ADDRNOTAVAIL];
     Errno::from_io_error(error).is_some_and(|errno| lacking.contains(&errno))
 }
 
-/// Bytes that nobody can foretell.
+/// Returns unpredictable bytes.
 pub(super) fn random() -> io::Result<[u8; 32]> {
     let mut bytes = [0; 32];
-    // So few come whole, once the system has any.
+    // A request of this size is filled completely once the system has entropy.
     match getrandom(&mut bytes[..], GetRandomFlags::empty())? {
         32 => Ok(bytes),
         _ => Err(io::ErrorKind::UnexpectedEof.into()),

@@ -1,4 +1,4 @@
-//! What fails while communicators for messages are made: a call, the store, a follower.
+//! Failures while communicators for messages are made: of a call, of the store, of a follower.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,8 @@ use super::super::{
 };
 use super::exchange;
 
-/// Texts and versions, which errors ask for; and what follows when everything is done, and is reported elsewhere.
+/// Texts and versions, which errors query, and calls after the communicator is made, whose failures are
+/// reported elsewhere.
 const CANNOT_FAIL_IT: [&str; 6] = [
     "ncclGetErrorString",
     "ncclGetLastError",
@@ -59,13 +60,13 @@ rusty_fork_test! {
                 _ => assert!(matches!(error, GroupError::Comm(CommError::Setting { .. })), "{error}"),
             }
         });
-        // Two ranks, two groups, each with its own and three lanes.
+        // Two ranks, two groups, each with its own communicator and three lanes.
         assert_eq!(seen.load(Ordering::Relaxed), 2 * 2 * 4);
         assert!(wait_for_dropped(far()));
         machine.world.finish().unwrap();
     }
 
-    /// Every call of NCCL and of the driver that the making of a communicator takes is made to fail, on either end.
+    /// Every call of NCCL and of the driver that makes a communicator fails in turn, on either end.
     #[test]
     fn whatever_fails_in_the_making_is_a_typed_error_on_both_ends() {
         let machine = machine(2);
@@ -75,7 +76,7 @@ rusty_fork_test! {
             let ours = |(name, _): &(String, u64)| name.starts_with("nccl") || name.starts_with("cu");
             machine.world.faults().all_calls().into_iter().filter(ours).collect()
         };
-        // What making takes: the calls of it alone, counted while nothing else runs.
+        // The calls that make a communicator, counted while nothing else runs.
         let attempt = |policy: P2pPolicy, fault: Option<(&str, u64)>| {
             let (epoch, ready) = (epoch.fetch_add(1, Ordering::Relaxed) as u64, Barrier::new(2));
             let before = std::sync::Mutex::new(BTreeMap::new());
@@ -113,12 +114,13 @@ rusty_fork_test! {
                 for nth in 1..=*count {
                     let (results, _) = attempt(policy, Some((name, nth)));
                     let failures: Vec<_> = results.iter().filter_map(|(made, _)| made.as_ref().err()).collect();
-                    // The group's watchdog asks for this too, and may have met it.
+                    // The group's watchdog calls this too, and may have hit the fault.
                     let is_watched = name.starts_with("cu") || name == "ncclCommGetAsyncError";
                     if is_watched && failures.is_empty() {
                         continue;
                     }
-                    // Either both have it, or none; and who failed says so: nobody waits for the deadline.
+                    // Either both ends have it, or neither. The end that failed reports it, so neither waits
+                    // for the deadline.
                     assert_eq!(failures.len(), 2, "{policy} {name} {nth}: {results:?}");
                     for error in &failures {
                         assert!(!matches!(error, GroupError::Absent { .. }), "{policy} {name} {nth}: {error}");
@@ -127,7 +129,7 @@ rusty_fork_test! {
                     }
                     let own = |error: &&GroupError| !matches!(error, GroupError::Unmade { .. });
                     assert!(failures.iter().any(own), "{policy} {name} {nth}: {failures:?}");
-                    // The group of a pair's communicator goes on.
+                    // The group of a pair's communicator stays usable.
                     if policy == P2pPolicy::PerPair {
                         results.iter().for_each(|(_, world)| world.check().unwrap());
                     }
@@ -139,7 +141,7 @@ rusty_fork_test! {
         }
         println!("{struck} calls were made to fail");
         assert!(struck >= 8, "only {struck} calls were made to fail");
-        // The machine is as good as before.
+        // The machine is still usable.
         machine.ranks(2, |rank| {
             let world = rank.builder().epoch(1 << 20).lazy().build().unwrap();
             exchange(&rank, &world, 1 - rank.rank).unwrap();
@@ -147,18 +149,18 @@ rusty_fork_test! {
         });
     }
 
-    /// One end loses the store at each of its calls in the making: it is told so, and the other end that the first has not
-    /// come, has not done its part, or has left the group.
+    /// One end loses the store at each of its calls in turn. It gets an error. The other end learns that the
+    /// first has not come, has not done its part, or has left the group.
     #[test]
     fn a_store_that_is_lost_in_the_making_keeps_nobody_waiting() {
         let machine = machine(2);
         process_group::comm::set_drop_error_hook(|_| ());
-        // The group's thread that answers questions calls the store too, now and then.
+        // The group's heartbeat thread also calls the store now and then.
         let mut survived = 0;
         for calls in 0.. {
             let ready = Barrier::new(2);
             let results = machine.ranks(2, |rank| {
-                // The store is lost to the rank after some calls.
+                // The rank loses the store after some calls.
                 let left = Arc::new(AtomicI64::new(i64::MAX));
                 let counted = left.clone();
                 let mortal = Hooked::new(&rank.store, move |_, _| match counted.fetch_sub(1, Ordering::Relaxed) {
@@ -185,7 +187,7 @@ rusty_fork_test! {
                     ),
                     "{calls}: {other:?}"
                 ),
-                // Who is late finds that the other has given up.
+                // A late end finds that the other has given up.
                 [Err(GroupError::Absent { .. } | GroupError::Unmade { .. }), Err(_)] => {}
                 other => panic!("{calls}: {other:?}"),
             }

@@ -1,4 +1,4 @@
-//! On which communicators messages go: how many are made, and that both ends choose alike.
+//! The communicators for messages: their number, and that both ends choose the same.
 
 mod faults;
 mod path;
@@ -24,7 +24,7 @@ fn exchange(rank: &Rank, group: &ProcessGroup, peer: usize) -> Result<(), GroupE
     let (from, to) = (rank.memory(&[me as f32]), rank.memory(&[-1.0]));
     let (from_buffer, to_buffer) = (Buffer::new(from.ptr(), 1, F32), Buffer::new(to.ptr(), 1, F32));
     let (out, back) = (group.send_stream(peer)?, group.recv_stream(peer)?);
-    // On one communicator the messages are in one order: both ends begin with the lower rank's.
+    // On one communicator the messages have one order: both ends begin with the lower rank's.
     let send = || unsafe { group.send(from_buffer, peer, out) };
     let recv = || unsafe { group.recv(to_buffer, peer, back) };
     let works = if me < peer { [send()?, recv()?] } else { [recv()?, send()?] };
@@ -33,7 +33,7 @@ fn exchange(rank: &Rank, group: &ProcessGroup, peer: usize) -> Result<(), GroupE
     Ok(())
 }
 
-/// All pairs exchange, in the order that all members have.
+/// All pairs exchange, in the order that all members use.
 fn all_pairs(rank: &Rank, group: &ProcessGroup) {
     let me = group.rank();
     for low in 0..group.size() {
@@ -89,14 +89,14 @@ rusty_fork_test! {
             assert!(matches!(world.communicator().check(), Err(CommError::Unmade { .. })));
             world.check().unwrap();
             let me = rank.rank;
-            // The pairs 0-1 and 2-3, twice: made once.
+            // The pairs 0-1 and 2-3, twice. Their communicators are made once.
             exchange(&rank, &world, me ^ 1).unwrap();
             exchange(&rank, &world, me ^ 1).unwrap();
             assert!(!world.is_connected());
             assert_eq!(world.p2p().explanations, [Explanation::CommunicatorsOfPairs]);
             assert_eq!(all_reduce(&rank, &world).unwrap(), 6.0);
             assert!(world.is_connected());
-            // What was chosen stays, and who speaks first now needs none.
+            // Earlier choices stay, and pairs with their first message now need no communicator of their own.
             all_pairs(&rank, &world);
             let report = world.p2p();
             assert_eq!(report.communicators, 1);
@@ -126,7 +126,7 @@ rusty_fork_test! {
                 all_pairs(&rank, &world);
                 let report = world.p2p();
                 assert_eq!(report.communicators, 2);
-                // 132 multiprocessors, for the group's and two pairs'.
+                // 132 multiprocessors, shared by the group's communicator and those of two pairs.
                 assert_eq!(report.ctas, Some((1, 32)));
                 world.destroy(far()).unwrap();
             });
@@ -170,7 +170,7 @@ rusty_fork_test! {
                 let me = rank.rank;
                 let (from, to, stream) = (rank.memory(&[me as f32]), rank.memory(&[0.0]), rank.stream());
                 let (from, into) = (Buffer::new(from.ptr(), 1, F32), Buffer::new(to.ptr(), 1, F32));
-                // In a circle, which a batch alone can do.
+                // In a circle, which only a batch can do.
                 world.batch(&stream, |batch| unsafe {
                     batch.send(from, (me + 1) % 4)?;
                     batch.recv(into, (me + 3) % 4)
@@ -224,7 +224,7 @@ rusty_fork_test! {
             }
             world.barrier(far()).unwrap();
             if rank.rank == 1 {
-                // Too late for that one, as the others know.
+                // Too late for that attempt, as the others know.
                 let error = world.connect(soon()).unwrap_err();
                 assert!(matches!(&error, GroupError::Absent { ranks, .. } if *ranks == [1]), "{error}");
             }
@@ -311,19 +311,19 @@ rusty_fork_test! {
                 exchange(&rank, &world, 1 - rank.rank).unwrap();
                 let (stream, memory) = (rank.stream(), rank.memory(&[0.0]));
                 let buffer = Buffer::new(memory.ptr(), 1, F32);
-                // Nobody sends.
+                // No rank sends.
                 let work = unsafe { world.recv(buffer, 1 - rank.rank, &stream) }.unwrap();
                 assert!(work.wait_timeout(soon()).is_err());
                 let end = world.abort_handle();
                 end.abort(far()).unwrap();
                 let error = work.wait_timeout(far()).unwrap_err();
-                // The other aborts too, which may be known first.
+                // The other rank aborts too, and that may be known first.
                 let is_it = matches!(error, GroupError::Comm(CommError::Closed { .. }) | GroupError::Left { .. });
                 stream.synchronize().unwrap();
                 assert!(is_it, "{error}");
                 world.abort(far()).unwrap();
             });
-            // The first abort frees what the second only waits for to be left.
+            // The first abort frees the communicator. The second waits only until no call uses it.
             assert!(wait_for_dropped(far()));
             machine.world.finish().unwrap();
         }

@@ -1,4 +1,4 @@
-//! Messages on a path that is not this crate's: what a group asks of one, and what it makes of its answers.
+//! Messages on a path of another crate: the group's calls to the path, and its handling of the results.
 
 use std::{
     sync::{
@@ -25,7 +25,7 @@ use rusty_fork::rusty_fork_test;
 use super::super::common::{Rank, far, machine, values};
 use super::{INIT, all_reduce, exchange};
 
-/// Takes messages to oneself alone, and copies them; refuses some.
+/// Accepts only messages to the same rank, and copies them. Refuses some.
 #[derive(Debug, Default)]
 struct Mirror {
     refuses: Mutex<bool>,
@@ -71,7 +71,7 @@ impl Path for Mirror {
     }
 }
 
-/// Its calls return when the group is over, and not before.
+/// A path whose calls return only when the group is over.
 #[derive(Debug, Default)]
 struct Stuck {
     is_over: Mutex<bool>,

@@ -14,7 +14,7 @@ use super::{
     LARGE, Memory, allocator_of,
 };
 
-/// What a group says of a buffer, as an all-reduce's and as an all-gather's.
+/// Returns the error for a buffer of an all-reduce and of an all-gather.
 fn refused(
     world: &ProcessGroup,
     stream: &cuda_driver::Stream,
@@ -28,7 +28,7 @@ fn refused(
     let GroupError::Buffer { operation: "send", buffer: "send", source, .. } = error else {
         panic!("{error}")
     };
-    // The same, asked for by itself.
+    // The same error from a direct check.
     let checked = Buffer::checked(world.context(), ptr, elements, F32).unwrap_err();
     let GroupError::Buffer { source: again, .. } = checked else { panic!("{checked}") };
     assert_eq!(again.to_string(), source.to_string());
@@ -49,7 +49,7 @@ rusty_fork_test! {
                 let error = refused(&world, &stream, theirs.ptr(), 8);
                 assert!(matches!(error, BufferError::OtherDevice { found, wanted: w, .. } if found == 1 - wanted && w == wanted), "{error}");
             }
-            // Of an allocator that is followed, without asking the driver.
+            // Memory of a followed allocator, without asking the driver.
             let (allocator, id, _other_stream) = allocator_of(
                 &super::super::common::Rank { context: other.clone(), nccl: rank.nccl.clone(), store: rank.store.clone(), ..rank },
                 Memory::Exportable,
@@ -72,7 +72,7 @@ rusty_fork_test! {
             assert_eq!(world.sequence(), 0);
             world.barrier(far()).unwrap();
 
-            // A buffer of its own is looked at once.
+            // A buffer that is not in a pool is checked once.
             let buffer = Buffer::checked(world.context(), own.ptr(), 64, F32).unwrap();
             for _ in 0..3 {
                 unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
@@ -122,7 +122,7 @@ rusty_fork_test! {
             let world = rank.world();
             let stream = rank.stream();
             for round in 0..40usize {
-                // Freed by one rank, the address may come back as the other's.
+                // When one rank frees it, the other may get the same address.
                 let memory = rank.memory(&vec![1.0; 64 << (round % 8)]);
                 let buffer = Buffer::new(memory.ptr(), 64 << (round % 8), F32);
                 unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap().wait_timeout(far()).unwrap();
@@ -132,7 +132,7 @@ rusty_fork_test! {
         machine.world.finish().unwrap();
     }
 
-    /// Below 2.29 NCCL registers what a graph captures by itself, and as one piece.
+    /// Before 2.29 NCCL itself registers the memory that a graph captures, as one allocation.
     #[test]
     fn memory_in_pieces_is_captured_where_the_library_knows_of_pieces() {
         for release in [22809, 22907] {

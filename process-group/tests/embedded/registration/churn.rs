@@ -1,4 +1,4 @@
-//! Memory and communicators that come and go, in any order and on several threads.
+//! Memory and communicators that are made and dropped, in any order and on several threads.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -22,19 +22,19 @@ use super::{
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// So many MiB.
+    /// Allocates this many MiB.
     Allocate(u64),
     Free(prop::sample::Index),
     Trim,
-    /// A new communicator, served or not.
+    /// Makes a communicator, with or without registration.
     Make(bool),
     Serve(prop::sample::Index),
     Remove(prop::sample::Index),
     Destroy(prop::sample::Index),
     Abort(prop::sample::Index),
-    /// The next registration fails.
+    /// Makes the next registration fail.
     Fail,
-    /// A call on a communicator.
+    /// Calls a communicator.
     Call(prop::sample::Index),
 }
 
@@ -54,7 +54,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Says that a thread has ended, also by a panic.
+/// Reports the end of a thread, also by a panic.
 struct End<'a>(&'a AtomicBool);
 
 impl Drop for End<'_> {
@@ -63,7 +63,7 @@ impl Drop for End<'_> {
     }
 }
 
-/// What is there, and what should be registered.
+/// The existing objects, and the expected registrations.
 struct Model<'a> {
     machine: &'a Machine,
     rank: &'a Rank,
@@ -72,7 +72,7 @@ struct Model<'a> {
     stream: cuda_driver::Stream,
     registrar: SegmentRegistrar,
     blocks: Vec<Block>,
-    /// Whether each is served, and whether it lacks something.
+    /// For each: true if it has registration, and true if a registration failed.
     communicators: Vec<(Communicator, bool, bool)>,
     fails: bool,
 }
@@ -96,7 +96,7 @@ impl<'a> Model<'a> {
                 let before = self.segments();
                 self.blocks.extend(self.allocator.allocate(mib << 20, self.id).ok());
                 if self.segments() > before && self.fails {
-                    // One of those that are served gets nothing, and is poisoned; the others get theirs.
+                    // One of those with registration lacks the segment, and is poisoned. The others have it.
                     let poisoned = |(communicator, served, lacks): &&mut (Communicator, bool, bool)| {
                         *served && !*lacks && communicator.check().is_err()
                     };
@@ -186,7 +186,7 @@ impl<'a> Model<'a> {
             }
             Err(RegistrarError::AlreadyServed { .. }) => assert!(*served),
             Err(error) => {
-                // All or nothing, and the communicator is as good as before.
+                // All or nothing, and the communicator is still usable.
                 assert!(*lacks || (self.fails && segments > 0), "{error}");
                 self.fails &= *lacks;
             }
@@ -277,7 +277,7 @@ rusty_fork_test! {
                     for group in [&world, &pair] {
                         let block = allocator.allocate(64, id).unwrap();
                         let buffer = Buffer::new(cuda_driver::DevicePtr(block.address()), 4, F32);
-                        // A strict machine refuses a call that has one side registered.
+                        // A strict machine refuses a call with one registered side.
                         unsafe {
                             world.context().copy_from_host(buffer.ptr, &[1f32; 4]).unwrap();
                             group.all_reduce(buffer, buffer, ReduceOp::Sum, &stream).unwrap().wait_timeout(far()).unwrap();

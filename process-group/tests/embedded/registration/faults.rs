@@ -1,4 +1,4 @@
-//! Every call that registration makes, made to fail in turn: a typed error or none, nothing hangs, and nothing stays
+//! Every call of registration fails in turn: a typed error or none, nothing hangs, and nothing stays
 //! registered or held.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,8 @@ use super::{
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
-/// What a rank alone does with registration, from the attachment to the end. Whatever fails, everything is given back.
+/// The calls of a single rank with registration, from the attachment to the end. On any failure everything is
+/// released.
 fn flow(rank: &Rank, epoch: u64) -> Outcome {
     let (allocator, id, stream) = allocator_of(rank, Memory::Exportable);
     let outcome = registered(rank, epoch, &allocator, id, &stream);
@@ -63,7 +64,7 @@ fn calls(machine: &Machine) -> BTreeMap<String, u64> {
 rusty_fork_test! {
     #[test]
     fn every_call_of_registration_can_fail() {
-        // Registration's own, and those that go with it.
+        // The calls of registration, and those that accompany them.
         const NAMES: [&str; 4] =
             ["ncclCommRegister", "ncclCommDeregister", "cuPointerGetAttributes", "cuThreadExchangeStreamCaptureMode"];
         let machine = machine(1);
@@ -84,13 +85,13 @@ rusty_fork_test! {
                         faults.inject(Injection::new(name, Action::Fail(code)).nth(nth)).unwrap();
                         let outcome = flow(&rank, epoch);
                         if faults.hits() == hits {
-                            // How often a wait asks differs from time to time.
+                            // The number of queries in a wait varies between runs.
                             assert_eq!(name, "cuThreadExchangeStreamCaptureMode");
                             outcome.unwrap();
                             faults.clear();
                             continue;
                         }
-                        // What is registered and not deregistered in time only keeps the memory for longer.
+                        // Memory that is registered and not deregistered in time is only kept for longer.
                         if name == "ncclCommRegister" {
                             outcome.unwrap_err();
                         }

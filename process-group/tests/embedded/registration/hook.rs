@@ -1,5 +1,5 @@
-//! The hook's own test: ranks as processes, switched on by the environment or by the builder, below and above the release
-//! from which NCCL registers exportable memory alone.
+//! The test of the allocator hook: ranks as processes, switched on by the environment or by the builder,
+//! below and above the release from which NCCL registers exportable memory alone.
 
 use std::{env, process::Child, time::Duration};
 
@@ -80,7 +80,7 @@ fn one_rank() {
     if fate == "forbidden" {
         let setting = "NCCL_LOCAL_REGISTER=0";
         assert_eq!(world.registration(), Err(NotRegistered::Environment { rank: VICTIM, setting }));
-        // The other half is not concerned: it agrees by itself.
+        // The other half is unaffected: it agrees separately.
         assert_eq!(half.registration().is_ok(), device / 2 != VICTIM / 2);
         assert_eq!(counts.registrations > 0, half.registration().is_ok(), "{counts:?}");
     } else {
@@ -96,7 +96,8 @@ fn one_rank() {
             );
             assert!(gathered.unregistered.is_empty(), "{report}");
         }
-        // As NCCL counts: every segment with both communicators. A release below 2.24 takes the same memory.
+        // The same counts as NCCL's: every segment with both communicators. A release below 2.24 takes the
+        // same memory.
         assert_eq!(counts.registrations, 2 * counts.segments, "{counts:?}");
         assert_eq!(machine.world.calls("ncclCommRegister"), counts.registered);
         assert!(counts.segments >= 3, "{counts:?}");

@@ -1,4 +1,4 @@
-//! Memory and the communicators that messages go on, and those that are made later than their group.
+//! Registration with communicators for messages, and with communicators that are made later than their group.
 
 use gpu_sim::{Action, Injection};
 use process_group::{
@@ -14,7 +14,7 @@ use super::{
     LARGE, Memory, allocator_of, gather, numbers,
 };
 
-/// Sends this rank's number around the ring through the allocator's memory: what came.
+/// Sends this rank's number around the ring through the allocator's memory. Returns the number received.
 fn pass_on(
     world: &ProcessGroup,
     allocator: &caching_alloc::core::Allocator,
@@ -28,7 +28,8 @@ fn pass_on(
     let send = || unsafe { world.send(Buffer::new(at(0), 1, F32), next, world.send_stream(next).unwrap()) };
     let receive =
         || unsafe { world.recv(Buffer::new(at(4), 1, F32), last, world.recv_stream(last).unwrap()) };
-    // Who waits on the host for the other end meets it: the pairs of a ring in one order.
+    // A rank that blocks on the host until the other end comes will meet it: all use one order of the ring's
+    // pairs.
     let works = if rank < next {
         [send().unwrap(), receive().unwrap()]
     } else {
@@ -40,7 +41,7 @@ fn pass_on(
     found[0]
 }
 
-/// Two ranks with a segment each, and what `body` says of their group.
+/// Runs two ranks with a segment each. Returns the results of `body` on their group.
 fn two<T: Send>(
     machine: &Machine,
     policy: P2pPolicy,
@@ -53,7 +54,7 @@ fn two<T: Send>(
         let (allocator, id, stream) = allocator_of(&rank, Memory::Exportable);
         let registrar = has_allocator(rank.rank).then(|| SegmentRegistrar::attach(&allocator).unwrap());
         let block = allocator.allocate(LARGE, id).unwrap();
-        // So that the small ones' segment is there from the start.
+        // Makes the segment for small requests exist from the start.
         let small = allocator.allocate(8, id).unwrap();
         let builder = rank.builder().registration(true).p2p(policy);
         let world = if lazy { builder.lazy() } else { builder }.build().unwrap();
@@ -71,7 +72,7 @@ fn two<T: Send>(
     })
 }
 
-/// How the buffers of a lazy group's first call were counted, on each rank.
+/// Returns the counts of the buffers of a lazy group's first call, on each rank.
 fn first_calls(has_allocator: impl Fn(usize) -> bool + Sync) -> Vec<(u64, Vec<(Lying, u64)>)> {
     let machine = machine(2);
     let reports = two(&machine, P2pPolicy::Auto, true, has_allocator, |_, world, _, _, gathered| {
@@ -130,7 +131,7 @@ rusty_fork_test! {
     #[test]
     fn a_rank_that_cannot_register_for_a_pair_keeps_the_other_from_it() {
         let machine = machine(2);
-        // Both ranks' two segments with the group's communicator, then one of the pair's.
+        // Both ranks' two segments with the group's communicator, then one with the pair's.
         machine.world.faults().inject(Injection::new("ncclCommRegister", Action::Fail(2)).nth(6)).unwrap();
         let said = two(&machine, P2pPolicy::PerPair, false, |_| true, |rank, world, registrar, pass, _| {
             assert_eq!(world.registration(), Ok(()));
@@ -150,7 +151,7 @@ rusty_fork_test! {
         two(&machine, P2pPolicy::Auto, true, |_| true, |rank, world, registrar, pass, gathered| {
             let count = || registrar.unwrap().counts().registrations;
             assert_eq!((world.registration(), count()), (Err(NotRegistered::Lazy), 0));
-            // A pair's communicator comes first.
+            // The pair's communicator is made first.
             assert_eq!(pass(), 1.0 - rank.rank as f32);
             assert_eq!((world.registration(), count()), (Err(NotRegistered::Lazy), 2));
             assert_eq!(gathered(), numbers(2));
@@ -162,7 +163,7 @@ rusty_fork_test! {
                 (one.registered, one.unregistered.clone())
             };
             assert_eq!(lay("all_gather"), (4, vec![]), "{report}");
-            // The call that made the pair's communicator is among them.
+            // The counts include the call that made the pair's communicator.
             for message in ["send", "recv"] {
                 assert_eq!(lay(message), (1, vec![]), "{report}");
             }

@@ -1,4 +1,4 @@
-//! Registration of allocators' memory: of one rank's segments, by agreement of many, and what happens when it fails.
+//! Registration of allocators' memory: of one rank's segments, by agreement of many, and after failures.
 
 mod buffers;
 mod churn;
@@ -20,10 +20,10 @@ use process_group::{ProcessGroup, comm::DataType::F32, group::Buffer};
 
 use super::common::{Machine, Rank, far};
 
-/// More than a segment of small requests.
+/// Larger than a segment for small requests.
 const LARGE: u64 = 24 << 20;
 
-/// What an allocator's memory is.
+/// The kind of an allocator's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Memory {
     Exportable,
@@ -53,12 +53,12 @@ fn allocator(rank: &Rank) -> (Allocator, StreamId) {
     (allocator, id)
 }
 
-/// Runs one rank alone, which is enough for what is local.
+/// Runs a single rank, for tests of local behaviour.
 fn alone(machine: &Machine, body: impl Fn(Rank) + Sync) {
     machine.ranks(1, body);
 }
 
-/// Gathers the numbers of a group's ranks through the allocator's memory, and says what came.
+/// Gathers the numbers of a group's ranks through the allocator's memory, and returns the result.
 fn gather(world: &ProcessGroup, allocator: &Allocator, id: StreamId, stream: &Stream) -> Vec<f32> {
     let bytes = (world.size() * 4) as u64;
     let (send, receive) = (allocator.allocate(4, id).unwrap(), allocator.allocate(bytes, id).unwrap());
@@ -74,7 +74,7 @@ fn gather(world: &ProcessGroup, allocator: &Allocator, id: StreamId, stream: &St
     }
 }
 
-/// 0, 1, 2 and so on.
+/// Returns 0, 1, 2 and so on.
 fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|number| number as f32).collect()
 }

@@ -1,4 +1,4 @@
-//! Either all ranks register or none, and all know why.
+//! Either all ranks register or none, and all get the reason.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +14,8 @@ use super::{
     LARGE, Memory, allocator_of, gather, numbers,
 };
 
-/// What two ranks agree on when each has `memory` and is asked as `asked` says; what they gather is right in any case.
+/// Returns the agreement of two ranks with this `memory` and the requests `asked`. The gathered data is
+/// correct in any case.
 fn agreed(machine: &Machine, asked: [bool; 2], memory: [Option<Memory>; 2]) -> Result<(), NotRegistered> {
     static EPOCH: AtomicU64 = AtomicU64::new(0);
     let epoch = EPOCH.fetch_add(1, Ordering::Relaxed);
@@ -63,7 +64,7 @@ rusty_fork_test! {
         assert!(registered >= 4, "{registered}");
         assert_eq!(agreed(&machine, [false, false], BOTH), Err(NotRegistered::NotAsked));
         assert_eq!(agreed(&machine, [true, false], BOTH), Err(NotRegistered::NotAskedOf { rank: 1 }));
-        // Nobody registered what others did not.
+        // No rank has registered unless the others have.
         assert_eq!(machine.world.calls("ncclCommRegister"), registered);
         let none = agreed(&machine, [true, true], [Some(Exportable), None]);
         assert_eq!(none, Err(NotRegistered::NoAllocator { rank: 1 }));
@@ -88,7 +89,7 @@ rusty_fork_test! {
     #[test]
     fn a_rank_that_cannot_register_what_it_has_keeps_all_from_it() {
         let machine = machine(2);
-        // One rank's, whichever comes second; the other has registered its own and takes that back.
+        // One rank's call, the later one. The other has registered its segment, and deregisters it.
         machine.world.faults().inject(Injection::new("ncclCommRegister", Action::Fail(2)).nth(2)).unwrap();
         let outcome = agreed_once(&machine);
         let Err(NotRegistered::Failed { problem, .. }) = &outcome else { panic!("{outcome:?}") };
@@ -106,7 +107,8 @@ rusty_fork_test! {
             assert!(matches!(twice, RegistrarError::AlreadyAttached { .. }), "{twice}");
             let world = rank.builder().registration(true).build().unwrap();
             assert_eq!(gather(&world, &allocator, id, &stream), numbers(2));
-            // Who comes later serves none that is there: on another rank it might have come later still.
+            // An allocator attached later registers with no existing communicator: on another rank it might
+            // be attached even later.
             let (late, late_id, late_stream) = allocator_of(&rank, Memory::Exportable);
             let late_registrar = SegmentRegistrar::attach(&late).unwrap();
             assert_eq!(gather(&world, &late, late_id, &late_stream), numbers(2));
@@ -126,14 +128,14 @@ rusty_fork_test! {
             assert!(matches!(busy, RegistrarError::InUse { groups: 1 }), "{busy}");
             world.destroy(far()).unwrap();
             late_registrar.detach().unwrap();
-            // The last group let go of it.
+            // The last group has released it.
             SegmentRegistrar::attach(&allocator).unwrap().detach().unwrap();
         });
         machine.world.finish().unwrap();
     }
 }
 
-/// As [`agreed`], of one group.
+/// Like [`agreed`], for one group.
 fn agreed_once(machine: &Machine) -> Result<(), NotRegistered> {
     let mut outcomes = machine.ranks(2, |rank| {
         let (allocator, id, stream) = allocator_of(&rank, Memory::Exportable);
@@ -142,7 +144,7 @@ fn agreed_once(machine: &Machine) -> Result<(), NotRegistered> {
         let world = rank.builder().registration(true).build().unwrap();
         assert_eq!(registrar.counts().registrations, 0);
         assert_eq!(gather(&world, &allocator, id, &stream), numbers(2));
-        // What comes later is not registered either.
+        // A later segment is not registered either.
         let later = allocator.allocate(4 * LARGE, id).unwrap();
         assert_eq!(registrar.counts().registrations, 0);
         let outcome = world.registration();

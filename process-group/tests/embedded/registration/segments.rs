@@ -12,7 +12,7 @@ use super::{
     LARGE, allocator, alone,
 };
 
-/// Notes, for every segment that comes, how many registrations there were.
+/// Records the number of registrations at each new segment.
 struct Witness {
     registrar: Mutex<Option<Arc<SegmentRegistrar>>>,
     seen: Mutex<Vec<usize>>,

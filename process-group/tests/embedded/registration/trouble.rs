@@ -1,4 +1,4 @@
-//! A registration that fails later, deaths, captures, and communicators that are busy.
+//! A registration that fails later, deaths, captures, and busy communicators.
 
 use std::{sync::mpsc, thread};
 
@@ -20,7 +20,7 @@ use super::{
 rusty_fork_test! {
     #[test]
     fn a_registration_that_fails_later_ends_the_group_on_every_rank_by_name() {
-        // Where a call with one side registered hangs, as it does on hardware.
+        // A machine on which a call with one registered side hangs, as on hardware.
         let machine = faithful(3, 22809);
         let (fail, failed) = (std::sync::Barrier::new(3), std::sync::Barrier::new(3));
         machine.ranks(3, |rank| {
@@ -42,7 +42,8 @@ rusty_fork_test! {
             });
             failed.wait();
             if rank.rank != 1 {
-                // These call, or are in a call, and wait for rank 1 in vain; or were told before.
+                // These ranks call, or are in a call, and wait for rank 1 in vain, unless they were told
+                // before.
                 let block = allocator.allocate(64, id).unwrap();
                 let buffer = Buffer::new(cuda_driver::DevicePtr(block.address()), 4, F32);
                 let called = unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
@@ -50,7 +51,7 @@ rusty_fork_test! {
                 let GroupError::MemberFailed { rank: 1, reason, .. } = &error else { panic!("{error:?}") };
                 assert!(reason.contains("ncclCommRegister failed"), "{reason}");
             }
-            // Whatever is called later is told the same.
+            // Later calls get the same error.
             let error = world.barrier(far()).unwrap_err();
             assert!(matches!(error, GroupError::MemberFailed { rank: 1, .. }), "{error}");
             drop(world);
@@ -70,7 +71,7 @@ rusty_fork_test! {
             let before = allocator.allocate(LARGE, id).unwrap();
             let stream = rank.stream();
             let memory = rank.memory(&[1.0; 8]);
-            // A call that takes long on another thread.
+            // A slow call on another thread.
             machine.world.faults().inject(Injection::new("ncclAllReduce", Action::Delay(std::time::Duration::from_secs(2)))).unwrap();
             let (began, begun) = mpsc::channel();
             thread::scope(|scope| {
@@ -83,7 +84,7 @@ rusty_fork_test! {
                 while machine.world.calls("ncclAllReduce") == calls {
                     thread::yield_now();
                 }
-                // The allocator does not wait for it, neither for more memory nor for less.
+                // The allocator does not wait for it, neither to grow nor to shrink.
                 let grown = allocator.allocate(4 * LARGE, id).unwrap();
                 drop(before);
                 allocator.empty_cache().unwrap();
@@ -146,11 +147,11 @@ rusty_fork_test! {
             let registrar = SegmentRegistrar::attach(&allocator).unwrap();
             let world = rank.builder().registration(true).build().unwrap();
             world.barrier(far()).unwrap();
-            // Every call of NCCL's from here on comes out of the allocator, on one rank, while the other does nothing.
+            // From here on every call of NCCL comes from the allocator, on one rank, while the other is idle.
             if rank.rank == 0 {
                 let nccl = || -> Vec<(String, u64)> {
                     let calls = machine.world.faults().all_calls().into_iter();
-                    // The watchdog asks that one by itself, on a thread of its own.
+                    // The watchdog makes that call on its own thread.
                     let is_watch = |name: &str| name == "ncclCommGetAsyncError";
                     calls.filter(|(name, _)| name.starts_with("nccl") && !is_watch(name)).collect()
                 };

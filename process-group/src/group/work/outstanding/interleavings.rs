@@ -1,4 +1,4 @@
-//! Threads that launch on one stream, look at what is done, and wait.
+//! Models threads that launch on one stream, query completion, and wait.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::sync::{
     model::{check, thread},
 };
 
-/// A stream: how many events were recorded, and how many of them it has passed.
+/// A stream: the number of recorded events, and the number of events that it has passed.
 struct Stream {
     recorded: AtomicUsize,
     passed: AtomicUsize,
@@ -17,7 +17,7 @@ struct Stream {
 #[derive(Clone)]
 struct FakeWork {
     stream: Arc<Stream>,
-    /// The place of its event.
+    /// The index of its event.
     place: usize,
     interval: Interval,
 }
@@ -74,7 +74,8 @@ impl Group {
         self.stream.passed.store(passed, Ordering::Relaxed);
     }
 
-    /// Every call has returned, and the stream has not passed the last `open` events: nobody says otherwise.
+    /// Called when every call has returned and the stream has not passed the last `open` events. Checks that
+    /// all queries agree.
     fn judge(&self, launched: usize, open: usize) {
         let passed = launched - open;
         self.pass(passed);
@@ -89,7 +90,7 @@ impl Group {
     }
 }
 
-/// Threads that launch so many works each.
+/// Starts threads that launch so many works each.
 fn launching(group: &Group, calls: &[usize]) -> Vec<thread::JoinHandle<()>> {
     let launch = |calls: usize| {
         let group = group.clone();
@@ -131,7 +132,7 @@ fn who_looks_meanwhile_forgets_nothing_that_is_open() {
     }
 }
 
-/// More threads than loom can try every order of.
+/// More threads than loom can explore exhaustively.
 #[cfg(not(loom))]
 #[test]
 fn many_threads_launch_and_look() {
@@ -142,7 +143,7 @@ fn many_threads_launch_and_look() {
             let group = group.clone();
             thread::spawn(move || {
                 for passed in 1..5 {
-                    // The stream passes what is there.
+                    // The stream passes all recorded events.
                     if passed <= group.stream.recorded.load(Ordering::Relaxed) {
                         group.pass(passed);
                     }
@@ -155,7 +156,7 @@ fn many_threads_launch_and_look() {
     });
 }
 
-/// The watchdog and who dumps.
+/// The watchdog and a thread that dumps.
 #[test]
 fn two_who_look_forget_the_same_once() {
     check(|| {

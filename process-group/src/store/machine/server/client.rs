@@ -1,4 +1,4 @@
-//! What a server keeps of one connection, and its greeting.
+//! The server's state for one connection, and its handshake.
 
 use super::{
     super::{
@@ -15,35 +15,36 @@ use super::{
 pub(super) struct Client {
     greeting: Greeting,
     pub(super) decoder: RequestDecoder,
-    /// The request that is being served, while work on it is left.
+    /// The request in service, while work on it is left.
     pub(super) task: Option<Task>,
     /// The memory that it takes, in bytes.
     pub(super) task_memory: usize,
     pub(super) unsent: Buffer,
-    /// As it was counted last, in bytes.
+    /// Memory at the last count, in bytes.
     pub(super) memory: usize,
     pub(super) place: Place,
-    /// The connection is closed; what it held goes in a turn of its own.
+    /// The connection is closed. Its memory is released in a turn of its own.
     pub(super) is_gone: bool,
 }
 
-/// How far the greeting is.
+/// Progress of the handshake.
 #[derive(Default, PartialEq, Eq)]
 enum Greeting {
-    /// Its beginning has not come whole.
+    /// The first message is incomplete.
     #[default]
     Due,
-    /// A proof must come, for what the client has chosen.
+    /// The server expects a proof for this block, which the client has chosen.
     Proof(Block),
     Done,
 }
 
-/// What has come of a part of the greeting.
+/// Result of reading a part of the handshake.
 pub(super) enum Greeted {
-    /// It is not whole.
+    /// The part is incomplete.
     Not,
     /// There is an answer to send.
     Answered,
+    /// There is no answer to send.
     Silently,
 }
 
@@ -55,27 +56,28 @@ impl Client {
         self.greeting == Greeting::Done
     }
 
-    /// Whether it has to take replies before more of its requests are served.
+    /// Returns true if the client must receive replies before more of its requests are served.
     pub(super) fn is_behind(&self) -> bool {
         self.unsent.as_slice().len() > Self::BACKLOG
     }
 
-    /// Whether more of its bytes are wanted.
+    /// Returns true if the server should read more bytes from the client.
     pub(super) fn is_wanted(&self) -> bool {
         !self.is_behind() && !self.place.is_queued()
     }
 
-    /// The memory that its connection takes, in bytes.
+    /// Returns the memory of its connection, in bytes.
     pub(super) fn buffers(&self) -> usize {
         self.decoder.memory() + self.unsent.memory() + self.task_memory
     }
 
-    /// How many strings its connection holds.
+    /// Returns the number of strings that its connection holds.
     pub(super) fn strings(&self) -> usize {
         self.decoder.strings() + self.task.as_ref().map_or(0, Task::strings)
     }
 
-    /// Takes the next part of the greeting, once it is whole; a wrong byte is seen when it comes.
+    /// Reads the next part of the handshake, once it is complete. A wrong byte is refused as soon as it
+    /// arrives.
     pub(super) fn greet(
         &mut self,
         id: ClientId,

@@ -1,4 +1,4 @@
-//! How a server works on requests: piece by piece, each as one step between which others have their turns.
+//! Serves requests in pieces. Other clients have their turns between the pieces.
 
 use super::{
     super::{
@@ -15,7 +15,7 @@ use super::{
 /// Bytes that are enough for any reply without strings.
 const SMALL: usize = 16;
 
-/// How far a request has come.
+/// Progress of a request.
 pub(super) enum Progress {
     Done,
     /// The next piece may follow.
@@ -72,15 +72,14 @@ impl Server {
             return Ok(Progress::Unfinished(Work::One(request)));
         }
         budget.spend(work);
-        // What a reply takes in all places: its string, and its bytes in a buffer that may have to grow.
+        // Counts all memory of a reply: its string, and its bytes in a buffer that may have to grow.
         let bytes = self.table.reply_size(&request);
         let string = if bytes > 0 { PART + bytes } else { 0 };
         let reply = string + self.unsent_growth(id, bytes.max(SMALL));
         self.make_room(id, self.table.growth(&request) + reply, outputs)?;
         let mut woken = Vec::new();
         let reply = self.table.serve(id, request, &mut woken)?;
-        budget.spend(woken.len() / 4);
-        self.wake(id, &woken);
+        self.spend_and_wake(id, &woken, budget);
         if let Some(reply) = reply {
             self.reply(id, &reply, outputs);
         }
@@ -103,8 +102,7 @@ impl Server {
     fn finish(&mut self, id: ClientId, budget: &mut Budget) -> Progress {
         let mut woken = Vec::new();
         self.table.release(id, &mut woken);
-        budget.spend(woken.len() / 4);
-        self.wake(id, &woken);
+        self.spend_and_wake(id, &woken, budget);
         Progress::Done
     }
 
@@ -116,7 +114,7 @@ impl Server {
         budget: &mut Budget,
         outputs: &mut Vec<Output>,
     ) -> Result<Progress, Rejection> {
-        // The longest beginning that is one piece.
+        // The longest prefix that is one piece.
         let (mut count, mut work, mut bytes) = (0, 0, 0);
         for key in keys.as_slice().iter().take(self.most_keys()) {
             let size = self.table.value_size(key);
@@ -168,8 +166,7 @@ impl Server {
                 self.table.put(key, value, &mut woken);
             }
         }
-        budget.spend(woken.len() / 4);
-        self.wake(id, &woken);
+        self.spend_and_wake(id, &woken, budget);
         Ok(match strings.len() {
             0 => self.finish(id, budget),
             _ => Progress::Piece(Work::Entries(strings)),
@@ -208,6 +205,12 @@ impl Server {
         Ok(Progress::Piece(Work::Listing(listing)))
     }
 
+    /// Wakes clients, and counts the work for that.
+    fn spend_and_wake(&mut self, id: ClientId, woken: &[ClientId], budget: &mut Budget) {
+        budget.spend(woken.len() / 4);
+        self.wake(id, woken);
+    }
+
     fn unsent_growth(&self, id: ClientId, bytes: usize) -> usize {
         self.clients.get(&id).map_or(0, |client| client.unsent.growth(bytes))
     }
@@ -221,7 +224,7 @@ impl Server {
     }
 }
 
-/// Asks once for each client in a row that its bytes be sent.
+/// Requests the sending of a client's bytes, unless the last output requests it already.
 pub(super) fn send(id: ClientId, outputs: &mut Vec<Output>) {
     if outputs.last() != Some(&Output::Send(id)) {
         outputs.push(Output::Send(id));

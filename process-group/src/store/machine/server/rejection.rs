@@ -1,10 +1,10 @@
-//! Why a server closes a connection.
+//! The reasons why a server closes a connection.
 
 use std::time::Duration;
 
 use super::super::{request::Refusal, secret, wire::Malformed};
 
-/// Why a server closes a connection.
+/// The reason why a server closes a connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rejection {
@@ -14,25 +14,25 @@ pub enum Rejection {
         /// The bytes, at most five.
         first: Vec<u8>,
     },
-    /// The greeting did not come in time.
+    /// The greeting did not arrive in time.
     #[error("no greeting within {waited:?}")]
     Silent {
-        /// How long was waited.
+        /// The time that the server waited.
         waited: Duration,
     },
-    /// The greeting has not come, and newer connections need the place.
+    /// The greeting has not arrived, and newer connections need the place.
     #[error("no greeting yet, and newer connections need the place: {limit} may be without one")]
     Crowded {
-        /// How many connections may be without a greeting.
+        /// The largest number of connections that have not finished the handshake.
         limit: usize,
     },
-    /// As many clients are connected as are allowed.
+    /// The limit on connected clients is reached.
     #[error(
         "{limit} clients are connected, and no more are allowed by the store's limit, or by the descriptors that its \
          process may have (`ulimit -n`)"
     )]
     Full {
-        /// How many are allowed.
+        /// The largest number of clients.
         limit: usize,
     },
     /// The process has no descriptor left for the connection.
@@ -40,7 +40,7 @@ pub enum Rejection {
         "with {clients} clients connected, the store's process has no descriptor left for another (`ulimit -n`)"
     )]
     Descriptors {
-        /// How many clients are connected.
+        /// The number of connected clients.
         clients: usize,
     },
     /// There is not enough memory, and no connection holds more of it.
@@ -49,12 +49,12 @@ pub enum Rejection {
          {held} bytes"
     )]
     Memory {
-        /// Bytes that it holds or needs: of requests that have arrived in part, its wait, and replies.
+        /// Bytes that it holds or needs: incomplete requests, its wait, and replies.
         held: usize,
         /// Bytes that the server may use.
         limit: usize,
     },
-    /// The client greeted as who has no secret does, PyTorch's among them, and the server has one.
+    /// The client sent a greeting without a secret, as PyTorch's clients do, and the server has one.
     #[error("a greeting without the secret that this store wants; PyTorch's clients cannot give one")]
     NoSecret,
     /// The client has a secret and the server has none.
@@ -63,7 +63,7 @@ pub enum Rejection {
     /// The client does not know the secret.
     #[error("a wrong secret")]
     WrongSecret,
-    /// A type byte that is no request, or a second greeting.
+    /// An unknown type byte, or a second greeting.
     #[error("type byte {0} is no request")]
     UnknownRequest(u8),
     /// The request cannot be served.
@@ -72,7 +72,7 @@ pub enum Rejection {
 }
 
 impl Rejection {
-    /// What the client is to be sent before its connection is closed: a client of ours then knows why.
+    /// Returns the bytes to send before the connection is closed. They tell a client of this crate the reason.
     pub fn last_words(&self) -> &'static [u8] {
         const WANTED: [u8; 4] = secret::MAGIC.to_le_bytes();
         match self {

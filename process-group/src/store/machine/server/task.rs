@@ -17,32 +17,33 @@ pub(super) struct Task {
     pub(super) request: usize,
 }
 
-/// What is left of a request.
+/// The remaining work of a request.
 pub(super) enum Work {
-    /// All: it is done in one piece.
+    /// The whole request, done in one piece.
     One(Request),
-    /// Keys of a `Check`.
+    /// The keys of a `Check`.
     Check(IntoIter<Key>),
-    /// Keys of a `MultiGet`, and the bytes of the reply so far.
+    /// The keys of a `MultiGet`, and the bytes of the reply so far.
     Values(IntoIter<Key>, usize),
-    /// Keys and values of a `MultiSet` in turn.
+    /// Alternating keys and values of a `MultiSet`.
     Entries(IntoIter<Vec<u8>>),
     /// The reply to a `ListKeys`.
     Listing(Listing),
 }
 
 impl Task {
-    /// The task of a request that takes so many bytes.
+    /// Makes the task of a request that takes so many bytes.
     pub(super) fn of(request: Request, memory: usize) -> Self {
         Self { work: Work::of(request), request: memory }
     }
 
-    /// The task of setting several keys; keys and values in turn, which take so many bytes.
+    /// Makes the task of setting several keys. `strings` alternates keys and values, which take so many
+    /// bytes.
     pub(super) fn of_entries(strings: Vec<Vec<u8>>, memory: usize) -> Self {
         Self { work: Work::Entries(strings.into_iter()), request: memory }
     }
 
-    /// The memory that it takes, in bytes.
+    /// Returns the memory that it takes, in bytes.
     pub(super) fn memory(&self) -> usize {
         match &self.work {
             Work::Listing(listing) => listing.memory,
@@ -50,7 +51,7 @@ impl Task {
         }
     }
 
-    /// How many strings it holds.
+    /// Returns the number of strings that it holds.
     pub(super) fn strings(&self) -> usize {
         match &self.work {
             Work::One(Request::Wait { keys }) => keys.len(),
@@ -72,40 +73,40 @@ impl Work {
     }
 }
 
-/// A list of the keys. It is gathered before any of it is sent: its length comes first.
+/// A list of the keys. It is collected completely before it is sent, because its length comes first.
 #[derive(Default)]
 pub(super) struct Listing {
     keys: u64,
     last: Option<Key>,
-    /// As they are sent.
+    /// In wire format.
     pieces: VecDeque<Vec<u8>>,
-    /// Of all keys so far, as they are sent.
+    /// Size of all keys so far in wire format.
     bytes: usize,
     memory: usize,
     is_whole: bool,
 }
 
-/// Keys that come next in a [`Listing`].
+/// The next keys of a [`Listing`].
 pub(super) struct Keys {
     count: usize,
-    /// As they are sent.
+    /// Size in wire format.
     bytes: usize,
     are_last: bool,
 }
 
 impl Keys {
-    /// How much work it is to gather them, in units.
+    /// Returns the work of collecting them, in units of the budget.
     pub(super) fn work(&self) -> usize {
         1 + self.count + copying(self.bytes)
     }
 
-    /// The memory that they will take, in bytes.
+    /// Returns the memory that they will take, in bytes.
     pub(super) fn memory(&self) -> usize {
         PIECE + self.bytes
     }
 }
 
-/// The memory of a piece beside its bytes: its allocation, and its place in a queue that doubles.
+/// The memory of a piece in addition to its bytes: its allocation, and an element of a queue that doubles.
 const PIECE: usize = PART;
 
 impl Listing {
@@ -113,7 +114,7 @@ impl Listing {
         self.is_whole
     }
 
-    /// The next keys, up to so many.
+    /// Returns the next keys, at most `most`.
     pub(super) fn next(&self, table: &Table, most: usize) -> Keys {
         let (mut count, mut bytes) = (0, 0);
         for key in table.keys_after(self.last.as_ref()).take(most) {
@@ -123,7 +124,7 @@ impl Listing {
         Keys { count, bytes, are_last: count < most }
     }
 
-    /// Gathers keys.
+    /// Collects keys.
     pub(super) fn gather(&mut self, table: &Table, next: &Keys, limits: &Limits) -> Result<(), Refusal> {
         self.bytes += next.bytes;
         limits.part(Part::Reply, &[], size_of::<u64>() + self.bytes, limits.request_bytes)?;
@@ -148,12 +149,12 @@ impl Listing {
         push(&mut self.pieces, piece);
     }
 
-    /// The piece that is sent next, of a whole list.
+    /// Returns the next piece to send, of a complete list.
     pub(super) fn first(&self) -> Option<&[u8]> {
         self.pieces.front().map(Vec::as_slice)
     }
 
-    /// It was sent.
+    /// Removes the piece that was sent.
     pub(super) fn skip(&mut self) {
         self.memory -= self.pieces.pop_front().map_or(0, |piece| PIECE + piece.len());
     }

@@ -1,16 +1,17 @@
-//! In which order clients with work left have their turns.
+//! The order in which clients with work left have their turns.
 
 use std::collections::BTreeSet;
 
 use super::super::clients::ClientId;
 
-/// Clients with work left. The one for which the least was done has the next turn (start-time fair queueing): who asks
-/// for little does not wait for those who ask for much, however many they are.
+/// Clients with work left, in the order of start-time fair queueing: the client for which the least work was
+/// done has the next turn. A client with few requests is not delayed by any number of clients with many.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    /// By the work that was done for them.
+    /// Ordered by the work that was done for them.
     queue: BTreeSet<(u64, ClientId)>,
-    /// The work that was done for the client that had the last turn. Who comes back after a while begins here.
+    /// The work that was done for the client that had the last turn. A client that returns after a pause
+    /// starts here.
     now: u64,
 }
 
@@ -19,7 +20,7 @@ pub(super) struct Turns {
 pub(super) struct Place {
     /// The work that was done for it, or for others while it had none left.
     work: u64,
-    /// The step in which it was added to the queue, while it is there.
+    /// The step in which it was added to the queue, if it is there.
     since: Option<u64>,
 }
 
@@ -34,12 +35,12 @@ impl Turns {
         self.queue.is_empty()
     }
 
-    /// The client whose turn is next.
+    /// Returns the client whose turn is next.
     pub(super) fn first(&self) -> Option<ClientId> {
         self.queue.first().map(|(_, client)| *client)
     }
 
-    /// Adds a client, unless it is there.
+    /// Adds a client, unless it is in the queue.
     pub(super) fn add(&mut self, client: ClientId, place: &mut Place, step: u64) {
         if place.since.is_none() {
             place.since = Some(step);
@@ -48,21 +49,21 @@ impl Turns {
         }
     }
 
-    /// Takes a client out. Returns the step in which it was added.
+    /// Removes a client. Returns the step in which it was added.
     pub(super) fn remove(&mut self, client: ClientId, place: &mut Place) -> Option<u64> {
         let since = place.since.take()?;
         self.queue.remove(&(place.work, client));
         Some(since)
     }
 
-    /// Takes a client out for its turn. Returns the step in which it was added.
+    /// Removes a client for its turn. Returns the step in which it was added.
     pub(super) fn begin(&mut self, client: ClientId, place: &mut Place) -> Option<u64> {
         self.now = self.now.max(place.work);
         self.remove(client, place)
     }
 
-    /// Ends the turn of a client for which so much work was done. One that has some left keeps the step in which it was
-    /// added first.
+    /// Ends the turn of a client for which so much work was done. A client with work left keeps the step in
+    /// which it was first added.
     pub(super) fn end(
         &mut self,
         client: ClientId,
@@ -85,7 +86,7 @@ impl Turns {
 mod tests {
     use super::*;
 
-    /// Lets the client whose turn is next do its work, with some left.
+    /// Gives the next client its turn, with work left afterwards.
     fn next(turns: &mut Turns, places: &mut [Place], work: usize) -> ClientId {
         let client = turns.first().unwrap();
         let place = &mut places[client as usize];
@@ -103,7 +104,7 @@ mod tests {
         let first: Vec<_> = (0..30).map(|_| next(&mut turns, &mut places, 1000)).collect();
         assert_eq!(first[..6], [0, 1, 2, 0, 1, 2]);
         turns.add(3, &mut places[3], 1);
-        // Its turns are small: it has them all, until as much was done for it as for the others.
+        // Its turns are small, so it has all of them until as much work was done for it as for the others.
         let then: Vec<_> = (0..12).map(|_| next(&mut turns, &mut places, 100)).collect();
         assert!(then[..2].contains(&3), "{then:?}");
         assert!(then.iter().any(|client| *client != 3), "{then:?}");

@@ -1,11 +1,11 @@
-//! The count of a table's memory, against a recount.
+//! Compares the table's count of its memory with a recount.
 
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
 
 impl Table {
-    /// What `memory` should be, counted anew.
+    /// Counts the expected value of `memory` anew.
     fn recount(&self) -> usize {
         let values = self.values.iter().map(|(key, value)| entry(key, value.capacity()));
         let queues = self
@@ -41,8 +41,8 @@ fn request() -> impl Strategy<Value = Request> {
 }
 
 proptest! {
-    /// The count of bytes is what a recount gives after any requests, grows by no more than was foretold, and stays
-    /// within the limit; replies are no longer than foretold.
+    /// After any requests, the count of bytes equals the recount, grows by no more than predicted, and stays
+    /// within the limit. Replies are no longer than predicted.
     #[test]
     fn memory_is_counted(requests in vec((0..5u64, request()), 1..200), limit in 1000..20_000usize) {
         let mut table = Table::new(Limits { store_bytes: limit, value_bytes: 1000, ..Limits::default() });
@@ -71,7 +71,7 @@ proptest! {
     }
 }
 
-/// What many elements needed is not counted for the few that are left.
+/// Memory of removed elements is not counted for the remaining ones.
 #[test]
 fn what_is_emptied_gives_its_memory_back() {
     let mut table = Table::default();
