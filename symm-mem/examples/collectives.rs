@@ -1,6 +1,6 @@
-//! Every collective kernel over memory of a rendezvous: all-reduce (one-shot and two-shot), reduce-scatter, all-gather and
-//! all-to-all, of several lengths and at an odd address, eagerly and from a graph, every element checked. Each rank is a
-//! process:
+//! Every collective kernel over the memory of a rendezvous: all-reduce (one-shot and two-shot), reduce-scatter,
+//! all-gather and all-to-all. Runs several lengths at an unaligned address, eagerly and from a graph, and checks
+//! every element. Each rank is a process:
 //!
 //! ```text
 //! cargo build -p lockstep-symm-mem --features twins --example collectives
@@ -27,13 +27,13 @@ use symm_mem::{
 
 use support::{PATIENCE, Result, as_rank, embedded, exit_code, soon};
 
-/// Elements of each rank, or for each.
+/// Number of elements of each rank, or for each rank.
 const LENGTHS: [usize; 5] = [1, 7, 1000, 1 << 16, (1 << 20) + 3];
 
-/// Bytes of a rank's buffer: the input lies in one half, the outcome in the other.
+/// Bytes of a rank's buffer: the input lies in the first half, the result in the second.
 const BYTES: usize = 128 << 20;
 
-/// Where both halves' data begins: nothing is aligned to more than an element there.
+/// Byte offset of the data in both halves: aligned to an element, but to nothing more.
 const ODD: usize = 4;
 
 const INT: usize = size_of::<u32>();
@@ -65,13 +65,13 @@ const COLLECTIVES: [Collective; 5] = [
     Collective::AllToAll,
 ];
 
-/// What `rank` brings at `index`.
+/// The input of `rank` at `index`.
 fn input(rank: usize, index: usize) -> u32 {
     (index as u32).wrapping_mul(2_654_435_761).wrapping_add(rank as u32 * 40_503)
 }
 
 impl Collective {
-    /// Elements of the input and of the outcome.
+    /// Number of elements of the input and of the result.
     fn sizes(self, world: usize, length: usize) -> (usize, usize) {
         match self {
             Self::AllReduce(_) => (length, length),
@@ -81,7 +81,7 @@ impl Collective {
         }
     }
 
-    /// What `rank` finds at `index`.
+    /// The expected result on `rank` at `index`.
     fn outcome(self, rank: usize, world: usize, length: usize, index: usize) -> u32 {
         let sum = |index| (0..world).fold(0, |sum: u32, peer| sum.wrapping_add(input(peer, index)));
         let (from, within) = (index / length, index % length);
@@ -93,7 +93,7 @@ impl Collective {
         }
     }
 
-    /// Launches it: the input begins at `from` in all buffers, the outcome at `to`.
+    /// Launches the collective: the input begins at `from` in all buffers, the result at `to`.
     ///
     /// # Safety
     /// Both lie in all ranks' buffers, which stay until the stream is done.
@@ -146,8 +146,8 @@ fn run(world: ProcessGroup) -> Result<()> {
             let values: Vec<u32> = (0..inputs).map(|index| input(rank, index)).collect();
             let mut found = vec![0_u32; outcomes];
             for captured in [false, true] {
-                // SAFETY: all of it lies in the buffers; between the two barriers of the host nobody but the kernels touches
-                // them, and the graph is launched once, while they are there.
+                // SAFETY: all offsets lie in the buffers. Between the two barriers of the host, only the kernels
+                // access the buffers, and the graph is launched once, while they live.
                 unsafe {
                     world.context().copy_from_host(buffer.ptr() + ODD as u64, &values)?;
                     stream.fill_u32(buffer.ptr() + (BYTES / 2 + ODD) as u64, 0, outcomes)?;

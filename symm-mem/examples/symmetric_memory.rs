@@ -1,5 +1,5 @@
-//! Two ranks reach into each other's memory: one fills the other's buffer with 42 and signals; that one sees it, copies 43
-//! back with its copy engine, and both meet at a barrier. Each rank is a process:
+//! Two ranks access each other's memory. Rank 0 fills the other's buffer with 42 and signals. Rank 1 checks it,
+//! copies 43 back with its copy engine, and both meet at a barrier. Each rank is a process:
 //!
 //! ```text
 //! cargo build -p lockstep-symm-mem --features twins --example symmetric_memory

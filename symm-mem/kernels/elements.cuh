@@ -1,11 +1,13 @@
-// Elements: what they are added up in, and how they are combined. The define ELEMENT names one, as below.
+// Elements: the types in which they are accumulated, and the operations that combine them. The define ELEMENT names
+// one of the types below.
 //
-// Integers wrap around in their own type. Half types are added up in f32 and rounded once, to the nearest, ties to even.
+// Integers wrap around in their own type. Half types are accumulated in f32 and rounded once, to nearest, ties to
+// even.
 #pragma once
 
 #include "packs.cuh"
 
-// Adds up, multiplies and divides in `Sum`, compares in `Order`, and lies in memory as `Bits`.
+// Adds, multiplies and divides in `Sum`, compares in `Order`, and is stored in memory as `Bits`.
 template <typename Bits_, typename Sum_, typename Order_>
 struct Integer {
     typedef Bits_ Bits;
@@ -14,7 +16,7 @@ struct Integer {
     static __device__ __forceinline__ Bits store(Value value) { return (Bits)value; }
     static __device__ __forceinline__ Value larger(Value a, Value b) { return order(a) < order(b) ? b : a; }
     static __device__ __forceinline__ Value smaller(Value a, Value b) { return order(b) < order(a) ? b : a; }
-    // Of the sum as the type holds it, towards zero.
+    // Divides the sum, wrapped to the type, and rounds towards zero.
     static __device__ __forceinline__ Value divide(Value sum, u32 by) {
         return (Value)(sizeof(Order_) < 4 ? (Order_)((int)order(sum) / (int)by) : (Order_)(order(sum) / (Order_)by));
     }
@@ -29,7 +31,7 @@ struct Float {
     typedef Value_ Value;
     static __device__ __forceinline__ Value load(Bits bits) { return bits; }
     static __device__ __forceinline__ Bits store(Value value) { return value; }
-    // Of a number and no number, the number.
+    // For a number and a NaN, the result is the number.
     static __device__ __forceinline__ Value larger(Value a, Value b) {
         if constexpr (sizeof(Value) == 8) return fmax(a, b);
         return fmaxf(a, b);

@@ -1,4 +1,4 @@
-// Bytes from every rank: all-gather and all-to-all.
+// Moves bytes from every rank: all-gather and all-to-all.
 #include "packs.cuh"
 
 struct Gather {
@@ -10,13 +10,13 @@ struct Gather {
     u32 kernel;
 };
 
-// output[rank * bytes ..] = the rank's bytes. Where both are the same place nothing is moved.
+// output[rank * bytes ..] = the rank's bytes. Nothing is moved if source and destination are equal.
 extern "C" __global__ void __launch_bounds__(512, 2) symm_gather(Ranks ranks, Gather gather) {
     __shared__ Bases bases;
     if (!enter(ranks, gather.kernel, bases)) return;
     const u64 output = gather.output + (gather.own ? bases.of[ranks.rank] : 0);
     const Share share = share_of((gather.bytes + PACK - 1) / PACK, blockIdx.x, gridDim.x);
-    // Each rank begins with another peer, so that not all read from one.
+    // Each rank begins with another peer, so that they do not all read from one.
 #pragma unroll 1
     for (u32 turn = 0; turn < ranks.world; ++turn) {
         const u32 peer = (ranks.rank + turn) % ranks.world;

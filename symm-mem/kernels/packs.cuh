@@ -1,4 +1,4 @@
-// Memory in packs of 16 bytes, at any address, and how the blocks of a kernel share it out.
+// Packs of 16 bytes, at any address, and the shares of a kernel's blocks.
 #pragma once
 
 #include "ranks.cuh"
@@ -9,12 +9,12 @@ struct alignas(PACK) Pack {
     u32 words[4];
 };
 
-// Where a kernel reads and writes: the ranks' buffers, copied to where all threads of a block have them near.
+// The ranks' buffers, copied to shared memory for all threads of a block.
 struct Bases {
     u64 of[MOST_RANKS];
 };
 
-// Begins a kernel of all ranks: fills `bases`, and meets this block of every rank. False: the block ends.
+// Begins a kernel of all ranks: fills `bases`, and synchronizes with this block of every rank. False: the block ends.
 __device__ __forceinline__ bool enter(const Ranks &ranks, u32 kernel, Bases &bases) {
 #pragma unroll 1
     for (u32 rank = threadIdx.x; rank < ranks.world; rank += blockDim.x) bases.of[rank] = ranks.buffers[rank];
@@ -22,7 +22,7 @@ __device__ __forceinline__ bool enter(const Ranks &ranks, u32 kernel, Bases &bas
     return meet(ranks, kernel);
 }
 
-// This block's share of `count` things, which are `first` to `end`. The same on all ranks for the same count.
+// This block's share of `count` items: from `first` to `end`, exclusive. The same on all ranks for the same count.
 struct Share {
     u64 first;
     u64 end;
@@ -32,7 +32,7 @@ __device__ __forceinline__ Share share_of(u64 count, u32 part, u32 parts) {
     return {count * part / parts, count * (part + 1) / parts};
 }
 
-// The widest access, at most a pack, that all addresses in `bits` (or-ed together) are aligned to.
+// The widest access, at most a pack, to which all addresses in `bits` (or-ed together) are aligned.
 __device__ __forceinline__ u32 width_of(u64 bits) {
     const u32 lowest = (u32)(bits & (~bits + 1)) & (PACK - 1);
     return lowest == 0 ? PACK : lowest;
@@ -56,8 +56,8 @@ __device__ __forceinline__ void store_by(const Pack &pack, u64 to, u32 bytes) {
     }
 }
 
-// The bytes at `from`, the rest zero. `width` divides the address; the last bytes, which are no multiple of it, are
-// taken one by one.
+// Loads the bytes at `from`; the rest of the pack is zero. The address is a multiple of `width`. If the length is
+// not, the bytes are loaded one by one.
 __device__ __noinline__ Pack load_some(u64 from, u32 bytes, u32 width) {
     Pack pack;
     if (bytes % width != 0) width = 1;

@@ -1,11 +1,12 @@
-// What every kernel is told, and how the blocks of several ranks wait for each other.
+// The parameters of every kernel, and synchronization between the blocks of several ranks.
 //
-// A signal is a word of 32 bits in the pad of the rank that it is for: 1 from put to wait, else 0. A put is a
-// compare-and-swap with release, a wait one with acquire, both at system scope: what the putting thread, and those
-// that it met before (__syncthreads is cumulative), wrote is seen by who waited, and by those that this one meets.
+// A signal is a word of 32 bits in the pad of its receiver: 1 from put to wait, else 0. A put is a compare-and-swap
+// with release, a wait one with acquire, both at system scope. The putting thread may have synchronized with others
+// before (__syncthreads is cumulative). The writes of all of these are visible to the waiting thread, and to the
+// threads that synchronize with it afterwards.
 //
-// The defines USER_CHANNELS, KERNEL_CHANNELS, LINE and MOST_RANKS, and the numbers of kernels (KERNEL_…) and of what is
-// waited for (WAITS_…), come from the Rust side, which reads and writes the same memory.
+// The defines USER_CHANNELS, KERNEL_CHANNELS, LINE and MOST_RANKS, and the numbers of kernels (KERNEL_…) and of
+// awaited events (WAITS_…), come from the Rust side, which reads and writes the same memory.
 #pragma once
 
 typedef unsigned char u8;
@@ -13,7 +14,7 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// What went wrong first: in the host's memory, which the host reads while kernels run.
+// The first failure: in host memory, which the host reads while kernels run.
 struct Fault {
     u32 written;  // 0: nothing; 1: all of it
     u32 kernel;
@@ -40,14 +41,14 @@ __device__ __forceinline__ u64 now() {
     return ns;
 }
 
-// A word of a pad.
+// Address of a word of a pad.
 __device__ __forceinline__ u32 *slot(const Ranks &ranks, u64 pad, u32 channel, u32 source) {
     return (u32 *)pad + (u64)ranks.world * channel + source;
 }
 
-// A word in the rank's own pad: whether a kernel of this rank has given up. From then on no kernel signals for this rank,
-// so that nobody takes a late signal for a later one. It also says who writes the record: it lies in device memory,
-// where it is read sooner, and where atomics are sure to be, as they are not in the host's.
+// Address of a flag in the rank's own pad: a kernel of this rank has given up. From then on no kernel signals for
+// this rank, so that a late signal is not taken for a later one. The kernel that sets the flag writes the record. The
+// flag lies in device memory: there it is faster to read, and atomics are guaranteed, unlike in host memory.
 __device__ __forceinline__ u32 *gave_up_word(const Ranks &ranks) {
     const u64 slots = (u64)ranks.world * (USER_CHANNELS + KERNEL_CHANNELS);
     return (u32 *)(ranks.pad + (slots * 4 + LINE - 1) / LINE * LINE);
@@ -59,8 +60,8 @@ __device__ __forceinline__ bool gave_up(const Ranks &ranks) {
     return word != 0;
 }
 
-// Gives up for this rank, and writes down what was waited for, unless it has given up before. Told by value: a reference
-// would have every kernel write what it was told to memory first.
+// Gives up for this rank, and writes the record, unless it has given up before. Parameters are passed by value: with
+// a reference, every kernel would first spill its parameters to memory.
 __device__ __noinline__ void give_up(const Ranks ranks, u32 kernel, u32 waits, u32 peer, u32 channel, u64 waited_ns) {
     u32 found;
     asm volatile("atom.relaxed.sys.cas.b32 %0, [%1], 0, 1;" : "=r"(found) : "l"(gave_up_word(ranks)) : "memory");
@@ -85,8 +86,8 @@ __device__ __forceinline__ bool flip(u32 *word) {
     return found == 1;
 }
 
-// Flips a word of a pad as soon as it can be flipped. False: not before the deadline, or a kernel of this rank has
-// given up meanwhile.
+// Flips a word of a pad as soon as it can be flipped. False: that was not possible before the deadline, or a kernel
+// of this rank has given up meanwhile.
 template <u32 Waits>
 __device__ __forceinline__ bool await(const Ranks &ranks, u32 kernel, u32 *word, u32 peer, u32 channel) {
     if (flip<Waits>(word)) return true;
@@ -111,21 +112,21 @@ __device__ __forceinline__ bool wait(const Ranks &ranks, u32 kernel, u32 peer, u
     return await<WAITS_FOR_SIGNAL>(ranks, kernel, slot(ranks, ranks.pad, channel, peer), peer, channel);
 }
 
-// The pad of the peer that has this thread's number, or any of them. Asked for before the first look at whether this
-// rank has given up, so that the two do not wait for each other.
+// The pad of the peer with this thread's number, or of any peer. It is loaded before the give-up flag is read first,
+// so that the two loads overlap.
 __device__ __forceinline__ u64 pad_of_peer(const Ranks &ranks) {
     return ranks.pads[min(threadIdx.x, ranks.world - 1)];
 }
 
-// Meets the peer that has this thread's number, whose pad is `pad`: true too for threads without one.
+// Synchronizes with the peer that has this thread's number, with pad `pad`. Returns true for threads without a peer.
 __device__ __forceinline__ bool meet_peer(const Ranks &ranks, u32 kernel, u64 pad, u32 channel) {
     const u32 peer = threadIdx.x;
     if (peer >= ranks.world || peer == ranks.rank) return true;
     return put(ranks, kernel, pad, peer, channel) && wait(ranks, kernel, peer, channel);
 }
 
-// Meets this block of every rank, all of its threads taking part: what those blocks did before is done and seen.
-// False, for all threads: it did not come to that, and the block ends.
+// Synchronizes with this block of every rank; all threads take part. Earlier writes of those blocks are visible
+// afterwards. Returns false, for all threads, if that failed: then the block ends.
 __device__ __noinline__ bool meet(const Ranks ranks, u32 kernel) {
     __syncthreads();
     return __syncthreads_and(meet_peer(ranks, kernel, pad_of_peer(ranks), USER_CHANNELS + blockIdx.x)) != 0;

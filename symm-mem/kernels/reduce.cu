@@ -1,6 +1,6 @@
-// What all ranks have, combined: all-reduce and reduce-scatter of one element type.
+// Combines the inputs of all ranks: all-reduce and reduce-scatter of one element type.
 //
-// Every element is combined in ascending order of the ranks, by whoever does it: so all ranks get the same bits.
+// Every element is combined in ascending order of the ranks, on any rank. So all ranks get the same bits.
 #include "elements.cuh"
 
 struct Reduce {
@@ -11,10 +11,10 @@ struct Reduce {
     u32 kernel;
 };
 
-// How many ranks' packs are asked for before the first is waited for.
+// Number of ranks whose packs are requested before the first pack is used.
 enum : u32 { AHEAD = 4 };
 
-// A pack of all ranks, combined.
+// Combines a pack of all ranks.
 template <typename Operation>
 __device__ __forceinline__ Pack combined(const Ranks &ranks, const Bases &bases, u64 at, u32 bytes, u32 width) {
     Lanes sum;
@@ -63,7 +63,7 @@ __device__ __forceinline__ void reduce(const Ranks &ranks, const Reduce &what) {
     }
     const u32 width = width_of(addresses);
     Share share = {0, (what.bytes + PACK - 1) / PACK};
-    // Who writes everywhere combines its slice for all.
+    // A rank that writes to all ranks combines only its slice.
     if (everywhere) share = share_of(share.end, ranks.rank, ranks.world);
     const Share part = share_of(share.end - share.first, blockIdx.x, gridDim.x);
     const u64 end = share.first + part.end;
@@ -76,7 +76,7 @@ __device__ __forceinline__ void reduce(const Ranks &ranks, const Reduce &what) {
             bytes = (u32)min((u64)PACK, what.bytes - at);
             pack = combined<Operation>(ranks, bases, what.input + at, bytes, width);
         }
-        // Onto what others read: when they have.
+        // Peers still read the input, so it is overwritten only after all have read it.
         if (what.target == TARGET_ONTO_INPUT && !meet(ranks, what.kernel)) return;
         if (bytes == 0) continue;
         if (!everywhere) {

@@ -1,7 +1,7 @@
-// Signals between ranks: one block each.
+// Signals between ranks, with one block each.
 #include "ranks.cuh"
 
-// All ranks meet, a thread a peer.
+// All ranks synchronize, with one thread for each peer.
 extern "C" __global__ void symm_barrier(Ranks ranks, u32 channel) {
     const u64 pad = pad_of_peer(ranks);
     if (!gave_up(ranks)) meet_peer(ranks, KERNEL_BARRIER, pad, channel);

@@ -1,4 +1,4 @@
-//! Domains: ranks that promise the same sequence of allocations.
+//! Domains: sets of ranks that promise the same sequence of allocations.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -15,17 +15,18 @@ use process_group::{
 
 use crate::agreement::{PoolId, place::generation_key};
 
-/// The ranks that promise to ask the domain's pools for the same things in the same order, and the store through
-/// which they agree.
+/// The ranks that promise to make the same requests of the domain's pools in the same order, and the store that they
+/// use to agree.
 ///
-/// A pool of a domain can be committed for every group inside it. The smallest domain of a pool shared by several
-/// groups is the union of groups that overlap, usually the world; a domain of one group's ranks makes a pool of
-/// that group alone.
+/// A pool of a domain can be committed for every group inside the domain. If several overlapping groups share a pool,
+/// its smallest domain is the union of these groups, usually the world. A domain of one group's ranks makes a pool
+/// for that group alone.
 ///
-/// Every rank makes the domain itself, and all make the same number of domains under one `uid`: who waits in another
-/// generation than the others is told so ([`Refusal::GenerationMismatch`](crate::Refusal::GenerationMismatch)). The
-/// domains of one store number their ranks alike, as ranks of the job, and a rank is in one meeting of them at a time: so
-/// ranks that wait for each other at different pools are found.
+/// Every rank creates the domain itself, and all ranks create the same number of domains under one `uid`. A rank that
+/// waits in another generation than the others gets
+/// [`Refusal::GenerationMismatch`](crate::Refusal::GenerationMismatch). All domains of one store number their ranks
+/// as ranks of the job, and a rank is in one meeting of these domains at a time. Ranks that wait for each other at
+/// different pools are detected this way.
 #[derive(Clone)]
 pub struct Domain {
     inner: Arc<Inner>,
@@ -41,11 +42,11 @@ struct Inner {
     pools: AtomicU32,
 }
 
-/// Why a domain could not be made.
+/// The reason why a domain could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DomainError {
-    /// The rank that makes it is not among its ranks.
+    /// This rank is not among the ranks of the domain.
     #[error("rank {rank} makes domain {uid:#x} but is not among its ranks {ranks:?}")]
     NotAMember {
         /// The domain's number.
@@ -60,25 +61,27 @@ pub enum DomainError {
     Store {
         /// The domain's number.
         uid: u64,
-        /// What the store said.
+        /// The error of the store.
         source: StoreError,
     },
-    /// What stands in the store for the domain is not what a rank of it has written.
+    /// The value in the store for this domain was not written by one of its ranks.
     #[error(
         "domain {uid:#x}: its random number in the store has {bytes} bytes, expected 8: does another program write there?"
     )]
     Unreadable {
         /// The domain's number.
         uid: u64,
-        /// How many bytes were found.
+        /// The number of bytes found.
         bytes: usize,
     },
 }
 
 impl Domain {
-    /// The domain of number `uid` with `ranks`, seen from `rank`. Not collective: it counts, in `store`, how often this
-    /// rank has made it, so that a second generation of a domain does not meet what the first has left; and it takes the
-    /// number there that no other domain of any store has.
+    /// Creates the domain with number `uid` and these `ranks` on rank `rank`.
+    ///
+    /// Not collective. It counts in `store` how often this rank has created the domain, so that a second generation
+    /// of a domain does not read the keys of the first. It also reads, or writes first, a random number in the store
+    /// that distinguishes the domain from domains of other stores.
     ///
     /// # Errors
     /// [`DomainError`].
@@ -107,8 +110,9 @@ impl Domain {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// The domain of a process group's members, known by the group's number and by the ranks of the job, in the
-    /// [store of the job](ProcessGroup::job_store). Its pools can be committed for the group and for every subgroup of it.
+    /// Creates the domain of a process group's members, with the group's number and the members' ranks in the job, in
+    /// the [store of the job](ProcessGroup::job_store). Its pools can be committed for the group and for each of its
+    /// subgroups.
     ///
     /// # Errors
     /// [`DomainError::Store`].
@@ -136,7 +140,7 @@ impl Domain {
         &*self.inner.store
     }
 
-    /// The name of the next pool: pools are told apart by the order of their creation.
+    /// Returns the id of the next pool. Pools are numbered in the order of their creation.
     pub(crate) fn next_pool(&self) -> PoolId {
         let pool = self.inner.pools.fetch_add(1, Ordering::Relaxed);
         let Inner { uid, generation, instance, .. } = *self.inner;
@@ -144,12 +148,13 @@ impl Domain {
     }
 }
 
-/// Where the random number of a generation of a domain stands.
+/// The store key of the random number of a generation of a domain.
 pub(crate) fn instance_key(uid: u64, generation: u64) -> String {
     format!("symm/{uid:x}.{generation}/instance")
 }
 
-/// A number that no other call returns, in this process or another, but by a chance of 2^-64.
+/// A random number. Two calls, in this process or in different ones, return the same number with a probability of
+/// 2^-64.
 fn random() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }
@@ -159,7 +164,7 @@ pub(crate) fn ranks_of(group: &ProcessGroup) -> Vec<u32> {
     group.global_ranks().into_iter().map(rank_of).collect()
 }
 
-/// A job has fewer ranks than that.
+/// Converts a rank of the job. No job has more than `u32::MAX` ranks.
 pub(crate) fn rank_of(rank: usize) -> u32 {
     u32::try_from(rank).unwrap_or(u32::MAX)
 }

@@ -1,32 +1,28 @@
-//! Symmetric memory: pools whose blocks lie at the same place on every rank, and whose segments become NCCL windows
-//! by agreement.
+//! Symmetric memory: pools with the same block layout on every rank. The ranks agree to register pool segments as
+//! NCCL windows.
 //!
-//! The ranks of a [`Domain`] ask a [`SymmetricPool`] for the same things in the same order. A
-//! [`commit`](SymmetricPool::commit) registers its new segments as windows of one group: on all members or on none,
-//! in one order. Ranks that differ are given the same error, before their deadline, that names rank, ordinal and
-//! both values, and the first allocation in which they differ; what was committed before stays, and so do the
-//! other groups.
+//! The ranks of a [`Domain`] make the same requests of a [`SymmetricPool`] in the same order. A
+//! [`commit`](SymmetricPool::commit) registers the pool's new segments as windows of one group. It registers them on
+//! all members or on none, and in one order. If the ranks differ, every member gets the same error before its
+//! deadline. The error names the rank, the ordinal, both values, and the first allocation that differs. Earlier
+//! commits stay valid, and other groups are not affected.
 //!
-//! Not for: placement itself ([`caching_alloc::core::symmetric`]), communicators and collectives
+//! Out of scope: placement ([`caching_alloc::core::symmetric`]), and communicators and collectives
 //! ([`process_group`]).
 //!
 //! ```no_run
-//! # use process_group::{comm::Communicator, store::HashStore};
-//! # use symm_mem::{CommitOptions, CommunicatorGroup, Domain, Geometry, GroupId, SymmetricPool};
-//! # fn rank(rank: u32, communicator: &Communicator) -> Result<(), Box<dyn std::error::Error>> {
-//! # let store = std::sync::Arc::new(HashStore::new());
-//! let domain = Domain::new(store, 0, rank, 0..4)?;
-//! let pool = SymmetricPool::new(&domain, communicator.context(), Geometry::default())?;
+//! # fn rank(world: &process_group::ProcessGroup) -> Result<(), Box<dyn std::error::Error>> {
+//! use symm_mem::{CommitOptions, Domain, Geometry, SymmetricPool};
+//!
+//! let pool = SymmetricPool::new(&Domain::of(world)?, world.context(), Geometry::default())?;
 //! let gradients = pool.allocate(25 << 20)?;
-//! let id = GroupId { uid: 0, epoch: 0 };
-//! let world = CommunicatorGroup { id, ranks: (0..4).collect(), communicator };
-//! let report = pool.commit(&world, CommitOptions::default())?;
+//! let report = pool.commit(world, CommitOptions::default())?;
 //! match &report.without {
 //!     None => println!("{} windows in {:?}", report.new_windows, report.elapsed),
 //!     Some(reason) => println!("the same offsets everywhere, but no windows: {reason}"),
 //! }
 //! // The buffer is in a window: the all-reduce of every rank reads and writes its peers' memory directly.
-//! let found = pool.lookup(gradients.ptr(), gradients.bytes(), id)?;
+//! let found = pool.lookup(gradients.ptr(), gradients.bytes(), world.id())?;
 //! # Ok(())
 //! # }
 //! ```
@@ -34,32 +30,32 @@
 //! # Map
 //! | module | holds |
 //! |---|---|
-//! | [`agreement`] | the protocol without I/O: records, decisions, the commit's machine; the meeting of a rendezvous and of an exchange |
+//! | [`agreement`] | the protocol without I/O: records, decisions, the state machine of a commit, and the meeting used by rendezvous and exchange |
 //! | [`direct`] | messages of a process group without a communicator |
 //! | [`exchange`] | one-sided put and get: plans, handles that are opened once, leases |
 //! | [`kernels`] | device code: signals between ranks, and the collectives over their memory |
-//! | [`rendezvous`] | peers' memory and signals: PyTorch's SymmetricMemory |
-//! | `simulation` | feature of that name: whole programs of several ranks under seeded schedules, and what must hold of them |
+//! | [`rendezvous`] | peers' memory and signals, as in PyTorch's SymmetricMemory |
+//! | `simulation` | with the feature `simulation`: whole programs of several ranks under seeded schedules, with checks of their invariants |
 //! | root | [`Domain`], [`SymmetricPool`] and its blocks, [`CommitOptions`], [`CommitError`], [`commit_all`], [`Explanation`], [`RetireError`] |
 //!
 //! # Invariants
-//! | | what | kept by |
+//! | | invariant | enforced by |
 //! |---|---|---|
-//! | I1 | allocation, free, look-up and collectives make no window; only a commit does | [`SymmetricPool::allocate`] places and journals; `commit` (or `attach`) and [`SymmetricPool::retire`] alone call the communicator |
+//! | I1 | only a commit creates windows; allocation, free, look-up and collectives create none | [`SymmetricPool::allocate`] only places and logs; only `commit` (or `attach`) and [`SymmetricPool::retire`] call the communicator |
 //! | I2 | a group lies inside the pool's domain | [`CommitError::GroupOutsideDomain`], before anything is posted |
-//! | I3 | a segment is known by (pool, ordinal), a group by (number, epoch), never by an address or a handle | [`PoolId`], [`GroupId`]; ordinals are never reused |
+//! | I3 | a segment is identified by (pool, ordinal) and a group by (number, epoch), never by an address or a handle | [`PoolId`], [`GroupId`]; ordinals are never reused |
 //! | I4 | a group's committed log only grows, is equal on all members, and holds a segment once | [`agreement::Seat`]; its hash is in every record ([`Poison::CommittedLogDiverged`]) |
-//! | I5 | one window call of a communicator at a time, never under the allocator's lock | one commit of a communicator at a time, and its gate; half-enqueued collectives and messages are [`Refusal::CollectivesOutstanding`] and [`Refusal::MessagesOutstanding`] |
-//! | I6 | several groups in ascending order of their numbers | [`commit_all`]; whoever does otherwise meets a deadline that says who waits where |
+//! | I5 | a communicator has one window call at a time, never under the allocator's lock | one commit of a communicator at a time, and its gate; half-enqueued collectives and messages are [`Refusal::CollectivesOutstanding`] and [`Refusal::MessagesOutstanding`] |
+//! | I6 | commits of several groups run in ascending order of the group numbers | [`commit_all`]; a commit in another order ends at its deadline with the list of waiting ranks |
 //! | I7 | placement is a function of the sequence of requests | [`caching_alloc::core::symmetric::SymmetricArena`] |
-//! | I8 | what a segment is to a group is agreed, not found out | [`Standing`] changes by a commit's verdict only |
-//! | I9 | memory stays until nobody can reach it | the pool, its blocks, [`GraphPin`]s, graphs that use it and every communicator with windows in it hold the memory; the last one gives it back. A retired segment's memory goes when all ranks have said that its windows are gone |
-//! | I10 | a pool does not grow during a declared capture, and no window comes or goes during any | [`PoolCapture`] freezes it; a commit or a retirement while the driver says that a stream captures is [`Refusal::CommitDuringCapture`] on all members |
-//! | I11 | a block that captured work uses is not placed again while the graph lives | each use pins it ([`process_group::graph_memory`]); the graph and its executables hold the pin |
+//! | I8 | the ranks agree on the registration state of a segment; no rank detects it alone | [`Standing`] changes by a commit's verdict only |
+//! | I9 | memory is freed only after its last use | the pool, its blocks, [`GraphPin`]s, graphs that use the memory and every communicator with windows in it are its holders; the last holder frees it. The memory of a retired segment is freed once all ranks have reported its windows gone |
+//! | I10 | a pool does not grow during a declared capture, and no window is created or removed during any capture | [`PoolCapture`] freezes the pool; if the driver reports a capturing stream, a commit or retirement ends with [`Refusal::CommitDuringCapture`] on all members |
+//! | I11 | a block used by captured work is not placed again while the graph lives | each use pins it ([`process_group::graph_memory`]); the graph and its executables hold the pin |
 //!
-//! Windows stay until their communicator is gone, or until all ranks of the domain [retire](SymmetricPool::retire) their
-//! segments, which no block and no graph may hold on any rank. What happens to a buffer, and why, says
-//! [`SymmetricPool::explain`].
+//! A window stays until its communicator is gone, or until all ranks of the domain [retire](SymmetricPool::retire)
+//! its segment. To retire a segment, no rank may have a block or a graph that uses it. [`SymmetricPool::explain`]
+//! reports the state of a buffer and the reasons for it.
 
 pub mod agreement;
 mod commit;
@@ -84,6 +80,14 @@ pub use pool::{
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+// These files belong to the workspace and not to the package, so these doctests run in the workspace only.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct WorkspaceReadme;
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/testing.md")]
+struct Testing;
 
 #[cfg(test)]
 extern crate self as symm_mem;

@@ -1,6 +1,6 @@
-//! Members of a meeting, a store, and a virtual clock: seeded schedules for what rendezvous and exchange are alike in.
-//! Requests and answers take drawn times; a request may be made twice, as by a client that has lost an answer. Every
-//! member's clock has an offset of its own.
+//! Members of a meeting, a store, and a virtual clock: seeded schedules for the common parts of rendezvous and
+//! exchange. Requests and answers take random times. A request may be made twice, as by a client that has lost an
+//! answer. Every member's clock has its own offset.
 
 use std::{
     cmp::Reverse,
@@ -19,7 +19,7 @@ use symm_mem::{
 /// The time that a meeting may take, in milliseconds.
 pub(crate) const DEADLINE: u64 = 1000;
 
-/// What goes wrong on one rank, at most.
+/// The fault of one rank, if any.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Fault {
     None,
@@ -27,16 +27,16 @@ pub(crate) enum Fault {
     Dies(u64),
     /// The store does not answer it from this time on.
     CutOff(u64),
-    /// It never comes.
+    /// It never arrives.
     Absent,
-    /// It cannot open what the others lend.
+    /// It cannot open the memory that the others share.
     CannotOpen,
-    /// It comes with something else.
+    /// Its contribution differs from the others'.
     Differs(usize),
 }
 
 impl Fault {
-    /// A fault of one rank among `differences` ways to differ.
+    /// Draws a fault of one rank, with `differences` ways to differ.
     pub(crate) fn draw(random: &mut Random, differences: usize) -> Self {
         let (time, early) = (random.below(900_000), random.below(5_000));
         *random.pick(&[
@@ -76,16 +76,16 @@ pub(crate) struct World<C: Contribution> {
     fault: Fault,
     slowest: u64,
     repeated: bool,
-    /// Who was told to open.
+    /// The members that were told to open memory.
     pub(crate) told_to_open: Vec<bool>,
-    /// How each has ended.
+    /// The conclusion of each member.
     pub(crate) ended: BTreeMap<u32, Conclusion<C>>,
 }
 
 impl<C: Contribution> World<C> {
     pub(crate) fn new(mut random: Random, members: Vec<Meeting<C>>, faulty: u32, fault: Fault) -> Self {
         let count = members.len();
-        // Those that come together are in one place of the program; the last comes before a third of the deadline.
+        // The members' arrival times spread by up to `skew` µs: the last one arrives before a third of the deadline.
         let skew = *random.pick(&[1, 1000, 300_000]);
         let slowest = *random.pick(&[1, 50, 2000]);
         let mut world = Self {
@@ -116,7 +116,7 @@ impl<C: Contribution> World<C> {
         world
     }
 
-    /// Runs until nothing happens any more. Who is there ends in time; where all do well nothing is left in the store.
+    /// Runs until no event is left. Present members end in time; if all succeed, nothing is left in the store.
     pub(crate) fn run(&mut self) {
         while let Some(Reverse((time, _, id))) = self.events.pop() {
             self.now = time;
@@ -130,7 +130,7 @@ impl<C: Contribution> World<C> {
             let gone = rank == self.faulty && matches!(self.fault, Fault::Dies(_) | Fault::Absent);
             assert!(gone || self.ended.contains_key(&rank), "rank {rank} hangs");
         }
-        // A repetition that comes when everything is over writes what nobody reads.
+        // A repeated request that arrives after the end writes a key that nobody reads.
         let well = self.ended.values().filter(|end| end.result.is_ok()).count();
         if well == self.members.len() && !self.repeated && !matches!(self.fault, Fault::CutOff(_)) {
             assert!(self.store.is_empty() && self.counters.is_empty(), "left: {:?}", self.store.keys());
@@ -177,7 +177,7 @@ impl<C: Contribution> World<C> {
                 self.told_to_open[at] = true;
                 let outcome = match (self.fault, rank == self.faulty) {
                     (Fault::CannotOpen, true) => Outcome::Failed { cause: "no addresses".into() },
-                    // Who looks for one that is gone notices.
+                    // A member that looks for the dead one notices.
                     (Fault::Dies(when), false) if when <= self.now => {
                         Outcome::Alone { gone: vec![self.faulty] }
                     }
@@ -208,6 +208,11 @@ impl<C: Contribution> World<C> {
         let answer = match request {
             Ask::Set { key, value } => {
                 self.store.insert(key, value);
+                Answer::Stored
+            }
+            Ask::Post { key, value } => {
+                let stands = self.store.entry(key).or_insert_with(|| value.clone());
+                assert_eq!(*stands, value, "a member posts once");
                 Answer::Stored
             }
             Ask::Add { key } => {

@@ -1,5 +1,5 @@
-//! A rank that calls NCCL by itself, as programs do that share a pool: each group's communicator registers the segments,
-//! one after the other.
+//! A rank that calls NCCL directly, as programs do that share a pool: each group's communicator registers the
+//! segments, one after the other.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -18,16 +18,16 @@ use crate::{
     value,
 };
 
-/// What a rank says whose sums are right.
+/// Line that a rank prints if its sums are correct.
 const RIGHT: &str = "all sums are right";
 
-/// What a rank says that gets no window.
+/// Line that a rank prints if it gets no window.
 const NO_WINDOW: &str = "no window: this NCCL has none here, and nothing can go wrong";
 
-/// How a rank begins what it says of a call that fails, or of wrong sums.
+/// Prefix of the line that a rank prints if a call fails, or if its sums are wrong.
 pub(crate) const WRONG: &str = "wrong: ";
 
-/// Makes the mistake, says what comes of it, and ends the process: what it leaves of the library is not to be cleaned up.
+/// Makes the mistake, prints the result, and exits at once: the library may be in a state that cannot be cleaned up.
 pub(crate) fn attempt(world: &ProcessGroup, mistake: Mistake) -> Result<()> {
     let program = Program::prepare(world, mistake)?;
     println!("{}", ranks::BEGUN);

@@ -1,6 +1,7 @@
-//! The mistake that symmetric memory is known for: two groups, one pool of segments, registered by the ranks in different
-//! orders. With NCCL alone it hangs, fails, or gives wrong sums; a [`SymmetricPool`](symm_mem::SymmetricPool) refuses it
-//! with an error that names the ranks, on every rank, and then does it right.
+//! The best-known mistake with symmetric memory: two groups share a pool of segments, and the ranks register them in
+//! different orders. With NCCL alone, the program hangs, fails, or computes wrong sums. A
+//! [`SymmetricPool`](symm_mem::SymmetricPool) refuses it on every rank, with an error naming the ranks, and then the
+//! example does it correctly.
 //!
 //! ```text
 //! cargo build -p lockstep-symm-mem --features twins --example misordered_windows
@@ -8,8 +9,8 @@
 //! target/debug/examples/misordered_windows --embedded [RANKS]
 //! ```
 //!
-//! There are 2 ranks, or 4, a process each, started by this program; `NCCL_SYS_LIBRARY` chooses the NCCL. With `--embedded`
-//! no GPU is needed: the ranks' devices are embedded ones that hang where the real library hangs.
+//! There are 2 or 4 ranks; this program starts a process for each. `NCCL_SYS_LIBRARY` chooses the NCCL. With
+//! `--embedded` no GPU is needed: the ranks use embedded devices, which hang where the real library hangs.
 //!
 //! | file | subject |
 //! |---|---|
@@ -28,10 +29,10 @@ use std::process::ExitCode;
 use ranks::End;
 use support::{EMBEDDED, Result, as_rank, exit_code};
 
-/// What the ranks do in another order.
+/// The part that ranks do in different orders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mistake {
-    /// The groups: one rank begins with the one, another with the other.
+    /// The groups: one rank begins with the first, another with the second.
     Groups,
     /// Two segments of one size.
     Segments,
@@ -59,7 +60,7 @@ impl Mistake {
         }
     }
 
-    /// The order in which a rank of `ranks` takes its two groups. With four ranks each waits for another in a circle.
+    /// The order in which a rank takes its two groups. With four ranks, they wait for each other in a circle.
     const fn groups(self, rank: usize, ranks: usize) -> [usize; 2] {
         match self {
             Self::Groups if rank == 0 || (ranks == 4 && rank == 3) => [1, 0],
@@ -76,7 +77,8 @@ impl Mistake {
     }
 }
 
-/// The members of a rank's two groups: of two ranks both twice, of four the pairs of a square.
+/// The members of a rank's two groups: with two ranks both groups have both, with four they are the pairs of a
+/// square.
 fn members(rank: usize, ranks: usize) -> [[usize; 2]; 2] {
     match ranks {
         2 => [[0, 1], [0, 1]],
@@ -84,7 +86,7 @@ fn members(rank: usize, ranks: usize) -> [[usize; 2]; 2] {
     }
 }
 
-/// What rank `rank` writes into a segment, and the sum of it over some ranks.
+/// Value that rank `rank` writes into a segment, and its sum over some ranks.
 fn value(segment: usize, rank: usize) -> f32 {
     (10 * segment + rank + 1) as f32
 }
@@ -114,7 +116,7 @@ fn rank(part: &str, embedded: bool) -> Result<()> {
         embedded,
         |machine| machine.faithful().start(),
         |builder| {
-            // Of checked groups, for what a commit cannot see.
+            // A checked group also finds mistakes that a commit cannot see.
             let world = builder.checked(true).build()?;
             match Mistake::ALL.iter().find(|(name, _)| *name == part) {
                 Some((_, mistake)) => bare::attempt(&world, *mistake),
@@ -124,7 +126,7 @@ fn rank(part: &str, embedded: bool) -> Result<()> {
     )
 }
 
-/// Starts the ranks of every part, and says what came of it.
+/// Starts the ranks of every part, and prints the results.
 fn all(arguments: &[String], embedded: bool) -> Result<()> {
     let ranks = match arguments.iter().find(|argument| *argument != EMBEDDED) {
         None => 2,

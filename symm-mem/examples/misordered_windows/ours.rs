@@ -1,4 +1,4 @@
-//! A rank that uses a pool: the same mistakes, each refused on every rank, and then the right way.
+//! A rank that uses a pool: the same mistakes, each refused on every rank, and then the correct way.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::{
     value,
 };
 
-/// How long a commit waits for the other ranks.
+/// Deadline of a commit.
 const DEADLINE: Duration = Duration::from_secs(4);
 
 pub(crate) fn show(world: ProcessGroup) -> Result<()> {
@@ -56,7 +56,7 @@ impl Program {
         self.world.rank()
     }
 
-    /// A pool, a segment for each block, and two blocks in the order in which this rank asks for them.
+    /// A pool with a segment for each block, and two blocks, allocated in this rank's order.
     fn pool(&self, mistake: Mistake) -> Result<(SymmetricPool, [SymmetricBlock; 2])> {
         let geometry = Geometry { first_segment: 2 << 20, largest_segment: 2 << 20 };
         let pool = SymmetricPool::new(&self.domain, self.world.context(), geometry)?;
@@ -69,7 +69,7 @@ impl Program {
         Ok((pool, blocks))
     }
 
-    /// Commits both groups, however they are ordered here, and sums both blocks over both.
+    /// Commits for both groups, in any order, and sums both blocks over both groups.
     fn right(&self, what: &str, pool: &SymmetricPool, blocks: &[SymmetricBlock; 2]) -> Result<()> {
         let mut commits = self.groups.each_ref().map(|group| (pool, group as &dyn SymmetricGroup));
         if self.rank() == 0 {
@@ -113,20 +113,20 @@ impl Program {
         }
     }
 
-    /// The groups in another order.
+    /// The groups in different orders.
     fn groups(&self) -> Result<()> {
         let (pool, blocks) = self.pool(Mistake::Groups)?;
         for group in Mistake::Groups.groups(self.rank(), self.world.size()) {
             let refused = pool.commit(&self.groups[group], CommitOptions::default().deadline(DEADLINE));
             self.expect("SyncTimeout", refused.map(drop))?;
         }
-        // Nothing was registered, and the groups go on.
+        // Nothing was registered, and the groups stay usable.
         self.world.barrier(soon())?;
         self.right(Mistake::Groups.words(), &pool, &blocks)
     }
 
-    /// Two segments of one size in another order. To the pool these are the same requests; that the ranks use different
-    /// ones of them together is seen by a checked group, before anything is launched.
+    /// Two segments of one size in different orders. To the pool these are equal requests. A checked group finds that
+    /// the ranks combine different segments, before anything is launched.
     fn segments(&self) -> Result<()> {
         let (pool, blocks) = self.pool(Mistake::Segments)?;
         let commits = self.groups.each_ref().map(|group| (&pool, group as &dyn SymmetricGroup));
@@ -141,14 +141,14 @@ impl Program {
         }
         drop((pool, blocks));
         let (pool, mut blocks) = self.pool(Mistake::Segments)?;
-        // What the program should have said: which of its blocks is which.
+        // The correct program names which of its blocks is which.
         if self.rank() % 2 == 1 {
             blocks.reverse();
         }
         self.right(Mistake::Segments.words(), &pool, &blocks)
     }
 
-    /// Two segments of different sizes in another order.
+    /// Two segments of different sizes in different orders.
     fn sizes(&self) -> Result<()> {
         let (pool, blocks) = self.pool(Mistake::Sizes)?;
         let refused = pool.commit(&self.groups[0], CommitOptions::default());
@@ -160,7 +160,7 @@ impl Program {
         self.right(Mistake::Sizes.words(), &pool, &[small?, large?])
     }
 
-    /// An error of this name, the same on every rank.
+    /// Checks that the call failed with the error of this name.
     fn expect(&self, name: &str, result: Result<(), CommitError>) -> Result<()> {
         match result {
             Err(error) if error.name() == name => {

@@ -1,4 +1,4 @@
-//! The ranks of one part, a process each. What hangs is killed, and told apart from what ends.
+//! The ranks of one part, one process each. A process that hangs is killed, and reported as such.
 
 use std::{
     env, fmt,
@@ -16,16 +16,16 @@ use crate::{
     support::{EMBEDDED, PATIENCE, Result},
 };
 
-/// Before the part's name, as an argument.
+/// Prefix of the argument that names the part.
 pub(crate) const PART: &str = "--part=";
 
-/// How long the ranks have once all have begun: a hundred times what they need.
+/// Time that the ranks have once all have begun: a hundred times the usual time.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// What a rank says when all is prepared, and what may hang comes next.
+/// Line that a rank prints when it is prepared, before the step that may hang.
 pub(crate) const BEGUN: &str = "begun";
 
-/// How a rank ended.
+/// End of a rank's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     Well,
@@ -43,16 +43,16 @@ impl fmt::Display for End {
     }
 }
 
-/// What a rank said, and how it ended.
+/// Output of a rank, and the end of its process.
 pub(crate) struct Told {
-    /// Whether all was prepared.
+    /// The rank was prepared.
     begun: bool,
     pub(crate) lines: Vec<String>,
     pub(crate) end: End,
 }
 
 impl Told {
-    /// Whether what was begun hangs, ends the process, fails or gives wrong sums.
+    /// Returns whether the rank has begun and then hung, crashed, failed or computed wrong sums.
     pub(crate) fn is_wrong(&self) -> bool {
         let ended = match self.end {
             End::Well => false,
@@ -63,7 +63,7 @@ impl Told {
     }
 }
 
-/// A rank's process, which does not outlive its owner.
+/// A rank's process; killed on drop.
 struct Rank {
     process: Child,
     lines: Receiver<String>,
@@ -71,13 +71,13 @@ struct Rank {
 
 impl Drop for Rank {
     fn drop(&mut self) {
-        // Both fail only where there is no process any more.
+        // Both fail only if the process has ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Ends this process when the one that started it is gone.
+/// Ends this process when its parent is gone.
 pub(crate) fn follow() {
     thread::spawn(|| {
         let _ = std::io::stdin().read(&mut [0]);
@@ -85,14 +85,14 @@ pub(crate) fn follow() {
     });
 }
 
-/// Runs a part with so many ranks, and prints what each says.
+/// Runs a part with this many ranks, and prints the output of each.
 pub(crate) fn run(part: &str, ranks: usize, embedded: bool) -> Result<Vec<Told>> {
     let store = TcpStore::host(0)?;
     let mut all =
         (0..ranks).map(|rank| start(part, rank, ranks, embedded, &store)).collect::<Result<Vec<_>>>()?;
     let mut told: Vec<Told> =
         all.iter().map(|_| Told { begun: false, lines: Vec::new(), end: End::Hung }).collect();
-    // The time runs when all have begun.
+    // The time starts when all have begun.
     let beginning = Instant::now() + PATIENCE;
     for (rank, told) in all.iter().zip(&mut told) {
         listen(rank, beginning, |line| {
@@ -119,7 +119,8 @@ pub(crate) fn run(part: &str, ranks: usize, embedded: bool) -> Result<Vec<Told>>
     Ok(told)
 }
 
-/// Takes a rank's lines until `each` wants no more, or the time is over. Whether the rank says no more.
+/// Reads a rank's lines until `each` returns false or the time is over. Returns whether the rank has closed its
+/// output.
 fn listen(rank: &Rank, until: Instant, mut each: impl FnMut(String) -> bool) -> bool {
     loop {
         match rank.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {

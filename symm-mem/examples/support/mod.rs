@@ -1,4 +1,4 @@
-//! What the examples share: a rank of a job, on a GPU or on an embedded device.
+//! Shared parts of the examples: a rank of a job, on a GPU or on an embedded device.
 
 use std::{error::Error, process::ExitCode, time::Duration};
 
@@ -8,10 +8,10 @@ use process_group::{ProcessGroup, comm::Nccl, group::Builder, store::Deadline};
 
 pub(crate) type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
-/// The argument that asks for an embedded device in the GPU's place.
+/// The argument that selects an embedded device in place of the GPU.
 pub(crate) const EMBEDDED: &str = "--embedded";
 
-/// Whether that is this program's only argument; there may be none.
+/// Returns whether that is this program's only argument. No argument is valid too.
 #[allow(dead_code, reason = "an example may have more arguments")]
 pub(crate) fn embedded() -> Result<bool> {
     match std::env::args().nth(1).as_deref() {
@@ -21,16 +21,16 @@ pub(crate) fn embedded() -> Result<bool> {
     }
 }
 
-/// How long a rank waits for another, wherever it does.
+/// Limit of every wait for another rank.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// That, from now on.
+/// A deadline [`PATIENCE`] from now.
 pub(crate) fn soon() -> Deadline {
     Deadline::after(PATIENCE)
 }
 
-/// Runs `job` as the rank that the environment names. With `embedded` it needs no GPU: the process has a machine of its
-/// own, made by `start` with a device for each rank, and the ranks' processes share memory all the same.
+/// Runs `job` as the rank that the environment names. With `embedded` no GPU is needed: `start` makes a machine for
+/// this process, with a device for each rank. The ranks' processes still share memory.
 pub(crate) fn as_rank(
     embedded: bool,
     start: impl FnOnce(gpu_sim::Builder) -> Result<World, WorldError>,
@@ -51,12 +51,12 @@ pub(crate) fn as_rank(
     let context = driver.device(rank)?.retain_primary()?;
     job(builder.context(&context).nccl(&nccl))?;
     drop((context, driver, nccl));
-    // Says what was left behind.
+    // Reports leaks.
     machine.finish()?;
     Ok(())
 }
 
-/// The exit code of what `ran`; what it failed of is printed with its causes.
+/// The exit code for a result; an error is printed with its causes.
 pub(crate) fn exit_code(ran: Result<()>) -> ExitCode {
     let Err(error) = ran else { return ExitCode::SUCCESS };
     eprintln!("error: {error}");

@@ -1,5 +1,5 @@
-//! A program's own kernel on the memory of all ranks: every rank gathers a strided slice of every other's buffer, by the
-//! device arrays of buffers and signal pads that a rendezvous gives. Each rank is a process:
+//! A program's own kernel on the memory of all ranks: every rank gathers a strided slice of every other's buffer,
+//! with the device arrays of buffers and signal pads from a rendezvous. Each rank is a process:
 //!
 //! ```text
 //! cargo build -p lockstep-symm-mem --features twins --example user_kernel
@@ -7,8 +7,8 @@
 //! cargo xtask launch -n 4 -- target/debug/examples/user_kernel --embedded
 //! ```
 //!
-//! The kernel is CUDA C++ (`strided_gather.cu`), committed as PTX too (`cargo xtask codegen kernels`), so that nothing here
-//! needs a compiler. With `--embedded` no GPU is needed: `twin.rs` runs in the kernel's place.
+//! The kernel is CUDA C++ (`strided_gather.cu`). Its PTX is committed too (`cargo xtask codegen kernels`), so no
+//! compiler is needed. With `--embedded` no GPU is needed: `twin.rs` runs in place of the kernel.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -29,19 +29,19 @@ use symm_mem::{
 
 use support::{PATIENCE, Result, as_rank, embedded, exit_code, soon};
 
-/// Its name in the code.
+/// Name of the kernel in the PTX.
 const KERNEL: &str = "strided_gather";
 
-/// Elements of each rank's buffer.
+/// Number of elements of each rank's buffer.
 const ELEMENTS: usize = 1 << 18;
 
-/// Blocks of a launch, each with a channel of the pads: 0, 1, 2…
+/// Number of blocks of a launch. Each block has a channel of the pads: 0, 1, 2…
 const BLOCKS: u32 = 8;
 
-/// Channel of the library's own barrier, which none of the kernel's is.
+/// Channel of the library's own barrier, which the kernel does not use.
 const CHANNEL: u32 = PadLayout::USER_CHANNELS - 1;
 
-/// What the kernel is told: laid out as its structure of the same name.
+/// Argument of the kernel, with the layout of the device structure of the same name.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct Gather {
@@ -72,7 +72,7 @@ fn main() -> ExitCode {
     }))
 }
 
-/// The kernel, of the PTX that the driver and the device take.
+/// Loads the kernel from the PTX that fits the driver and the device.
 fn load(context: &Context) -> Result<Function> {
     let set = CodeSet::choose(context.driver().version(), context.device().compute_capability()?);
     let ptx = match set.ok_or("the device is older than the code")? {
@@ -114,11 +114,11 @@ fn run(world: ProcessGroup) -> Result<()> {
         // SAFETY: as much memory, which nobody reads before the ranks' kernels have met.
         unsafe { context.copy_from_host(buffer.ptr(), &mine)? };
         context.synchronize()?;
-        // SAFETY: the kernel's parameter, which tells the truth about memory that lives until the stream is done; its
-        // channels of the pads are nobody else's; the blocks of all ranks run at once. Nothing is captured.
+        // SAFETY: the kernel's parameter names memory that lives until the stream is done. No other kernel uses its
+        // channels of the pads. The blocks of all ranks run concurrently. Nothing is captured.
         unsafe {
             stream.launch_kernel(&kernel, &LaunchConfig::new(BLOCKS, 256), (gather,))?;
-            // Nobody writes the next round's elements while another still reads.
+            // No rank may write the next round's elements while another still reads.
             symmetric.barrier(&stream, CHANNEL, PATIENCE)?;
         }
         stream.synchronize()?;

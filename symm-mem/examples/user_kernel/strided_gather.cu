@@ -1,6 +1,6 @@
-// A program's own kernel over all ranks' memory: every rank takes each `world`-th element of every rank's buffer, the
-// `rank`-th first, and puts what is a rank's after what is the former's. Needs nothing but the two device arrays that a
-// rendezvous gives: of the ranks' buffers, and of their signal pads.
+// A program's own kernel over all ranks' memory. Every rank takes each `world`-th element of every rank's buffer,
+// beginning with the `rank`-th, and appends the elements of each rank to those of the previous one. It needs only the
+// two device arrays of a rendezvous: the ranks' buffers, and their signal pads.
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
@@ -39,7 +39,8 @@ __device__ bool take(u32 *word) {
     return found == 1;
 }
 
-// This block of every rank meets on its own channel, a thread a peer. False: not before the deadline.
+// Synchronizes this block of every rank on its own channel, with one thread for each peer. False: not before the
+// deadline.
 __device__ bool meet(const Gather &gather) {
     const u32 peer = threadIdx.x;
     bool met = true;
@@ -53,7 +54,7 @@ __device__ bool meet(const Gather &gather) {
 }
 
 extern "C" __global__ void strided_gather(Gather gather) {
-    // What all have written before is there.
+    // After this, the earlier writes of all ranks are visible.
     if (!meet(gather)) {
         if (threadIdx.x == 0) *gather.late = 1;
         return;

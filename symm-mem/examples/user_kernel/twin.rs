@@ -1,4 +1,4 @@
-//! `strided_gather.cu` as a host function, for the embedded device: its blocks one after the other.
+//! `strided_gather.cu` as a host function for the embedded device. Its blocks run one after the other.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -13,7 +13,7 @@ use symm_mem::kernels::PadLayout;
 
 use crate::{Gather, KERNEL};
 
-/// Puts it in the kernel's place.
+/// Registers the function in place of the kernel.
 pub(crate) fn register(machine: &World) {
     machine.register_kernel(KERNEL, &[size_of::<Gather>()], strided_gather);
 }
@@ -42,7 +42,7 @@ impl Twin<'_> {
         self.launch.exec.view(address, bytes, Access::all())
     }
 
-    /// An entry of an array of addresses.
+    /// Reads an entry of an array of addresses.
     fn entry(&self, array: u64, rank: u32) -> Result<u64, Fault> {
         let mut entry = [0; 8];
         self.launch.exec.view(array + 8 * u64::from(rank), 8, Access::READ)?.read(0, &mut entry);
@@ -65,7 +65,8 @@ impl Twin<'_> {
         Ok(true)
     }
 
-    /// Changes a word of a pad as soon as it is what it is changed from. False: not before the deadline.
+    /// Changes a word of a pad from `from` to `to`, as soon as it is `from`. Returns false if that is not so before
+    /// the deadline.
     fn flip(&self, owner: u32, channel: u32, source: u32, [from, to]: [u32; 2]) -> Result<bool, Fault> {
         let slot = PadLayout::new(self.gather.world).slot(channel, source);
         let view = self.view(self.entry(self.gather.pads.0, owner)? + slot as u64, 4)?;

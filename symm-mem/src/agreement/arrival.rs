@@ -1,7 +1,9 @@
-//! The first vote of every meeting: ranks say where they are, post what they have, and one decision comes to stand.
+//! The first vote of every meeting: ranks publish their place and post their records, and the store keeps one
+//! decision.
 //!
-//! A deadline alone is a local opinion: who gives up says who is missing and where those are, and whether it is
-//! itself in a circle of waiting ([`super::circle`]); then it proposes to refuse that meeting, and all of the circle.
+//! A deadline is only known locally. A rank that gives up reports the missing ranks and their places, and searches
+//! for a circular wait that includes itself ([`super::circle`]). Then it proposes to refuse its meeting, together
+//! with all other meetings of such a circle.
 
 use std::time::Duration;
 
@@ -25,25 +27,25 @@ enum Phase {
     Entering,
     Voting,
     Tracing(Trace, Vec<Absentee>),
-    /// Looking how often the missing have made the domain.
+    /// Reading how often the missing ranks have created the domain.
     Counting(Vec<Absentee>),
-    /// The other meetings of a circle are refused, before what then is done.
+    /// Refusing the other meetings of a circle, before the given continuation.
     Opening(Vec<(String, Vec<u8>)>, Then),
 }
 
 #[derive(Debug)]
 enum Then {
     Refuse(Refusal),
-    /// This stands here.
+    /// Ends with this stored decision.
     Leave(Vec<u8>),
 }
 
-/// What an arrival wants next.
+/// The next step of an arrival.
 pub(super) enum Arriving {
     Ask(Output),
-    /// A decision, [`Arrival::propose`], from what all members posted, in their order.
+    /// Compute a decision for [`Arrival::propose`] from these posted records, in the members' order.
     Decide(Vec<Vec<u8>>),
-    /// This decision stands.
+    /// The stored decision.
     Stands(Vec<u8>),
     Unasked,
 }
@@ -57,13 +59,14 @@ pub(super) struct Arrival {
     patience: Duration,
     posts: Vec<u8>,
     vote: Vote,
-    /// Whether this rank waits no longer though others might come.
+    /// True if this rank stopped waiting although others might still come.
     leaves: bool,
     phase: Phase,
 }
 
 impl Arrival {
-    /// Of `rank`, which posts `posts` in the meeting at `place` and waits `patience` long for the others.
+    /// The arrival of `rank` in the meeting at `place`. It posts `posts` and waits for the others for the time
+    /// `patience`.
     pub(super) fn new(rank: u32, place: Place, posts: Vec<u8>, patience: Duration) -> Self {
         let vote = Self::vote(rank, &place, Vec::new(), Duration::ZERO);
         let (begun, leaves, phase) = (Duration::ZERO, false, Phase::Begin);
@@ -76,12 +79,12 @@ impl Arrival {
         Vote::new(prefix, rank, place.members.clone(), posts, until).look_at(places)
     }
 
-    /// Whether the record may be in the store.
+    /// Returns true if the record may be in the store.
     pub(super) fn has_posted(&self) -> bool {
         !matches!(self.phase, Phase::Begin | Phase::Entering)
     }
 
-    /// The keys that this rank removes once nobody reads them.
+    /// The keys that this rank removes once no member reads them.
     pub(super) fn keys_to_remove(&self) -> Vec<String> {
         self.vote.keys_to_remove()
     }
@@ -116,7 +119,8 @@ impl Arrival {
         let (posted, places) = match self.vote.step(input) {
             Step::Ask(ask) => return Arriving::Ask(ask),
             Step::Stands(value) => {
-                // Whoever hears of a circle refuses all of it before it goes elsewhere: it might be waited for there.
+                // A rank that learns of a circle refuses all of its meetings before it enters another one, since
+                // ranks might wait for it there.
                 let refusals = |(circle, waited_ms): (Vec<Waiting>, u64)| self.refusals(&circle, waited_ms);
                 let rest = told(&value).map(refusals).unwrap_or_default();
                 return self.open(rest, Then::Leave(value));
@@ -142,7 +146,7 @@ impl Arrival {
         if let Some(refusal) = self.other_epoch(&missing) {
             return Arriving::Ask(self.refuse(refusal));
         }
-        // Who leaves opens every circle that it is in: other groups of that go on.
+        // A rank that leaves breaks every circle that includes it, so the other groups of the circle can go on.
         if self.leaves {
             let (waited_ms, circle) = (self.waited_ms(now), Vec::new());
             return Arriving::Ask(self.refuse(Refusal::SyncTimeout { missing, waited_ms, circle }));
@@ -177,7 +181,8 @@ impl Arrival {
         self.open(rest, Then::Refuse(refusal(&self.place, missing, circle, waited_ms)))
     }
 
-    /// Refuses, in no circle. The missing that have not made this generation of the domain come to no meeting of it.
+    /// Refuses the meeting, without a circle. Missing ranks that have not created this generation of the domain
+    /// cannot come to its meetings.
     fn count(&mut self, missing: Vec<Absentee>, counts: &[Option<Vec<u8>>], now: Duration) -> Arriving {
         let (waited_ms, circle) = (self.waited_ms(now), Vec::new());
         let PoolId { domain, generation, .. } = self.place.pool;
@@ -201,7 +206,7 @@ impl Arrival {
         now.saturating_sub(self.begun).as_millis() as u64
     }
 
-    /// The refusals of the other meetings of a circle, with the keys of their decisions.
+    /// The refusals of the other meetings of a circle, with their decision keys.
     fn refusals(&self, circle: &[Waiting], waited_ms: u64) -> Vec<(String, Vec<u8>)> {
         let place_of = |rank: u32| circle.iter().find(|it| it.rank == rank).map(|it| it.place.clone());
         let refused = |(place, absent): (Place, Vec<u32>)| {
@@ -224,8 +229,9 @@ impl Arrival {
         }
     }
 
-    /// What stands here, as this rank has to take it. If members speak different versions, that is a refusal. So is what
-    /// other members have decided than this rank expects, who have not heard it.
+    /// Converts the stored decision to the one for this rank. Different protocol versions among the members are a
+    /// refusal. So is a decision of members other than those that this rank expects, because they decided without
+    /// this rank.
     fn for_this_rank(&self, value: Vec<u8>) -> Vec<u8> {
         if let Some(versions) = versions::from_bytes(&value) {
             return Decision::refuse(Refusal::VersionMismatch { versions }).encode();
@@ -242,7 +248,7 @@ impl Arrival {
         refusal.map_or(value, |refusal| Decision::refuse(refusal).encode())
     }
 
-    /// Whether a missing rank waits in another epoch of the same group.
+    /// Returns a refusal if a missing rank waits in another epoch of the same group.
     fn other_epoch(&self, missing: &[Absentee]) -> Option<Refusal> {
         let Errand::Commit { group: own } = self.place.errand else { return None };
         let epoch_of = |rank: u32| match missing.iter().find(|absentee| absentee.rank == rank) {
@@ -271,8 +277,8 @@ impl Arrival {
     }
 }
 
-/// Why nothing is done in the meeting at `place`, in which `missing` are missing; with the circle of waiting that it is
-/// in, if it is in one.
+/// The refusal of the meeting at `place`, in which `missing` are missing, with the circular wait that it is part of,
+/// if any.
 fn refusal(place: &Place, missing: Vec<Absentee>, circle: Vec<Waiting>, waited_ms: u64) -> Refusal {
     let domain = place.pool.domain;
     match generations(domain, &circle) {
@@ -281,7 +287,7 @@ fn refusal(place: &Place, missing: Vec<Absentee>, circle: Vec<Waiting>, waited_m
     }
 }
 
-/// What `members` posted, in their order; or the refusal that says whose cannot be read.
+/// Decodes the posts of `members`, in their order. Returns a refusal that names the rank if one cannot be decoded.
 pub(super) fn read<M: Message>(members: &[u32], posted: &[Vec<u8>]) -> Result<Vec<M>, Refusal> {
     let one = |(rank, bytes): (&u32, &Vec<u8>)| {
         M::from_bytes(bytes)

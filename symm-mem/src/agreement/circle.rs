@@ -1,17 +1,16 @@
-//! Circles of ranks that wait for each other, each in another meeting.
+//! Detects a circular wait: ranks wait for each other, each in another meeting.
 //!
-//! Ranks say which meeting they enter before they wait there, of whatever pool. Who has waited too long follows from meeting to meeting
-//! where the missing are. If that leads back to its own, no patience helps: then all meetings of the circle are refused
-//! at once, and every rank that waits in one of them hears who waits where. Otherwise the first to give up would set others free, and who
-//! fails would be an accident.
+//! Before it waits in a meeting of any pool, a rank publishes the meeting. A rank that has waited too long follows
+//! the places of the missing ranks from meeting to meeting. If they lead back to its own meeting, more waiting cannot
+//! help. All meetings of the circle are then refused immediately, and every waiting rank gets the complete list of
+//! waits. Otherwise the first rank to give up would release other ranks, and chance would decide which meetings fail.
 //!
-//! Everything is looked at twice. A rank that is in the same meeting both times, not yet decided at the second, was
-//! waiting all the time between; so if nothing has changed, all of the circle waited at one moment, and a circle
-//! of waiting does not open by itself.
+//! Every place is read twice. A rank that is in the same undecided meeting both times was waiting in between. So if
+//! nothing has changed, all ranks of the circle waited at one moment. A circular wait does not end by itself.
 //!
-//! Several ranks look for the same circle at a time, and its meetings are refused one after the other. Who comes upon one
-//! that is refused for a circle it is itself in takes that circle over: what it sees now is no longer complete, and to
-//! take it for "no circle" would refuse its own meeting without one.
+//! Several ranks may search for the same circle at a time, and its meetings are refused one after the other. If a
+//! rank finds a meeting that was refused for a circle with this rank in it, it adopts that circle. Its own view is
+//! then no longer complete: it would find no circle, and would refuse its own meeting without reporting one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,13 +23,13 @@ use super::{
     wire::Message,
 };
 
-/// A search for the circle that a rank is in.
+/// A search for the circular wait that a rank is part of.
 #[derive(Debug)]
 pub(super) struct Trace {
     rank: u32,
-    /// Where ranks are, as far as looked at; `None`: nowhere yet.
+    /// The places of ranks read so far; `None` for a rank that has published none.
     seen: BTreeMap<u32, Option<Place>>,
-    /// Whether the meeting of that decision is decided, as far as looked at.
+    /// The decision keys read so far; true if the meeting is decided.
     decided: BTreeMap<String, bool>,
     asked: Asked,
 }
@@ -38,29 +37,29 @@ pub(super) struct Trace {
 #[derive(Debug)]
 enum Asked {
     Nothing,
-    /// The places of ranks, and decisions.
+    /// The places of these ranks, and these decision keys.
     More(Vec<u32>, Vec<String>),
-    /// The circle once more.
+    /// The second read of the circle.
     Again(Vec<Waiting>),
 }
 
-/// What a trace wants next.
+/// The next step of a trace.
 pub(super) enum Traced {
     Ask(Output),
-    /// The circle, by rank; empty if there is none.
+    /// The circle in ascending order of ranks, or empty if there is none.
     Circle(Vec<Waiting>),
     Unasked,
 }
 
 impl Trace {
-    /// Of `rank`, which waits at `own`; `seen` is where the members of its meeting are.
+    /// A search of `rank`, which waits at `own`. `seen` are the places of its meeting's members.
     pub(super) fn new(rank: u32, own: Place, seen: impl IntoIterator<Item = (u32, Option<Place>)>) -> Self {
         let mut seen: BTreeMap<u32, Option<Place>> = seen.into_iter().collect();
         seen.insert(rank, Some(own));
         Self { rank, seen, decided: BTreeMap::new(), asked: Asked::Nothing }
     }
 
-    /// Takes what stands under the keys that were asked for; nothing at first.
+    /// Processes the values of the keys that were requested; none at first.
     pub(super) fn step(&mut self, values: &[Option<Vec<u8>>]) -> Traced {
         let place = |value: &Option<Vec<u8>>| Place::from_bytes(value.as_deref()?).ok();
         match std::mem::replace(&mut self.asked, Asked::Nothing) {
@@ -89,7 +88,7 @@ impl Trace {
     }
 
     fn go_on(&mut self) -> Traced {
-        // Breadth first: all that is reached from here and not yet looked at.
+        // Breadth-first search: reads everything reachable and not yet read.
         let reached = self.reached(self.rank);
         let ranks: Vec<u32> = reached.iter().copied().filter(|rank| !self.seen.contains_key(rank)).collect();
         let mut keys: Vec<String> =
@@ -108,7 +107,7 @@ impl Trace {
             .filter(|rank| self.reached(*rank).contains(&self.rank))
             .filter_map(|rank| Some(Waiting { rank, place: self.place(rank)?.clone() }))
             .collect();
-        // Those who wait in one meeting for somebody who waits nowhere are in no circle.
+        // Ranks of one meeting that wait for a rank outside of all meetings are in no circle.
         if circle.iter().all(|waiting| circle.first().is_some_and(|first| waiting.place.meets(&first.place)))
         {
             return Traced::Circle(Vec::new());
@@ -120,7 +119,7 @@ impl Trace {
         Traced::Ask(Output::Fetch { keys })
     }
 
-    /// The circle that one of these decisions tells of, if this rank is in it where it is now.
+    /// Returns the circle reported by one of these decisions, if this rank is in it at its current place.
     fn found_by_others(&self, decisions: &[Option<Vec<u8>>]) -> Option<Vec<Waiting>> {
         let own = self.place(self.rank)?;
         let is_own = |it: &Waiting| it.rank == self.rank && it.place == *own;
@@ -132,7 +131,7 @@ impl Trace {
         self.seen.get(&rank)?.as_ref()
     }
 
-    /// The ranks that the meeting of `rank` is about, if it is not decided.
+    /// The members of the meeting of `rank`, if that is not decided.
     fn bound_to(&self, rank: u32) -> &[u32] {
         match self.place(rank) {
             Some(at) if self.decided.get(&at.decision_key()) != Some(&true) => &at.members,
@@ -140,7 +139,7 @@ impl Trace {
         }
     }
 
-    /// `rank` itself, and all that are bound up with it, directly or through others.
+    /// `rank` itself, and all ranks that it waits for, directly or through others.
     fn reached(&self, rank: u32) -> BTreeSet<u32> {
         let (mut reached, mut front) = (BTreeSet::from([rank]), vec![rank]);
         while let Some(next) = front.pop() {
@@ -150,7 +149,7 @@ impl Trace {
     }
 }
 
-/// The circle that this decision tells of, and how long who found it had waited, in milliseconds.
+/// Returns the circle reported by this decision, and the time that its finder had waited, in milliseconds.
 pub(super) fn told(decision: &[u8]) -> Option<(Vec<Waiting>, u64)> {
     match Decision::decode(decision) {
         Ok(Decision::Refuse {
@@ -163,14 +162,14 @@ pub(super) fn told(decision: &[u8]) -> Option<(Vec<Waiting>, u64)> {
     }
 }
 
-/// The generations of a domain that the ranks of a circle wait in, if they are several.
+/// The generations of a domain in which the ranks of a circle wait, if there are several.
 pub(super) fn generations(domain: u64, circle: &[Waiting]) -> Option<Split<u64>> {
     let inside = circle.iter().filter(|waiting| waiting.place.pool.domain == domain);
     let generations = Split::of(inside.map(|waiting| (waiting.rank, waiting.place.pool.generation)));
     (!generations.is_unanimous()).then_some(generations)
 }
 
-/// The places of a circle, each once, but for that of `own`, with the ranks that are missing there.
+/// The places of a circle other than `own`, each once, with the ranks that are missing there.
 pub(super) fn others(circle: &[Waiting], own: &Place) -> Vec<(Place, Vec<u32>)> {
     let mut others: Vec<(Place, Vec<u32>)> = Vec::new();
     for Waiting { place, .. } in circle {

@@ -1,8 +1,8 @@
-//! The decisions, as pure functions of what the members said.
+//! The decisions, as pure functions of the members' messages.
 //!
-//! Only the member that holds everything (or has waited long enough) computes one, and all obey the one that
-//! the store keeps. That they are functions of the set of records, and not of the order in which these came,
-//! is what makes the error the same whoever computed it.
+//! A decision is computed only by a member that has all messages or whose wait has timed out. All members follow the
+//! decision stored first. Decisions depend on the set of records and not on their order, so the error is the same
+//! whichever member computes it.
 
 use process_group::group::GroupId;
 
@@ -16,52 +16,52 @@ use super::{
     wire::{Malformed, Message, wire_enum},
 };
 
-/// What all members do.
+/// The decision that all members follow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
-    /// The first `segments` of the new segments become the group's.
+    /// The first `segments` of the new segments are committed for the group.
     Commit {
-        /// The members that have decided. It is for no others.
+        /// The members that decided. The decision is valid for these members only.
         members: RankList,
-        /// How many.
+        /// The number of segments.
         segments: u32,
-        /// Those of them that share a window with the segment before them, ascending.
+        /// The ordinals of those that share a window with the segment before them, ascending.
         joined: Vec<u32>,
-        /// `None`: with windows. Otherwise without, and why.
+        /// `None` if the segments get windows, otherwise the reason why not.
         without: Option<NoWindows>,
-        /// What was left out and why ([`Policy::Prefix`]).
+        /// The difference because of which segments were left out ([`Policy::Prefix`]).
         pending: Option<Refusal>,
-        /// Where the first difference is to be searched, before the registration.
+        /// The range in which to search for the first difference, before the registration.
         search: Option<Range>,
-        /// The longest deadline among the members, in milliseconds: the budgets of what follows.
+        /// The longest deadline among the members, in milliseconds. It sets the budgets of the later phases.
         deadline_ms: u64,
     },
     /// Nothing is registered.
     Refuse {
-        /// Why.
+        /// The reason.
         refusal: Refusal,
-        /// Where the first difference is to be searched.
+        /// The range in which to search for the first difference.
         search: Option<Range>,
-        /// The longest deadline among the members, in milliseconds: the budgets of what follows.
+        /// The longest deadline among the members, in milliseconds. It sets the budgets of the later phases.
         deadline_ms: u64,
     },
     /// The group is dead.
     Poison {
-        /// Why.
+        /// The reason for it.
         poison: Poison,
     },
-    /// The segments that all named are retired.
+    /// The segments that all ranks named are retired.
     Retire {
-        /// The ranks that have decided. It is for no others.
+        /// The ranks that decided. The decision is valid for these ranks only.
         members: RankList,
-        /// The longest deadline among the members, in milliseconds: the budgets of what follows.
+        /// The longest deadline among the members, in milliseconds. It sets the budgets of the later phases.
         deadline_ms: u64,
     },
-    /// All allocate so much.
+    /// All ranks allocate this length.
     Reserve {
-        /// The ranks that have decided. It is for no others.
+        /// The ranks that decided. The decision is valid for these ranks only.
         members: RankList,
-        /// The greatest length that was asked for, in bytes.
+        /// The greatest requested length, in bytes.
         bytes: u64,
     },
 }
@@ -78,12 +78,12 @@ impl Message for Decision {
 }
 
 impl Decision {
-    /// Nothing is done, and nothing is searched.
+    /// A refusal without a search.
     pub(crate) fn refuse(refusal: Refusal) -> Self {
         Self::Refuse { refusal, search: None, deadline_ms: 0 }
     }
 
-    /// Whether all members were there when it was made.
+    /// Returns true if the decision was made from the records of all members.
     pub(super) fn is_of_all(&self) -> bool {
         let Self::Refuse { refusal, .. } = self else { return true };
         !matches!(
@@ -99,7 +99,7 @@ impl Decision {
         )
     }
 
-    /// The ranks that have decided to do something.
+    /// Returns the ranks that decided, if the decision is to do something.
     pub(super) fn members(&self) -> Option<&RankList> {
         match self {
             Self::Commit { members, .. } | Self::Retire { members, .. } | Self::Reserve { members, .. } => {
@@ -109,26 +109,25 @@ impl Decision {
         }
     }
 
-    /// The decision in its binary form.
+    /// Encodes the decision.
     pub fn encode(&self) -> Vec<u8> {
         self.to_bytes()
     }
 
-    /// Reads a decision.
+    /// Decodes a decision.
     ///
     /// # Errors
-    /// [`Malformed`] for anything that [`encode`](Self::encode) of this protocol version does not write.
+    /// [`Malformed`] for all bytes that [`encode`](Self::encode) of this protocol version does not produce.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         Self::from_bytes(bytes)
     }
 }
 
-/// Decides what the members do, from the records of all of them: the same for every order of the records.
+/// Decides from the records of all members. The result does not depend on the order of the records.
 ///
-/// Checked in this order: an earlier poisoning; that all speak of the same commit, with the same policy and
-/// capabilities; the log of what is committed; that every rank is ready; that no collective or message is half
-/// enqueued;
-/// the new segments with their histories; the address space.
+/// The checks, in this order: an earlier poisoning; equal identity, policy and capabilities of the commit on all
+/// ranks; the log of committed segments; the readiness of every rank; half-enqueued collectives and messages; the new
+/// segments with their histories; the address space.
 pub fn decide(records: &[Record]) -> Decision {
     let mut sorted: Vec<&Record> = records.iter().collect();
     sorted.sort_by_key(|record| record.rank);
@@ -209,7 +208,7 @@ fn misaddressed(records: &[&Record]) -> Option<Refusal> {
     (!policies.is_unanimous()).then_some(Refusal::PolicyMismatch { policies })
 }
 
-/// Whether ranks have different lists of who takes part.
+/// Returns a refusal if ranks have different lists of participants.
 pub(super) fn unlike<'a>(
     what: Membership,
     lists: impl Iterator<Item = (u32, &'a RankList)>,
@@ -223,7 +222,7 @@ fn incapable(records: &[&Record]) -> Option<Refusal> {
     if !libraries.is_unanimous() {
         return Some(Refusal::CapabilityMismatch { what: Capability::Library, values: libraries });
     }
-    // Ranks may lack windows for different reasons; it matters that none has them.
+    // Ranks may lack windows for different reasons. The check only compares if they have windows.
     let lacking = |record: &Record| record.capabilities.windows != WindowSupport::Available;
     if split(records, lacking).is_unanimous() {
         return None;
@@ -237,7 +236,7 @@ fn incapable(records: &[&Record]) -> Option<Refusal> {
 
 fn unready(records: &[&Record], policy: Policy, common: usize) -> Option<Refusal> {
     let is_in_question = |record: &Record| match record.readiness {
-        // What is left out need not become a window.
+        // A segment that is left out need not become a window.
         Readiness::Failed { ordinal: Some(ordinal), .. } if policy == Policy::Prefix => {
             record.segments.iter().take(common).any(|segment| segment.ordinal == ordinal)
         }
@@ -247,7 +246,7 @@ fn unready(records: &[&Record], policy: Policy, common: usize) -> Option<Refusal
     not_ready(records.map(|record| (record.rank, &record.readiness)))
 }
 
-/// Why ranks, ascending, cannot take part now.
+/// Returns the refusal if some of the `ranks`, ascending, cannot take part now.
 pub(super) fn not_ready<'a>(ranks: impl Iterator<Item = (u32, &'a Readiness)> + Clone) -> Option<Refusal> {
     let failed = ranks.clone().find_map(|(rank, readiness)| match readiness {
         Readiness::Failed { ordinal, cause } => {
@@ -273,7 +272,8 @@ fn outstanding(records: &[&Record]) -> Option<Refusal> {
     half_enqueued(records.iter().map(|record| (record.rank, record.enqueued.as_slice())))
 }
 
-/// What ranks have enqueued on a group that they share that others have not: a collective, or an end of a message.
+/// Returns a refusal if a collective, or an end of a message, was enqueued by some ranks of a shared group and not by
+/// others.
 pub(super) fn half_enqueued<'a>(
     ranks: impl Iterator<Item = (u32, &'a [Enqueued])> + Clone,
 ) -> Option<Refusal> {
@@ -294,8 +294,8 @@ pub(super) fn half_enqueued<'a>(
     })
 }
 
-/// The first two of `ranks`, ascending, of which one has sent the other more or fewer messages than that has received.
-/// Those of who does not take part are not looked at: what it has enqueued is not known.
+/// Finds the first two of `ranks`, ascending, that differ in the number of messages sent from one to the other.
+/// Messages with ranks that do not take part are skipped, because the counts of these ranks are unknown.
 fn half_exchanged(group: GroupId, ranks: &[(u32, &Enqueued)]) -> Option<Refusal> {
     let ends = ranks.iter().flat_map(|(rank, enqueued)| enqueued.messages.iter().map(|own| (*rank, own)));
     ends.filter(|(_, own)| !own.captured).find_map(|(rank, own)| {
@@ -315,7 +315,7 @@ fn half_exchanged(group: GroupId, ranks: &[(u32, &Enqueued)]) -> Option<Refusal>
     })
 }
 
-/// How many new segments all records have in common, from the first.
+/// The number of new segments, from the first, that all records have in common.
 fn common_segments(records: &[&Record]) -> usize {
     let Some((first, others)) = records.split_first() else { return 0 };
     let same = |(at, segment): (usize, &Segment)| {
@@ -325,19 +325,19 @@ fn common_segments(records: &[&Record]) -> usize {
     first.segments.iter().enumerate().take_while(|entry| same(*entry)).count()
 }
 
-/// Those of the `common` new segments that follow the one before them on all ranks.
+/// The ordinals of the `common` new segments that follow the previous segment on all ranks.
 fn joined(records: &[&Record], common: usize) -> Vec<u32> {
     let Some((first, _)) = records.split_first() else { return Vec::new() };
     let follows = |at: usize| records.iter().all(|it| it.segments.get(at).is_some_and(Segment::follows));
     (1..common).filter(|at| follows(*at)).map(|at| first.segments[at].ordinal).collect()
 }
 
-/// What differs after the `common` new segments.
+/// Returns the difference between the records after the `common` new segments.
 fn difference(records: &[&Record], common: usize) -> Option<Refusal> {
     let at = split(records, |record| record.segments.get(common).map(|segment| segment.alone()));
     let common_count = common as u32;
     if at.is_unanimous() {
-        // No rank has a segment here, so the lists are equal; what follows the last segment may still differ.
+        // No rank has a segment here, so the lists are equal. The logs may still differ after the last segment.
         let logs = split(records, |record| record.log);
         return (!logs.is_unanimous()).then_some(Refusal::AllocationDiverged {
             ordinal: None,
@@ -395,21 +395,21 @@ fn exhausted(records: &[&Record], segments: &[Segment]) -> Option<Refusal> {
     (left < needed).then_some(Refusal::AddressSpaceExhausted { rank, needed, left })
 }
 
-/// How the registration of the agreed windows ended on one rank.
+/// The outcome of the registration on one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// All windows are there.
+    /// All windows are registered.
     Registered,
-    /// The library said that it has no windows for this group. No window is there.
+    /// The library reported that it has no windows for this group. No window was registered.
     Unsupported {
-        /// Why; the same text on every rank in the same situation.
+        /// The reason; the same text on every rank in the same situation.
         reason: String,
     },
     /// A call failed.
     Failed {
         /// The segment, if known.
         ordinal: Option<u32>,
-        /// What the library said.
+        /// The error of the library.
         cause: String,
     },
     /// The call did not return in time.
@@ -426,19 +426,19 @@ impl Message for Outcome {
     const KIND: u8 = 4;
 }
 
-/// What the members make of their outcomes.
+/// The common result of the members' outcomes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// All have all windows.
+    /// All members have all windows.
     Registered,
-    /// None has a window.
+    /// No member has a window.
     Without {
-        /// Why.
+        /// The reason.
         reason: NoWindows,
     },
     /// The group is dead.
     Poison {
-        /// Why.
+        /// The reason.
         poison: Poison,
     },
 }
@@ -449,18 +449,20 @@ impl Message for Verdict {
 }
 
 impl Verdict {
-    /// Reads a verdict, as it stands in the store.
+    /// Decodes a verdict, as stored in the store.
     ///
     /// # Errors
-    /// [`Malformed`] for anything that is no verdict of this protocol version.
+    /// [`Malformed`] for all bytes that are not a verdict of this protocol version.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         Self::from_bytes(bytes)
     }
 }
 
-/// Judges the outcomes of all members (rank, and what it posted): the same for every order of them.
+/// Computes the verdict from the outcomes of all members (rank, and its outcome if it posted one). The result does
+/// not depend on their order.
 ///
-/// A failure outweighs silence, and silence outweighs a registration that only waited for the silent.
+/// A failure takes precedence over a missing outcome. A missing outcome takes precedence over a blocked registration,
+/// which may only have waited for the missing rank.
 pub fn verdict(outcomes: &[(u32, Option<Outcome>)]) -> Verdict {
     let mut outcomes: Vec<&(u32, Option<Outcome>)> = outcomes.iter().collect();
     outcomes.sort_by_key(|(rank, _)| *rank);

@@ -1,4 +1,4 @@
-//! Operations on pools, and where the histories of ranks part.
+//! Operations on pools, and divergence of the ranks' histories.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use super::{
     wire::{wire_enum, wire_struct},
 };
 
-/// What an operation on a pool did.
+/// The kind of an operation on a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum OperationKind {
     /// A block was allocated.
     Allocate,
     /// A block was freed.
     Free,
-    /// A request was refused, for want of memory or because the pool was frozen.
+    /// A request was refused, because memory was exhausted or the pool was frozen.
     Refuse,
     /// A segment was retired.
     Retire,
@@ -24,20 +24,20 @@ wire_enum!(OperationKind { 0 => Allocate {}, 1 => Free {}, 2 => Refuse {}, 3 => 
 /// One operation of an allocation log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Operation {
-    /// What was done.
+    /// The kind of the operation.
     pub kind: OperationKind,
-    /// The size that was asked for, in bytes.
+    /// The requested size in bytes.
     pub bytes: u64,
     /// The block's place, if it got one.
     pub place: Option<BlockPlace>,
-    /// The program's word for it.
+    /// The tag that the program gave the request.
     pub tag: Option<String>,
-    /// The line of the program that asked for it.
+    /// The program's source line of the request.
     pub call_site: String,
 }
 wire_struct!(Operation { kind, bytes, place, tag, call_site });
 
-/// Where a block lies in its pool.
+/// The place of a block in its pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockPlace {
     /// The ordinal of the block's segment.
@@ -67,22 +67,22 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Where the allocation histories of ranks part.
+/// The point at which the allocation histories of ranks diverge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Divergence {
-    /// Up to this operation all are the same.
+    /// All histories are equal before this operation.
     At {
         /// Its number, from 0.
         sequence: u64,
-        /// What each rank did; `None`: nothing more.
+        /// Each rank's operation with this number; `None` if its log ends before.
         operations: Split<Option<Operation>>,
     },
-    /// Before anything that all ranks still remember.
+    /// The histories diverge before the oldest operation that all ranks still remember.
     Forgotten {
         /// The earliest operation that all ranks remember.
         before: u64,
     },
-    /// A rank fell silent during the search.
+    /// A rank stopped answering during the search.
     NotFound {},
 }
 wire_enum!(Divergence {

@@ -1,4 +1,4 @@
-//! How the ranks of a domain agree on one length: the greatest that any of them needs.
+//! Agreement of a domain's ranks on one length: the greatest that any of them needs.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::{
     wire::{Message, wire_struct},
 };
 
-/// What a rank needs.
+/// The length that a rank needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Need {
     rank: u32,
@@ -27,7 +27,7 @@ impl Message for Need {
     const KIND: u8 = 9;
 }
 
-/// Decides on the greatest length, from what all ranks need.
+/// Decides on the greatest length of all `needs`.
 fn decide(needs: &[Need]) -> Decision {
     match unlike(Membership::Domain, needs.iter().map(|need| (need.rank, &need.domain))) {
         Some(refusal) => Decision::refuse(refusal),
@@ -38,12 +38,12 @@ fn decide(needs: &[Need]) -> Decision {
     }
 }
 
-/// What a machine of the whole domain wants next.
+/// The next step of a machine of the whole domain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next<T> {
-    /// Something from the store.
+    /// A request to the store.
     Ask(Output),
-    /// It has ended.
+    /// The machine has ended.
     Done(Conclusion<T>),
 }
 
@@ -55,7 +55,8 @@ pub struct Length {
 }
 
 impl Length {
-    /// The agreement number `round` among `members`, in which `rank` needs `bytes` and which takes at most `deadline`.
+    /// Creates agreement number `round` among `members`. Rank `rank` needs `bytes` bytes, and the agreement takes at
+    /// most `deadline`.
     pub fn new(
         pool: PoolId,
         round: u64,
@@ -66,19 +67,20 @@ impl Length {
     ) -> Self {
         let place = Place { pool, errand: Errand::Length {}, round, members: members.clone() };
         let deadline_ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
-        // Nothing follows the decision, so that all but the store's own share is for the others.
+        // No phase follows the decision, so the wait for the others gets all of the deadline except for the share of
+        // the store requests.
         let patience = share(deadline_ms, 15);
         let need = Need { rank, domain: members.as_slice().into(), bytes };
         let arrival = Arrival::new(rank, place, need.to_bytes(), patience);
         Self { members, arrival }
     }
 
-    /// Whether this rank has said what it needs, so that the others may have agreed.
+    /// Returns true if this rank has posted its length, so that the others may have agreed.
     pub fn is_in_doubt(&self) -> bool {
         self.arrival.has_posted()
     }
 
-    /// Takes an input at the time `now` (since any fixed moment) and says what to do next.
+    /// Processes an input at the time `now` (since any fixed moment) and returns the next step.
     pub fn step(&mut self, input: Input, now: Duration) -> Next<u64> {
         if input == Input::StoreFailed {
             return self.end(Err(Ending::StoreFailed { in_doubt: self.is_in_doubt() }), false);

@@ -1,22 +1,22 @@
 //! A member's part in one commit, as a state machine: no thread, socket, clock or lock.
 //!
-//! The driver gives [`Commit::step`] an input and the time, does what the output says, and gives the answer
-//! back as the next input; exactly one answer is due at any time. The phases, and what they may take:
+//! The driver gives [`Commit::step`] an input and the time, executes the output, and returns the answer as the next
+//! input. Exactly one answer is due at any time. The phases and their time limits:
 //!
-//! | phase | what | until |
+//! | phase | action | limit |
 //! |---|---|---|
-//! | arrival | the rank says where it is, posts its record ([`super::arrival`]); [`decide`] | 8/16 of the rank's own deadline |
+//! | arrival | the rank publishes its place and posts its record ([`super::arrival`]); [`decide`] | 8/16 of the rank's own deadline |
 //! | search | rounds over prefix hashes, if the allocation logs differ | 2/16, at least [`VOTE_FLOOR`] |
 //! | registration | [`Output::Register`] | 3/16, at least [`ACTION_FLOOR`] |
-//! | outcome | every member posts how it went; [`verdict`] | 2/16, at least [`VOTE_FLOOR`] |
+//! | outcome | every member posts the outcome of its registration; [`verdict`] | 2/16, at least [`VOTE_FLOOR`] |
 //!
-//! A rank's own deadline bounds its wait for the other members, and nothing else: a short one refuses. Once the members
-//! have decided, the budgets are the same on all of them, so that they give up on the same phase at about the same time.
-//! They follow the longest deadline in the group and have floors, because a registration that is cut short costs all
-//! members the group.
+//! A rank's own deadline bounds only its wait for the other members: a short one leads to a refusal. Once the members
+//! have decided, all of them have the same budgets, so they give up on the same phase at about the same time. The
+//! budgets follow the longest deadline in the group. They have lower bounds because all members lose the group if a
+//! registration is cut short.
 //!
-//! From when it posts its record until it has read the outcome, a member is [in doubt](Commit::is_in_doubt). One that
-//! loses the store meanwhile does not know what the others hold, and treats the group as failed.
+//! A member is [in doubt](Commit::is_in_doubt) from posting its record until it has read the outcome. If it loses the
+//! store meanwhile, it does not know which windows the others hold, and treats the group as failed.
 
 use std::time::Duration;
 
@@ -33,34 +33,34 @@ use super::{
     wire::{Malformed, Message},
 };
 
-/// What the driver tells the machine.
+/// An input from the driver to the state machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Input {
-    /// Begin.
+    /// The start.
     Start,
-    /// [`Output::Set`] is done.
+    /// [`Output::Set`] or [`Output::Post`] is complete.
     Stored,
-    /// [`Output::Add`] is done; the sum.
+    /// [`Output::Add`] is complete, with this sum.
     Count(u64),
-    /// The answer to [`Output::Fetch`], in order; `None` where there is nothing.
+    /// The answer to [`Output::Fetch`], in order; `None` for a missing key.
     Values(Vec<Option<Vec<u8>>>),
-    /// What stands, in answer to [`Output::Propose`] and [`Output::Await`].
+    /// The stored value, in answer to [`Output::Propose`] and [`Output::Await`].
     Stands(Vec<u8>),
-    /// Nothing stood under the key of [`Output::Await`] until the time was up.
+    /// The key of [`Output::Await`] was still missing at the time limit.
     Expired,
-    /// The group is over on this rank, which waits no longer for the key of [`Output::Await`].
+    /// The group has ended on this rank, so the wait for the key of [`Output::Await`] was cancelled.
     Over,
-    /// The answer to [`Output::Hashes`], in order; `None` where the log does not remember.
+    /// The answer to [`Output::Hashes`], in order; `None` for a length whose hash the log no longer has.
     Hashes(Vec<Option<u64>>),
-    /// The answer to [`Output::Recall`]; `None` if there is no such operation.
+    /// The answer to [`Output::Recall`]; `None` if the log has no such operation.
     Operation(Option<Operation>),
     /// The answer to [`Output::Register`].
     Registered(Outcome),
-    /// The store did not answer. No further output asks for anything.
+    /// The store failed. The machine makes no further requests.
     StoreFailed,
 }
 
-/// What the machine wants from its driver.
+/// A request of the state machine to its driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
     /// Set `key` to `value` in the store.
@@ -70,103 +70,112 @@ pub enum Output {
         /// The value.
         value: Vec<u8>,
     },
+    /// Set `key` to `value`, once. Only this member writes this key. The request fails if another value is already
+    /// stored. The value may contain an address of a rank, so a later writer must not replace it.
+    Post {
+        /// The key.
+        key: String,
+        /// The value, never empty.
+        value: Vec<u8>,
+    },
     /// Add 1 to the number under `key`.
     Add {
         /// The key.
         key: String,
     },
-    /// Look what stands under `keys`, without waiting.
+    /// Read the values of `keys` without waiting.
     Fetch {
         /// The keys.
         keys: Vec<String>,
     },
-    /// Set `key` to `value` unless it is there already; what stands then is the answer.
+    /// Set `key` to `value` unless it already has a value. The answer is the value stored after that.
     Propose {
         /// The key.
         key: String,
         /// The value, never empty.
         value: Vec<u8>,
     },
-    /// Wait until `key` is there.
+    /// Wait until `key` has a value.
     Await {
         /// The key.
         key: String,
-        /// When to give up.
+        /// The time limit.
         until: Duration,
     },
-    /// The allocation log's hashes at these lengths.
+    /// Return the allocation log's hashes at these lengths.
     Hashes {
         /// The lengths.
         lengths: Vec<u64>,
     },
-    /// The operation of this number in the allocation log.
+    /// Return the operation with this number in the allocation log.
     Recall {
         /// The number, from 0.
         sequence: u64,
     },
     /// Register the first `segments` of the record's segments, in their order, in one NCCL group.
     Register {
-        /// How many.
+        /// The number of segments.
         segments: u32,
-        /// The ordinals of those that share a window with the segment before them, ascending.
+        /// The ordinals of the segments that share a window with the segment before them, ascending.
         joined: Vec<u32>,
-        /// When to give up; the outcome is then [`Outcome::Blocked`].
+        /// The time limit. If it passes, the outcome is [`Outcome::Blocked`].
         until: Duration,
-        /// Where the members' [`Verdict`] will stand. A [`Verdict::Poison`] there means that the registration cannot
-        /// succeed any more: who is blocked in it may be freed.
+        /// The key of the members' [`Verdict`]. A [`Verdict::Poison`] there means that the registration can no longer
+        /// succeed, so a member blocked in it may be unblocked.
         verdict_key: String,
     },
     /// The commit has ended.
     Done(Conclusion),
 }
 
-/// How a commit, a retirement or an agreement on a length ended on this member.
+/// The conclusion of a commit, a retirement or an agreement on a length on this member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conclusion<T = Agreed> {
-    /// What was agreed, or why nothing was.
+    /// The agreement, or the reason for its failure.
     pub result: Result<T, Ending>,
-    /// Whether all members were there, so that nobody reads the keys of earlier meetings.
+    /// True if all members were present. Then no member reads the keys of earlier meetings any more.
     pub all_arrived: bool,
-    /// The keys of this meeting that this member removes once nobody reads them.
+    /// The keys of this meeting that this member removes once no member reads them.
     pub keys: Vec<String>,
 }
 
-/// What the members of a group now hold in common.
+/// The agreement of the members of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agreed {
-    /// How many of the record's segments became the group's.
+    /// The number of the record's segments that the group has committed.
     pub segments: u32,
-    /// The ordinals of those that share a window with the segment before them, ascending.
+    /// The ordinals of the segments that share a window with the segment before them, ascending.
     pub joined: Vec<u32>,
-    /// Why they have no windows; `None`: they have.
+    /// The reason why the segments have no windows, or `None` if they have windows.
     pub without: Option<NoWindows>,
-    /// What was left out, and why.
+    /// The difference because of which segments were left out.
     pub pending: Option<Refusal>,
 }
 
-/// Why a commit ended without agreement.
+/// The reason why a commit ended without agreement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending {
-    /// Nothing was registered, on no member; the group is as it was.
+    /// Nothing was registered on any member. The group is unchanged.
     Refused(Refusal),
     /// The group is dead on all members.
     Poisoned(Poison),
-    /// This member could not reach the store; the others will miss it.
+    /// This member could not reach the store. The others will miss it.
     StoreFailed {
-        /// Whether it had posted its record, so that the others may have acted on it.
+        /// True if it had posted its record, so that the others may have acted on it.
         in_doubt: bool,
     },
-    /// What stands in the store cannot be read: another program writes there. The others may have read it.
+    /// A value in the store cannot be decoded: another program writes there. The others may have read the value
+    /// before it changed.
     Unreadable {
-        /// Why not.
+        /// The decoding error.
         source: Malformed,
     },
-    /// The driver answered something that was not asked.
+    /// The driver gave an input that was not requested.
     OutOfStep,
 }
 
 impl Ending {
-    /// Whether all members were given this, and for another reason than that some of them are missing.
+    /// Returns true if all members got this ending, for another reason than missing members.
     pub(crate) fn is_agreed(&self) -> bool {
         match self {
             Ending::Refused(refusal) => !matches!(refusal, Refusal::SyncTimeout { .. }),
@@ -175,8 +184,8 @@ impl Ending {
         }
     }
 
-    /// What kills the groups of `rank`, which has ended so and does not know whether the members hold the same
-    /// windows; `cause` is what the store said if it failed.
+    /// The poison for the groups of `rank` if it ended this way and does not know whether all members hold the same
+    /// windows. `cause` is the store's error, if the store failed.
     pub(crate) fn doubt(&self, rank: u32, cause: Option<String>) -> Option<Poison> {
         let cause = match self {
             Ending::StoreFailed { in_doubt: true } => cause.unwrap_or_else(|| "it failed".to_owned()),
@@ -188,7 +197,7 @@ impl Ending {
     }
 }
 
-/// What follows a search.
+/// The continuation after a search.
 #[derive(Debug)]
 enum After {
     Refuse(Refusal),
@@ -228,7 +237,7 @@ pub struct Commit {
 }
 
 impl Commit {
-    /// The commit that `record` speaks of, among `members` (ranks of the domain, in the group's order).
+    /// Creates the commit of `record` among `members` (ranks of the domain, in the group's order).
     pub fn new(record: Record, members: Vec<u32>) -> Self {
         let (pool, errand) = (record.pool, Errand::Commit { group: record.group });
         let place = Place { pool, errand, round: record.round, members };
@@ -238,7 +247,7 @@ impl Commit {
         Self { record, place, phase: Phase::Arrival(arrival), all_arrived: false, keys }
     }
 
-    /// Takes an input at the time `now` (since any fixed moment) and says what to do next.
+    /// Processes an input at the time `now` (since any fixed moment) and returns the next request.
     pub fn step(&mut self, input: Input, now: Duration) -> Output {
         if input == Input::StoreFailed {
             let in_doubt = self.is_in_doubt();
@@ -273,8 +282,8 @@ impl Commit {
         }
     }
 
-    /// Whether this member has posted its record and has not read the outcome. A search after a refusal only looks for
-    /// what to say of it.
+    /// Returns true if this member has posted its record and has not read the outcome. After a refusal, the search
+    /// only adds details to the error, so the member is not in doubt during it.
     pub fn is_in_doubt(&self) -> bool {
         match &self.phase {
             Phase::Arrival(arrival) => arrival.has_posted(),
@@ -381,7 +390,7 @@ impl Commit {
         ask
     }
 
-    /// What the members' answers say about the place of the difference.
+    /// Locates the difference from the members' answers.
     fn find(&self, searched: Searched, posted: &[Option<Vec<u8>>]) -> Finding {
         fn read<M: Message>(posted: &[Option<Vec<u8>>]) -> Option<Vec<M>> {
             posted.iter().map(|bytes| M::from_bytes(bytes.as_deref()?).ok()).collect()
@@ -480,35 +489,35 @@ impl Commit {
     }
 }
 
-/// What a vote of the search is about.
+/// The subject of a vote of the search.
 #[derive(Debug, Clone, Copy)]
 enum Searched {
     Range(Range),
     Operation(u64),
 }
 
-/// The least time that an action on every member may take once it is decided: to register, to deregister, to come to
-/// rest, to open peers' memory.
+/// The least time limit for an action on every member after a decision: to register or deregister windows, to quiesce
+/// the device, or to open peers' memory.
 pub(crate) const ACTION_FLOOR: Duration = Duration::from_secs(10);
-/// The least time that members wait for each other's answers once they have decided.
+/// The least time that members wait for each other's answers after a decision.
 pub(crate) const VOTE_FLOOR: Duration = Duration::from_secs(5);
 
-/// What the phases after a decision may take together, where their floors count.
+/// The time that the phases after a decision may take together, if their lower bounds apply.
 #[cfg(any(test, feature = "simulation"))]
 pub(crate) const FLOORS: Duration =
     ACTION_FLOOR.saturating_add(VOTE_FLOOR).saturating_mul(2).saturating_add(VOTE_FLOOR);
 
-/// So many sixteenths of a deadline.
+/// The given number of sixteenths of a deadline.
 pub(super) fn share(deadline_ms: u64, sixteenths: u32) -> Duration {
     Duration::from_millis(deadline_ms) / 16 * sixteenths
 }
 
-/// What an action may take that all members have decided on, given the longest deadline among them.
+/// The time limit for an action of all members after a decision, from the longest deadline among them.
 pub(super) fn action_budget(deadline_ms: u64, sixteenths: u32) -> Duration {
     share(deadline_ms, sixteenths).max(ACTION_FLOOR)
 }
 
-/// How long members wait for each other's answers once they have decided, given the longest deadline among them.
+/// The time that members wait for each other's answers after a decision, from the longest deadline among them.
 pub(super) fn vote_budget(deadline_ms: u64, sixteenths: u32) -> Duration {
     share(deadline_ms, sixteenths).max(VOTE_FLOOR)
 }

@@ -1,16 +1,17 @@
-//! The commit protocol, without I/O: how the members of a group agree on which segments become windows.
+//! The commit protocol without I/O: the members of a group agree on the segments to be registered as windows.
 //!
-//! - [`Record`]: what a rank tells the others; with [`Decision`] and the outcomes, it has a strict, versioned
+//! - [`Record`]: the message of a rank to the others. Like [`Decision`] and the outcomes, it has a strict, versioned
 //!   binary form.
-//! - [`decide()`] and [`verdict`]: pure functions of what the members said.
-//! - [`Refusal`], [`Poison`], [`NoWindows`]: why there are no windows, the same value on every member.
-//! - [`Commit`]: one member's part in one commit; [`Seat`]: what it remembers between commits.
-//! - [`PlainVote`]: what becomes of segments that have no windows.
-//! - [`Retire`], [`Length`]: the same for what the whole domain does: to retire segments, to agree on a length.
-//! - [`meeting`]: another agreement by the same votes, to open each other's memory.
+//! - [`decide()`] and [`verdict`]: pure functions of the members' messages.
+//! - [`Refusal`], [`Poison`], [`NoWindows`]: the reasons for a missing window, with the same value on every member.
+//! - [`Commit`]: one member's part in one commit; [`Seat`]: its state between commits.
+//! - [`PlainVote`]: the vote on the plain registration of segments without windows.
+//! - [`Retire`], [`Length`]: the same for operations of the whole domain: to retire segments, and to agree on a
+//!   length.
+//! - [`meeting`]: another agreement by the same votes, in which members open each other's memory.
 //!
-//! Not here: stores, communicators, memory, threads. A driver runs the machine in life, and the seeded
-//! simulation in the tests.
+//! Out of scope: stores, communicators, memory, threads. A driver runs the state machines in production, and the
+//! seeded simulation in the tests.
 
 mod arrival;
 mod circle;

@@ -1,4 +1,4 @@
-//! Where ranks meet: what they say they have entered, and the keys under which they agree.
+//! The meetings of ranks: their published places, and their store keys.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::{
     wire::{Message, wire_enum, wire_struct},
 };
 
-/// What ranks meet for.
+/// The purpose of a meeting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Errand {
     /// To commit the pool for a group.
@@ -18,23 +18,23 @@ pub enum Errand {
         /// The group.
         group: GroupId,
     },
-    /// To retire segments; the whole domain.
+    /// To retire segments, with the whole domain.
     Retire {},
-    /// To agree on a length; the whole domain.
+    /// To agree on a length, with the whole domain.
     Length {},
 }
 wire_enum!(Errand { 0 => Commit { group }, 1 => Retire {}, 2 => Length {} });
 
-/// Where a rank was last seen: the meeting that it entered.
+/// The meeting that a rank has entered last.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// Of which pool.
+    /// The pool of the meeting.
     pub pool: PoolId,
-    /// What for.
+    /// The purpose of the meeting.
     pub errand: Errand,
-    /// Which meeting of the pool for that.
+    /// The number of the meeting, counted for each pool and purpose.
     pub round: u64,
-    /// Who is expected there.
+    /// The ranks that are expected there.
     pub members: Vec<u32>,
 }
 wire_struct!(Place { pool, errand, round, members });
@@ -44,12 +44,12 @@ impl Message for Place {
 }
 
 impl Place {
-    /// Whether a rank at `other` is in the same meeting.
+    /// Returns true if a rank at `other` is in the same meeting.
     pub(super) fn meets(&self, other: &Place) -> bool {
         (self.pool, self.errand, self.round) == (other.pool, other.errand, other.round)
     }
 
-    /// What the keys of a vote of this meeting begin with.
+    /// The prefix of the store keys of a vote of this meeting.
     pub(super) fn vote_prefix(&self, vote: &str) -> String {
         let (PoolId { domain, generation, pool, .. }, round) = (self.pool, self.round);
         let pool = format!("symm/{domain:x}.{generation}/{pool}");
@@ -60,7 +60,7 @@ impl Place {
         }
     }
 
-    /// Where the decision of this meeting stands.
+    /// The store key of this meeting's decision.
     pub(super) fn decision_key(&self) -> String {
         standing_key(&self.vote_prefix(ARRIVAL))
     }
@@ -80,13 +80,13 @@ impl fmt::Display for Place {
 /// The name of a meeting's first vote.
 pub(super) const ARRIVAL: &str = "records";
 
-/// Where it is counted how often `rank` has made the domain of this number.
+/// The store key that counts how often `rank` has created the domain with this number.
 pub(crate) fn generation_key(domain: u64, rank: u32) -> String {
     format!("symm/{domain:x}/generation/{rank}")
 }
 
-/// Where `rank` says which meeting it has entered last, of whatever pool and domain of the store: a rank is in one at a
-/// time.
+/// The store key under which `rank` publishes the meeting that it has entered last, in any pool and domain of the
+/// store. A rank is in one meeting at a time.
 pub(super) fn place_key(rank: u32) -> String {
     format!("symm/at/{rank}")
 }

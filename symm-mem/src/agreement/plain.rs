@@ -1,7 +1,8 @@
-//! Whether segments without windows are registered plainly instead: on all members, or on none.
+//! Vote on the plain registration (`ncclCommRegister`) of segments without windows: on all members, or on none.
 //!
-//! NCCL picks its path per rank, and a call with one side registered hangs. So every member registers, says how that went,
-//! and keeps it only if all have succeeded. Meanwhile nobody enqueues anything: all are in a commit.
+//! NCCL chooses its transport on each rank separately, and a call hangs if only one side is registered. So every
+//! member registers, posts its outcome, and keeps the registration only if all members succeeded. Meanwhile no member
+//! enqueues anything, because all are in a commit.
 
 use super::{
     length::Next,
@@ -11,14 +12,14 @@ use super::{
     wire::{Message, wire_enum},
 };
 
-/// How the registration went on one rank.
+/// The outcome of the registration on one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Attempt {
     /// All segments are registered.
     Done {},
-    /// None is.
+    /// No segment is registered.
     Failed {
-        /// What was said.
+        /// A description of the failure.
         cause: String,
     },
 }
@@ -28,7 +29,7 @@ impl Message for Attempt {
     const KIND: u8 = 13;
 }
 
-/// What all members do with what they have registered.
+/// The decision of all members on their registrations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Plain {
     /// They keep it.
@@ -37,12 +38,12 @@ pub enum Plain {
     Undone {
         /// The rank that could not register, the lowest if there are several.
         rank: u32,
-        /// Why not.
+        /// The cause of the failure.
         cause: String,
     },
     /// The group is dead: a member is gone.
     Poison {
-        /// Why.
+        /// The reason.
         poison: Poison,
     },
 }
@@ -52,7 +53,7 @@ impl Message for Plain {
     const KIND: u8 = 14;
 }
 
-/// Judges what the members posted: the same for every order of them.
+/// Computes the decision from the members' posts. The result does not depend on their order.
 fn judge(members: &[u32], posted: &[Option<Vec<u8>>]) -> Plain {
     let mut attempts: Vec<(u32, Option<Attempt>)> = Vec::new();
     for (rank, bytes) in members.iter().zip(posted) {
@@ -86,7 +87,7 @@ impl PlainVote {
         Self { members, vote }
     }
 
-    /// Takes an input and says what to do next. A [`Plain::Poison`] is an [`Ending::Poisoned`].
+    /// Processes an input and returns the next step. A [`Plain::Poison`] ends as [`Ending::Poisoned`].
     pub fn step(&mut self, input: Input) -> Next<Plain> {
         let result = if input == Input::StoreFailed {
             Err(Ending::StoreFailed { in_doubt: true })
@@ -104,7 +105,7 @@ impl PlainVote {
                 Step::Unasked => Err(Ending::OutOfStep),
             }
         };
-        // The keys go with those of the commit.
+        // The keys are removed with those of the commit.
         Next::Done(Conclusion { result, all_arrived: true, keys: Vec::new() })
     }
 }

@@ -1,4 +1,4 @@
-//! Why a group is dead, and why it has no windows, in the words that every member is given.
+//! The reasons for a dead group, and for a group without windows, as every member gets them.
 
 use super::{
     record::LogPoint,
@@ -6,12 +6,12 @@ use super::{
     wire::wire_enum,
 };
 
-/// Why a group takes part in nothing any more: its members no longer know that they hold the same windows.
-/// All members are given the same value. The communicator has to be aborted and made anew (a new epoch).
+/// The reason for a dead group: its members no longer know that they hold the same windows. All members get the same
+/// value. The communicator must be aborted and created anew in a new epoch.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Poison {
-    /// The members' logs of what the group has committed differ.
+    /// The members' logs of committed segments differ.
     #[error("CommittedLogDiverged: members hold different windows ({}), from a bug or a restart", logs.describe(|log| format!("{} segments with hash {:016x}", log.length, log.hash)))]
     CommittedLogDiverged {
         /// Each rank's log.
@@ -27,21 +27,21 @@ pub enum Poison {
         rank: u32,
         /// The segment, if known.
         ordinal: Option<u32>,
-        /// What the library said.
+        /// The error of the library.
         cause: String,
     },
-    /// Members did not say how their registration ended.
+    /// Members did not report the outcome of their registration.
     #[error("MembersLost: {} did not report after the decision{}", Ranks(missing), match blocked.len() {
         0 => String::new(),
         _ => format!("; the library did not return on {}", Ranks(blocked)),
     })]
     MembersLost {
-        /// Who is silent, ascending.
+        /// The members that did not report, ascending.
         missing: Vec<u32>,
-        /// Who reported that its registration did not return, ascending.
+        /// The members that reported a registration that did not return, ascending.
         blocked: Vec<u32>,
     },
-    /// Registration did not return on some members, though all are there.
+    /// The registration did not return on some members, though no member is missing.
     #[error("RegistrationBlocked: registration did not return on {} in time", Ranks(ranks))]
     RegistrationBlocked {
         /// The ranks, ascending.
@@ -50,27 +50,27 @@ pub enum Poison {
     /// Some members got windows and others did not.
     #[error("WindowsUnsupported: {} got windows, {} did not: {reason}", Ranks(with), Ranks(without))]
     WindowsUnsupported {
-        /// Who got windows, ascending.
+        /// The members that got windows, ascending.
         with: Vec<u32>,
-        /// Who did not, ascending.
+        /// The members that did not, ascending.
         without: Vec<u32>,
-        /// Why not.
+        /// The reason for the missing windows.
         reason: String,
     },
-    /// A rank posted its record and could not learn from the store what the members agreed on.
+    /// A rank posted its record and could not read the members' decision from the store.
     #[error("StoreLost: rank {rank} could not learn from the store what the members agreed on: {cause}")]
     StoreLost {
         /// The rank.
         rank: u32,
-        /// What the store said, or what is wrong with what stands there.
+        /// The store's error, or the decoding error of the stored value.
         cause: String,
     },
-    /// A rank could not deregister windows that all had agreed to retire.
+    /// A rank could not deregister windows of segments that all had agreed to retire.
     #[error("RetirementFailed: rank {rank} could not deregister the windows of retired segments: {cause}")]
     RetirementFailed {
         /// The rank, the lowest if there are several.
         rank: u32,
-        /// What the library said.
+        /// The error of the library.
         cause: String,
     },
 }
@@ -99,17 +99,17 @@ impl Poison {
     }
 }
 
-/// Why agreed segments have no window: the uniform fallback, the same on every member.
+/// The reason why agreed segments have no window. It is the same on every member.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoWindows {
-    /// A group of one has nobody to share a window with.
+    /// A group of one member has no peer to share a window with.
     #[error("a group of one needs no window")]
     SingleMember {},
-    /// The library has none for this group.
+    /// The library has no windows for this group.
     #[error("{reason}")]
     Unsupported {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Ranks in an order, as members tell each other.
+//! Ordered lists of ranks and their binary form.
 
 use std::fmt;
 
@@ -7,16 +7,16 @@ use super::{
     wire::{Malformed, Reader, Wire},
 };
 
-/// Ranks in an order. What goes over the wire are runs of consecutive ranks, so that the list of a whole job is a few
-/// bytes in every record.
+/// An ordered list of ranks. Its binary form consists of runs of consecutive ranks, so that the list of a whole job
+/// takes a few bytes in every record.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RankList(pub Vec<u32>);
 
 impl RankList {
-    /// More ranks than a job has: what is read takes no more memory than so many.
+    /// Upper bound of the ranks in a list, larger than any job. It bounds the memory that decoding takes.
     const MOST: u32 = 1 << 20;
 
-    /// The runs: the first rank of each, and how many there are.
+    /// The runs: the first rank and the number of ranks of each.
     fn runs(&self) -> Vec<(u32, u32)> {
         let mut runs: Vec<(u32, u32)> = Vec::new();
         for &rank in &self.0 {
@@ -46,7 +46,7 @@ impl Wire for RankList {
         for _ in 0..runs {
             let (first, count) = (u32::read(from)?, u32::read(from)?);
             let all = (ranks.len() as u64).saturating_add(count.into());
-            // One form for each list: a run ends where the next does not go on.
+            // Each list has one form only: a run must not continue the previous one.
             let goes_on = ranks.last().is_some_and(|last| last.checked_add(1) == Some(first));
             match first.checked_add(count) {
                 Some(end) if count > 0 && all <= Self::MOST.into() && !goes_on => ranks.extend(first..end),

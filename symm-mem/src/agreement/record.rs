@@ -1,4 +1,4 @@
-//! What a rank tells the others before anything is registered.
+//! The message of a rank to the others before anything is registered.
 
 use std::fmt;
 
@@ -13,23 +13,23 @@ use super::{
 
 wire_struct!(GroupId { uid, epoch });
 
-/// A pool: the domain's number, which generation of the domain, and the pool's number in it. No two pools of any stores
-/// are equal.
+/// The identity of a pool: the domain's number, the generation of the domain, and the pool's number in it. It is
+/// unique, also across stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolId {
     /// The domain's number.
     pub domain: u64,
-    /// How often this rank has made a domain of that number.
+    /// The number of domains with this number that the rank has created, up to this one.
     pub generation: u64,
-    /// A random number that the ranks of this generation of the domain share. Two stores may count to equal numbers of
-    /// everything else.
+    /// A random number shared by the ranks of this generation of the domain. Pools of two stores may have all other
+    /// fields equal.
     pub instance: u64,
     /// The pool's number in the domain, in order of creation.
     pub pool: u32,
 }
 wire_struct!(PoolId { domain, generation, instance, pool });
 
-/// Names the pool for a reader. The alternate form (`{:#}`) ends with the instance, so that it names no other pool.
+/// Formats the pool for a reader. The alternate form (`{:#}`) ends with the instance, so it is unique.
 impl fmt::Display for PoolId {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { domain, generation, instance, pool } = self;
@@ -41,10 +41,10 @@ impl fmt::Display for PoolId {
     }
 }
 
-/// How a commit treats ranks whose pools differ.
+/// The treatment of ranks whose pools differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Policy {
-    /// All segments and the whole allocation history are the same, or nothing is registered.
+    /// All segments and the whole allocation history must be equal, or nothing is registered.
     #[default]
     Strict,
     /// The segments up to the first difference are registered; the rest stays pending on every member, and the
@@ -53,12 +53,12 @@ pub enum Policy {
 }
 wire_enum!(Policy { 0 => Strict {}, 1 => Prefix {} });
 
-/// A point of a log: how many entries, and the hash over them.
+/// The state of a log: its number of entries, and the hash over them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct LogPoint {
-    /// How many entries.
+    /// The number of entries.
     pub length: u64,
-    /// The hash over all of them.
+    /// The hash over all entries.
     pub hash: u64,
 }
 wire_struct!(LogPoint { length, hash });
@@ -78,24 +78,24 @@ impl fmt::Display for LogPoint {
 /// A segment that its pool wants registered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Segment {
-    /// The segment's number in its pool, never used again.
+    /// The segment's number in its pool. It is never reused.
     pub ordinal: u32,
     /// Its size in bytes.
     pub bytes: u64,
-    /// Kind of memory and window, equal on all ranks; and [`FOLLOWS`](Self::FOLLOWS).
+    /// The kind of memory and window, equal on all ranks, and the flag [`FOLLOWS`](Self::FOLLOWS).
     pub flags: u32,
-    /// The allocation log just after the operation that created the segment. Two ranks with the same number
-    /// and size but another history do not hold the same segment.
+    /// The allocation log just after the operation that created the segment. Segments with the same number and size
+    /// but different histories are different segments.
     pub log: LogPoint,
 }
 wire_struct!(Segment { ordinal, bytes, flags, log });
 
 impl Segment {
-    /// Flag: on this rank the segment lies directly behind the one before it, and the library takes both as one window.
-    /// Where that is so on all ranks, they become one; it makes no other difference.
+    /// Flag: on this rank the segment lies directly behind the previous one, and the library accepts both as one
+    /// window. If that holds on all ranks, they become one window. The flag has no other effect.
     pub const FOLLOWS: u32 = 1;
 
-    /// The segment as all ranks have it.
+    /// The segment without the flag that may differ between ranks.
     pub(super) fn alone(self) -> Self {
         Self { flags: self.flags & !Self::FOLLOWS, ..self }
     }
@@ -105,10 +105,10 @@ impl Segment {
     }
 }
 
-/// Whether the rank can take part now.
+/// The readiness of a rank: it can take part now, or the reason why not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Readiness {
-    /// Yes.
+    /// The rank can take part.
     Ready,
     /// The rank is capturing a graph on a stream of this device.
     Capturing,
@@ -116,14 +116,14 @@ pub enum Readiness {
     GroupOpen,
     /// A check on this rank failed.
     Failed {
-        /// The segment that it is about.
+        /// The affected segment, if it is known.
         ordinal: Option<u32>,
-        /// What failed.
+        /// A description of the failure.
         cause: String,
     },
     /// The group was poisoned earlier.
     Poisoned {
-        /// By what.
+        /// The reason.
         poison: Poison,
     },
 }
@@ -135,87 +135,88 @@ wire_enum!(Readiness {
     4 => Poisoned { poison },
 });
 
-/// Whether a rank's library can register windows with this group.
+/// The support of windows by a rank's library for this group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WindowSupport {
-    /// As far as can be told before trying.
+    /// It can, as far as this is known before trying.
     Available,
-    /// No.
+    /// It cannot.
     Unavailable {
-        /// Why; the same text on every rank with the same library and environment.
+        /// The reason; the same text on every rank with the same library and environment.
         reason: String,
     },
 }
 wire_enum!(WindowSupport { 0 => Available {}, 1 => Unavailable { reason } });
 
-/// What a rank's libraries can do.
+/// The capabilities of a rank's libraries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
     /// The version code of the communication library (`ncclGetVersion`).
     pub library: u32,
-    /// Whether it has windows for this group.
+    /// Support of windows for this group.
     pub windows: WindowSupport,
 }
 wire_struct!(Capabilities { library, windows });
 
-/// How much a group has been given to do on the rank's device, in what its members must have alike.
+/// The work of a group that was enqueued on the rank's device, in the counts that must match between its members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Enqueued {
     /// The group.
     pub group: GroupId,
-    /// How many collectives have been enqueued.
+    /// The number of collectives enqueued.
     pub collectives: u64,
-    /// The messages, by peer, ascending.
+    /// The messages by peer, in ascending order.
     pub messages: Vec<MessageCounts>,
 }
 wire_struct!(Enqueued { group, collectives, messages });
 
-/// The messages between the rank and another, as far as this one has enqueued its ends of them.
+/// The number of messages between the rank and a peer, as enqueued on this rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageCounts {
     /// The other rank.
     pub peer: u32,
-    /// How many it was sent.
+    /// The number of messages sent to the peer.
     pub sent: u64,
-    /// How many were received from it.
+    /// The number of messages received from the peer.
     pub received: u64,
-    /// Whether graphs captured any of them: how often these run is not known, so that the counts say nothing.
+    /// True if captured graphs contain any of them. The number of graph launches is unknown, so the counts are then
+    /// ignored.
     pub captured: bool,
 }
 wire_struct!(MessageCounts { peer, sent, received, captured });
 
-/// What a rank tells the other members of a group when it commits a pool.
+/// The message of a rank to the other members of a group when it commits a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     /// The pool.
     pub pool: PoolId,
     /// The group.
     pub group: GroupId,
-    /// Which commit of this pool for this group it is, from 0.
+    /// The number of this commit of the pool for the group, from 0.
     pub round: u64,
-    /// Who speaks (a rank of the domain).
+    /// The sender, as a rank of the domain.
     pub rank: u32,
     /// The group's members in order.
     pub members: RankList,
     /// The ranks of the pool's domain.
     pub domain: RankList,
-    /// How differences are to be treated.
+    /// The treatment of differences.
     pub policy: Policy,
-    /// The time that the rank gives the commit, in milliseconds.
+    /// The rank's deadline for the commit, in milliseconds.
     pub deadline_ms: u64,
-    /// Whether it can take part.
+    /// The readiness of the rank.
     pub readiness: Readiness,
-    /// What its libraries can do.
+    /// The capabilities of its libraries.
     pub capabilities: Capabilities,
-    /// How much each group has been given to do on its device.
+    /// The work enqueued on its device, by group.
     pub enqueued: Vec<Enqueued>,
-    /// Bytes of symmetric address space that its communicator has left, if that is known.
+    /// The bytes of symmetric address space that its communicator has left, if known.
     pub address_space_left: Option<u64>,
-    /// The log of what this group has committed.
+    /// The log of the group's commits.
     pub committed: LogPoint,
     /// The pool's allocation log.
     pub log: LogPoint,
-    /// The earliest length for which the rank remembers the allocation log's hash.
+    /// The earliest length at which the rank still has the allocation log's hash.
     pub log_since: u64,
     /// The segments that the group has not committed, in order of their ordinals.
     pub segments: Vec<Segment>,
@@ -244,15 +245,15 @@ impl Message for Record {
 }
 
 impl Record {
-    /// The record in its binary form: the same bytes for the same record on every machine.
+    /// Encodes the record. The same record has the same bytes on every machine.
     pub fn encode(&self) -> Vec<u8> {
         self.to_bytes()
     }
 
-    /// Reads a record.
+    /// Decodes a record.
     ///
     /// # Errors
-    /// [`Malformed`] for anything that [`encode`](Self::encode) of this protocol version does not write.
+    /// [`Malformed`] for all bytes that [`encode`](Self::encode) of this protocol version does not produce.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         Self::from_bytes(bytes)
     }

@@ -1,4 +1,4 @@
-//! Why nothing is done, in the words that every member is given.
+//! The reasons for a refused operation, as every member gets them.
 
 use process_group::group::GroupId;
 
@@ -11,7 +11,7 @@ use super::{
     wire::{wire_enum, wire_struct},
 };
 
-/// What a segment is, apart from its history.
+/// The size and kind of a segment, without its history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Its size in bytes.
@@ -26,7 +26,7 @@ wire_struct!(Shape { bytes, flags });
 pub struct Absentee {
     /// The rank.
     pub rank: u32,
-    /// The meeting that it entered last, of whatever pool of the store.
+    /// The meeting that the rank entered last, in any pool of the store.
     pub last_seen: Option<Place>,
 }
 wire_struct!(Absentee { rank, last_seen });
@@ -36,23 +36,23 @@ wire_struct!(Absentee { rank, last_seen });
 pub struct Waiting {
     /// The rank.
     pub rank: u32,
-    /// Where it waits.
+    /// The meeting in which it waits.
     pub place: Place,
 }
 wire_struct!(Waiting { rank, place });
 
-/// How much of a segment a rank cannot let go of.
+/// The uses of a segment on a rank, which prevent its retirement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
-    /// Captured graphs that use it.
+    /// The number of captured graphs that use it.
     pub graphs: u64,
-    /// Blocks in it.
+    /// The number of blocks in it.
     pub blocks: u64,
 }
 wire_struct!(Held { graphs, blocks });
 
-/// Why nothing was registered. All members are given the same value; the group is as it was before the commit
-/// and can commit again.
+/// The reason why nothing was registered. All members get the same value. The group is unchanged and can commit
+/// again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -67,13 +67,13 @@ pub enum Refusal {
         describe_divergence(divergence)
     )]
     SegmentCountMismatch {
-        /// The first ordinal that is not on all ranks.
+        /// The first ordinal whose segment is missing on some ranks.
         ordinal: u32,
-        /// How many new segments all ranks have in common.
+        /// The number of new segments that all ranks have in common.
         common: u32,
-        /// How many new segments each rank has.
+        /// The number of new segments of each rank.
         counts: Split<u32>,
-        /// What each rank has at `ordinal`.
+        /// The segment of each rank at `ordinal`.
         shapes: Split<Option<Shape>>,
         /// The first allocation that differs.
         divergence: Option<Divergence>,
@@ -85,17 +85,17 @@ pub enum Refusal {
         describe_divergence(divergence)
     )]
     SegmentShapeMismatch {
-        /// The segment.
+        /// The ordinal of the segment.
         ordinal: u32,
-        /// How many new segments before it all ranks have in common.
+        /// The number of new segments before it that all ranks have in common.
         common: u32,
-        /// What it is on each rank.
+        /// The segment's shape on each rank.
         shapes: Split<Shape>,
         /// The first allocation that differs.
         divergence: Option<Divergence>,
     },
-    /// The segments look the same, but ranks came to them by different allocations, so what lies at one offset
-    /// on one rank lies elsewhere on another.
+    /// The segments have equal sizes, but the ranks' allocations differ. The same offset may then hold different
+    /// blocks on different ranks.
     #[error(
         "AllocationDiverged: {} equal on all ranks in size, but the allocations differ ({}){}",
         match ordinal { Some(ordinal) => format!("segment {ordinal} is"), None => "the segments are".to_owned() },
@@ -103,60 +103,60 @@ pub enum Refusal {
         describe_divergence(divergence)
     )]
     AllocationDiverged {
-        /// The segment before which the histories parted, or `None`: after the last.
+        /// The first segment after the histories diverged, or `None` if they diverged after the last segment.
         ordinal: Option<u32>,
-        /// How many new segments all ranks have in common.
+        /// The number of new segments that all ranks have in common.
         common: u32,
-        /// The allocation log at that point.
+        /// The allocation log of each rank at that point.
         logs: Split<LogPoint>,
         /// The first allocation that differs.
         divergence: Option<Divergence>,
     },
-    /// Ranks hold communicators of different lives of the group.
+    /// Ranks hold communicators of different epochs of the group.
     #[error("EpochMismatch: ranks are in different epochs of the group ({}); make the group anew on all of them", epochs.describe(u64::to_string))]
     EpochMismatch {
         /// Each rank's epoch.
         epochs: Split<u64>,
     },
-    /// Ranks speak of different things under one name.
+    /// Ranks commit different objects under the same store key.
     #[error("IdentityMismatch: ranks differ in the {what} that they commit ({})", values.describe(|value| format!("{value:#x}")))]
     IdentityMismatch {
-        /// What differs.
+        /// The part of the identity that differs.
         what: Identity,
         /// Its value on each rank.
         values: Split<u64>,
     },
-    /// Ranks have different lists of who takes part.
+    /// Ranks have different lists of participants.
     #[error("MembersMismatch: ranks differ in the {what} ({}); give all of them the same list", lists.describe(RankList::to_string))]
     MembersMismatch {
-        /// What differs.
+        /// The list that differs.
         what: Membership,
         /// Each rank's list.
         lists: Split<RankList>,
     },
-    /// Ranks ask for different policies.
+    /// Ranks request different policies.
     #[error("PolicyMismatch: ranks ask for different policies ({})", policies.describe(|policy| format!("{policy:?}")))]
     PolicyMismatch {
         /// Each rank's policy.
         policies: Split<Policy>,
     },
-    /// A rank lacks what others have.
+    /// A rank lacks a capability of other ranks.
     #[error("CapabilityMismatch: {what} differs between ranks ({}); give all ranks the same library and environment", values.describe(String::clone))]
     CapabilityMismatch {
-        /// What differs.
+        /// The capability that differs.
         what: Capability,
         /// Each rank's value.
         values: Split<String>,
     },
-    /// A rank's message cannot be read.
+    /// A rank's message cannot be decoded.
     #[error("RecordUnreadable: what rank {rank} posted cannot be read: {cause}")]
     RecordUnreadable {
         /// The rank.
         rank: u32,
-        /// Why not.
+        /// The decoding error.
         cause: String,
     },
-    /// Ranks speak different versions of the protocol, and cannot read each other's messages.
+    /// Ranks use different versions of the protocol, and cannot decode each other's messages.
     #[error("VersionMismatch: ranks speak different versions of the protocol ({}); run the same release on every rank", versions.describe(u16::to_string))]
     VersionMismatch {
         /// Each rank's version.
@@ -170,9 +170,9 @@ pub enum Refusal {
     PeerPrepareFailed {
         /// The rank, the lowest if there are several.
         rank: u32,
-        /// The segment that it is about.
+        /// The affected segment, if it is known.
         ordinal: Option<u32>,
-        /// What failed.
+        /// A description of the failure.
         cause: String,
     },
     /// A rank was capturing a graph.
@@ -187,32 +187,33 @@ pub enum Refusal {
         /// The ranks, ascending.
         ranks: Vec<u32>,
     },
-    /// Ranks have enqueued different numbers of collectives: one that runs now may wait for a peer that will
-    /// only enqueue its part after the commit, while the registration waits for the one that runs.
+    /// Ranks have enqueued different numbers of collectives. A collective that runs now may wait for a peer that
+    /// enqueues its part only after the commit, while the registration waits for this collective to end.
     #[error(
         "CollectivesOutstanding: ranks have enqueued different numbers of collectives on group {group} ({}); let all of them enqueue the same before the commit",
         collectives.describe(u64::to_string)
     )]
     CollectivesOutstanding {
-        /// The group whose collectives they are.
+        /// The group of these collectives.
         group: GroupId,
-        /// How many collectives each rank has enqueued.
+        /// The number of collectives enqueued by each rank.
         collectives: Split<u64>,
     },
-    /// The same of messages: one end of one may run now, and wait for the other, which is enqueued only after the commit.
+    /// Ranks have enqueued different numbers of messages. One end of a message may run now and wait for the other
+    /// end, which is enqueued only after the commit.
     #[error(
         "MessagesOutstanding: on group {group}, rank {from} has enqueued {sent} messages to rank {to}, which has enqueued the receipt of {received}; let both enqueue the same before the commit"
     )]
     MessagesOutstanding {
-        /// The group whose messages they are.
+        /// The group of these messages.
         group: GroupId,
         /// The rank that sends.
         from: u32,
         /// The rank that receives.
         to: u32,
-        /// How many the one has enqueued.
+        /// The number of sends enqueued by `from`.
         sent: u64,
-        /// How many the other has enqueued.
+        /// The number of receives enqueued by `to`.
         received: u64,
     },
     /// The communicator's symmetric address space is full.
@@ -220,25 +221,26 @@ pub enum Refusal {
         "AddressSpaceExhausted: the new windows take {needed} bytes of symmetric address space, rank {rank} has {left} left; use fewer, or a new communicator"
     )]
     AddressSpaceExhausted {
-        /// The rank with the least left.
+        /// The rank with the least space left.
         rank: u32,
-        /// What the windows take, in bytes.
+        /// The bytes that the new windows need.
         needed: u64,
-        /// What is left, in bytes.
+        /// The bytes left on `rank`.
         left: u64,
     },
     /// Not all members arrived in time.
     #[error("SyncTimeout: {} did not arrive within {waited_ms} ms ({}){}", Ranks(&missing.iter().map(|absentee| absentee.rank).collect::<Vec<_>>()), describe_missing(missing), describe_circle(circle))]
     SyncTimeout {
-        /// Who did not arrive, ascending.
+        /// The ranks that did not arrive, ascending.
         missing: Vec<Absentee>,
-        /// How long the member that gave up had waited, in milliseconds.
+        /// The time that the member that gave up had waited, in milliseconds.
         waited_ms: u64,
-        /// If ranks waited for each other in a circle: all of it, by rank; every rank of it is told the same.
+        /// All ranks of a circular wait, in ascending order, or empty if there was none. Every rank of the circle
+        /// gets the same list.
         circle: Vec<Waiting>,
     },
-    /// Ranks are at different generations of one domain: one has made it more often than others, or they wait for each other
-    /// at pools of two generations.
+    /// Ranks are at different generations of one domain: one rank has created it more often than others, or ranks
+    /// wait for each other at pools of two generations.
     #[error(
         "GenerationMismatch: ranks are at different generations of domain {domain:#x} ({}); make the domain equally often on all of them{}",
         generations.describe(u64::to_string),
@@ -247,14 +249,16 @@ pub enum Refusal {
     GenerationMismatch {
         /// The domain's number.
         domain: u64,
-        /// The generation that each rank is at: how often it has made the domain, up to where it waits.
+        /// The generation of each rank, which counts how often it has created the domain, up to the meeting in which
+        /// it waits.
         generations: Split<u64>,
-        /// How long the member that gave up had waited, in milliseconds.
+        /// The time that the member that gave up had waited, in milliseconds.
         waited_ms: u64,
-        /// If ranks waited for each other in a circle: all of it, by rank; every rank of it is told the same.
+        /// All ranks of a circular wait, in ascending order, or empty if there was none. Every rank of the circle
+        /// gets the same list.
         circle: Vec<Waiting>,
     },
-    /// Ranks want different segments retired.
+    /// Ranks asked to retire different segments.
     #[error("RetirementMismatch: ranks want different segments retired ({})", ordinals.describe(|ordinals| format!("{ordinals:?}")))]
     RetirementMismatch {
         /// The ordinals that each rank named.
@@ -265,7 +269,7 @@ pub enum Refusal {
     SegmentPinned {
         /// The segment.
         ordinal: u32,
-        /// How many graphs use it on each rank.
+        /// The number of graphs that use it on each rank.
         graphs: Split<u64>,
     },
     /// A segment that is to be retired still has blocks.
@@ -273,10 +277,11 @@ pub enum Refusal {
     SegmentInUse {
         /// The segment.
         ordinal: u32,
-        /// How many blocks each rank has there.
+        /// The number of blocks in it on each rank.
         blocks: Split<u64>,
     },
-    /// A rank's groups have a segment that is to be retired, but were not all given.
+    /// A rank's groups have committed a segment that is to be retired, but the retirement was not given all of these
+    /// groups.
     #[error("SegmentCommitted: on rank {rank}, segment {ordinal} is committed for {}, which the retirement was not given", groups.iter().map(|group| format!("group {group}")).collect::<Vec<_>>().join(", "))]
     SegmentCommitted {
         /// The rank, the lowest if there are several.
@@ -286,7 +291,7 @@ pub enum Refusal {
         /// The groups that are missing.
         groups: Vec<GroupId>,
     },
-    /// What a group has committed is not the same on its members.
+    /// The members of a group differ in the segments that the group has committed.
     #[error("CommittedLogDiverged: members of group {group} hold different segments ({})", logs.describe(LogPoint::to_string))]
     CommittedLogDiverged {
         /// The group.
@@ -294,12 +299,12 @@ pub enum Refusal {
         /// Each rank's log.
         logs: Split<LogPoint>,
     },
-    /// A rank's device did not come to rest.
+    /// A rank's device did not become idle.
     #[error("QuiesceFailed: the work on the device of rank {rank} did not end: {cause}")]
     QuiesceFailed {
         /// The rank, the lowest if there are several.
         rank: u32,
-        /// Why not.
+        /// The reason.
         cause: String,
     },
 }
@@ -331,7 +336,7 @@ wire_enum!(Refusal {
 });
 
 impl Refusal {
-    /// Adds where the histories part, for the refusals that are about that.
+    /// Adds the divergence of the histories, for the refusals that report one.
     pub(super) fn with_divergence(mut self, found: Divergence) -> Self {
         match &mut self {
             Refusal::SegmentCountMismatch { divergence, .. }
@@ -342,7 +347,7 @@ impl Refusal {
         self
     }
 
-    /// Where the histories part, if this is about that and it was found.
+    /// Returns the divergence of the histories, if this refusal reports one and it was found.
     pub fn divergence(&self) -> Option<&Divergence> {
         match self {
             Refusal::SegmentCountMismatch { divergence, .. }
@@ -383,18 +388,18 @@ impl Refusal {
     }
 }
 
-/// What names a commit.
+/// A part of the identity of a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Identity {
     /// The domain's number.
     Domain,
-    /// The domain's life.
+    /// The generation of the domain.
     Generation,
     /// The pool's number.
     Pool,
     /// The group's number.
     Group,
-    /// Which commit it is.
+    /// The number of the commit.
     Round,
 }
 wire_enum!(Identity { 0 => Domain {}, 1 => Generation {}, 2 => Pool {}, 3 => Group {}, 4 => Round {} });
@@ -411,7 +416,7 @@ impl std::fmt::Display for Identity {
     }
 }
 
-/// Lists of ranks that all members must have alike.
+/// A list of ranks that must be equal on all members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Membership {
     /// The members of the group, in the order of its communicator.
@@ -430,12 +435,12 @@ impl std::fmt::Display for Membership {
     }
 }
 
-/// What all members must have alike.
+/// A capability that must be equal on all members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Capability {
     /// The version of the communication library.
     Library,
-    /// Whether it has windows for this group.
+    /// Support of windows for this group.
     Windows,
 }
 wire_enum!(Capability { 0 => Library {}, 1 => Windows {} });

@@ -1,20 +1,20 @@
-//! How the ranks of a domain retire segments: on all of them, or on none.
+//! Retirement: the ranks of a domain retire segments, on all of them or on none.
 //!
-//! The whole domain takes part, whichever groups have the segments: where segments are is a part of the placement
-//! that all promise to share. The phases, and what they may take: sixteenths of the longest deadline if nothing else is
-//! said, with the floors of a [commit](super::machine):
+//! The whole domain takes part, whichever groups have committed the segments, because the list of segments is part of
+//! the placement that all ranks share. The limits below are sixteenths of the longest deadline, unless stated
+//! otherwise, with the lower bounds of a [commit](super::machine):
 //!
-//! | phase | what | until |
+//! | phase | action | limit |
 //! |---|---|---|
-//! | arrival | ranks post what they want retired and what still holds it; [`decide_retirement`] | 8, of the rank's own deadline |
-//! | quiet | every device comes to rest; nothing has been touched yet, so who fails here refuses for all | 3 |
-//! | quiet vote | all are at rest, or the refusal | 1 |
-//! | deregistration | every rank deregisters its windows, group by group, in the order in which they were committed | 2 |
-//! | outcomes | every member posts how it went | 1 |
+//! | arrival | ranks post the segments to be retired and their remaining uses; [`decide_retirement`] | 8, of the rank's own deadline |
+//! | quiet | every device becomes idle; nothing has changed yet, so a failure here refuses the retirement on all ranks | 3 |
+//! | quiet vote | all devices are idle, or the retirement is refused | 1 |
+//! | deregistration | every rank deregisters its windows, group by group, in the order of their commits | 2 |
+//! | outcomes | every member posts its outcome | 1 |
 //!
-//! Deregistration is local in every release of NCCL, and frees addresses that steer where later windows lie: so it
-//! is done by all, in one order, and only when no device works on the windows any more. Memory goes back last, when
-//! all have posted that their windows are gone.
+//! Deregistration is local in every release of NCCL, and frees addresses that determine the place of later windows.
+//! All ranks therefore deregister in one order, and only after no device uses the windows any more. Memory is freed
+//! last, after all ranks have posted that their windows are gone.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -34,46 +34,46 @@ use super::{
     wire::{Message, wire_enum, wire_struct},
 };
 
-/// A group that has some of the segments, as one of its members sees it.
+/// A group that has committed some of the segments, as seen by one of its members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Committed {
     /// The group.
     pub group: GroupId,
-    /// The log of what it has committed.
+    /// The log of the group's commits.
     pub log: LogPoint,
 }
 wire_struct!(Committed { group, log });
 
-/// What a rank says of a segment that is to be retired.
+/// The report of a rank on a segment that is to be retired.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate {
     /// The segment.
     pub ordinal: u32,
-    /// What still holds it.
+    /// The remaining uses of the segment on this rank.
     pub held: Held,
-    /// Groups that have it and were not given to the retirement.
+    /// Groups that have committed the segment and were not given to the retirement.
     pub uncovered: Vec<GroupId>,
 }
 wire_struct!(Candidate { ordinal, held, uncovered });
 
-/// What a rank tells the others before anything is retired.
+/// The message of a rank to the others before anything is retired.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RetirementRecord {
-    /// Who speaks.
+    /// The sender.
     pub rank: u32,
     /// The ranks of the pool's domain.
     pub domain: RankList,
-    /// The time that the rank gives the retirement, in milliseconds.
+    /// The rank's deadline for the retirement, in milliseconds.
     pub deadline_ms: u64,
-    /// Whether it can take part.
+    /// The readiness of the rank.
     pub readiness: Readiness,
-    /// How much each group has been given to do on its device.
+    /// The work enqueued on its device, by group.
     pub enqueued: Vec<Enqueued>,
     /// The pool's allocation log.
     pub log: LogPoint,
     /// The groups of this rank that take part, ascending.
     pub groups: Vec<Committed>,
-    /// The segments that it wants retired, ascending.
+    /// The segments that it asks to retire, ascending.
     pub segments: Vec<Candidate>,
 }
 wire_struct!(RetirementRecord { rank, domain, deadline_ms, readiness, enqueued, log, groups, segments });
@@ -82,7 +82,8 @@ impl Message for RetirementRecord {
     const KIND: u8 = 10;
 }
 
-/// Decides whether the segments are retired, from the records of all ranks: the same for every order of the records.
+/// Decides from the records of all ranks whether the segments are retired. The result does not depend on the order of
+/// the records.
 pub fn decide_retirement(records: &[RetirementRecord]) -> Decision {
     let mut records: Vec<&RetirementRecord> = records.iter().collect();
     records.sort_by_key(|record| record.rank);
@@ -122,15 +123,15 @@ fn differing(records: &[&RetirementRecord]) -> Option<Refusal> {
     })
 }
 
-/// Whether ranks came here by different allocations. Looked at last: where a rank still holds a segment that others
-/// have let go of, their logs differ too.
+/// Returns a refusal if the ranks' allocation logs differ. This check comes last: if a rank still uses a segment that
+/// others have released, their logs differ too, and the earlier refusal names the cause.
 fn parted(records: &[&RetirementRecord]) -> Option<Refusal> {
     let logs = Split::of(records.iter().map(|record| (record.rank, record.log)));
     let is_same = logs.is_unanimous();
     (!is_same).then_some(Refusal::AllocationDiverged { ordinal: None, common: 0, logs, divergence: None })
 }
 
-/// What still holds the segments, which all ranks named alike.
+/// Returns a refusal if the segments, which are the same on all ranks, still have uses.
 fn holding(records: &[&RetirementRecord]) -> Option<Refusal> {
     let count = records.first().map_or(0, |record| record.segments.len());
     (0..count).find_map(|at| {
@@ -155,31 +156,31 @@ fn holding(records: &[&RetirementRecord]) -> Option<Refusal> {
     })
 }
 
-/// How one of a rank's parts in a retirement went.
+/// The outcome of one phase of a retirement on a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Release {
     /// Done.
     Done {},
     /// It failed.
     Failed {
-        /// What was said.
+        /// A description of the failure.
         cause: String,
     },
     /// It did not return in time.
     Blocked {},
-    /// All is done but for groups that are over, as one of their members is lost: their windows went with their
-    /// communicators, or will.
+    /// All is done, except for groups that have ended because a member is lost. The windows of these groups are freed
+    /// with their communicators.
     Over {
         /// The groups, ascending.
         groups: Vec<GroupId>,
-        /// What has ended the first of them.
+        /// The error that ended the first of them.
         cause: String,
     },
 }
 wire_enum!(Release { 0 => Done {}, 1 => Failed { cause }, 2 => Blocked {}, 3 => Over { groups, cause } });
 
 impl Release {
-    /// Whether the rank did what was asked of it.
+    /// Returns true if the rank completed its part.
     fn is_done(&self) -> bool {
         matches!(self, Self::Done {} | Self::Over { .. })
     }
@@ -189,7 +190,7 @@ impl Message for Release {
     const KIND: u8 = 11;
 }
 
-/// What the members make of how it went.
+/// The common result of the members' outcomes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Judged {
     Done {},
@@ -202,7 +203,7 @@ impl Message for Judged {
     const KIND: u8 = 12;
 }
 
-/// What a rank posted, by rank; `None`: nothing.
+/// The outcome that each rank posted, or `None` if it posted none.
 pub(super) type Posted = Vec<(u32, Option<Release>)>;
 
 fn read_releases(members: &[u32], posted: &[Option<Vec<u8>>]) -> Posted {
@@ -226,7 +227,7 @@ fn ranks_that(releases: &Posted, is: fn(&Option<Release>) -> bool) -> Vec<u32> {
     releases.iter().filter(|(_, release)| is(release)).map(|(rank, _)| *rank).collect()
 }
 
-/// Whether all devices are at rest.
+/// Judges whether all devices are idle.
 fn judge_quiet(releases: &Posted, waited_ms: u64) -> Judged {
     let missing = ranks_that(releases, Option::is_none);
     let blocked = ranks_that(releases, |release| *release == Some(Release::Blocked {}));
@@ -243,7 +244,8 @@ fn judge_quiet(releases: &Posted, waited_ms: u64) -> Judged {
     Judged::Refuse { refusal }
 }
 
-/// Whether all windows are gone. Who says that a group is over is not to blame for that: who is silent is.
+/// Judges whether all windows are gone. Blames ranks without a successful outcome. A report of an ended group is not
+/// a failure of the reporting rank.
 pub(super) fn judge_released(releases: &Posted) -> Judged {
     let missing = ranks_that(releases, Option::is_none);
     let blocked = ranks_that(releases, |release| *release == Some(Release::Blocked {}));
@@ -265,15 +267,15 @@ pub(super) fn judge_released(releases: &Posted) -> Judged {
     Judged::Poison { poison, culprits, over: over.into_iter().collect() }
 }
 
-/// How a retirement that was decided ended.
+/// The end of a decided retirement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Retired {
-    /// The windows are gone on all ranks, and the memory may go.
+    /// The windows are gone on all ranks, and the memory may be freed.
     Everywhere,
-    /// The segments are out of use, but on some ranks it is not known that their windows are gone: the groups of
-    /// those are dead, and the memory stays.
+    /// The segments are out of use, but some ranks did not confirm that their windows are gone. The groups of these
+    /// ranks are dead, and the memory is not freed.
     Poisoned {
-        /// Why.
+        /// The reason.
         poison: Poison,
         /// The ranks that are to blame, ascending.
         culprits: Vec<u32>,
@@ -282,29 +284,29 @@ pub enum Retired {
     },
 }
 
-/// What the machine wants from its driver.
+/// A request of the state machine to its driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RetireOutput {
-    /// Something from the store.
+    /// A request to the store.
     Ask(Output),
-    /// Wait until this rank's device has nothing to do; answered by [`RetireInput::Quiet`].
+    /// Wait until this rank's device is idle; answered by [`RetireInput::Quiet`].
     Quiesce {
-        /// When to give up: [`Release::Blocked`] then.
+        /// The time limit. If it passes, the answer is [`Release::Blocked`].
         until: Duration,
     },
     /// Deregister the windows of the segments; answered by [`RetireInput::Deregistered`].
     Deregister {
-        /// When to give up: [`Release::Blocked`] then.
+        /// The time limit. If it passes, the answer is [`Release::Blocked`].
         until: Duration,
     },
-    /// It has ended.
+    /// The retirement has ended.
     Done(Conclusion<Retired>),
 }
 
-/// What the driver tells the machine.
+/// An input from the driver to the state machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RetireInput {
-    /// An answer of the store, or the start.
+    /// The start, or an answer of the store.
     Answer(Input),
     /// The answer to [`RetireOutput::Quiesce`].
     Quiet(Release),
@@ -334,7 +336,7 @@ pub struct Retire {
 }
 
 impl Retire {
-    /// The retirement number `round` that `record` speaks of, among `members`: the whole domain.
+    /// Creates retirement number `round` from `record`, among `members`, which are the whole domain.
     pub fn new(pool: PoolId, round: u64, record: &RetirementRecord, members: Vec<u32>) -> Self {
         let place = Place { pool, errand: Errand::Retire {}, round, members };
         let patience = share(record.deadline_ms, 8);
@@ -344,7 +346,7 @@ impl Retire {
         Self { rank: record.rank, place, begun, phase, all_arrived: false, keys }
     }
 
-    /// Takes an input at the time `now` (since any fixed moment) and says what to do next.
+    /// Processes an input at the time `now` (since any fixed moment) and returns the next request.
     pub fn step(&mut self, input: RetireInput, now: Duration) -> RetireOutput {
         if input == RetireInput::Answer(Input::StoreFailed) {
             let in_doubt = self.is_in_doubt();
@@ -375,7 +377,7 @@ impl Retire {
         }
     }
 
-    /// Whether this rank has posted its record and has not read the outcome.
+    /// Returns true if this rank has posted its record and has not read the outcome.
     pub fn is_in_doubt(&self) -> bool {
         match &self.phase {
             Phase::Arrival(arrival) => arrival.has_posted(),
@@ -384,8 +386,9 @@ impl Retire {
         }
     }
 
-    /// Whether windows are being deregistered. Who is alive says how that went before its time is up: a wait is not cut short
-    /// then because somebody is lost, or those who are still at it would be blamed with the lost.
+    /// Returns true while windows are being deregistered. In this phase, every live rank posts its outcome before the
+    /// time limit. The wait must not end early because another rank is lost, or ranks that are still deregistering
+    /// would be blamed too.
     pub fn is_releasing(&self) -> bool {
         matches!(self.phase, Phase::Deregistering { .. } | Phase::Outcomes(_))
     }

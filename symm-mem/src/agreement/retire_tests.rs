@@ -27,9 +27,9 @@ enum At {
     Dead,
 }
 
-/// What came of a retirement.
+/// The result of a retirement.
 struct Story {
-    /// What each rank was told, and when; `None` for one that died before.
+    /// The result of each rank and its time; `None` for a rank that died before.
     told: Vec<Option<(Result<Retired, Ending>, Duration)>>,
     /// The ranks that deregistered their windows.
     deregistered: BTreeSet<u32>,
@@ -106,6 +106,10 @@ fn story(seed: u64, victim: u32, step: u32) -> Story {
                 at[rank] = At::Waiting { key, until };
                 continue;
             }
+            RetireOutput::Ask(Output::Post { key, value }) => {
+                assert_eq!(store.insert(key, value), None, "a member posts once");
+                RetireInput::Answer(Input::Stored)
+            }
             RetireOutput::Ask(Output::Set { key, value }) => {
                 store.insert(key, value);
                 RetireInput::Answer(Input::Stored)
@@ -133,8 +137,9 @@ fn story(seed: u64, victim: u32, step: u32) -> Story {
 }
 
 proptest! {
-    /// Whenever a rank dies, the others are told the same in time: that nothing was done, and then nothing was; that all
-    /// windows are gone, and then they are; or that the rank is lost.
+    /// If a rank dies, all other ranks get the same result in time. One possible result is a refusal, and then no
+    /// rank deregistered windows. Another is success, and then all ranks deregistered them. The last one names the
+    /// lost rank.
     #[test]
     fn who_dies_in_a_retirement_leaves_the_others_agreed(seed: u64, victim in 0..RANKS) {
         for step in 0.. {
@@ -174,7 +179,7 @@ fn who_is_silent_is_to_blame_and_not_who_says_that_a_group_is_over() {
     let silent = judge([over(&[world, pair]), None, over(&[world])]);
     let poison = Poison::MembersLost { missing: vec![1], blocked: Vec::new() };
     assert_eq!(silent, Judged::Poison { poison, culprits: vec![1], over: vec![world, pair] });
-    // It died when it had said that it was done.
+    // A rank that died after it had posted its success.
     let late = judge([done(), done(), over(&[world])]);
     let poison = Poison::RetirementFailed { rank: 2, cause: "rank 1 is lost".to_owned() };
     assert_eq!(late, Judged::Poison { poison, culprits: Vec::new(), over: vec![world] });

@@ -1,8 +1,8 @@
-//! Where allocation histories part: a search over the hashes of their prefixes.
+//! Finds the first difference of allocation histories by a search over the hashes of their prefixes.
 //!
-//! The hash after n operations covers all of them, so it is equal on all ranks up to the first difference and
-//! unequal from there on. Every round each rank posts its hashes at the same few points, and the range between
-//! the last equal and the first unequal point is searched next.
+//! The hash after n operations covers all of them, so it is equal on all ranks up to the first difference and unequal
+//! after it. In every round, each rank posts its hashes at the same few points. The next round searches the range
+//! between the last equal and the first unequal point.
 
 use super::{
     history::{Divergence, Operation},
@@ -11,21 +11,21 @@ use super::{
     wire::{Message, wire_enum, wire_struct},
 };
 
-/// How many parts a range is divided into in one round.
+/// The number of parts into which one round divides a range.
 const PARTS: u64 = 32;
 
-/// Lengths of the allocation log between which the histories part.
+/// Lengths of the allocation log between which the histories diverge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
-    /// At this length all ranks remember their hash.
+    /// The lower end. All ranks remember their hash at this length.
     pub low: u64,
-    /// No rank's log is shorter.
+    /// The upper end. No rank's log is shorter.
     pub high: u64,
 }
 wire_struct!(Range { low, high });
 
 impl Range {
-    /// The range to search after records that differ; `None` if the logs are equal.
+    /// The range to search for records that differ; `None` if the logs are equal.
     pub(super) fn of_difference(records: &[&Record]) -> Option<Self> {
         let first = records.first()?;
         if records.iter().all(|record| record.log == first.log) {
@@ -47,7 +47,7 @@ impl Range {
     }
 }
 
-/// A rank's hashes at the points of a range; `None` where it does not remember.
+/// A rank's hashes at the points of a range; `None` for a point that it no longer remembers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Hashes {
     pub(super) at: Vec<Option<u64>>,
@@ -58,12 +58,12 @@ impl Message for Hashes {
     const KIND: u8 = 6;
 }
 
-/// What is searched next, or what was found.
+/// The result of one round of the search.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Finding {
-    /// The difference lies in here.
+    /// The difference lies in this range.
     Narrower { range: Range },
-    /// It is the operation of this number.
+    /// The difference is the operation with this number.
     Operation { sequence: u64 },
     /// The search has ended.
     End { divergence: Divergence },
@@ -78,7 +78,7 @@ impl Message for Finding {
     const KIND: u8 = 7;
 }
 
-/// The operation that a rank did at the place that was found.
+/// The operation of a rank at the position that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Recalled {
     pub(super) operation: Option<Operation>,
@@ -89,7 +89,7 @@ impl Message for Recalled {
     const KIND: u8 = 8;
 }
 
-/// Narrows `range` by the hashes of all ranks at its points.
+/// Narrows `range` with the hashes of all ranks at its points.
 pub(super) fn narrow(range: Range, answers: &[Hashes]) -> Finding {
     let points = range.points();
     let equal = |index: usize| {
@@ -110,7 +110,7 @@ pub(super) fn narrow(range: Range, answers: &[Hashes]) -> Finding {
     }
 }
 
-/// Names the operations that all ranks did at `sequence`.
+/// Reports the operations of all ranks at `sequence`.
 pub(super) fn name(sequence: u64, answers: impl IntoIterator<Item = (u32, Recalled)>) -> Finding {
     let operations = Split::of(answers.into_iter().map(|(rank, recalled)| (rank, recalled.operation)));
     Finding::End { divergence: Divergence::At { sequence, operations } }
@@ -129,7 +129,7 @@ mod tests {
             common in 0u64..100_000,
             rest in proptest::collection::vec(0u64..100_000, 2..5),
         ) {
-            // Histories that agree for `low + common` operations; each goes on for `rest` more.
+            // Histories that agree for `low + common` operations. Each continues for `rest` more operations.
             let parted = low + common;
             let lengths: Vec<u64> = rest.iter().map(|rest| parted + rest).collect();
             let high = *lengths.iter().min().expect("there are ranks");

@@ -1,4 +1,4 @@
-//! What a rank remembers of a pool in a group from one commit to the next.
+//! The state of a pool in a group on one rank, kept from one commit to the next.
 
 use std::time::Duration;
 
@@ -17,25 +17,25 @@ use super::{
     wire::Message,
 };
 
-/// What an entry of the log begins with that says of a segment that it was retired; no ordinal.
+/// The first word of a log entry that records the retirement of a segment. No ordinal has this value.
 const TOMBSTONE: u64 = u64::MAX;
 
-/// What a rank finds on its own side when it begins a commit.
+/// The state of a rank at the start of a commit.
 #[derive(Debug, Clone)]
 pub struct Situation {
-    /// How differences are to be treated.
+    /// The treatment of differences.
     pub policy: Policy,
-    /// The time that the commit may take.
+    /// The time limit of the commit.
     pub deadline: Duration,
-    /// Whether the rank can take part.
+    /// The readiness of the rank.
     pub readiness: Readiness,
     /// The ranks of the pool's domain.
     pub domain: Vec<u32>,
-    /// What its libraries can do.
+    /// The capabilities of its libraries.
     pub capabilities: Capabilities,
-    /// How much each group has been given to do on its device.
+    /// The work enqueued on its device, by group.
     pub enqueued: Vec<Enqueued>,
-    /// Bytes of symmetric address space that its communicator has left, if known.
+    /// The bytes of symmetric address space that its communicator has left, if known.
     pub address_space_left: Option<u64>,
     /// The pool's allocation log.
     pub log: LogPoint,
@@ -45,11 +45,11 @@ pub struct Situation {
     pub segments: Vec<Segment>,
 }
 
-/// A rank's seat in a group, for one pool: the group's committed log, the number of the next commit, and
-/// whether the group is poisoned.
+/// The state of a group for one pool on this rank: the group's committed log, the number of the next commit, and the
+/// group's poison.
 ///
-/// Every commit counts, whether or not it succeeds and whoever misses it: so the k-th commit of one member
-/// meets the k-th of the others, and a member that comes late finds the decision that was made without it.
+/// Every commit is counted, whether or not it succeeds and even if members miss it. So the k-th commit of one member
+/// meets the k-th of the others, and a late member finds the decision that was made without it.
 #[derive(Debug)]
 pub struct Seat {
     pool: PoolId,
@@ -58,14 +58,14 @@ pub struct Seat {
     members: Vec<u32>,
     rounds: u64,
     committed: LogPoint,
-    /// The ordinal of the first segment that the group has not committed or passed over.
+    /// The ordinal of the first segment that the group has neither committed nor skipped.
     next: u32,
     poison: Option<Poison>,
     used_keys: Vec<String>,
 }
 
 impl Seat {
-    /// The seat of `rank` among `members` (ranks of the domain, in the group's order), with nothing committed.
+    /// The state of `rank` among `members` (ranks of the domain, in the group's order), with nothing committed.
     pub fn new(pool: PoolId, group: GroupId, rank: u32, members: Vec<u32>) -> Self {
         let (rounds, next, poison, used_keys) = (0, 0, None, Vec::new());
         Self { pool, group, rank, members, rounds, committed: LogPoint::default(), next, poison, used_keys }
@@ -81,34 +81,34 @@ impl Seat {
         &self.members
     }
 
-    /// The log of committed segments and of those that were retired: an entry for each commit of a segment, and one
-    /// for the retirement of each segment of the pool, whether or not the group had it.
+    /// The log of committed and retired segments. It has an entry for each commit of a segment, and an entry for the
+    /// retirement of each segment of the pool, even if the group had not committed that segment.
     pub fn committed(&self) -> LogPoint {
         self.committed
     }
 
-    /// The members are `members` from now on.
+    /// Replaces the members.
     pub(crate) fn set_members(&mut self, members: Vec<u32>) {
         self.members = members;
     }
 
-    /// Why the group is dead, if it is.
+    /// The reason why the group is dead, if it is.
     pub fn poison(&self) -> Option<&Poison> {
         self.poison.as_ref()
     }
 
-    /// The group is dead from now on; the next commit tells the other members.
+    /// Marks the group as dead. The next commit tells the other members.
     pub fn set_poison(&mut self, poison: Poison) {
         self.poison.get_or_insert(poison);
     }
 
-    /// The group's communicator is gone, and with it what was committed. The commits are counted on: what stands in
-    /// the store of the former ones is never taken for an answer to a later one.
+    /// Forgets the commits of a communicator that is gone. The number of the next commit is kept, so that a stored
+    /// value of an earlier commit is never taken for an answer to a later one.
     pub fn forget(&mut self) {
         (self.committed, self.next, self.poison) = (LogPoint::default(), 0, None);
     }
 
-    /// The pool has retired segment `ordinal`. Members on which it has not are told apart by their logs.
+    /// Records that the pool has retired segment `ordinal`. The logs detect members on which the pool has not.
     pub fn retire(&mut self, ordinal: u32) {
         self.enter([TOMBSTONE, ordinal.into()]);
     }
@@ -118,12 +118,12 @@ impl Seat {
         self.committed.length += 1;
     }
 
-    /// Whether a segment is one that the group has neither committed nor passed over.
+    /// Returns true if the group has neither committed nor skipped the segment.
     pub(crate) fn is_new(&self, ordinal: u32) -> bool {
         ordinal >= self.next
     }
 
-    /// Begins the next commit. Returns its machine and the segments that it is about.
+    /// Begins the next commit. Returns its state machine and its segments.
     pub fn begin(&mut self, situation: Situation) -> (Commit, Vec<Segment>) {
         let Situation { policy, deadline, readiness, capabilities, enqueued, address_space_left, .. } =
             situation;
@@ -155,7 +155,7 @@ impl Seat {
         (Commit::new(record, self.members.clone()), segments)
     }
 
-    /// Counts a commit in which this rank cannot take part. Returns what is to tell the others, and under which key.
+    /// Counts a commit in which this rank cannot take part. Returns the key and the refusal for the other members.
     pub(crate) fn decline(&mut self, cause: String) -> (String, Refusal) {
         let (pool, errand, round) = (self.pool, Errand::Commit { group: self.group }, self.rounds);
         self.rounds += 1;
@@ -166,8 +166,9 @@ impl Seat {
         (key, Refusal::PeerPrepareFailed { rank: self.rank, ordinal: None, cause })
     }
 
-    /// Begins the vote on the plain registration of what the last commit left without windows, which went so on this
-    /// rank. The members may register until `until`, and are waited for as long as they may and `VOTE_FLOOR` more.
+    /// Begins the vote on the plain registration of the segments that the last commit left without windows. `attempt`
+    /// is the outcome on this rank. The members may register until `until`; the vote waits for them until then and
+    /// `VOTE_FLOOR` longer.
     pub fn begin_plain(&mut self, attempt: &Attempt, until: Duration) -> PlainVote {
         let round = self.rounds.saturating_sub(1);
         let members = self.members.clone();
@@ -179,8 +180,8 @@ impl Seat {
         PlainVote::new(members, vote)
     }
 
-    /// Takes over what came of the commit that was about `segments`. Returns the keys that nobody reads any
-    /// more and this rank is to remove.
+    /// Applies the conclusion of a commit of `segments`. Returns the keys for this rank to remove, because no member
+    /// reads them any more.
     pub fn conclude(&mut self, conclusion: &Conclusion, segments: &[Segment]) -> Vec<String> {
         match &conclusion.result {
             Ok(agreed) => {

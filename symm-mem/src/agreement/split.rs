@@ -1,4 +1,4 @@
-//! Who holds which value: the form in which every disagreement is reported.
+//! Values grouped by the ranks that hold them. Every disagreement is reported in this form.
 
 use std::fmt;
 
@@ -14,17 +14,17 @@ pub struct Side<V> {
 }
 wire_struct!(Side<V> { value, ranks });
 
-/// The values that ranks hold, each with its ranks: first the value that most ranks hold, among equals the one
-/// with the lowest rank. A function of who holds what, not of the order in which that became known.
+/// The values that ranks hold, each with its ranks. The value that most ranks hold comes first; ties are ordered by
+/// lowest rank. The result does not depend on the order of the input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Split<V> {
-    /// The sides, no two with the same value.
+    /// The sides. No two have the same value.
     pub sides: Vec<Side<V>>,
 }
 wire_struct!(Split<V> { sides });
 
 impl<V: PartialEq> Split<V> {
-    /// Sorts ranks by what they hold.
+    /// Groups ranks by their values.
     pub fn of(holders: impl IntoIterator<Item = (u32, V)>) -> Self {
         let mut sides: Vec<Side<V>> = Vec::new();
         for (rank, value) in holders {
@@ -40,18 +40,19 @@ impl<V: PartialEq> Split<V> {
         Self { sides }
     }
 
-    /// The same split of other values, which are alike where these are.
+    /// Converts the values. Values that were different must stay different.
     pub(crate) fn map<W>(self, to: impl Fn(V) -> W) -> Split<W> {
         let side = |Side { value, ranks }| Side { value: to(value), ranks };
         Split { sides: self.sides.into_iter().map(side).collect() }
     }
 
-    /// Whether all hold the same value (or there is nobody).
+    /// Returns true if all ranks hold the same value, or there are no ranks.
     pub fn is_unanimous(&self) -> bool {
         self.sides.len() <= 1
     }
 
-    /// The ranks outside the largest side, ascending: who differs, where a majority shows what was meant.
+    /// The ranks outside the largest side, ascending. If a majority holds the intended value, these ranks differ from
+    /// it.
     pub fn minority(&self) -> Vec<u32> {
         let mut ranks: Vec<u32> =
             self.sides.iter().skip(1).flat_map(|side| side.ranks.iter().copied()).collect();
@@ -59,7 +60,7 @@ impl<V: PartialEq> Split<V> {
         ranks
     }
 
-    /// Writes every side with `say`, which turns a value into what its ranks "have".
+    /// Formats every side, with `say` as the text of a value.
     pub(crate) fn describe(&self, say: impl Fn(&V) -> String) -> String {
         let parts: Vec<String> =
             self.sides.iter().map(|side| format!("{}: {}", Ranks(&side.ranks), say(&side.value))).collect();
@@ -67,7 +68,7 @@ impl<V: PartialEq> Split<V> {
     }
 }
 
-/// Ranks as a person reads them: `rank 2`, `ranks 0-3, 7`.
+/// Formats ranks for a reader: `rank 2`, `ranks 0-3, 7`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ranks<'a>(pub(crate) &'a [u32]);
 

@@ -43,7 +43,7 @@ fn capabilities() -> impl Strategy<Value = Capabilities> {
         .prop_map(|(library, windows)| Capabilities { library, windows })
 }
 
-/// A record of rank 0, often the same as another.
+/// A record of rank 0 that is often equal to another.
 fn record() -> impl Strategy<Value = Record> {
     let identity = (select(vec![0u64, 0, 0, 0, 0, 1]), select(vec![7u64, 7, 7, 7, 7, 8]));
     let wishes = (select(vec![Policy::Strict, Policy::Prefix]), 1u64..100, option::of(0u64..1 << 22));
@@ -85,7 +85,7 @@ fn record() -> impl Strategy<Value = Record> {
         })
 }
 
-/// How many were sent and received, and whether graphs captured any, by peer.
+/// The numbers of messages sent and received, and whether graphs captured any, by peer.
 type Drawn = BTreeMap<u32, (u64, u64, bool)>;
 
 fn enqueued_on((uid, (collectives, messages)): (u64, (u64, Drawn))) -> Enqueued {
@@ -94,7 +94,7 @@ fn enqueued_on((uid, (collectives, messages)): (u64, (u64, Drawn))) -> Enqueued 
     Enqueued { group: GroupId { uid, epoch: 0 }, collectives, messages }
 }
 
-/// The records of a group: mostly alike, since records drawn alone differ in everything.
+/// The records of a group. They are mostly alike, since independent records would differ in everything.
 fn records() -> impl Strategy<Value = Vec<Record>> {
     (record(), vec((record(), 0u32..12), 1..6)).prop_map(|(model, others)| {
         (0..)
@@ -120,7 +120,7 @@ fn records() -> impl Strategy<Value = Vec<Record>> {
     })
 }
 
-/// What both have enqueued on the groups that they share.
+/// The work enqueued by both ranks, for the groups that they share.
 fn shared<'a>(own: &'a Record, other: &'a Record) -> impl Iterator<Item = (&'a Enqueued, &'a Enqueued)> {
     let of = |group| other.enqueued.iter().find(move |it| it.group == group);
     own.enqueued.iter().filter_map(move |mine| Some((mine, of(mine.group)?)))
@@ -163,7 +163,7 @@ proptest! {
         prop_assert_eq!(Verdict::from_bytes(&judged.to_bytes()), Ok(judged));
     }
 
-    /// What is committed is held by every member with the same history, and nobody has objected.
+    /// Every member holds the committed segments with the same history, and no member has refused.
     #[test]
     fn only_common_segments_are_committed(records in records()) {
         if let Decision::Commit { segments, pending, .. } = decide(&records) {
@@ -171,7 +171,7 @@ proptest! {
             for record in &records {
                 prop_assert_eq!(&record.segments[..segments as usize], first);
                 match &record.readiness {
-                    // Of a segment that is left out.
+                    // The failure concerns a segment that is left out.
                     Readiness::Failed { ordinal: Some(failed), .. } if record.policy == Policy::Prefix => {
                         prop_assert!(first.iter().all(|segment| segment.ordinal != *failed));
                     }
@@ -202,7 +202,7 @@ proptest! {
         prop_assert_eq!(Record::decode(&record.encode()), Ok(record));
     }
 
-    /// Damaged bytes are refused or are the one form of another record.
+    /// Damaged bytes are rejected, or are the only form of another record.
     #[test]
     fn damaged_records_do_no_harm(
         record in record(),
@@ -220,7 +220,7 @@ proptest! {
         }
     }
 
-    /// Of each kind of message the bytes are refused, or the one form of the message that is read.
+    /// For each kind of message, the bytes are rejected, or are the only form of the decoded message.
     #[test]
     fn garbage_is_refused(garbage in prop_oneof![vec(any::<u8>(), 0..200), vec(0u8..3, 0..40)], kind in 0u8..16) {
         let _ = Record::decode(&garbage);
@@ -244,7 +244,8 @@ proptest! {
     }
 }
 
-/// Whether the bytes, which say that they are of `kind`, were taken for a message of the type's, good or bad.
+/// Checks that the decoder accepts only the canonical form. Returns 1 if the message has the kind of `M`, otherwise
+/// 0.
 fn is_strict<M: Message>(message: &[u8], kind: u8) -> Result<u32, TestCaseError> {
     match M::from_bytes(message) {
         Ok(read) => prop_assert_eq!(read.to_bytes(), message),
@@ -348,7 +349,8 @@ fn refusal(decision: Decision) -> Refusal {
     }
 }
 
-/// Rank 0 sends to rank 1, and that to rank 2, so many messages; each receives so many.
+/// Rank 0 sends `sent[0]` messages to rank 1, which sends `sent[1]` to rank 2. Rank 1 has received `received[0]`
+/// messages and rank 2 `received[1]`.
 fn pipeline(sent: [u64; 2], received: [u64; 2]) -> Vec<Record> {
     let with = |peer, sent, received| MessageCounts { peer, sent, received, captured: false };
     let messages = [
@@ -372,7 +374,7 @@ fn a_message_is_outstanding_where_one_end_is() {
     let records = pipeline([1, 2], [0, 3]);
     let first = Refusal::MessagesOutstanding { group, from: 0, to: 1, sent: 1, received: 0 };
     assert_eq!(refusal(decide(&records)), first);
-    // One end alone has heard of the other.
+    // Only one end knows of the messages.
     let mut deaf = pipeline([0, 2], [0, 2]);
     deaf[2].enqueued[0].messages.clear();
     assert!(matches!(
@@ -381,7 +383,7 @@ fn a_message_is_outstanding_where_one_end_is() {
     ));
     // Rank 2 takes no part.
     assert!(commits(&pipeline([5, 2], [5, 3])[..2]));
-    // What graphs do is not known.
+    // The number of messages in graph launches is unknown.
     let mut captured = pipeline([5, 2], [5, 3]);
     captured[2].enqueued[0].messages[0].captured = true;
     assert!(commits(&captured));

@@ -1,29 +1,30 @@
-//! Members that speak different versions of the protocol.
+//! Detects members with different versions of the protocol.
 //!
-//! They cannot read each other's records, so whoever gathers them agrees with the others on nothing but that. The form of
-//! that message belongs to no version: every release reads it, so that all members are given the same refusal.
+//! Such members cannot decode each other's records. A member that reads the records can only report the versions to
+//! the others. The format of this message is independent of the version: every release can decode it, so all members
+//! get the same refusal.
 
 use super::{
     split::Split,
     wire::{MAGIC, Reader, Wire},
 };
 
-/// What stands in the message's head where a version would. No release speaks it.
+/// The value of the message's version field. It is not the version of any release.
 const NO_VERSION: u16 = u16::MAX;
 
-/// The version that a message is of.
+/// The protocol version of a message.
 fn version(bytes: &[u8]) -> Option<u16> {
     u16::read(&mut Reader::new(bytes.strip_prefix(&MAGIC)?)).ok()
 }
 
-/// The versions of what `members` have posted, in their order, if there are several.
+/// The versions of the messages posted by `members`, in their order, if there are several versions.
 pub(crate) fn differing(members: &[u32], posted: &[Option<Vec<u8>>]) -> Option<Split<u16>> {
     let posted = members.iter().zip(posted);
     let versions = Split::of(posted.filter_map(|(rank, bytes)| Some((*rank, version(bytes.as_deref()?)?))));
     (!versions.is_unanimous()).then_some(versions)
 }
 
-/// The message that every release reads.
+/// Encodes the message that every release can decode.
 pub(crate) fn to_bytes(versions: &Split<u16>) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     NO_VERSION.write(&mut out);
@@ -31,7 +32,7 @@ pub(crate) fn to_bytes(versions: &Split<u16>) -> Vec<u8> {
     out
 }
 
-/// What such a message says; `None` for any other.
+/// Decodes such a message. Returns `None` for any other message.
 pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Split<u16>> {
     let mut reader = Reader::new(bytes.strip_prefix(&MAGIC)?);
     if u16::read(&mut reader).ok()? != NO_VERSION {

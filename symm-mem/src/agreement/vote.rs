@@ -1,11 +1,11 @@
-//! One vote: every member posts what it has, one value comes to stand for all of them.
+//! One vote: every member posts its value, and the store keeps one result for all of them.
 //!
-//! A member posts, counts itself, and then waits for the standing value. The one that counts last holds
-//! everything and proposes; who waits too long looks at what is there and proposes too. The store keeps the
-//! first proposal (compare-and-set), and every member obeys what stands. So a deadline that passes on one
-//! member while the last one arrives cannot make them act differently.
+//! A member posts, increments a counter, and waits for the result. The member that increments last finds all posts
+//! and proposes a result. A member whose wait times out reads the posts present so far and proposes too. The store
+//! keeps the first proposal (compare-and-set), and every member follows the stored one. So all members act alike,
+//! even if the deadline of one member passes while the last member arrives.
 //!
-//! Keys: `PREFIX/RANK` by its rank alone, `PREFIX/count`, and `PREFIX/stands`, never written twice.
+//! Keys: `PREFIX/RANK`, written by that rank only, `PREFIX/count`, and `PREFIX/stands`, which is written once.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ enum State {
     Posting,
     Counting,
     Waiting,
-    /// Because the count says that all have posted, or for another reason.
+    /// `counted` is true if the counter says that all members have posted.
     Gathering {
         counted: bool,
     },
@@ -25,16 +25,16 @@ enum State {
     Proposing,
 }
 
-/// What a vote wants next.
+/// The next step of a vote.
 pub(crate) enum Step {
-    /// Something from the store.
+    /// A request to the store.
     Ask(Output),
-    /// A proposal, [`Vote::propose`], from what the members posted (in their order; `None`: nothing yet) and
-    /// what stands under the further keys.
+    /// Call [`Vote::propose`] with a result, from the members' posts (in their order; `None` if missing) and the
+    /// values of the further keys.
     Propose { posted: Vec<Option<Vec<u8>>>, further: Vec<Option<Vec<u8>>> },
-    /// Nothing: this stands.
+    /// The stored result.
     Stands(Vec<u8>),
-    /// The input answers something that was not asked.
+    /// The input is not an answer to the last request.
     Unasked,
 }
 
@@ -64,20 +64,20 @@ impl Vote {
         Self { prefix, rank, members, posted, until, hurry, further, state }
     }
 
-    /// Proposes without waiting for the others: what this member posts decides alone.
+    /// If `hurry` is true, proposes without waiting for the others, because this member's post alone decides.
     pub(crate) fn hurry(mut self, hurry: bool) -> Self {
         self.hurry = hurry;
         self
     }
 
-    /// Looks at these keys too before proposing.
+    /// Also reads these keys before proposing.
     pub(crate) fn look_at(mut self, further: Vec<String>) -> Self {
         self.further = further;
         self
     }
 
-    /// The keys of this vote that `rank` removes once nobody reads them any more: its own, and for the first
-    /// member those that nobody owns.
+    /// The keys of this vote that `rank` removes once no member reads them: its own key, and, for the first member,
+    /// the shared keys.
     pub(crate) fn keys_to_remove(&self) -> Vec<String> {
         let mut keys = vec![self.key(self.rank)];
         if self.members.first() == Some(&self.rank) {
@@ -86,11 +86,11 @@ impl Vote {
         keys
     }
 
-    /// The vote is answered with what it asked for.
+    /// Processes the answer to the last request.
     pub(crate) fn step(&mut self, input: Input) -> Step {
         let (state, ask) = match (self.state, input) {
             (State::Unposted, Input::Start) => {
-                (State::Posting, Output::Set { key: self.key(self.rank), value: self.posted.clone() })
+                (State::Posting, Output::Post { key: self.key(self.rank), value: self.posted.clone() })
             }
             (State::Posting, Input::Stored) if self.hurry => {
                 (State::Gathering { counted: false }, self.gather())
@@ -106,7 +106,8 @@ impl Vote {
             (State::Waiting | State::Proposing, Input::Stands(value)) => return Step::Stands(value),
             (State::Gathering { counted }, Input::Values(mut posted)) if posted.len() == self.asked() => {
                 let further = posted.split_off(self.members.len());
-                // A count that ran ahead of what was posted, as a repeated request makes it, decides nothing.
+                // A repeated request may increment the counter twice, so that it is ahead of the posts. Such a count
+                // is ignored.
                 if counted && posted.iter().any(Option::is_none) {
                     self.state = State::Waiting;
                     return Step::Ask(self.wait());
@@ -120,7 +121,7 @@ impl Vote {
         Step::Ask(ask)
     }
 
-    /// Proposes `value`, in answer to [`Step::Propose`].
+    /// Returns the request that proposes `value`, in answer to [`Step::Propose`].
     pub(crate) fn propose(&mut self, value: Vec<u8>) -> Output {
         self.state = State::Proposing;
         Output::Propose { key: self.standing_key(), value }
@@ -152,7 +153,7 @@ impl Vote {
     }
 }
 
-/// Where the value of the vote of this prefix stands.
+/// The key of the result of the vote with this prefix.
 pub(crate) fn standing_key(prefix: &str) -> String {
     format!("{prefix}/stands")
 }

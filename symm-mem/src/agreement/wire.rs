@@ -1,22 +1,22 @@
-//! The binary form of what ranks tell each other: little-endian, self-delimiting, one form per value.
+//! The binary form of the ranks' messages: little-endian, self-delimiting, one form for each value.
 //!
-//! The reader is strict: unknown tags, lengths beyond the input, text that is not UTF-8 and bytes left over
-//! are errors, never panics, and no length is trusted with memory before its bytes have been seen.
+//! The decoder is strict. Unknown tags, lengths beyond the input, invalid UTF-8 and trailing bytes are errors and
+//! never panics. Memory is allocated only for bytes that are present, and never for an announced length alone.
 
 use std::fmt;
 
-/// The version of the whole protocol: records, decisions, order of votes. Ranks of different versions refuse
-/// each other.
+/// The version of the whole protocol: records, decisions, order of votes. Ranks of different versions refuse to work
+/// together.
 pub const PROTOCOL_VERSION: u16 = 5;
 
-/// What every message begins with, before its version.
+/// The first bytes of every message, before its version.
 pub(super) const MAGIC: [u8; 2] = *b"SY";
 
-/// Bytes that are no message of this protocol and version.
+/// Bytes that are not a message of this protocol and version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Malformed {
-    /// The input does not begin as a message does.
+    /// The input does not begin like a message.
     #[error("no message of the commit protocol: it begins with {found:02x?}")]
     NotAMessage {
         /// The first bytes.
@@ -30,7 +30,7 @@ pub enum Malformed {
         /// The version that was found.
         found: u16,
     },
-    /// Another kind of message than was expected.
+    /// The message has another kind than expected.
     #[error("message kind {found} where kind {wanted} was expected")]
     Kind {
         /// The kind that was expected.
@@ -41,42 +41,42 @@ pub enum Malformed {
     /// The input ends inside a value.
     #[error("ends at byte {at}, inside a value")]
     Short {
-        /// Where the value began.
+        /// The position of the value's first byte.
         at: usize,
     },
-    /// A byte that stands for no variant.
+    /// A byte that is not a valid tag of a variant.
     #[error("{tag} at byte {at} is no {of}")]
     Tag {
-        /// Where.
+        /// The position of the byte.
         at: usize,
         /// The byte.
         tag: u8,
-        /// What was being read.
+        /// The type that was being decoded.
         of: &'static str,
     },
     /// Text that is not UTF-8.
     #[error("text at byte {at} is not UTF-8")]
     Text {
-        /// Where the text began.
+        /// The position of the text's first byte.
         at: usize,
     },
-    /// Ranks that are not written as they should be, or more than there can be.
+    /// A list of ranks that is not in the canonical form, or is too long.
     #[error("the ranks at byte {at} are not runs of at most {most} ranks, each as long as can be")]
     Ranks {
-        /// Where they begin.
+        /// The position of the list's first byte.
         at: usize,
-        /// How many ranks are read at most.
+        /// The greatest number of ranks in a list.
         most: u32,
     },
     /// Bytes after the end of the message.
     #[error("{left} bytes after the end of the message")]
     Trailing {
-        /// How many.
+        /// The number of bytes.
         left: usize,
     },
 }
 
-/// A position in bytes that are being read.
+/// A read position in bytes.
 pub struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -87,7 +87,7 @@ impl<'a> Reader<'a> {
         Self { bytes, at: 0 }
     }
 
-    /// How many bytes were read.
+    /// The number of bytes read so far.
     pub(crate) fn position(&self) -> usize {
         self.at
     }
@@ -115,7 +115,7 @@ pub trait Wire: Clone + fmt::Debug + Eq {
     fn read(from: &mut Reader<'_>) -> Result<Self, Malformed>;
 }
 
-/// A value that is a message of its own.
+/// A value that can be sent as a message of its own.
 pub trait Message: Wire {
     const KIND: u8;
 
@@ -216,7 +216,7 @@ impl<T: Wire> Wire for Vec<T> {
 
     fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         let length = u32::read(from)? as usize;
-        // Every element takes at least one byte, so a length beyond the input is refused before any is read.
+        // Every element takes at least one byte, so a length beyond the input is rejected before any element is read.
         if length > from.left() {
             return Err(Malformed::Short { at: from.at });
         }
@@ -228,7 +228,7 @@ impl<T: Wire> Wire for Vec<T> {
     }
 }
 
-/// Gives a struct the binary form of its fields, one after the other.
+/// Implements the binary form of a struct: its fields, one after the other.
 macro_rules! wire_struct {
     ($name:ident $(<$parameter:ident>)? { $($field:ident),* $(,)? }) => {
         impl $(<$parameter: $crate::agreement::wire::Wire>)? $crate::agreement::wire::Wire
@@ -247,7 +247,7 @@ macro_rules! wire_struct {
     };
 }
 
-/// Gives an enum of struct-like and unit variants the binary form of a tag and the variant's fields.
+/// Implements the binary form of an enum with struct-like and unit variants: a tag, and the variant's fields.
 macro_rules! wire_enum {
     (
         $name:ident $(<$parameter:ident: $bound:ident>)?

@@ -1,39 +1,40 @@
-//! Runs a commit's machine in life: over a store, with the clock, on the caller's thread.
+//! Runs the state machine of a commit over a store, with the real clock, on the caller's thread.
 
 use std::{
     thread,
     time::{Duration, Instant},
 };
 
-use process_group::store::{Deadline, Store, StoreError};
+use process_group::store::{Deadline, Store, StoreError, publish};
 
 use crate::agreement::{Commit, Conclusion, Input, Operation, Outcome, Output};
 
-/// How often a wait for a member looks whether its group goes on, and how soon a store that has failed is asked again.
+/// The interval at which a wait for a member checks that its group is still alive, and the delay before a failed
+/// store request is repeated.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What the machine asks of its own rank.
+/// The services of this rank that the state machine calls.
 pub(super) trait Local {
-    /// Whether the group goes on: nobody is waited for in one that does not.
+    /// Returns false once the group has ended; the driver then stops all waits for members.
     fn goes_on(&self) -> bool {
         true
     }
 
-    /// The allocation log's hash at a length.
+    /// The allocation log's hash at a length, or `None` if the log no longer has it.
     fn hash_at(&self, length: u64) -> Option<u64>;
 
     /// An operation of the allocation log.
     fn operation(&self, sequence: u64) -> Option<Operation>;
 
-    /// Registers the first `segments` of the segments that the commit is about, those of `joined` together with the one
-    /// before them; gives up at the deadline, or once a
-    /// verdict of death stands under `verdict_key`.
+    /// Registers the first `segments` of the commit's segments. A segment whose ordinal is in `joined` shares the
+    /// window of the segment before it. Gives up at the deadline, or once a
+    /// [`Verdict::Poison`](crate::agreement::Verdict::Poison) is stored under `verdict_key`.
     fn register(&mut self, segments: u32, joined: &[u32], deadline: Deadline, verdict_key: String)
     -> Outcome;
 }
 
-/// Runs `machine` to its end; with what the store said, if it failed. While the member is in doubt, a store that has
-/// failed is asked again, until `deadline` has passed.
+/// Runs `machine` to its end. Also returns the store's error if the store failed. While this member is in doubt, a
+/// failed store request is repeated until `deadline` has passed.
 pub(super) fn run(
     mut machine: Commit,
     store: &dyn Store,
@@ -60,11 +61,11 @@ pub(super) fn run(
     }
 }
 
-/// A machine's line to the store, with the time since it began.
+/// The store as a machine uses it, with the time since the start.
 pub(crate) struct Line<'a> {
     store: &'a dyn Store,
     begun: Instant,
-    /// What the store said, if it failed.
+    /// The store's error, if the store failed.
     pub(crate) failure: Option<StoreError>,
 }
 
@@ -77,13 +78,14 @@ impl<'a> Line<'a> {
         self.begun.elapsed()
     }
 
-    /// The time `until`, which counts from the begin.
+    /// Converts `until`, a time since the start, to a deadline.
     pub(crate) fn deadline(&self, until: Duration) -> Deadline {
         Deadline::after(until.saturating_sub(self.begun.elapsed()))
     }
 
-    /// Asks the store. A wait for other members stops when `goes_on` no longer holds. A store that fails is asked again
-    /// until the time `retry_until`, if there is one, and while `goes_on` holds: every request may be repeated.
+    /// Sends a request to the store. A wait for other members stops when `goes_on` returns false. A failed request is
+    /// repeated until the time `retry_until`, if that is given, and while `goes_on` returns true. This is safe
+    /// because every request may be repeated.
     pub(crate) fn ask(
         &mut self,
         output: &Output,
@@ -93,6 +95,11 @@ impl<'a> Line<'a> {
         loop {
             match self.attempt(output, &goes_on) {
                 Ok(input) => return input,
+                // Another writer has already set this key, and its value stays.
+                Err(error @ StoreError::Taken { .. }) => {
+                    self.failure = Some(error);
+                    return Input::StoreFailed;
+                }
                 Err(_) if retry_until.is_some_and(|until| self.elapsed() < until) && goes_on() => {
                     thread::sleep(POLL_INTERVAL);
                 }
@@ -108,6 +115,7 @@ impl<'a> Line<'a> {
         let store = self.store;
         match output {
             Output::Set { key, value } => store.set(key, value).map(|()| Input::Stored),
+            Output::Post { key, value } => publish(store, key, value).map(|()| Input::Stored),
             Output::Add { key } => store.add(key, 1).map(|count| Input::Count(count.unsigned_abs())),
             Output::Fetch { keys } => fetch(store, keys).map(Input::Values),
             Output::Propose { key, value } => store.compare_set(key, b"", value).map(Input::Stands),
@@ -121,13 +129,13 @@ impl<'a> Line<'a> {
                     answer => return answer.map(Input::Stands),
                 }
             },
-            // Not for the store; the machine answers with the end.
+            // Not a store request; the machine ends on this answer.
             _ => Ok(Input::Stored),
         }
     }
 
-    /// Removes keys that nobody reads any more. What is left behind costs a few bytes in the store, no more; but a
-    /// store that has failed is asked once.
+    /// Removes keys that no member reads any more. Keys that remain only cost a few bytes in the store, so errors are
+    /// ignored. After a failure, the store is not asked again.
     pub(crate) fn remove(&self, keys: &[String]) {
         if self.failure.is_none() {
             let _ = keys.iter().try_for_each(|key| self.store.delete(key).map(drop));
@@ -135,8 +143,9 @@ impl<'a> Line<'a> {
     }
 }
 
-/// What stands under `keys` now. Nothing is waited for: another member may remove a key that was there a moment ago. Where
-/// that happens between a store's own look and its read it says that the value is empty, which no value here is.
+/// Reads the values of `keys` without waiting for missing keys. Another member may remove a key between the check and
+/// the read. A store may then return an empty value, which counts as missing because no value of this protocol is
+/// empty.
 fn fetch(store: &dyn Store, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
     let names: Vec<&str> = keys.iter().map(String::as_str).collect();
     let there = |value: Vec<u8>| Some(value).filter(|value| !value.is_empty());

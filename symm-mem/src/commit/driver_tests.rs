@@ -1,4 +1,4 @@
-//! The driver over a real store, with threads as ranks and a library of nothing but a rule.
+//! Tests the driver over a real store, with threads as ranks and a simulated library.
 
 use std::{
     sync::{Arc, Barrier},
@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use process_group::store::{Deadline, HashStore, Store, TcpStore};
+use process_group::store::{Deadline, HashStore, Store, StoreError, TcpStore};
 
 use super::driver::{Line, Local, run};
 use crate::agreement::{
@@ -15,7 +15,7 @@ use crate::agreement::{
 };
 use crate::end_to_end::processes::Fatal;
 
-/// A rank whose library answers `outcome` once all that register have come.
+/// A rank whose library returns `outcome` after all registering ranks have called it.
 struct Rank {
     outcome: Outcome,
     all: Option<Arc<Barrier>>,
@@ -67,7 +67,7 @@ fn situation(segments: &[u64], deadline: Duration) -> Situation {
     }
 }
 
-/// Commits on a thread for each rank; each has the segments and the outcome given.
+/// Commits on one thread for each rank, with the given segments and outcome of each.
 fn commit(
     store: &dyn Store,
     members: usize,
@@ -151,7 +151,7 @@ fn a_failed_registration_poisons_all() {
 fn who_is_missing_is_named() {
     let store = HashStore::new();
     let ranks = vec![(vec![7], Outcome::Registered); 2];
-    // Half of the deadline is for those who come; they come as late as their threads are started.
+    // The ranks wait half of the deadline, which also has to cover the start of their threads.
     let results = commit(&store, 3, ranks, Duration::from_secs(6));
     let Err(Ending::Refused(Refusal::SyncTimeout { missing, .. })) = &results[0] else {
         panic!("{results:?}")
@@ -162,7 +162,8 @@ fn who_is_missing_is_named() {
 
 #[test]
 fn a_key_that_another_member_removes_is_not_waited_for() {
-    // Before the values of all are read, which are there; and before its own is, as one that is not makes each be looked at.
+    // The key is removed in two places: before the read of all values, which are all present, and before the read of
+    // one value. The second happens when a missing key makes the driver check each key separately.
     for (keys, call) in [(["read/0", "read/1"].as_slice(), 2), (["read/0", "read/1", "never"].as_slice(), 3)]
     {
         let inner = TcpStore::host(0).expect("a port is free");
@@ -176,4 +177,24 @@ fn a_key_that_another_member_removes_is_not_waited_for() {
         };
         assert_eq!(values[..2], [None, Some(b"1".to_vec())]);
     }
+}
+
+#[test]
+fn a_record_is_posted_once_and_never_replaced() {
+    let store = TcpStore::host(0).expect("a port is free");
+    let post = |value: &[u8]| Output::Post { key: "record/0".into(), value: value.to_vec() };
+    let mut line = Line::new(&store);
+    // The second request models a client that repeats a request after it lost the answer to the first.
+    for _ in 0..2 {
+        assert_eq!(line.ask(&post(b"mine"), None, || true), Input::Stored);
+    }
+    // The request is not repeated: the other value stays.
+    let patience = Some(Duration::from_secs(60));
+    assert_eq!(line.ask(&post(b"another's"), patience, || true), Input::StoreFailed);
+    assert!(
+        matches!(&line.failure, Some(StoreError::Taken { key, .. }) if key == "record/0"),
+        "{:?}",
+        line.failure
+    );
+    assert_eq!(store.get("record/0", Deadline::now()).expect("it is there"), b"mine");
 }

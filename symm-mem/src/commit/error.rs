@@ -1,4 +1,4 @@
-//! What a commit can end with instead of windows.
+//! Errors of a commit.
 
 use std::sync::Arc;
 
@@ -6,32 +6,33 @@ use process_group::{group::GroupError, store::StoreError};
 
 use crate::agreement::{Ending, GroupId, Malformed, Poison, Refusal};
 
-/// Why a commit failed.
+/// The reason why a commit failed.
 ///
-/// [`Refused`](Self::Refused) and [`Poisoned`](Self::Poisoned) are the same value on every member of the group. Only where
-/// members are missing, one whose group has ended says that instead ([`GroupOver`](Self::GroupOver)); and a member that
-/// cannot take back a plain registration, on which the others have given up too, is poisoned alone.
+/// All members of the group get the same value of [`Refused`](Self::Refused) or [`Poisoned`](Self::Poisoned). There
+/// are two exceptions. If members are missing, a member whose group has ended gets [`GroupOver`](Self::GroupOver)
+/// instead. If all members have given up on a plain registration, a member that cannot undo it is poisoned alone.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError {
-    /// Nothing was registered, on no member. The group is as it was before and can commit again.
+    /// No member registered anything. The group is unchanged and can commit again.
     #[error("commit of group {group} refused on all members: {refusal}")]
     Refused {
         /// The group.
         group: GroupId,
-        /// Why.
+        /// The reason.
         refusal: Refusal,
     },
-    /// The group is dead, on all members: abort its communicator, make it anew in its next epoch, and have the pool
-    /// [forget](crate::SymmetricPool::forget) the dead one. Until then, the memory of segments that are retired stays.
+    /// The group is dead on all members. Abort its communicator, create it anew in its next epoch, and have the pool
+    /// [forget](crate::SymmetricPool::forget) the dead group. Until then, the memory of retired segments is not
+    /// freed.
     #[error("group {group} is poisoned on all members: {poison}")]
     Poisoned {
         /// The group.
         group: GroupId,
-        /// Why.
+        /// The reason.
         poison: Poison,
     },
-    /// The store failed, so that this member does not know what the others decided; they will miss it.
+    /// The store failed, so this member does not know the others' decision. They will miss this member.
     #[error("commit of group {group} could not reach the store{}", if *poisoned {
         " after this rank had posted its record, so the group is poisoned"
     } else {
@@ -40,23 +41,24 @@ pub enum CommitError {
     Store {
         /// The group.
         group: GroupId,
-        /// Whether this rank had posted its record: the others may have registered windows with it, so the group is over.
+        /// True if this rank had posted its record. The other members may then have registered windows with it, so
+        /// the group is poisoned.
         poisoned: bool,
-        /// What the store said.
+        /// The error of the store.
         source: StoreError,
     },
-    /// The group is over: a member is lost, or in other trouble. Nobody waits for its members any more; what was agreed
-    /// before stands. Said instead of a [`Refusal::SyncTimeout`], a [`Poison::MembersLost`], and what failed on this member
-    /// alone.
+    /// The group has ended, because a member is lost or for another reason. No rank waits for its members any more,
+    /// and earlier agreements remain valid. This error replaces [`Refusal::SyncTimeout`], [`Poison::MembersLost`],
+    /// and failures on this member alone.
     #[error("commit of group {group}: the group is over")]
     GroupOver {
         /// The group.
         group: GroupId,
-        /// What has ended it.
+        /// The error that ended the group.
         source: Arc<GroupError>,
     },
-    /// The group has members that have promised nothing about the pool's allocations. A member finds that by itself; where
-    /// others have another domain, they are told by a [`Refusal::PeerPrepareFailed`].
+    /// The group has members outside of the pool's domain, which have promised nothing about the pool's allocations.
+    /// Each member checks its own domain. Members with another domain get a [`Refusal::PeerPrepareFailed`].
     #[error(
         "group {group} cannot use a pool of domain {domain:#x}: its members {outside:?} are outside; make the domain of the \
          union of all groups that are to share the pool"
@@ -69,17 +71,19 @@ pub enum CommitError {
         /// The members outside.
         outside: Vec<u32>,
     },
-    /// What stands in the store is no decision. This member does not know what the others do, so the group is over.
+    /// The value in the store is not a decision. This member does not know what the others do, so the group is
+    /// poisoned.
     #[error(
         "what stands in the store for group {group} cannot be read, so the group is poisoned: does another program write under its keys?"
     )]
     Unreadable {
         /// The group.
         group: GroupId,
-        /// Why not.
+        /// The decoding error.
         source: Malformed,
     },
-    /// The commit's machine was driven wrongly: a bug of this crate. The group is poisoned.
+    /// The driver of the commit's state machine gave a wrong input. This is a bug of this crate. The group is
+    /// poisoned.
     #[error("the commit of group {group} was driven out of step; this is a bug of symm-mem")]
     OutOfStep {
         /// The group.
@@ -88,7 +92,8 @@ pub enum CommitError {
 }
 
 impl CommitError {
-    /// The name of the error, down to the agreed reason: `SegmentCountMismatch`, `SyncTimeout` and so on.
+    /// The name of the error or, if it carries one, of the agreed reason: `SegmentCountMismatch`, `SyncTimeout` and
+    /// so on.
     pub fn name(&self) -> &'static str {
         match self {
             CommitError::Refused { refusal, .. } => refusal.name(),
@@ -101,7 +106,7 @@ impl CommitError {
         }
     }
 
-    /// The group that it is about.
+    /// The group of the failed commit.
     pub fn group(&self) -> GroupId {
         match self {
             CommitError::Refused { group, .. }
@@ -114,7 +119,7 @@ impl CommitError {
         }
     }
 
-    /// What all members were told, if nothing was registered.
+    /// The refusal that all members got, if nothing was registered.
     pub fn refusal(&self) -> Option<&Refusal> {
         match self {
             CommitError::Refused { refusal, .. } => Some(refusal),
@@ -123,13 +128,13 @@ impl CommitError {
     }
 }
 
-/// What has ended a group, which is said instead of how a meeting of it ended; not instead of what is `agreed`: then the
-/// others are told that, and the end came after it.
+/// Returns the error that ended the group, to be reported instead of a failed meeting. Returns `None` if the outcome
+/// was `agreed`: the other members got that outcome too, and the group ended after it.
 pub(crate) fn over(standing: Result<(), GroupError>, agreed: bool) -> Option<Arc<GroupError>> {
     standing.err().filter(|_| !agreed).map(Arc::new)
 }
 
-/// The error of a commit that has ended so; with what the store said, if it failed.
+/// Converts the ending of a commit to its error. `failure` is the store's error, if the store failed.
 pub(super) fn failed(group: GroupId, ending: Ending, failure: Option<StoreError>) -> CommitError {
     match (ending, failure) {
         (Ending::Refused(refusal), _) => CommitError::Refused { group, refusal },

@@ -1,4 +1,4 @@
-//! What a commit needs of a group.
+//! The requirements of a commit on a group.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -16,7 +16,7 @@ use crate::{
 
 /// A group of ranks that pools can be committed for.
 pub trait SymmetricGroup: Sync {
-    /// Which group it is, in which life.
+    /// The group's number and epoch.
     fn id(&self) -> GroupId;
 
     /// The members as ranks of the domain, in the order of the communicator.
@@ -25,40 +25,41 @@ pub trait SymmetricGroup: Sync {
     /// Its communicator.
     fn communicator(&self) -> &Communicator;
 
-    /// Whether the group can have windows.
+    /// Checks that the group can have windows.
     ///
     /// # Errors
-    /// The reason why not.
+    /// The reason why the group cannot have windows.
     fn windows_supported(&self) -> Result<(), WindowsUnsupported> {
         self.communicator().windows_supported()
     }
 
-    /// Whether the `bytes` at `ptr` are registered with this rank's communicator, not as a window.
+    /// Returns whether the `bytes` at `ptr` are registered with this rank's communicator, other than as a window.
     fn is_registered(&self, ptr: DevicePtr, bytes: u64) -> bool {
         self.communicator().is_registered(ptr, bytes)
     }
 
-    /// Takes note of where the group's buffers have to lie alike, if it compares that. Asked to after every commit, with the
-    /// same value for the same pool.
+    /// Gives the group the places of its symmetric buffers, for groups that compare the places between ranks. Called
+    /// after every commit, with the same value for the same pool.
     fn compare_places(&self, places: Arc<dyn SymmetricPlaces>) {
         drop(places);
     }
 
-    /// Whether the group goes on. A commit that waits for a member asks now and then, and ends with the group.
+    /// Returns an error once the group has ended. A commit that waits for a member polls this, and ends with the
+    /// group.
     ///
     /// # Errors
-    /// What has ended it.
+    /// The error that ended the group.
     fn standing(&self) -> Result<(), GroupError> {
         Ok(())
     }
 
-    /// Ends the group because this rank does not know what the members agreed on, and tells the others if it can. The
-    /// communicator is aborted by the caller.
+    /// Ends the group because this rank does not know the members' agreement, and tells the others if it can. The
+    /// caller aborts the communicator.
     fn fail(&self, reason: &str) {
         let _ = reason;
     }
 
-    /// How much each group has been given to do on this rank's device, as far as that is counted.
+    /// The number of collectives and messages enqueued on this rank's device, for each group that counts them.
     fn enqueued(&self) -> Vec<Enqueued> {
         Vec::new()
     }
@@ -87,7 +88,7 @@ impl SymmetricGroup for ProcessGroup {
 
     fn standing(&self) -> Result<(), GroupError> {
         match self.standing() {
-            // A commit that fails aborts the communicator itself, and has another reason to tell.
+            // A failed commit aborts the communicator itself, and reports another reason.
             Err(GroupError::Comm(CommError::Closed { .. })) => Ok(()),
             standing => standing,
         }
@@ -113,8 +114,9 @@ impl SymmetricGroup for ProcessGroup {
     }
 }
 
-/// What is wrong with `ranks` as the members of a communicator of which this one is `rank` of the domain. The members
-/// compare their lists, so each of them has to look at nothing but its own place in it.
+/// Returns a description of the problem if `ranks` cannot be the members of `communicator` with this rank at its
+/// place, where `rank` is this rank in the domain. The members compare their lists with each other, so each member
+/// checks only its own place.
 pub(super) fn misnamed(ranks: &[u32], rank: u32, communicator: &Communicator) -> Option<String> {
     let (place, size) = (communicator.rank(), communicator.size());
     let distinct = ranks.iter().collect::<BTreeSet<_>>().len();
@@ -126,13 +128,13 @@ pub(super) fn misnamed(ranks: &[u32], rank: u32, communicator: &Communicator) ->
     })
 }
 
-/// A group that is no more than a communicator, for programs that make communicators themselves.
+/// A group that consists of a communicator only, for programs that create communicators themselves.
 #[derive(Debug)]
 pub struct CommunicatorGroup<'a> {
-    /// Which group it is: the caller sees to it that no two groups of the domain share it.
+    /// The group's id. The caller ensures that no two groups of the domain share it.
     pub id: GroupId,
-    /// The members as ranks of the domain, in the order of the communicator. A commit compares the members' lists, and each
-    /// with the communicator.
+    /// The members as ranks of the domain, in the order of the communicator. A commit compares the lists of all
+    /// members, and each list with the communicator.
     pub ranks: Vec<u32>,
     /// The communicator.
     pub communicator: &'a Communicator,

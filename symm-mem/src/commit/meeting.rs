@@ -1,4 +1,5 @@
-//! Runs the machine of a [`meeting`](crate::agreement::meeting) in life: over a store, with the clock, on the caller's thread.
+//! Runs the state machine of a [`meeting`](crate::agreement::meeting) over a store, with the real clock, on the
+//! caller's thread.
 
 use process_group::store::{Deadline, Store, StoreError};
 
@@ -8,8 +9,8 @@ use crate::agreement::{
     meeting::{Conclusion, Contribution, Input, Meeting, Outcome, Output},
 };
 
-/// Runs `machine` to its end; with what the store said, if it failed. `open` gives and maps; nobody is waited for once
-/// `goes_on` says no.
+/// Runs `machine` to its end. Also returns the store's error if the store failed. `open` shares this rank's memory
+/// and maps that of the peers. Once `goes_on` returns false, no member is waited for.
 pub(crate) fn run<C: Contribution>(
     mut machine: Meeting<C>,
     store: &dyn Store,

@@ -1,4 +1,5 @@
-//! What a commit's machine asks of this rank: its past, and the registration that was agreed.
+//! Answers the requests of a commit's state machine to this rank: its allocation history, and the agreed
+//! registration.
 
 use std::{any::Any, sync::Arc};
 
@@ -19,13 +20,13 @@ use crate::{
     pool::{Memory, SymmetricPool},
 };
 
-/// This rank's side of one commit.
+/// The state of one commit on this rank.
 pub(super) struct Member<'a> {
     pub(super) pool: &'a SymmetricPool,
     pub(super) group: &'a dyn SymmetricGroup,
     pub(super) communicator: &'a Communicator,
     pub(super) segments: &'a [Segment],
-    /// Each segment's window, and where in it the segment begins.
+    /// The window of each segment, and the segment's offset in it in bytes.
     pub(super) windows: Vec<(Window, u64)>,
 }
 
@@ -50,7 +51,7 @@ impl Local for Member<'_> {
         verdict_key: String,
     ) -> Outcome {
         let mut requests: Vec<WindowRequest> = Vec::new();
-        // Of each segment, which request, and where in it.
+        // For each segment, the index of its request and its offset in that request in bytes.
         let mut places: Vec<(usize, u64)> = Vec::new();
         let arena = self.pool.memory().arena();
         let agreed = self.segments.iter().take(segments as usize);

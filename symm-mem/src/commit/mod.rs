@@ -1,20 +1,21 @@
-//! The one collective: a group's members agree on a pool's segments and register them.
+//! Commits: the members of a group agree on a pool's segments and register them as windows. This is a collective
+//! operation.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `driver` | runs a commit's machine of [`crate::agreement`] over a store |
-//! | `error` | what a commit can end with instead |
-//! | `group` | what a commit needs of a group |
-//! | `meeting` | the same for what a rendezvous and an exchange meet by |
-//! | `member` | answers the machine: this rank's past, and the registration that was agreed |
-//! | `offer` | what this rank brings to a commit |
-//! | `options`, `report` | what a caller gives, and gets |
-//! | `plain` | registers plainly what could not become windows |
-//! | `seated` | what is remembered of a group between commits |
-//! | `several` | several commits by one call |
-//! | `turn` | one commit of a communicator at a time |
-//! | `watch` | frees a member that is blocked in a registration which cannot succeed |
-//! | here | a commit from its call to what is published |
+//! | `driver` | runs the state machine of a commit ([`crate::agreement`]) over a store |
+//! | `error` | the errors of a commit |
+//! | `group` | the requirements of a commit on a group |
+//! | `meeting` | runs the state machine of a meeting, for rendezvous and exchange |
+//! | `member` | answers the state machine: this rank's history, and the agreed registration |
+//! | `offer` | this rank's contribution to a commit |
+//! | `options`, `report` | the caller's options, and the result |
+//! | `plain` | registers segments with `ncclCommRegister` if they cannot become windows |
+//! | `seated` | the state of a group between commits |
+//! | `several` | several commits in one call |
+//! | `turn` | allows one commit of a communicator at a time |
+//! | `watch` | unblocks a member if its registration can no longer succeed |
+//! | here | a commit, from the call to the publication of its result |
 
 pub(crate) mod driver;
 #[cfg(test)]
@@ -70,33 +71,34 @@ use crate::{
     pool::{Standing, SymmetricPool},
 };
 
-/// How long the abort of a poisoned group may take to free what it held.
+/// The time that the abort of a poisoned group may take to free its resources.
 const ABORT_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Ends a group that is poisoned on this rank, `own`. If this rank lost the store, the others may go on, so they are told;
-/// any other poison is theirs too.
+/// Ends a group that is poisoned on rank `own`, which is this one. If only this rank lost the store, the others may
+/// go on, so they are told. All other poisons apply to all members alike.
 pub(crate) fn end_poisoned(group: &dyn SymmetricGroup, own: u32, poison: &Poison) {
     if matches!(poison, Poison::StoreLost { rank, .. } if *rank == own) {
         group.fail(&poison.to_string());
     }
-    // Members that are blocked inside the library come out. What could not be freed is leaked by the communicator, which
-    // says so when it is used.
+    // The abort unblocks members that are blocked inside the library. The communicator leaks resources that it could
+    // not free, and reports that when it is used.
     let _ = group.communicator().abort_handle().abort(Deadline::after(ABORT_PATIENCE));
 }
 
 impl SymmetricPool {
-    /// Makes the pool's new segments windows of `group`: on all members, or on none.
+    /// Registers the pool's new segments as windows of `group`, on all members or on none.
     ///
-    /// Collective over the group: every member calls it at the same point of the program, with the same options. To
-    /// be called while no stream of the device captures and no NCCL group is open (refused on all members otherwise, with the
-    /// capture as it was), after the same collectives and both ends of the
-    /// same messages have been enqueued on the members. A group's commits, of whatever pools, come one after the
-    /// other: NCCL pairs windows by their order. Of several groups, every rank commits the one with the lowest number
-    /// first ([`commit_all`] does).
+    /// Collective over the group: every member calls it at the same point of the program, with the same options. No
+    /// stream of the device may be capturing and no NCCL group may be open. Otherwise the commit is refused on all
+    /// members, and the capture is not affected. Before the call, all members must have enqueued the same
+    /// collectives, and both ends of the same messages.
+    ///
+    /// The commits of a group, of all its pools, run one after the other, because NCCL pairs windows by their order.
+    /// With several groups, every rank commits the group with the lowest number first ([`commit_all`] does that).
     ///
     /// # Errors
-    /// [`CommitError`]; [`Refused`](CommitError::Refused) and [`Poisoned`](CommitError::Poisoned) are given to every
-    /// member alike, before its deadline.
+    /// [`CommitError`]. All members get the same [`Refused`](CommitError::Refused) or
+    /// [`Poisoned`](CommitError::Poisoned), before their deadlines.
     pub fn commit(
         &self,
         group: &dyn SymmetricGroup,
@@ -105,16 +107,18 @@ impl SymmetricPool {
         self.commit_from(group, options, Group::is_open())
     }
 
-    /// Brings a group to the pool that may have come late, after segments have been committed for others or retired:
-    /// a commit with nothing behind it, of all segments that are not retired. Collective over the group, with all
-    /// that holds for [`commit`](Self::commit), which does the same for a group that was not attached before; here a
-    /// group that the pool cannot serve is found out where groups are made.
+    /// Attaches a group to the pool. The group may come late, after segments were committed for other groups or
+    /// retired. It is a commit of all segments that are not retired.
     ///
-    /// A member that has retired other segments than the rest is told apart before any window is made
+    /// Collective over the group. Everything said of [`commit`](Self::commit) holds here, and a first `commit` of a
+    /// group has the same effect. A call to `attach` where groups are made reports early that the pool cannot serve a
+    /// group.
+    ///
+    /// If a member has retired other segments than the rest, the call fails before any window is created
     /// ([`Poison::CommittedLogDiverged`]).
     ///
     /// # Errors
-    /// [`CommitError::GroupOutsideDomain`] and all others of a commit.
+    /// [`CommitError::GroupOutsideDomain`] and all other errors of a commit.
     pub fn attach(
         &self,
         group: &dyn SymmetricGroup,
@@ -123,7 +127,8 @@ impl SymmetricPool {
         self.commit(group, options)
     }
 
-    /// Commits for a caller that has an NCCL group open or not: on another thread that could not be told.
+    /// Commits for a caller that may be on another thread. `inside` says whether the caller has an NCCL group open,
+    /// which only the caller's own thread can detect.
     fn commit_from(
         &self,
         group: &dyn SymmetricGroup,
@@ -157,7 +162,7 @@ impl SymmetricPool {
         let cause = failure.as_ref().map(ToString::to_string);
         let (result, doomed) = self.end_commit(&mut seated, conclusion, cause, &segments, &serials, windows);
         if failure.is_none() {
-            // What is left behind costs a few bytes in the store, no more; but a store that has failed is asked once.
+            // Keys that remain only cost a few bytes in the store. After a failure, the store is not asked again.
             let _ = doomed.iter().try_for_each(|key| self.domain().store().delete(key).map(drop));
         }
         let (result, failure) = match result {
@@ -190,19 +195,19 @@ impl SymmetricPool {
         }
     }
 
-    /// Why `group` is poisoned for this pool, if it is. Waits for nothing, also while a commit is under way.
+    /// Returns why `group` is poisoned for this pool, if it is. Does not block, even during a commit.
     pub fn poison(&self, group: GroupId) -> Option<Poison> {
         self.table().poison(group).cloned()
     }
 
-    /// Makes known that the group is dead, if it is.
+    /// Publishes the group's poison, if it has one.
     pub(crate) fn publish_poison(&self, seated: &Seated) {
         if let Some(poison) = seated.seat.poison() {
             self.update_table(|table| table.with_poison(seated.seat.group(), poison.clone()));
         }
     }
 
-    /// The seat of this rank in group `id` of `ranks`, made when it is first asked for.
+    /// Returns the state of group `id` with members `ranks` on this rank, and creates it on the first call.
     pub(crate) fn seated(&self, id: GroupId, ranks: Vec<u32>) -> Arc<Mutex<Seated>> {
         let seat = || {
             let mut seat = Seat::new(self.id(), id, self.domain().rank(), ranks);
@@ -218,8 +223,8 @@ impl SymmetricPool {
         self.seats().entry(id).or_insert_with(|| Arc::new(Mutex::new(seat()))).clone()
     }
 
-    /// Looks whether the group's members, as this rank names them, are ranks of the domain and those of the communicator. If
-    /// not, the other members are told at once: they wait for this rank.
+    /// Checks this rank's list of members: they must be ranks of the domain and match the communicator. If not, a
+    /// refusal is posted at once, because the other members wait for this rank.
     fn decline_misfit(&self, seated: &mut Seated, communicator: &Communicator) -> Option<CommitError> {
         let outside = self.outside(seated);
         let cause = match &outside {
@@ -230,7 +235,7 @@ impl SymmetricPool {
         let (key, refusal) = seated.seat.decline(cause);
         let decision = Decision::refuse(refusal.clone()).encode();
         let stands = self.domain().store().compare_set(&key, b"", &decision);
-        // That the group is outside of the domain this rank knows by itself.
+        // This rank knows by itself that the group is outside of the domain, and needs no decision of the others.
         Some(outside.unwrap_or_else(|| match stands.map(|stands| Decision::decode(&stands)) {
             Ok(Ok(Decision::Refuse { refusal, .. })) => CommitError::Refused { group, refusal },
             Ok(_) => CommitError::Refused { group, refusal },
@@ -238,7 +243,7 @@ impl SymmetricPool {
         }))
     }
 
-    /// The error of a group that has members outside of the pool's domain.
+    /// Returns the error for a group with members outside of the pool's domain.
     pub(crate) fn outside(&self, seated: &Seated) -> Option<CommitError> {
         let (domain, seat) = (self.domain(), &seated.seat);
         let is_outside = |rank: &u32| domain.ranks().binary_search(rank).is_err();
@@ -247,8 +252,8 @@ impl SymmetricPool {
         (!outside.is_empty()).then_some(CommitError::GroupOutsideDomain { group, domain, outside })
     }
 
-    /// Begins a commit with what the pool has; `check` says whether this rank could make windows of that. Returns the
-    /// machine and the segments that it is about.
+    /// Begins a commit of the pool's new segments. `check` tests locally that this rank could register them as
+    /// windows. Returns the state machine and the segments of the commit.
     pub(crate) fn begin_commit(
         &self,
         seated: &mut Seated,
@@ -287,9 +292,9 @@ impl SymmetricPool {
         })
     }
 
-    /// Takes over what came of the commit that was about `offered`, and publishes what was agreed. `serials` and
-    /// `windows`, each with where in it the segment begins, are those of the segments that were registered; `cause` is
-    /// what the store said if it failed. Returns also the keys that this rank is to remove.
+    /// Applies the conclusion of a commit of the segments `offered`, and publishes the agreement. `serials` and
+    /// `windows` belong to the registered segments; each window comes with the segment's offset in it. `cause` is the
+    /// store's error, if the store failed. Also returns the keys that this rank is to remove.
     pub(crate) fn end_commit(
         &self,
         seated: &mut Seated,

@@ -1,4 +1,4 @@
-//! What this rank brings to a commit: what it finds of its group, its segments, and its past.
+//! This rank's contribution to a commit: the state of its group, its segments, and its allocation history.
 
 use std::{borrow::Cow, fmt};
 
@@ -11,11 +11,11 @@ use crate::agreement::{
     BlockPlace, Capabilities, Enqueued, Operation, OperationKind, Readiness, Segment, WindowSupport,
 };
 
-/// The first release with windows over several segments.
+/// The first NCCL release that supports windows over several segments: 2.30.3.
 pub(super) const JOINED_SINCE: u32 = 23003;
 
-/// What a commit finds of its group and of the thread that makes it. Nothing here fails: what is wrong goes into the
-/// record, so that all hear.
+/// The state of the group and of the calling thread at a commit. Collecting it never fails: problems go into the
+/// record, so that all members get them.
 pub(crate) struct Found {
     pub(crate) readiness: Readiness,
     pub(crate) capabilities: Capabilities,
@@ -23,19 +23,19 @@ pub(crate) struct Found {
     pub(crate) address_space_left: Option<u64>,
 }
 
-/// What a rank finds before it looks at its segments, when it comes to a commit or a retirement.
+/// The conditions that a rank checks before it looks at its segments, in a commit or a retirement.
 pub(crate) struct Circumstances {
-    /// Whether the calling thread has opened an NCCL group.
+    /// True if the calling thread has an NCCL group open.
     pub(crate) inside_group: bool,
-    /// What is wrong with its groups.
+    /// A problem with the rank's groups.
     pub(crate) trouble: Option<String>,
-    /// Whether a stream of their devices captures, as the driver says. Registering and deregistering are no part of a
-    /// capture, and may ruin it.
+    /// True if the driver reports that a stream of their devices is capturing. Registration and deregistration cannot
+    /// be captured, and may invalidate the capture.
     pub(crate) is_capturing: Result<bool, String>,
 }
 
 impl Circumstances {
-    /// Whether the rank can take part.
+    /// Converts to the readiness that the rank posts.
     pub(crate) fn readiness(self) -> Readiness {
         match self {
             Self { inside_group: true, .. } => Readiness::GroupOpen,
@@ -74,21 +74,22 @@ impl Found {
     }
 }
 
-/// What an error is told as: where the group is over, what has ended it says more than what failed for that.
+/// Converts an error to text. If the group has ended, the cause of that is returned instead, since it explains more
+/// than the error that followed from it.
 pub(super) fn cause(group: &dyn SymmetricGroup, error: impl fmt::Display) -> String {
     group.standing().err().map_or_else(|| error.to_string(), |ended| ended.to_string())
 }
 
-/// What windows may still take of the communicator's symmetric address space, in bytes, as far as this rank knows:
-/// NCCL reserves the largest device memory among the members, rounded up to 4 GiB.
+/// The bytes of the communicator's symmetric address space that windows may still use, if this rank knows them. NCCL
+/// reserves the largest device memory among the members, rounded up to 4 GiB.
 fn address_space_left(communicator: &Communicator) -> Option<u64> {
     const STEP: u64 = 4 << 30;
     let total = communicator.context().device().total_memory().ok()? as u64;
     Some(total.next_multiple_of(STEP).saturating_sub(communicator.window_bytes()))
 }
 
-/// What a commit is about: the segments that are not retired. Where windows over several segments can be had, with who
-/// follows whom.
+/// The segments that a commit is about: those that are not retired. If `joins` is true, a segment directly behind the
+/// previous one is marked as [`Segment::FOLLOWS`].
 pub(super) fn offered(segments: &[SymmetricSegment], joins: bool) -> Vec<Segment> {
     let mut end = None;
     let live = segments.iter().filter(|it| !it.retired);
@@ -100,16 +101,16 @@ pub(super) fn offered(segments: &[SymmetricSegment], joins: bool) -> Vec<Segment
     offer.collect()
 }
 
-/// The segments of which windows are to be made, as far as this rank can look at them alone.
+/// The segments to be registered as windows, for the checks that a rank can make alone.
 pub(super) struct Candidates {
     ordinals: Vec<u32>,
     requests: Vec<WindowRequest>,
-    /// Whether peers can be given the memory.
+    /// True if the memory can be shared with peers.
     is_exportable: bool,
 }
 
 impl Candidates {
-    /// Of the segments that are not retired, those that `is_new` accepts.
+    /// Selects the segments that are not retired and for which `is_new` returns true.
     pub(super) fn of(arena: &SymmetricArena, is_new: impl Fn(&SymmetricSegment) -> bool) -> Self {
         let new = || arena.segments().iter().filter(|it| !it.retired && is_new(it));
         let request =
@@ -121,8 +122,8 @@ impl Candidates {
         }
     }
 
-    /// Whether this rank could register them. What it finds now is told to all members while nothing has begun;
-    /// what is found when they register costs them the group.
+    /// Checks that this rank could register the segments. An error found here is told to all members before anything
+    /// has begun. An error during the registration costs them the group.
     pub(super) fn check(
         &self,
         check: impl FnOnce(&[WindowRequest]) -> Result<(), WindowRequestError>,
@@ -141,13 +142,13 @@ impl Candidates {
     }
 }
 
-/// A segment, as the others are told of it.
+/// Converts a segment to its form in a record.
 pub(crate) fn segment(segment: &SymmetricSegment) -> Segment {
     let SymmetricSegment { ordinal, bytes, log, .. } = *segment;
     Segment { ordinal, bytes, flags: 0, log: log.into() }
 }
 
-/// An operation of the allocation log, as the others are told of it.
+/// Converts an operation of the allocation log to its form in a message.
 pub(crate) fn operation(operation: symmetric::Operation) -> Operation {
     let kind = match operation.kind {
         symmetric::OperationKind::Allocate => OperationKind::Allocate,

@@ -1,4 +1,4 @@
-//! What becomes of segments that could not become windows: registered plainly, by all members or by none.
+//! Registration of segments that could not become windows, with `ncclCommRegister`: on all members or on none.
 
 use std::{
     any::Any,
@@ -18,12 +18,13 @@ use crate::{
     pool::SymmetricPool,
 };
 
-/// A segment's registration, which the communicator keeps: with the pool it would end at another time on each rank.
+/// A segment's registration. The communicator keeps it. If the pool kept it, it would end at a different time on each
+/// rank.
 #[derive(Debug)]
 pub(crate) struct PlainRegistration(Mutex<Option<Registration>>);
 
 impl PlainRegistration {
-    /// Ends it.
+    /// Ends the registration.
     pub(crate) fn deregister(&self, deadline: Deadline) -> Result<(), CommError> {
         let registration = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         registration.map_or(Ok(()), |registration| registration.deregister(deadline))
@@ -31,9 +32,9 @@ impl PlainRegistration {
 }
 
 impl SymmetricPool {
-    /// Registers `segments`, which the last commit left without windows, and agrees with the others whether that
-    /// stays. Whether it did; with what the store said, if it failed. `left` is what is left of the commit's deadline; the
-    /// registration may take at least [`ACTION_FLOOR`].
+    /// Registers `segments`, which the last commit left without windows, and agrees with the other members whether to
+    /// keep the registration. Returns true if it is kept, and the store's error if the store failed. `left` is the
+    /// rest of the commit's deadline; the registration may take at least [`ACTION_FLOOR`].
     pub(super) fn register_plainly(
         &self,
         group: &dyn SymmetricGroup,
@@ -72,8 +73,9 @@ impl SymmetricPool {
         (self.end_plain(seated, segments, meeting.result, undone, registered, said), line.failure)
     }
 
-    /// Takes over what came of the vote on the plain registration of `segments`: whether it stays. `undone` is how it
-    /// was undone, if it was to be, `registered` what there is of it, and `cause` what the store said if it failed.
+    /// Applies the result of the vote on the plain registration of `segments`. Returns true if the registration is
+    /// kept. `undone` is the result of undoing it, if that was necessary. `registered` holds the registrations of
+    /// this rank. `cause` is the store's error, if the store failed.
     pub(crate) fn end_plain(
         &self,
         seated: &mut Seated,

@@ -1,30 +1,31 @@
-//! What a commit achieved.
+//! The result of a commit.
 
 use std::time::Duration;
 
 use crate::agreement::{GroupId, NoWindows, Refusal};
 
-/// What a commit achieved; equal on all members but for `elapsed`.
+/// The result of a commit. It is equal on all members, except for `elapsed`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommitReport {
     /// The group.
     pub group: GroupId,
-    /// How many segments became the group's by this commit.
+    /// The number of segments that this commit added to the group.
     pub new_segments: usize,
-    /// How many windows they are; adjacent ones may share one.
+    /// The number of windows of these segments. Adjacent segments may share a window.
     pub new_windows: usize,
-    /// How many segments of the pool are the group's.
+    /// The number of the pool's segments that the group has committed.
     pub segments: usize,
-    /// How many windows they are.
+    /// The number of windows of these segments.
     pub windows: usize,
-    /// Why the new segments have no windows: a group of one, or a library without. The same offsets are the same
-    /// block on every rank all the same.
+    /// The reason why the new segments have no windows: a group of one member, or a library without windows for this
+    /// group. Even without windows, a block has the same offset on every rank.
     pub without: Option<NoWindows>,
-    /// Whether all members have registered the new segments plainly (`ncclCommRegister`), because they could not become
-    /// windows. Where one cannot, none has: [`SymmetricPool::explain`](crate::SymmetricPool::explain) says why.
+    /// True if all members have registered the new segments with `ncclCommRegister` because they could not become
+    /// windows. If one member cannot, none has: [`SymmetricPool::explain`](crate::SymmetricPool::explain) gives the
+    /// reason.
     pub registered: bool,
-    /// With [`Policy::Prefix`](crate::Policy::Prefix): what was left out and why.
+    /// With [`Policy::Prefix`](crate::Policy::Prefix): the difference because of which segments were left out.
     pub pending: Option<Refusal>,
-    /// From the call to the last member's outcome.
+    /// The time from the call until the outcomes of all members are known.
     pub elapsed: Duration,
 }

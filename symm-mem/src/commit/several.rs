@@ -1,4 +1,4 @@
-//! Several commits by one call.
+//! Several commits in one call.
 
 use std::{thread, time::Instant};
 
@@ -10,22 +10,24 @@ use crate::{
     pool::SymmetricPool,
 };
 
-/// The order in which commits are made, of (rank, group, pool): ranks apart, each with its groups by number.
+/// The order of commits, given as (rank, group, pool). The commits of a rank are contiguous, in ascending order of
+/// their groups.
 pub(crate) fn in_order(commits: &[(u32, GroupId, PoolId)]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..commits.len()).collect();
     order.sort_by_key(|index| commits[*index]);
     order
 }
 
-/// Commits several pools for several groups: for a rank with several groups, and for a thread that drives several
-/// ranks. Each rank (that is, each domain handle's rank) commits its groups in the order of their numbers; ranks run
-/// side by side, on threads that end before this returns. A commit that fails does not keep the others from being
-/// made. One result each, in the order given.
+/// Commits several pools for several groups, for a rank with several groups or a thread that drives several ranks.
 ///
-/// The deadline is that of the whole call: each commit is given what the former ones have left of it.
+/// Each rank (the rank of a pool's domain) commits its groups in the order of their numbers. Different ranks run in
+/// parallel, on threads that end before this returns. A failed commit does not prevent the other commits. Returns one
+/// result for each commit, in the order given.
+///
+/// The deadline is that of the whole call: each commit gets the time that the earlier ones of its rank have left.
 ///
 /// # Errors
-/// Each as [`SymmetricPool::commit`].
+/// Those of [`SymmetricPool::commit`], for each commit.
 pub fn commit_all(
     commits: &[(&SymmetricPool, &dyn SymmetricGroup)],
     options: CommitOptions,
@@ -50,7 +52,7 @@ pub fn commit_all(
         [only] => of_rank(only),
         several => thread::scope(|scope| {
             let threads: Vec<_> = several.iter().map(|indices| scope.spawn(|| of_rank(indices))).collect();
-            // A panic in a commit is a panic here.
+            // A panic in a commit is resumed in the caller.
             threads
                 .into_iter()
                 .flat_map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))

@@ -1,7 +1,7 @@
-//! One commit of a communicator at a time.
+//! Allows one commit of a communicator at a time.
 //!
-//! Two threads that commit two pools for one group would register in an order that each rank finds for itself, and
-//! NCCL pairs windows by their order alone.
+//! If two threads committed two pools for one group at the same time, the order of their registrations could differ
+//! between ranks. NCCL pairs windows by their order alone.
 
 use std::{
     marker::PhantomData,
@@ -10,21 +10,22 @@ use std::{
 
 use process_group::comm::Communicator;
 
-/// The communicators that commits of this process are about, by their addresses: a commit borrows its communicator.
+/// The addresses of the communicators with a commit in progress in this process. They stay valid because a commit
+/// borrows its communicator.
 static COMMITTING: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 fn committing() -> MutexGuard<'static, Vec<usize>> {
     COMMITTING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The right to commit with a communicator; ends with this value.
+/// The right to commit with a communicator. Dropping it ends the right.
 pub(crate) struct Turn<'a> {
     key: usize,
     communicator: PhantomData<&'a Communicator>,
 }
 
 impl<'a> Turn<'a> {
-    /// `None` while another commit has it.
+    /// Returns `None` while another commit holds the right.
     pub(crate) fn take(communicator: &'a Communicator) -> Option<Self> {
         let key = std::ptr::from_ref(communicator).addr();
         let mut committing = committing();

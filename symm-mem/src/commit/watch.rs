@@ -1,4 +1,4 @@
-//! Frees a member that is blocked in a registration which cannot succeed any more.
+//! Unblocks a member if its registration can no longer succeed.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -14,18 +14,20 @@ use process_group::{
 use super::ABORT_PATIENCE;
 use crate::{agreement::Verdict, domain::Domain};
 
-/// How long the thread of a watch that has ended may linger.
+/// The interval at which the thread polls. It may run that much longer than its watch.
 const GLANCE: Duration = Duration::from_secs(1);
 
-/// A thread that aborts a communicator once the members' verdict is that the group is dead. Ends with this value.
+/// A thread that aborts a communicator once the members' verdict says that the group is dead. Dropping this value
+/// ends the thread.
 pub(super) struct Watch {
-    /// The thread holds no communicator by itself: what a communicator keeps goes when its owner lets go.
+    /// The thread holds no communicator of its own, so that dropping the owner frees the resources of the
+    /// communicator.
     abort: Arc<Mutex<Option<AbortHandle>>>,
 }
 
 impl Watch {
-    /// Watches for a verdict under `verdict_key` until `deadline`. Without a thread, if the system gives none: that
-    /// costs time when a registration fails, no more.
+    /// Watches for a verdict under `verdict_key` until `deadline`. If the system cannot start a thread, there is no
+    /// watch; a failing registration then only takes longer.
     pub(super) fn begin(domain: Domain, abort: AbortHandle, verdict_key: String, deadline: Deadline) -> Self {
         let abort = Arc::new(Mutex::new(Some(abort)));
         let slot = abort.clone();
@@ -35,7 +37,7 @@ impl Watch {
                     Ok(stands) => {
                         let dead = matches!(Verdict::decode(&stands), Ok(Verdict::Poison { .. }));
                         if let Some(abort) = take(&slot).filter(|_| dead) {
-                            // What cannot be freed is leaked by the communicator, which says so when it is used.
+                            // The communicator leaks resources that it cannot free, and reports that when it is used.
                             let _ = abort.abort(Deadline::after(ABORT_PATIENCE));
                         }
                         return;

@@ -1,14 +1,14 @@
-//! A rank's board: host memory in which its streams wait for the others, and in which it says what it has called.
+//! Boards. A rank's board is host memory with the words that its streams wait for, and with a log of its messages.
 //!
-//! Host memory, because who has to end a wait can then do so by a store. A stream that would write the word may share a
-//! hardware queue with the very wait that it is to end.
+//! It is host memory so that a thread can end a wait by a store. A stream that would write the word may share a
+//! hardware queue with the wait that it is meant to end.
 //!
-//! For every peer there are, one for each slot of a ring, the words *full* (the peer has put a chunk into this rank's
-//! memory) and *empty* (the peer has taken one out of its own). Each is set by the peer's stream and reset by the stream
-//! that has waited for it, so after a message all are as they were: a graph can run any number of times. And there are the
-//! halves of messages that this rank has called for, [to](Way::Send) and [from](Way::Receive) the peer, written by it
-//! alone. Before all that is a word of the rank's own: whether it has ended its waits, after which nothing that it
-//! has sent or taken is what it seems.
+//! For every peer and every slot of a ring there are two words: *full* (the peer has put a chunk into this rank's
+//! memory) and *empty* (the peer has taken a chunk out of its own memory). The peer's stream sets a word, and the
+//! stream that waited for it resets it. So after a message all words have their initial values, and a graph can run
+//! any number of times. Behind the words are two logs of half messages: those that this rank has called
+//! [to](Way::Send) and [from](Way::Receive) the peer. Only this rank writes them. The first word of the board is a
+//! flag: this rank has ended its waits, so data that it sends or receives afterwards is invalid.
 
 use std::{
     io,
@@ -22,19 +22,20 @@ use cuda_driver::{
 };
 use process_group::{group::path::Way, local::SharedMemory};
 
-/// Apart from each other, so that no two devices write to one line.
+/// Alignment of the words, so that no two devices write to one cache line.
 const LINE: usize = 64;
 
-/// Where a board says that its rank has ended its waits.
+/// Offset of the flag that the rank has ended its waits.
 const GAVE_UP: usize = 0;
 
-/// How many halves are kept of each direction.
+/// Number of half messages in a log.
 const LOG: u64 = 1024;
 
-/// How many more messages than its peer a rank may have called for: what the peer still has to compare must be there.
+/// Largest number of messages by which a rank may be ahead of its peer: the peer must still find its halves in the
+/// log.
 pub(super) const AHEAD: u64 = LOG / 2;
 
-/// Where things lie on a board: the same on all of a group's.
+/// Offsets within a board, the same on all boards of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
     /// Members of the group.
@@ -46,9 +47,9 @@ pub(super) struct Layout {
 /// A word that a stream waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Word {
-    /// A chunk is here.
+    /// A chunk is in this rank's ring.
     Full,
-    /// There is room over there.
+    /// The slot in the peer's ring is free.
     Empty,
 }
 
@@ -63,7 +64,7 @@ impl Layout {
         LINE + self.world * self.section()
     }
 
-    /// Of the words about `peer`.
+    /// Offset of a word about `peer`.
     pub(super) fn word(self, peer: usize, word: Word, slot: usize) -> usize {
         debug_assert!(peer < self.world && slot < self.slots, "peer {peer}, slot {slot} of {self:?}");
         let of_kind = match word {
@@ -73,7 +74,7 @@ impl Layout {
         LINE + peer * self.section() + (of_kind + slot) * LINE
     }
 
-    /// Of the count of halves with `peer`, before the halves themselves.
+    /// Offset of the log of halves with `peer`: the count, then the halves.
     fn log(self, peer: usize, way: Way) -> usize {
         debug_assert!(peer < self.world, "peer {peer} of {self:?}");
         let first = LINE + peer * self.section() + 2 * self.slots * LINE;
@@ -84,18 +85,18 @@ impl Layout {
     }
 }
 
-/// A rank's board, as this process has it.
+/// A rank's board, mapped into this process.
 #[derive(Debug)]
 pub(super) struct Board {
     layout: Layout,
     device: DevicePtr,
-    /// Ends before the memory goes.
+    /// Declared before `memory`, because it must be dropped first.
     _registration: RegisteredMemory<'static>,
     memory: SharedMemory,
 }
 
 impl Board {
-    /// A new board, with all rings empty; with what other processes open it by.
+    /// Creates a board with all rings empty, and the descriptor by which other processes open it.
     pub(super) fn create(context: &Context, layout: Layout) -> Result<(OwnedFd, Self), BoardError> {
         let (descriptor, memory) = SharedMemory::create(layout.bytes())?;
         let board = Self::register(context, layout, memory)?;
@@ -107,7 +108,7 @@ impl Board {
         Ok((descriptor, board))
     }
 
-    /// Another process's.
+    /// Opens the board of another process.
     pub(super) fn open(
         context: &Context,
         layout: Layout,
@@ -119,14 +120,14 @@ impl Board {
 
     fn register(context: &Context, layout: Layout, memory: SharedMemory) -> Result<Self, BoardError> {
         let flags = RegisterFlags::PORTABLE | RegisterFlags::DEVICE_MAPPED;
-        // SAFETY: mapped, and full of zeros or of what another process writes, until the memory is dropped, which is after
-        // the registration; nobody else unmaps it.
+        // SAFETY: the memory is mapped and initialized (by zeros, or by another process) until it is dropped, which
+        // is after the registration. No other code unmaps it.
         let registration =
             unsafe { RegisteredMemory::from_raw(context, memory.start(), memory.bytes(), flags) }?;
         Ok(Self { layout, device: registration.device_ptr()?, _registration: registration, memory })
     }
 
-    /// A word, for streams.
+    /// Device address of a word.
     pub(super) fn at(&self, peer: usize, word: Word, slot: usize) -> DevicePtr {
         self.device + self.layout.word(peer, word, slot)
     }
@@ -136,23 +137,23 @@ impl Board {
     }
 
     fn word_at(&self, at: usize) -> &AtomicU32 {
-        // SAFETY: aligned, and inside the mapping, as the layout says, which lives as long as `self`; whoever races for
-        // it, device or process, does so by whole words.
+        // SAFETY: the layout keeps the word aligned and inside the mapping, which lives as long as `self`. Devices
+        // and other processes access it by whole words only.
         unsafe { self.memory.start().add(at).cast::<AtomicU32>().as_ref() }
     }
 
-    /// Says that this rank ends its waits.
+    /// Announces that this rank ends its waits.
     pub(super) fn give_up(&self) {
         self.word_at(GAVE_UP).store(1, Ordering::SeqCst);
     }
 
-    /// Whether the board's rank has said so.
+    /// Returns whether the board's rank has announced that.
     pub(super) fn has_given_up(&self) -> bool {
         self.word_at(GAVE_UP).load(Ordering::SeqCst) != 0
     }
 
-    /// Ends the waits for this rank's words that streams are in now; whether any word was not set, so that a stream has
-    /// come through since the last time.
+    /// Ends the waits for this rank's words that streams are in now. Returns whether any word was not set: then a
+    /// stream has passed a wait since the last call.
     pub(super) fn release(&self) -> bool {
         let mut moved = false;
         for peer in 0..self.layout.world {
@@ -165,11 +166,11 @@ impl Board {
         moved
     }
 
-    /// The halves that this rank has called for with `peer`.
+    /// The log of halves that this rank has called with `peer`.
     pub(super) fn log(&self, peer: usize, way: Way) -> Log<'_> {
         let at = self.layout.log(peer, way);
-        // SAFETY: aligned and inside the mapping, as the layout says, for so many words; whoever races for them, in another
-        // process, does so by whole words.
+        // SAFETY: the layout keeps these words aligned and inside the mapping. Other processes access them by whole
+        // words only.
         unsafe {
             let start = self.memory.start().add(at);
             let halves = start.add(LINE).cast::<AtomicU64>();
@@ -181,7 +182,7 @@ impl Board {
     }
 }
 
-/// The last halves of one direction. One thread writes at a time.
+/// The last halves of one direction. Only one thread writes at a time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Log<'a> {
     count: &'a AtomicU64,
@@ -189,17 +190,17 @@ pub(super) struct Log<'a> {
 }
 
 impl Log<'_> {
-    /// How many there were.
+    /// Number of halves written so far.
     pub(super) fn count(self) -> u64 {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// One of the last.
+    /// Returns a half among the last [`LOG`].
     pub(super) fn get(self, number: u64) -> u64 {
         self.halves[(number % LOG) as usize].load(Ordering::Relaxed)
     }
 
-    /// The next.
+    /// Appends a half.
     pub(super) fn put(self, half: u64) {
         let number = self.count.load(Ordering::Relaxed);
         self.halves[(number % LOG) as usize].store(half, Ordering::Relaxed);
@@ -207,7 +208,7 @@ impl Log<'_> {
     }
 }
 
-/// Why there is no board.
+/// Error of a board.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BoardError {
     #[error("shared host memory: {0}")]

@@ -1,21 +1,21 @@
-//! The chunks of one lane's part of a call, as they are enqueued.
+//! Enqueues the chunks of one lane's part of a call.
 
 use cuda_driver::{DevicePtr, MemoryOp, Stream, WaitCondition};
 use process_group::group::path::Way;
 
 use super::lane::Chunk;
 
-/// Where a lane's chunks go, and on which streams.
+/// Streams, slots and words of a lane, for one call.
 pub(super) struct Conveyor<'a> {
-    /// Has the lane's order.
+    /// The stream that holds the lane's order.
     pub(super) first: &'a Stream,
-    /// Takes turns with it.
+    /// Alternates with the first stream.
     pub(super) second: Option<&'a Stream>,
-    /// Where the peer's ring, or this rank's, has its slots.
+    /// First slot of the ring: the peer's ring for sends, this rank's for receives.
     pub(super) ring: DevicePtr,
     pub(super) slot_bytes: usize,
     pub(super) way: Way,
-    /// By slot: what this rank waits for, and what it tells the peer.
+    /// Given a slot, the word that this rank waits for and the word by which it signals the peer.
     pub(super) words: &'a dyn Fn(usize) -> (DevicePtr, DevicePtr),
 }
 
@@ -24,7 +24,8 @@ impl Conveyor<'_> {
         1 + usize::from(self.second.is_some())
     }
 
-    /// Tells the peer of a chunk that the stream has carried, then waits for the slot of another and moves that through it.
+    /// Signals the peer that the stream has moved chunk `tell`; then waits for the slot of chunk `carry`, and moves
+    /// that chunk through it.
     ///
     /// # Safety
     /// The words, the ring and the chunk's memory are valid until the stream has passed it.
@@ -49,8 +50,8 @@ impl Conveyor<'_> {
         let condition = WaitCondition::GreaterOrEqual;
         let wait_and_reset =
             [MemoryOp::Wait32 { at: wait, condition, value: 1 }, MemoryOp::Write32 { at: wait, value: 0 }];
-        // SAFETY: the caller's contract. The word is this rank's to reset once it was set: the peer sets it again when it
-        // has been told of this chunk, and no other stream waits for it now.
+        // SAFETY: the caller's contract. This rank may reset the word after it was set: the peer sets it again only
+        // after the signal for this chunk, and no other stream waits for it now.
         unsafe {
             match told {
                 Some(at) => {

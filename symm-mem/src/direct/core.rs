@@ -1,4 +1,4 @@
-//! The path itself: rings in the receivers' memory, and how messages go through them.
+//! Core of the path: rings in the receivers' memory, and the messages that go through them.
 
 use std::{
     mem::ManuallyDrop,
@@ -28,32 +28,32 @@ use super::{
 };
 use crate::rendezvous::SymmetricMemory;
 
-/// How long what was launched is given to end when nobody waits for it any more.
+/// Time for launched work to end once no caller waits for it any more.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Rings, boards and lanes. Whoever lets go of it last has seen it [idle](Self::is_idle).
+/// Rings, boards and lanes. The last reference is dropped only after the core was seen [idle](Self::is_idle).
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) rank: usize,
     pub(super) world: usize,
     pub(super) ring: Ring,
     context: Context,
-    /// Two for each member: to it, and from it.
+    /// Two lanes for each member: to it, and from it.
     lanes: Box<[Lane]>,
-    /// Events for places from which streams begin together.
+    /// Spare events for points from which several streams continue.
     forks: Mutex<Vec<Event>>,
     is_aborted: AtomicBool,
-    /// Threads that are enqueueing.
+    /// Number of threads that are enqueueing.
     inside: AtomicUsize,
-    /// Whether a graph has captured a message: when it runs cannot be known.
+    /// A graph has captured a message. It is unknown when the graph runs.
     has_captured: AtomicBool,
     /// By rank.
     boards: Vec<Arc<Board>>,
-    /// Every rank's rings.
+    /// The rings of all ranks.
     memory: SymmetricMemory,
 }
 
-/// A thread that is enqueueing.
+/// Counts a thread that is enqueueing.
 struct Inside<'a>(&'a Core);
 
 impl Drop for Inside<'_> {
@@ -62,14 +62,14 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// A lane's part of what is called together.
+/// A lane's part of one call.
 struct Part<'a> {
     lane: &'a Lane,
     state: MutexGuard<'a, State>,
     chunks: Vec<Chunk>,
 }
 
-/// Where rank `to` has its ring from rank `from`, as a number: none for itself.
+/// Index of the ring from rank `from` in the memory of rank `to`; a rank has no ring from itself.
 pub(super) fn ring_of(from: usize, to: usize) -> usize {
     if from < to { from } else { from - 1 }
 }
@@ -99,7 +99,7 @@ impl Core {
         })
     }
 
-    /// What the rings of this rank take of its device.
+    /// Device memory of this rank's rings, in bytes.
     pub(super) fn device_bytes(&self) -> u64 {
         self.memory.bytes() as u64
     }
@@ -123,7 +123,7 @@ impl Core {
         let lane_of = |message: &Message| 2 * message.peer + usize::from(message.way == Way::Receive);
         let mut wanted: Vec<_> =
             messages.iter().filter(|message| message.peer != self.rank).map(lane_of).collect();
-        // In one order, since others take them too; and those that send come first.
+        // Locked in one order, since other threads lock them too; sending lanes come first.
         wanted.sort_unstable_by_key(|lane| (lane % 2, *lane));
         wanted.dedup();
         let part = |at: &usize| {
@@ -135,7 +135,7 @@ impl Core {
             }
         };
         let mut parts: Vec<_> = wanted.iter().map(part).collect();
-        // All are compared before anything is enqueued.
+        // All messages are compared before anything is enqueued.
         for message in messages.iter().filter(|message| message.peer != self.rank) {
             self.call(message, capture.is_some(), deadline)?;
         }
@@ -154,7 +154,7 @@ impl Core {
         }
     }
 
-    /// The capture that `stream` is in.
+    /// The capture that `stream` is in, if any.
     fn capture(&self, stream: &Stream) -> Result<Option<u64>, PathError> {
         let refused = |problem: &str| Err(PathError::Refused(problem.to_owned()));
         match stream.capture_info()? {
@@ -170,7 +170,7 @@ impl Core {
         }
     }
 
-    /// Says what this rank calls, and compares it with what the peer has called, if it was first.
+    /// Logs this rank's half of a message, and compares it with the peer's half if the peer was first.
     fn call(&self, message: &Message, captured: bool, deadline: Deadline) -> Result<(), PathError> {
         let Message { way, peer, buffer } = message;
         let opposite = match way {
@@ -193,7 +193,7 @@ impl Core {
         Ok(compare((self.rank, *peer), *way, Half::of(buffer, captured), own, other)?)
     }
 
-    /// Copies what this rank sends itself. Its halves come in pairs.
+    /// Copies messages of this rank to itself. The halves come in pairs.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -211,8 +211,8 @@ impl Core {
         Ok(())
     }
 
-    /// Enqueues the lanes' chunks in [rounds](super::rounds), each lane's on streams of its own where that can be: the
-    /// caller's for the first lane, and a second where there is much to carry.
+    /// Enqueues the lanes' chunks in [rounds](super::rounds). Each lane uses streams of its own if possible: the
+    /// first lane uses the caller's stream, and lanes with many chunks also use a second stream.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -253,7 +253,7 @@ impl Core {
             // SAFETY: the caller's contract; boards and rings stay until the lanes are idle.
             Ok(unsafe { conveyors[part].step(stream, chunk(tell), chunk(carry)) }?)
         });
-        // All that was enqueued has its marks, also when more could not be: it is ended until it has come there.
+        // Enqueued work is marked also after a failure: an abort ends waits until the marks are reached.
         let marked = parts.iter_mut().zip(&conveyors).map(|(part, Conveyor { first, second, .. })| {
             let joined = second.map_or(Ok(()), |second| match capture {
                 Some(_) => self.chain(second, first),
@@ -266,7 +266,8 @@ impl Core {
         marked.fold(carried, |carried, marked| carried.and(marked.map_err(PathError::from)))
     }
 
-    /// The first stream of each part: the caller's, and the lanes' own, which come after what is on the caller's.
+    /// The first stream of each part: the caller's for the first part, then the lanes' own, which continue after the
+    /// current work of the caller's.
     fn part_ways<'a>(
         &self,
         parts: &[Part<'a>],
@@ -288,7 +289,7 @@ impl Core {
         Ok(firsts)
     }
 
-    /// Has `later` come after what is on `earlier` now.
+    /// Makes `later` continue after the current work of `earlier`.
     fn chain(&self, earlier: &Stream, later: &Stream) -> cuda_driver::Result<()> {
         let fork = self.fork()?;
         earlier.record(&fork)?;
@@ -302,12 +303,12 @@ impl Core {
         kept.map_or_else(|| Event::new(&self.context, EventFlags::DISABLE_TIMING), Ok)
     }
 
-    /// For another place: who waits for it waits for what was recorded then.
+    /// Keeps an event for reuse: a wait that is already enqueued refers to the earlier record.
     fn keep(&self, fork: Event) {
         self.forks.lock().unwrap_or_else(PoisonError::into_inner).push(fork);
     }
 
-    /// By slot, what this rank waits for in a lane, and what it tells the peer.
+    /// Given a slot of a lane, the word that this rank waits for and the word by which it signals the peer.
     fn words<'a>(&'a self, lane: &'a Lane) -> impl Fn(usize) -> (DevicePtr, DevicePtr) + 'a {
         let (rank, peer) = (self.rank, lane.peer);
         let (own, other) = (&self.boards[rank], &self.boards[peer]);
@@ -318,7 +319,7 @@ impl Core {
         move |slot| (own.at(peer, awaited, slot), other.at(rank, told, slot))
     }
 
-    /// The slots that messages to or from a peer go through.
+    /// First slot of the ring for messages to or from a peer.
     fn slots_of(&self, way: Way, peer: usize) -> DevicePtr {
         let (from, to) = match way {
             Way::Send => (self.rank, peer),
@@ -328,33 +329,35 @@ impl Core {
         self.memory.buffers().addresses()[to] + self.memory.offset() + ring_of(from, to) * bytes
     }
 
-    /// Whether nothing runs any more, as far as it was not captured.
+    /// Returns whether nothing runs any more, apart from captured work.
     fn is_idle(&self) -> bool {
         self.inside.load(Ordering::SeqCst) == 0 && self.lanes.iter().all(Lane::is_idle)
     }
 
-    /// Ends the waits that this rank's streams are in, if they may be in any; whether nothing runs any more.
+    /// Ends the waits that this rank's streams may be in. Returns whether nothing runs any more, apart from captured
+    /// work.
     fn let_go(&self) -> bool {
         let is_idle = self.is_idle();
         if !is_idle || self.has_captured.load(Ordering::Relaxed) {
             let own = &self.boards[self.rank];
-            // First, so that no peer takes for a message what comes through now: chunks go into slots that are not free.
+            // The flag comes first: chunks now go into slots that are not free, and no peer may take them for valid
+            // messages.
             own.give_up();
             own.release();
         }
         is_idle
     }
 
-    /// Another rank that has ended its waits.
+    /// Another rank that has ended its waits, if there is one.
     pub(super) fn given_up(&self) -> Option<usize> {
         (0..self.world).find(|peer| *peer != self.rank && self.boards[*peer].has_given_up())
     }
 
-    /// Refuses what comes later, and ends the waits of what was launched, again and again, until nothing runs any more;
+    /// Refuses later calls, and repeatedly ends the waits of launched work until nothing runs any more. Returns
     /// whether that was before the deadline.
     pub(super) fn abort(self: &Arc<Self>, deadline: Deadline) -> bool {
         if !self.is_aborted.swap(true, Ordering::SeqCst) {
-            // A stream may come to its waits long after the deadline; and when a graph runs nobody knows.
+            // A stream may reach its waits long after the deadline, and it is unknown when a graph runs.
             let core = Arc::downgrade(self);
             let linger = move || {
                 let until = Deadline::after(PATIENCE);
@@ -366,7 +369,7 @@ impl Core {
                     thread::sleep(Duration::from_millis(if until.expired() { 20 } else { 1 }));
                 }
             };
-            // Without a thread there are the rounds below.
+            // Without the thread, only the loop below ends waits.
             let _ = thread::Builder::new().name("direct-abort".into()).spawn(linger);
         }
         loop {
@@ -380,30 +383,30 @@ impl Core {
         }
     }
 
-    /// The group goes: waits for what was launched, which the group's end has seen to, or ends it.
+    /// Called when the group ends: waits for launched work, or aborts it.
     pub(super) fn end(mut self: Arc<Self>) {
         if !self.is_idle() && !self.abort(Deadline::after(PATIENCE)) {
-            // The device still writes there: it goes when that is over.
+            // The device still writes to the memory, so it is kept until that has ended.
             let kept = ManuallyDrop::new(self);
             let linger = move || {
                 while !kept.abort(Deadline::after(PATIENCE)) {}
                 drop(ManuallyDrop::into_inner(kept));
             };
-            // Without a thread it is lost, which is better than given to somebody else.
+            // Without the thread the memory is leaked. That is better than reuse while the device writes to it.
             let _ = thread::Builder::new().name("direct-end".into()).spawn(linger);
             return;
         }
         if self.is_aborted.load(Ordering::Relaxed) && self.has_captured.load(Ordering::Relaxed) {
             self.settle();
         }
-        // The thread that an abort began holds it now and then.
+        // The thread started by an abort holds a reference from time to time.
         while let Err(held) = Arc::try_unwrap(self) {
             self = held;
             thread::sleep(Duration::from_micros(100));
         }
     }
 
-    /// Waits until nothing has come through a wait for a while: runs of graphs.
+    /// Waits until no wait was passed for a while: graphs may still be running.
     fn settle(&self) {
         const QUIET: u32 = 50;
         let (until, mut quiet) = (Deadline::after(PATIENCE), 0);
@@ -414,7 +417,7 @@ impl Core {
     }
 }
 
-/// Lanes in the order in which they are taken.
+/// Sort key: the order in which lanes are locked.
 fn order(lane: usize) -> (usize, usize) {
     (lane % 2, lane)
 }

@@ -1,21 +1,21 @@
-//! Why messages cannot go directly.
+//! Errors of installing a direct path.
 
 use process_group::{group::GroupError, store::StoreError};
 
 use crate::rendezvous::{AllocationError, RendezvousError};
 
-/// Why a group has no direct path. It goes on without one: its messages are
+/// Reason why a group has no direct path. The group stays usable without one: its messages fail with
 /// [`GroupError::NoPath`] until one is installed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirectError {
-    /// Options that make no path.
+    /// Invalid options.
     #[error("{problem}")]
     Options {
-        /// What is wrong with them.
+        /// The problem.
         problem: String,
     },
-    /// Members run on another host than this rank, whose copy engines and host memory reach none of theirs.
+    /// Members run on other hosts than this rank. Its copy engines and host memory cannot access theirs.
     #[error(
         "{group}: ranks {ranks:?} run on other hosts than rank {own}; P2pPolicy::Direct is for the ranks of one host, so \
          split groups of those, or choose another policy"
@@ -25,16 +25,16 @@ pub enum DirectError {
         group: String,
         /// This rank of the job.
         own: usize,
-        /// The ranks of the job that are elsewhere.
+        /// Ranks of the job that run on other hosts.
         ranks: Vec<usize>,
     },
-    /// The group takes no path: another policy, or it has one; it is over.
+    /// The group takes no path: its policy is another one, it already has a path, or it has ended.
     #[error(transparent)]
     Group(#[from] GroupError),
-    /// The ranks' memory cannot be shared, or they gave different sizes; the same on all members.
+    /// The ranks' memory cannot be shared, or the sizes differ; the same on all members.
     #[error("the rings of a direct path")]
     Rendezvous(#[source] Box<RendezvousError>),
-    /// This rank's memory cannot be made.
+    /// This rank's memory cannot be allocated.
     #[error("the rings of a direct path")]
     Allocation(#[from] AllocationError),
     /// Members gave different options.
@@ -44,30 +44,30 @@ pub enum DirectError {
         group: String,
         /// A rank of the job.
         rank: usize,
-        /// What it gave.
+        /// The options of that rank.
         options: String,
-        /// What this rank gave.
+        /// The options of this rank.
         own: String,
     },
-    /// A member could not, and so no member has a path.
+    /// A member failed, so no member has a path.
     #[error("{group}: rank {rank} has no direct path: {problem}")]
     Unmade {
         /// The group's name.
         group: String,
         /// The rank of the job.
         rank: usize,
-        /// What it met.
+        /// The failure on that rank.
         problem: String,
     },
-    /// The store failed, or a member did not come.
+    /// The store failed, or a member did not arrive.
     #[error("{group}: installing a direct path")]
     Store {
         /// The group's name.
         group: String,
-        /// What the store said.
+        /// Error of the store.
         source: StoreError,
     },
-    /// The driver.
+    /// The driver failed.
     #[error(transparent)]
     Driver(#[from] cuda_driver::Error),
 }

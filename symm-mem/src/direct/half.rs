@@ -1,18 +1,18 @@
-//! A message as one end calls for it: what both must say alike.
+//! Half messages: one end's view of a message, which must match the other end's.
 
 use std::fmt;
 
 use process_group::{comm::DataType, group::Buffer};
 
-/// One end of a message, in a word.
+/// One end of a message, packed into a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Half(pub(super) u64);
 
-/// Below are the type and whether a graph captures it.
+/// Shift of the element count. Below it are the data type and the capture flag.
 const ELEMENTS: u32 = 8;
 
 impl Half {
-    /// What differs only above 2^56 elements is the same: no device holds them.
+    /// Packs the half. Counts from 2^56 elements on are truncated; no device holds that many.
     pub(super) fn of(buffer: &Buffer, captured: bool) -> Self {
         Self((buffer.elements as u64) << ELEMENTS | (buffer.dtype as u64) << 1 | u64::from(captured))
     }

@@ -1,4 +1,4 @@
-//! The messages of one direction between this rank and a peer: their order, and their chunks.
+//! Lanes: the messages of one direction between this rank and a peer, their order and their chunks.
 
 use std::sync::{
     Mutex, OnceLock, PoisonError,
@@ -18,25 +18,25 @@ use super::{board::Log, half::Half, rounds::STREAMS};
 pub(super) struct Lane {
     pub(super) way: Way,
     pub(super) peer: usize,
-    /// Made when they are needed: for what is called together with other lanes' messages, and for every other chunk of
-    /// large ones.
+    /// Created on first use: for calls that use several lanes, and for every other chunk of large messages.
     streams: [OnceLock<Stream>; STREAMS],
-    /// After the last chunk that runs by itself; and after the last on the second stream, which is before.
+    /// Event behind the last chunk that was not captured, and event behind the last such chunk on the second stream,
+    /// which `end` includes.
     end: Event,
     second_end: Event,
-    /// Streams that carry something of the lane that could not be marked.
+    /// Streams with work of the lane whose event could not be recorded.
     unmarked: Mutex<Vec<Stream>>,
     pub(super) state: Mutex<State>,
 }
 
-/// How far a lane is.
+/// Progress of a lane.
 #[derive(Debug)]
 pub(super) struct State {
-    /// The slots of the next chunks: of those that run by themselves, and of those that graphs capture.
+    /// Slots of the next chunks: of eager ones, and of captured ones.
     next: [usize; 2],
-    /// The stream of the last chunk, kept, so that no other has its number.
+    /// Stream of the last eager chunk; kept alive, so that its handle is not reused for another stream.
     last: Option<Stream>,
-    /// The capture of the last chunk that was captured, and the place after it.
+    /// Capture of the last captured chunk, and the event behind that chunk.
     captured: Option<u64>,
     captured_end: Event,
 }
@@ -49,11 +49,11 @@ pub(super) struct Chunk {
     pub(super) slot: usize,
 }
 
-/// How a rank's slots are used.
+/// Slots of a rank's rings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ring {
     pub(super) slot_bytes: usize,
-    /// For what runs by itself, and for graphs; the latter lie behind the former.
+    /// Slots for eager messages, and for graphs; the latter lie behind the former.
     pub(super) slots: [usize; 2],
 }
 
@@ -62,7 +62,7 @@ impl Ring {
         self.slots[0] + self.slots[1]
     }
 
-    /// Adds the chunks of `bytes` bytes at `at`, the first of them in slot `next`.
+    /// Appends the chunks of `bytes` bytes at `at`, the first of them in slot `next`.
     fn cut(
         self,
         at: DevicePtr,
@@ -81,7 +81,7 @@ impl Ring {
 }
 
 impl State {
-    /// Adds a message's chunks, which come next in the lane.
+    /// Appends a message's chunks, which come next in the lane.
     pub(super) fn cut(
         &mut self,
         ring: Ring,
@@ -102,7 +102,7 @@ impl Lane {
         Ok(Self { way, peer, streams, end: event()?, second_end: event()?, unmarked, state })
     }
 
-    /// One of its own streams, unless a capture that is open elsewhere has it.
+    /// Returns one of the lane's own streams; `None` while another capture uses it.
     pub(super) fn stream(
         &self,
         number: usize,
@@ -112,18 +112,18 @@ impl Lane {
         let stream = match self.streams[number].get() {
             Some(stream) => stream,
             None => {
-                // Who comes second lets go of its own.
+                // If two threads create it, the second one drops its own.
                 let stream = Stream::new(context, StreamFlags::NON_BLOCKING)?;
                 self.streams[number].get_or_init(|| stream)
             }
         };
         let info = stream.capture_info()?;
-        // One that was invalidated has no id.
+        // An invalidated capture has no id.
         let is_own = capture.is_some() && info.id == capture;
         Ok((info.status == CaptureStatus::None || is_own).then_some(stream))
     }
 
-    /// Has `stream` come after what the lane has carried.
+    /// Makes `stream` continue after the lane's work.
     pub(super) fn follow(
         &self,
         state: &State,
@@ -131,27 +131,27 @@ impl Lane {
         capture: Option<u64>,
     ) -> cuda_driver::Result<()> {
         match (capture, &state.last) {
-            // What another graph captured, the program orders.
+            // The program orders runs of different graphs.
             (Some(capture), _) if state.captured == Some(capture) => stream.wait(&state.captured_end),
             (None, Some(last)) if !last.is_same(stream) => stream.wait(&self.end),
             _ => Ok(()),
         }
     }
 
-    /// Has `first` come after what `second` carries of the lane beside it.
+    /// Makes `first` continue after the lane's work on `second`.
     pub(super) fn join(&self, first: &Stream, second: &Stream) -> cuda_driver::Result<()> {
         self.record(second, &self.second_end)?;
         first.wait(&self.second_end)
     }
 
-    /// Marks the place that `stream` has come to; where that fails, the lane is idle only when the stream is.
+    /// Records `mark` on `stream`. If that fails, the lane counts as idle only once the whole stream is.
     fn record(&self, stream: &Stream, mark: &Event) -> cuda_driver::Result<()> {
         stream.record(mark).inspect_err(|_| {
             self.unmarked.lock().unwrap_or_else(PoisonError::into_inner).push(stream.clone());
         })
     }
 
-    /// Marks the place after what `stream` carries of the lane; the mark.
+    /// Marks the end of the lane's work on `stream`, and returns the mark.
     pub(super) fn mark<'a>(
         &'a self,
         state: &'a mut State,
@@ -170,11 +170,11 @@ impl Lane {
         Ok(&self.end)
     }
 
-    /// Whether nothing of the lane runs any more, as far as it was enqueued and not captured.
+    /// Returns whether no eager work of the lane runs any more.
     pub(super) fn is_idle(&self) -> bool {
-        // Another thread may be capturing in global mode, whose capture a query would end.
+        // Another thread may be capturing in global mode: a query would invalidate that capture.
         let _relaxed = RelaxedCapture::enter(self.end.context().driver());
-        // A context that is broken runs nothing any more.
+        // A broken context runs nothing any more.
         let is_past = |end: &Event| end.query().unwrap_or(true);
         let unmarked = self.unmarked.lock().unwrap_or_else(PoisonError::into_inner).clone();
         is_past(&self.end)
@@ -183,9 +183,9 @@ impl Lane {
     }
 }
 
-/// Puts a half into this rank's log and looks at the other end's, if that was there first.
+/// Appends a half to this rank's log, and compares it with the other end's half if that is already there.
 ///
-/// Each end writes before it reads, so one of two that come at the same time sees the other's.
+/// Each end writes before it reads. So if both call at the same time, at least one of them sees the other's half.
 pub(super) fn compare(
     (rank, peer): (usize, usize),
     way: Way,
@@ -218,8 +218,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Both ends cut alike wherever their buffers lie; chunks are all of a message, and slots come in turn, those of
-        /// graphs apart from the others.
+        /// Both ends cut a message alike for any buffer addresses. Chunks cover the message, and slots are used in
+        /// turn, those of graphs separately.
         #[test]
         fn a_message_is_its_chunks(
             slot_bytes in 1usize..20, slots in prop::array::uniform2(1usize..4),

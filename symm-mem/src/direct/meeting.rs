@@ -1,4 +1,4 @@
-//! How the ranks come by each other's boards, and agree on what each has made of them.
+//! Installation of a path: the ranks open each other's boards, and agree on the outcome.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -20,27 +20,27 @@ use crate::rendezvous::{
     explained, process,
 };
 
-/// A descriptor of a board.
+/// Tag of a message with the descriptor of a board.
 const BOARD: Tag = Tag(*b"brd1");
 
-/// Boards for the ranks of this process.
+/// Boards that other ranks of this process can take.
 static DESK: Desk<Arc<Board>> = Desk::new();
 
-/// What a rank says before anything is opened.
+/// Message of a rank before anything is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Card {
     options: String,
-    /// How its board can be had, or why it has none.
+    /// The means by which its board can be opened, or the reason why it has none.
     board: Result<Place, String>,
 }
 
-/// Where a board can be had.
+/// The means by which a board can be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Place {
     process: u64,
-    /// By ranks of that process.
+    /// For ranks of the same process.
     token: u64,
-    /// By others.
+    /// For ranks of other processes: an endpoint.
     door: Vec<u8>,
 }
 
@@ -75,7 +75,7 @@ impl Card {
     }
 }
 
-/// This rank's board, and what the others come by it with.
+/// This rank's board, and the means by which the others open it.
 struct Own {
     board: Arc<Board>,
     descriptor: OwnedFd,
@@ -97,7 +97,7 @@ impl Own {
         Place { process: process(), token: self.deposit.token, door: self.door.card() }
     }
 
-    /// The boards of all, which can be had at `places`, in their order.
+    /// Opens the boards of all ranks, given by `places`; the result has their order.
     fn boards(
         &self,
         group: &ProcessGroup,
@@ -131,9 +131,9 @@ impl Own {
     }
 }
 
-/// Makes this rank's board, has those of the others, and makes something of them all: all members have it, or none.
-/// Collective; `attempt` is a name that only the members' attempt has. Who fails before anything is opened says so then;
-/// nobody waits for it at a door.
+/// Makes this rank's board, opens those of the others, and passes all of them to `make`. Either all members succeed,
+/// or none does. Collective; `attempt` is a name that is unique to this attempt of the members. A rank that fails
+/// before anything is opened tells the others at once, so none of them waits for it at its endpoint.
 pub(super) fn agreed<T>(
     group: &ProcessGroup,
     options: &DirectOptions,
@@ -155,7 +155,7 @@ pub(super) fn agreed<T>(
     let card =
         Card { options: options.to_string(), board: own.as_ref().map(Own::place).map_err(Clone::clone) };
     let cards = meet("boards", &card.encode())?;
-    // The cards are the same on all, so all come beyond this or none does.
+    // All ranks read the same cards, so all continue here or none does.
     different(group, &cards, &card.options)?;
     let place_of = |(place, card): (usize, &Vec<u8>)| match Card::decode(card).map(|card| card.board) {
         Some(Ok(found)) => Ok(found),
@@ -170,7 +170,7 @@ pub(super) fn agreed<T>(
         .and_then(|boards| make(boards).map_err(|error| explained(&error)));
     let outcome = made.as_ref().err().cloned().unwrap_or_default();
     let outcomes = meet("outcomes", outcome.as_bytes())?;
-    // Nobody looks for it any more.
+    // No other rank needs the descriptor or the endpoint any more.
     drop(own);
     if let Some(place) = outcomes.iter().position(|outcome| !outcome.is_empty()) {
         return Err(unmade(place, String::from_utf8_lossy(&outcomes[place]).into_owned()));
@@ -178,14 +178,14 @@ pub(super) fn agreed<T>(
     made.map_err(|problem| unmade(rank, problem))
 }
 
-/// All members gave the same options.
+/// Fails unless all members gave the same options.
 fn different(group: &ProcessGroup, cards: &[Vec<u8>], own: &str) -> Result<(), DirectError> {
     let options = |card: &Vec<u8>| Card::decode(card).map(|card| card.options);
     let all: Vec<_> = cards.iter().map(options).collect();
     if all.iter().all(|options| *options == all[0]) {
         return Ok(());
     }
-    // Of those that are not as this rank's, the first.
+    // The first rank with other options than this rank's.
     let place = all.iter().position(|options| options.as_deref() != Some(own)).unwrap_or_default();
     let options = all[place].clone().unwrap_or_else(|| "what cannot be read".to_owned());
     let rank = group.global_ranks()[place];
@@ -219,7 +219,8 @@ mod tests {
         fn whatever_stands_there_is_read_or_refused(
             board in any_board(), bytes in prop::collection::vec(any::<u8>(), 0..60), cut in any::<prop::sample::Index>(),
         ) {
-            // The options, the kind, and the two numbers of a board are lines: without one of them it is no card.
+            // The options, the kind, and the two numbers of a board are lines. A text without one of them is not a
+            // card.
             let lines = if board.is_ok() { 4 } else { 2 };
             let card = Card { options: DirectOptions::default().to_string(), board }.encode();
             let ends: Vec<_> = card.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at).collect();

@@ -1,7 +1,8 @@
 //! Messages without a communicator: `P2pPolicy::Direct` of process-group, through symmetric memory and copy engines.
 //!
-//! A group whose members agreed on [`P2pPolicy::Direct`] is built, [`install`] makes the way, and then its `send`, `recv`
-//! and batches of those go there: on the caller's streams, in the group's order, with its work, recorder and ends.
+//! Build a group whose members agreed on [`P2pPolicy::Direct`], and call [`install`]. From then on its `send`, `recv`
+//! and batches of them use this path: on the caller's streams and in the group's order. Work handles, the flight
+//! recorder, aborts and timeouts are those of the group.
 //!
 //! ```no_run
 //! # use process_group::{ProcessGroup, comm::DataType, group::{Buffer, P2pPolicy}, store::Deadline};
@@ -22,30 +23,31 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # How
-//! For every ordered pair of ranks the receiver's memory holds a ring of slots. A message goes through it in chunks of a
-//! slot: the sender's stream waits until the slot is empty, copies the chunk there by its copy engine and says so; the
-//! receiver's waits for that, copies it to where it is received, and says that the slot is empty. They say it in words of
-//! host memory, each of which one stream waits for and then resets, so that after a message all are as before: what a graph
-//! captured is right in every run. No kernel takes part, nor any multiprocessor. The chunks of a message of more than two
-//! take turns on two streams at each end, so that the one copies while the other tells and waits.
+//! # How it works
+//! For every ordered pair of ranks, the receiver's memory holds a ring of slots. A message goes through the ring in
+//! chunks of one slot. The sender's stream waits until a slot is empty, copies the chunk into it by a copy engine,
+//! and signals that the slot is full. The receiver's stream waits for that signal, copies the chunk to its
+//! destination, and signals that the slot is empty. The signals are words of host memory. One stream waits for each
+//! word and then resets it, so after a message all words have their initial values, and a captured message is correct
+//! in every run. No kernel and no multiprocessor takes part. The chunks of a message of more than two chunks
+//! alternate between two streams at each end: one copies while the other signals and waits.
 //!
 //! | | |
 //! |---|---|
 //! | device memory of a rank | [`slot_bytes`](DirectOptions::slot_bytes) · ([`slots`](DirectOptions::slots) + [`graph_slots`](DirectOptions::graph_slots)) for each other member, by default 96 MiB |
 //! | pinned host memory of a rank | about 17 KiB for each member |
-//! | at once | messages with different peers, and both directions of one pair |
-//! | one after the other | messages of one rank to another, in the order of calls, whatever the streams |
-//! | one call | a batch of memory operations and a copy for each chunk, and one more operation; of several peers or ways, one more for each chunk |
+//! | concurrent | messages with different peers, and both directions of one pair |
+//! | serialized | messages of one rank to another, in the order of calls, on any streams |
+//! | driver calls of one call | a batch of memory operations and a copy for each chunk, and one more operation; with several peers or directions, one more for each chunk |
 //!
 //! # The ring
-//! Over NVLink (H200, 395 GB/s) 8 MiB take about 21 µs; what a stream tells and waits for around a chunk takes 8 to 10 µs,
-//! which a second stream hides while a copy takes longer than that: from 4 MiB on. What is left for each chunk are a few
-//! µs in which the engine goes from one stream to the other, and two to three calls of the driver's on the host, a few µs
-//! each, that hold up what the same thread calls next. So half as many chunks of twice the size are better, until a ring
-//! takes too much: slots of 16 MiB, of which a message of 256 MiB fills 16. Four of them keep two streams busy: two slots
-//! are filled while two are emptied. One who sends large messages now and then, or has many peers, gives less. Measured, in µs
-//! (`cargo xtask bench p2p`, four slots, NCCL by one communicator 1559 and 2264):
+//! Over NVLink (H200, 395 GB/s) 8 MiB take about 21 µs. The signals and waits of a stream around a chunk take 8 to 10
+//! µs. A second stream hides them if a copy takes longer: from 4 MiB on. Two costs per chunk remain. The copy engine
+//! takes a few µs to switch between the streams. And the host makes two to three driver calls of a few µs each, which
+//! delay the next call of the same thread. So fewer and larger chunks are better, until a ring takes too much memory.
+//! The default is slots of 16 MiB; a message of 256 MiB fills 16 of them. Four slots keep two streams busy: two are
+//! filled while two are emptied. Programs that rarely send large messages, or that have many peers, should use
+//! smaller slots. Measured, in µs (`cargo xtask bench p2p`, four slots, NCCL by one communicator 1559 and 2264):
 //!
 //! | slots of | 256 MiB both ways, 2 GPUs, apart and in a batch | to three peers, 4 GPUs, likewise | memory for a peer |
 //! |---|---|---|---|
@@ -54,42 +56,43 @@
 //! | 32 MiB | 881, 823 | 2208, 2248 | 192 MiB |
 //! | a bare copy | 699 | 2047 | |
 //!
-//! A send is done when its last chunk is in the receiver's memory: up to a ring of messages is done before it is received.
-//! Both ends say what they call before they launch it: if it is not the same number of elements of the same type, whoever
-//! comes second has [`MessagesDiffer`](process_group::group::GroupError::MessagesDiffer), and so have all members; what
-//! differs is never sent. A rank may call 512 messages that its peer has not called for yet, as far as the device's queues
-//! take them; then it waits on the host.
+//! A send is done when its last chunk is in the receiver's memory, so up to one ring of data is sent before it is
+//! received. Both ends log a message before they launch it. If the number of elements or the type differs, the end
+//! that comes second fails with [`MessagesDiffer`](process_group::group::GroupError::MessagesDiffer), and so do all
+//! members; such a message is never sent. A rank may be up to 512 messages ahead of its peer, if the device's queues
+//! have room for them; then it waits on the host.
 //!
-//! What is called together comes to its end in whatever order, and so do calls that come in one order on all ranks. What
-//! ranks call apart in orders that differ, as when two of them first receive and then send, needs streams that do not hold
-//! up each other, and so hardware queues of their own, for the lanes' streams too: where a device has more than eight
-//! streams, `CUDA_DEVICE_MAX_CONNECTIONS=32` gives more queues, and a batch needs none.
+//! The messages of one batch always complete, in any order within the batch. So do separate calls that all ranks make
+//! in the same order. Separate calls in different orders need streams that do not block each other: for example, if
+//! two ranks first receive and then send. Then every stream needs its own hardware queue, also the lanes' streams. If
+//! a device has more than eight streams, `CUDA_DEVICE_MAX_CONNECTIONS=32` gives more queues; a batch needs none.
 //!
-//! A queue holds 1,022 calls of the driver's (H200, driver 580). A chunk is two, in a batch or with fewer than four slots
-//! three, and a message two more: on one stream about 200 messages of a chunk, or one of 8 GiB with the default slots. Who
-//! calls more ahead of its peer waits in the call until the peer has called too; if that never is, the group ends when
-//! [work is late](process_group::group::Builder::work_timeout).
+//! A queue holds 1,022 driver calls (H200, driver 580). A chunk takes two, in a batch or with fewer than four slots
+//! three, and a message takes two more. One stream holds about 200 messages of a chunk, or one of 8 GiB with the
+//! default slots. A rank that calls more ahead of its peer blocks in the call until the peer has called too. If the
+//! peer never does, the group ends when [work is late](process_group::group::Builder::work_timeout).
 //!
 //! # Graphs
-//! A message that one end captures, the other end captures too; a graph's messages have slots of their own. Within a graph
-//! they are in the order of calls. Runs of graphs that have messages of the same pair are ordered by the program, alike on
-//! both ends, as by launching them on one stream. Graphs run no more when the group is gone; runs that are under way when it
-//! is aborted, or are launched from then until it is gone, come to their end, undone.
+//! If one end captures a message, the other end must capture it too; a graph's messages have slots of their own.
+//! Within a graph they are in the order of calls. The program orders runs of graphs that have messages of the same
+//! pair, alike on both ends, for example by one stream. Graphs must not be launched once the group is gone. Runs that
+//! are under way at an abort, or are launched between the abort and the end of the group, complete without valid
+//! data.
 //!
-//! # When it ends
-//! An abort, a lost member or a deadline ends the group, and with it every wait: a thread sets the words that this
-//! rank's streams wait for until they have run out. The works say why; what they received is not valid, and the context
-//! goes on.
+//! # Aborts and timeouts
+//! An abort, a lost member or a deadline ends the group and all of its waits: a thread sets the words that this
+//! rank's streams wait for, until the streams are idle. The work handles report the reason. Received data is invalid,
+//! and the context stays usable.
 //!
 //! | file | subject |
 //! |---|---|
-//! | root | [`install`], [`DirectOptions`], the path as the group knows it |
-//! | `core` | rings, and how messages go through them; the end |
-//! | `lane` | one direction of a pair: order, chunks, what the two ends compare |
-//! | `rounds` | in which order a call's chunks are enqueued, on which streams, and why all comes to its end |
-//! | `conveyor` | a lane's chunks, as they are enqueued |
-//! | `board`, `half` | words to wait for, and what was called, in shared host memory |
-//! | `meeting` | how the ranks come by each other's boards, and agree that all have a path or none |
+//! | root | [`install`], [`DirectOptions`], the implementation of the group's path trait |
+//! | `core` | rings, the messages that go through them, and aborts |
+//! | `lane` | one direction of a pair: order, chunks, comparison of the two ends |
+//! | `rounds` | the order in which a call's chunks are enqueued, their streams, and why this cannot deadlock |
+//! | `conveyor` | enqueues a lane's chunks |
+//! | `board`, `half` | words to wait for, and logs of calls, in shared host memory |
+//! | `meeting` | the ranks open each other's boards, and agree that all have a path or none |
 //!
 //! [`P2pPolicy::Direct`]: process_group::group::P2pPolicy::Direct
 
@@ -121,19 +124,20 @@ use crate::rendezvous::{PeerMemory, Rendezvous, RendezvousOptions, explained};
 /// The path's name.
 const NAME: &str = "direct";
 
-/// What a direct path is made of. All members give the same.
+/// Options of a direct path. All members pass the same values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirectOptions {
-    /// How many bytes a slot has (default 16 MiB), a multiple of 16. Messages go through in chunks of this; large ones take
-    /// fewer steps, a first chunk comes later. Why so many: [the ring](self#the-ring).
+    /// Size of a slot in bytes (default 16 MiB), a multiple of 16. Messages are sent in chunks of this size. Large
+    /// slots need fewer steps, but delay the first chunk. [The ring](self#the-ring) explains the default.
     pub slot_bytes: usize,
-    /// How many slots a ring has (default 4): as many chunks are under way, or messages sent that nobody has received. With
-    /// one, chunks follow each other on one stream; an odd number is a little slower than the next even one.
+    /// Number of slots of a ring (default 4): the largest number of chunks that are under way or not received yet.
+    /// With one slot, chunks use one stream, one after the other. An odd number is a little slower than the next even
+    /// one.
     pub slots: usize,
-    /// How many further slots a ring has for messages that graphs capture (default 2). With none, such messages are
+    /// Number of further slots of a ring for messages that graphs capture (default 2). With none, such messages are
     /// refused.
     pub graph_slots: usize,
-    /// The time after which every member has an answer to [`install`] (default 30 s).
+    /// Time after which every member has an answer to [`install`] (default 30 s).
     pub deadline: Duration,
 }
 
@@ -144,31 +148,31 @@ impl Default for DirectOptions {
 }
 
 impl DirectOptions {
-    /// With slots of so many bytes.
+    /// Sets the size of a slot in bytes.
     #[must_use]
     pub fn slot_bytes(self, slot_bytes: usize) -> Self {
         Self { slot_bytes, ..self }
     }
 
-    /// With so many slots a ring.
+    /// Sets the number of slots of a ring.
     #[must_use]
     pub fn slots(self, slots: usize) -> Self {
         Self { slots, ..self }
     }
 
-    /// With so many further slots a ring for graphs.
+    /// Sets the number of further slots of a ring for graphs.
     #[must_use]
     pub fn graph_slots(self, graph_slots: usize) -> Self {
         Self { graph_slots, ..self }
     }
 
-    /// With this deadline.
+    /// Sets the deadline.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
     }
 
-    /// What it takes of each rank's device in a group of `world`, in bytes; `None` if more than addresses can count.
+    /// Device memory that each rank of a group of `world` needs, in bytes; `None` if it exceeds the address space.
     ///
     /// ```
     /// # use symm_mem::direct::DirectOptions;
@@ -184,7 +188,7 @@ impl DirectOptions {
         Ring { slot_bytes: self.slot_bytes, slots: [self.slots, self.graph_slots] }
     }
 
-    /// What is wrong with them, if anything.
+    /// Checks the options for a group of `world`, and returns the device memory in bytes.
     fn check(self, world: usize) -> Result<usize, DirectError> {
         const MOST: usize = 1 << 16;
         let wrong = |problem: String| Err(DirectError::Options { problem });
@@ -211,10 +215,10 @@ impl fmt::Display for DirectOptions {
     }
 }
 
-/// Has the messages of `group` go directly. Collective: all members call it, with the same options, once, before the
-/// group's first message. A group that is split off has none until it is installed there.
+/// Sends the messages of `group` directly from now on. Collective: all members call it once, with the same options,
+/// before the group's first message. A group that is split off has no path until one is installed there.
 ///
-/// Members are ranks of one host whose devices reach each other's memory.
+/// All members must run on one host, with devices that can access each other's memory.
 ///
 /// # Errors
 /// [`DirectError`]; no member has a path then, and all may try again.
@@ -246,7 +250,7 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<(), Direc
     let memory = match options.check(world).and_then(|bytes| rings(context, bytes)) {
         Ok(memory) => memory,
         Err(error) => {
-            // Whoever has none says so to the others.
+            // A rank that has no memory tells the others.
             rendezvous.decline(explained(&error));
             return Err(error);
         }
@@ -258,18 +262,18 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<(), Direc
     Ok(group.install(Arc::new(DirectPath { core: Some(core) }))?)
 }
 
-/// This rank's rings, which nobody else knows yet, where the driver can do what a path needs.
+/// Allocates this rank's rings, which no peer knows yet, if the driver supports the path.
 fn rings(context: &Context, bytes: usize) -> Result<PeerMemory, DirectError> {
     let feature = Feature::STREAM_MEMORY_OPERATIONS;
     context.driver().api().require(feature).map_err(cuda_driver::Error::from)?;
-    // Of a group of one nothing is used.
+    // At least one byte: a group of one rank has no rings.
     Ok(PeerMemory::new(context, bytes.max(1), HandleTypes::POSIX_FD)?)
 }
 
-/// The path as its group has it.
+/// The path, as installed in its group.
 #[derive(Debug)]
 struct DirectPath {
-    /// There until it is dropped.
+    /// Present until drop.
     core: Option<Arc<Core>>,
 }
 

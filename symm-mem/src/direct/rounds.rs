@@ -1,55 +1,58 @@
-//! In which order the chunks of one call are enqueued, and on which of its lane's streams each is.
+//! The order in which the chunks of one call are enqueued, and the stream of each chunk.
 //!
-//! # Two streams in turns
-//! Between two copies of one stream its copy engine idles: it tells of the one and waits for the other's slot, in words of
-//! host memory. So the chunks of a large message take turns on two streams, and while one of these tells and waits the
-//! other copies. Within a call a slot has one stream: two that waited for one word would both go on at once. Calls of a
-//! lane follow each other whole.
+//! # Two alternating streams
+//! Between two copies of one stream the copy engine idles: the stream signals the end of one copy and waits for the
+//! slot of the next, in words of host memory. So the chunks of a large message alternate between two streams, and one
+//! copies while the other signals and waits. Within a call, a slot belongs to one stream: two streams that wait for
+//! one word would both go on at once. Calls of a lane do not overlap.
 //!
-//! # Why all comes to its end
-//! Also where streams share a hardware queue, or all are one: what was enqueued earlier then holds up what was later. Such
-//! a rank does everything in the order in which it was enqueued, so it is enough that there is one order of all that all
-//! ranks do in which everything comes after what it waits for, and each rank's part is as enqueued. With fewer queues
-//! shared there is less to wait for.
+//! # Why this cannot deadlock
+//! Streams may share a hardware queue, and all of them may be one stream. Earlier work then blocks later work. Such a
+//! rank runs everything in the order in which it was enqueued. So it is enough to show one total order of the work of
+//! all ranks with two properties: everything comes after the work that it waits for, and each rank's part has the
+//! order in which it was enqueued. With fewer shared queues there are fewer dependencies.
 //!
-//! Calls are in rounds: in each, of every lane that sends one chunk, then one of every lane that receives; and a chunk is
-//! told of at once. So a chunk is sent when its slot is empty, which an earlier round of the peer saw to, and received when
-//! it was sent, in the same round, before. Which stream a chunk has does not matter.
+//! Calls are enqueued in rounds: in each round one chunk of every lane that sends, then one of every lane that
+//! receives; and each chunk is signalled at once. So a chunk is sent when its slot is empty, which the peer signalled
+//! in an earlier round. It is received when it was sent, which is earlier in the same round. The stream of a chunk
+//! does not matter.
 //!
-//! A call of one lane tells of a chunk with the next wait of the same stream, which saves a call of the driver's and the
-//! device a step. Of one stream that is at once all the same. Of two there are d other chunks before: then chunk c is sent
-//! after c + d − s was received, for a ring of s slots, and that after c + 2d − s was sent, which is an earlier one if s is
-//! more than 2d. Where s is even d is 1; where it is odd the last slot and the first have one stream, and d may be 2. So
-//! four slots are enough, and with fewer, chunks are told of at once here too.
+//! A call of one lane signals a chunk together with the next wait of the same stream. That saves a driver call, and a
+//! step of the device. With one stream nothing comes in between. With two streams, d other chunks come before the
+//! signal. Then chunk c is sent after c + d − s was received, for a ring of s slots, and that after c + 2d − s was
+//! sent. The latter is an earlier chunk if s is more than 2d. If s is even, d is 1; if it is odd, the last slot and
+//! the first have one stream, and d may be 2. So four slots are enough. With fewer slots, chunks are signalled at
+//! once here too.
 
-/// The streams that a lane's chunks take turns on.
+/// Number of streams between which a lane's chunks alternate.
 pub(super) const STREAMS: usize = 2;
 
 /// A lane's part of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Load {
     pub(super) chunks: usize,
-    /// Of its ring, for what is captured or for what is not.
+    /// Slots of its ring, either for eager or for captured messages.
     pub(super) slots: usize,
-    /// How many streams it has.
+    /// Number of its streams.
     pub(super) streams: usize,
 }
 
-/// From so many slots on chunks may be told of later.
+/// With at least this many slots, the signal of a chunk may be delayed.
 const AMPLE: usize = 2 * STREAMS;
 
-/// What comes next: first it is told of a chunk that the stream has carried, then one is carried.
+/// One step: first it signals a chunk that the stream has moved, then it moves one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Step {
-    /// Whose chunks these are.
+    /// Index of the lane's part.
     pub(super) part: usize,
-    /// Which of the lane's streams.
+    /// Index of the lane's stream.
     pub(super) stream: usize,
     pub(super) tell: Option<usize>,
     pub(super) carry: Option<usize>,
 }
 
-/// Whether so many chunks are to take turns: one or two have next to nothing to hide behind, and a fork its price.
+/// Returns whether this many chunks alternate between two streams. One or two chunks gain little, and a second stream
+/// has a cost.
 pub(super) fn takes_turns(chunks: usize, slots: usize) -> bool {
     chunks > STREAMS && slots >= STREAMS
 }
@@ -61,10 +64,10 @@ impl Load {
     }
 }
 
-/// The steps of a call, in their order.
+/// The steps of a call, in the order in which they are enqueued.
 pub(super) fn steps(loads: &[Load]) -> Vec<Step> {
     let later = matches!(loads, [Load { slots, streams, .. }] if *streams == 1 || *slots >= AMPLE);
-    // Of the only lane, what its streams have not told of.
+    // For a single lane: the last chunk of each stream, which is not signalled yet.
     let mut untold = [None; STREAMS];
     let mut steps = Vec::new();
     for round in 0..loads.iter().map(|load| load.chunks).max().unwrap_or(0) {

@@ -1,4 +1,4 @@
-//! Programs of several ranks on devices that have few hardware queues: all comes to its end, and is what was sent.
+//! Programs of several ranks on devices with few hardware queues: everything completes, and the data is as sent.
 
 use std::collections::HashMap;
 
@@ -6,25 +6,25 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Streams of a rank's program.
+/// Number of caller streams of a rank's program.
 const CALLERS: usize = 3;
 
-/// From, to, and how many chunks.
+/// Sender, receiver, and number of chunks.
 type Message = (usize, usize, usize);
 
-/// A word: of whom, about which peer, whether it says *full*, and of which slot.
+/// A word: rank of the board, peer, whether it is *full*, and slot.
 type Word = (usize, usize, bool, usize);
 
-/// What a stream does.
+/// One operation of a stream.
 #[derive(Debug, Clone, Copy)]
 enum Op {
     Mark(usize),
-    /// Until it was marked.
+    /// Waits until the mark is reached.
     Await(usize),
     Wait(Word),
     Reset(Word),
     Set(Word),
-    /// The chunk of a number into a ring's slot, or from there.
+    /// Copies the chunk of this number into a ring's slot, or from it.
     Put {
         ring: (usize, usize),
         slot: usize,
@@ -37,20 +37,20 @@ enum Op {
     },
 }
 
-/// One direction between a rank and a peer, as the rank has it.
+/// One direction between a rank and a peer, on the rank's side.
 #[derive(Debug, Clone, Default)]
 struct Lane {
     chunks: usize,
-    /// The last call's first stream, and its mark.
+    /// The first stream of the last call, and its mark.
     last: Option<(usize, usize)>,
 }
 
-/// What a rank enqueues: streams, and what on them, in its order.
+/// The operations that a rank enqueues, with their streams, in its order.
 #[derive(Debug)]
 struct Rank {
     rank: usize,
     slots: usize,
-    /// By peer and whether it sends.
+    /// Key: the peer, and whether the lane sends.
     lanes: HashMap<(usize, bool), Lane>,
     ops: Vec<(usize, Op)>,
     marks: usize,
@@ -63,7 +63,7 @@ impl Rank {
         self.marks
     }
 
-    /// A call: what goes in which lanes, those that send first; as [`Core::enqueue`](super::super::core::Core).
+    /// One call with these lanes, sending lanes first. Mirrors [`Core::enqueue`](super::super::core::Core).
     fn call(&mut self, lanes: &[(usize, bool, usize)], caller: usize) {
         let (rank, slots) = (self.rank, self.slots);
         let own = |(peer, sends, _): (usize, bool, usize), number: usize| {
@@ -123,7 +123,7 @@ impl Rank {
         }
     }
 
-    /// What it has of messages that all ranks call together.
+    /// This rank's part of messages that all ranks call together.
     fn calls(&mut self, messages: &[Message], caller: usize) {
         let mut lanes: Vec<(usize, bool, usize)> = Vec::new();
         for sends in [true, false] {
@@ -144,11 +144,11 @@ impl Rank {
 
 const WORLD: usize = 4;
 
-/// Runs all, whichever queue comes next; what is left where nothing goes on any more.
+/// Runs all queues in a random interleaving. Fails if operations remain and none can proceed.
 fn run(ranks: &[Rank], queues: &[Vec<usize>], mut seed: u64) -> Result<(), TestCaseError> {
     let (mut words, mut rings) = (HashMap::<Word, bool>::new(), HashMap::new());
     let mut marked = vec![vec![false]; WORLD];
-    // By rank and queue, where it is among what the rank enqueued there.
+    // Remaining operations, by rank and queue.
     let mut waiting: Vec<Vec<_>> = vec![Vec::new(); WORLD * queues[0].len()];
     for rank in ranks {
         for (stream, op) in &rank.ops {
@@ -206,7 +206,7 @@ proptest! {
             any::<bool>(),
             prop::array::uniform4(0..CALLERS),
         ), 1..5),
-        // One queue is what every stream shares; with many some are still shared.
+        // With one queue all streams share it; with many, some are still shared.
         queues in (1usize..8).prop_flat_map(|most| prop::collection::vec(
             prop::collection::vec(0..most, CALLERS + 4 * WORLD), WORLD,
         )),
@@ -223,7 +223,7 @@ proptest! {
         run(&ranks, &queues, seed)?;
     }
 
-    /// Each chunk is carried once, in order, and told of once, on its stream and after that; a slot has one stream.
+    /// Each chunk is moved once, in order, and then signalled once, on its stream; a slot has one stream.
     #[test]
     fn every_chunk_is_carried_and_told_of(
         loads in prop::collection::vec((0usize..20, 1usize..7, 1usize..=STREAMS), 0..5)

@@ -1,5 +1,5 @@
-//! The end of plans, and leases: a thread of the exchange's own, so that nobody who drops a plan waits for what is under
-//! way, for the device, for the store or for peers.
+//! Closing of plans, and leases. A thread of the exchange closes them, so dropping a plan never blocks on transfers
+//! under way, on the device, on the store or on peers.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -19,16 +19,16 @@ use super::{
     watch::TICK,
 };
 
-/// How often it asks whether peers have let go.
+/// Interval at which the thread checks whether peers have closed their side.
 const ASK: Duration = Duration::from_millis(20);
 
-/// How long who closes waits after the deadline, for what is given up to end. That takes a few looks at the device, unless
-/// it does not answer, or is never [quiet].
+/// Time that [`Exchange::close`](super::Exchange::close) waits after its deadline for the plans that it gives up.
+/// Giving up takes a few polls of the device, unless the device does not answer or is never [quiet].
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 
-/// What is to be closed.
+/// Work of the closing thread.
 pub(super) struct Closer {
-    /// How long peers may hold what they were lent.
+    /// Time that peers may hold memory that this rank lent to them.
     lease: Duration,
     begun: Instant,
     state: Mutex<State>,
@@ -37,18 +37,18 @@ pub(super) struct Closer {
 
 #[derive(Default)]
 struct State {
-    /// Plans that were dropped.
+    /// Plans that were dropped, but not closed yet.
     closing: Vec<Arc<Core>>,
     leases: Vec<(Arc<Core>, Lease)>,
     /// Peers' memory that may have no other holder.
     borrowed: Vec<Open>,
-    /// Plans of which peers have let go too.
+    /// Plans that all peers have closed too: their memory can be freed.
     over: Vec<Arc<Core>>,
     quarantine: Vec<Quarantined>,
-    /// Whether the thread has taken out what was here, and has not put back what is left of it.
+    /// The thread has taken the lists above, and has not put the remainder back yet.
     busy: bool,
     stopping: bool,
-    /// Leases end now.
+    /// The deadline has passed: plans are given up, and leases end now.
     hurry: bool,
 }
 
@@ -72,25 +72,26 @@ impl Closer {
         self.changed.notify_all();
     }
 
-    /// Lets go of peers' memory: closing it may wait for a device, whose work may wait for what the caller does next.
+    /// Hands peers' memory to the thread, which closes it. Closing may wait for a device whose work may depend on the
+    /// caller's next call.
     pub(super) fn let_go(&self, open: Open) {
         if !open.is_empty() {
             self.tell(|state| state.borrowed.push(open));
         }
     }
 
-    /// A plan was dropped.
+    /// Hands a dropped plan to the thread.
     pub(super) fn close(&self, core: Arc<Core>) {
         self.tell(|state| state.closing.push(core));
     }
 
-    /// Ends once nothing is left to close.
+    /// Tells the thread to end once nothing is left to close.
     pub(super) fn stop(&self) {
         self.tell(|state| state.stopping = true);
     }
 
-    /// Waits until all is closed, and whether it is; from the deadline on plans are given up and leases are overdue, until
-    /// the `end`. What is left then the thread closes when it can.
+    /// Waits until everything is closed, and returns whether it is. After `deadline`, plans are given up and leases
+    /// count as overdue. Returns at `end` at the latest; the thread closes the remainder when it can.
     pub(super) fn settle(&self, deadline: Deadline, end: Deadline) -> bool {
         let mut state = self.lock();
         while (state.busy || !state.is_empty()) && !end.expired() {
@@ -103,13 +104,13 @@ impl Closer {
         !state.busy && state.is_empty()
     }
 
-    /// What peers have not let go of in time.
+    /// Takes the plans whose peers did not close in time.
     pub(super) fn quarantine(&self) -> Vec<Quarantined> {
         std::mem::take(&mut self.lock().quarantine)
     }
 
-    /// Waits a moment for plans that were dropped to be closed: what is still open is not asked for anew, and nobody is told
-    /// that it was let go of.
+    /// Waits up to four [`TICK`]s for dropped plans to be closed. An exchange that starts before would find their
+    /// handles still open and keep them open, so the peers would not be told.
     pub(super) fn catch_up(&self) {
         let moment = Deadline::after(4 * TICK);
         let mut state = self.lock();
@@ -119,7 +120,7 @@ impl Closer {
         }
     }
 
-    /// Drops what may close or free memory, if that can be done now.
+    /// Drops values whose drop closes or frees memory, if [`quiet::moment`] allows that now.
     fn free<T>(&self, held: &mut Vec<T>) {
         if !held.is_empty()
             && let Some(_moment) = quiet::moment()
@@ -133,9 +134,9 @@ impl Closer {
     }
 }
 
-/// The thread's work, until [`Closer::stop`]; then the watch ends too.
+/// Main loop of the thread, until [`Closer::stop`]. Stops the watch thread at the end.
 pub(super) fn run(shared: &Shared) {
-    // What is asked here is no part of a capture that happens to be open, and must not ruin it.
+    // If a capture is open, calls from here must neither join it nor invalidate it.
     let _relaxed = RelaxedCapture::enter(shared.context.driver());
     let closer = &shared.closer;
     let mut state = closer.lock();
@@ -187,25 +188,25 @@ pub(super) fn run(shared: &Shared) {
     shared.watch.stop();
 }
 
-/// Lets go of what the peers have lent for a plan that was dropped, if that can be done now. Of what a meeting holds beside
-/// it the peers are told later: they free it then.
+/// Closes the peers' memory that a dropped plan holds, if that can be done now; returns whether the peers can be
+/// told. A running exchange may still hold some of it: the peers are then told later.
 fn has_closed(shared: &Shared, core: &Core) -> bool {
-    // Words that were written beside the callers' streams: whoever is told may use the slots again.
+    // Flush the words written on the control stream: a peer that is told may use the slots again.
     let _ = shared.control.synchronize();
     let is_closed = core.is_closed() || quiet::moment().map(|_moment| core.close()).is_some();
     is_closed && core.has_let_go(&shared.plans())
 }
 
-/// Tells the peers of a plan that this rank has let go.
+/// Tells the peers of a plan that this rank has closed it.
 fn farewell(shared: &Shared, core: &Core) -> Lease {
     for peer in core.peers() {
-        // A peer that does not come to know keeps its memory until its lease is overdue.
+        // A peer that does not see the key keeps its memory until its lease is overdue.
         let _ = shared.info.store.set(&closed_key(&core.key, shared.rank(), peer), &[1]);
     }
     shared.closer.lend(core)
 }
 
-/// Ends the leases that are over; those that are overdue are the answer.
+/// Ends the leases that are over, and returns those that are overdue.
 fn collect(
     shared: &Shared,
     leases: &mut Vec<(Arc<Core>, Lease)>,
@@ -220,7 +221,7 @@ fn collect(
         let has_closed = |peer: &u32| store.check(&[&said(peer)]).unwrap_or(false);
         let closed: Vec<u32> = lease.waiting().iter().copied().filter(has_closed).collect();
         for peer in &closed {
-            // What is left behind costs a few bytes in the store.
+            // A key that cannot be deleted costs only a few bytes in the store.
             let _ = store.delete(&said(peer));
         }
         match lease.step(&closed, now) {
@@ -240,7 +241,7 @@ fn collect(
     overdue
 }
 
-/// Peers' memory that a caller holds for a while, and leaves to the exchange's thread to let go of.
+/// Peers' memory that is handed to the closing thread on drop.
 pub(super) struct Borrowed<'a> {
     pub(super) open: Open,
     closer: &'a Closer,

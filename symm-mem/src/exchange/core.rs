@@ -1,4 +1,4 @@
-//! A plan's transfers, as those who enqueue them and the exchange's threads know them.
+//! State of a plan's transfers, shared by the callers that enqueue them and the exchange's threads.
 
 use std::{
     ops::Range,
@@ -19,33 +19,33 @@ use super::{
     slots::Words,
 };
 
-/// A plan: its transfers, and what it holds.
+/// A plan: its transfers, and the memory that it holds.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) plan: String,
     pub(super) generation: u64,
-    /// The generation that counts.
+    /// The current generation of this plan name.
     pub(super) current: Generations,
-    /// What begins the keys of its exchange.
+    /// Prefix of the store keys of its exchange.
     pub(super) key: String,
     pub(super) slots: Range<usize>,
     pub(super) wires: Vec<Wire>,
     /// Peers' memory, until the plan is closed.
     pub(super) imports: Mutex<Imports>,
     pub(super) fault: OnceLock<Fault>,
-    /// Whether the peers have been told of the fault.
+    /// The peers have been told of the fault.
     pub(super) told: AtomicBool,
-    /// Whether a graph may wait for toggles.
+    /// A graph captured transfers of this plan, so it may wait for toggles.
     pub(super) captured: AtomicBool,
-    /// Operations that are watched, and failures that the peers have yet to be told of: until none is left, words of the
-    /// plan may be written.
+    /// Number of watched operations, and of failures that the peers have not been told of. While it is not zero,
+    /// words of the plan may be written.
     pub(super) pending: AtomicUsize,
-    /// How often graphs were launched by this rank, and by any of the plan's.
+    /// Number of graph launches by this rank. `launches` counts those of any rank of the plan in this process.
     pub(super) launched: AtomicU32,
     pub(super) launches: Rounds,
 }
 
-/// What a plan holds of its peers' memory, or has held.
+/// Peers' memory: held by the plan, or held until it was closed.
 #[derive(Debug)]
 pub(super) enum Imports {
     Open(Vec<Arc<Imported>>),
@@ -55,7 +55,7 @@ pub(super) enum Imports {
 /// One transfer.
 #[derive(Debug)]
 pub(super) struct Wire {
-    /// As a rank of the job.
+    /// Rank of the job.
     pub(super) peer: u32,
     pub(super) part: Part,
     pub(super) memory: Memory,
@@ -63,9 +63,9 @@ pub(super) struct Wire {
     pub(super) remote: Option<DevicePtr>,
     pub(super) own: Words,
     pub(super) theirs: Words,
-    /// The highest count that was waited for.
+    /// The highest count that this rank waited for.
     pub(super) awaited: AtomicU32,
-    /// How far either end is, if both are in this process.
+    /// Rounds begun by either end, if both are in this process.
     pub(super) rounds: Rounds,
     pub(super) turn: Mutex<Turn>,
 }
@@ -84,29 +84,29 @@ impl Wire {
     }
 }
 
-/// How far a transfer is.
+/// Progress of a transfer.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
-    /// Rounds that were begun: counted without end, compared as serial numbers.
+    /// Rounds begun. The counter wraps; values are compared as serial numbers.
     pub(super) round: u32,
-    /// Whether the peer may copy: `ready` was called, and `wait` not yet.
+    /// The peer may copy: `ready` was called, and `wait` was not called yet.
     pub(super) offered: bool,
-    /// The last operation: whatever its stream, the next comes behind it.
+    /// The last operation. The next one is ordered after it, also on another stream.
     pub(super) last: Option<(Stream, Arc<Event>)>,
 }
 
 impl Core {
-    /// Why the plan does nothing any more, if so.
+    /// Returns the fault that has stopped the plan, if any.
     pub(super) fn fault(&self) -> Result<(), Fault> {
         self.fault.get().map_or(Ok(()), |fault| Err(fault.clone()))
     }
 
-    /// The first fault counts.
+    /// Records a fault; only the first one is kept.
     pub(super) fn fail(&self, fault: Fault) {
         let _ = self.fault.set(fault);
     }
 
-    /// Something of the plan is under way, until [`ended`](Self::ended).
+    /// Counts one more operation under way, until [`ended`](Self::ended).
     pub(super) fn begun(&self) {
         quiet::begun();
         self.pending.fetch_add(1, Ordering::AcqRel);
@@ -121,7 +121,7 @@ impl Core {
         self.pending.load(Ordering::Acquire) == 0
     }
 
-    /// The peers, each once.
+    /// The peers, each once, ascending.
     pub(super) fn peers(&self) -> Vec<u32> {
         let mut peers: Vec<u32> = self.wires.iter().map(|wire| wire.peer).collect();
         peers.sort_unstable();
@@ -133,13 +133,13 @@ impl Core {
         self.imports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets go of the peers' memory.
+    /// Closes the peers' memory, unless another holder is left.
     pub(super) fn close(&self) {
         let mut imports = self.imports();
         let Imports::Open(open) = &*imports else { return };
         let closed = Imports::Closed(open.iter().map(Arc::downgrade).collect());
         let open = std::mem::replace(&mut *imports, closed);
-        // Closing may take its time.
+        // The lock is released first: closing may block.
         drop(imports);
         drop(open);
     }
@@ -148,10 +148,11 @@ impl Core {
         matches!(&*self.imports(), Imports::Closed(_))
     }
 
-    /// Whether what it held of its peers' memory is closed, or another of these plans holds it, to which it is lent too.
+    /// Returns whether the plan is closed, and its peers' memory is open only for others of `plans`, to which it was
+    /// lent too.
     pub(super) fn has_let_go(&self, plans: &[Arc<Self>]) -> bool {
         let Imports::Closed(held) = &*self.imports() else { return false };
-        // Not upgraded: who lets go of it last closes it.
+        // Not upgraded: the last strong reference to be dropped closes the memory.
         let mut left = held.iter().filter(|memory| memory.strong_count() > 0);
         left.all(|memory| {
             plans.iter().any(|plan| !std::ptr::eq(&**plan, self) && plan.holds(memory.as_ptr()))
@@ -163,7 +164,7 @@ impl Core {
     }
 }
 
-/// The key under which `from` says to `to` that it has let go of a plan.
+/// Store key under which rank `from` tells rank `to` that it has closed a plan.
 pub(crate) fn closed_key(key: &str, from: u32, to: u32) -> String {
     format!("{key}/closed/{from}/{to}")
 }

@@ -1,4 +1,4 @@
-//! What an exchange or a transfer can end with.
+//! Errors of exchanges and transfers.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -10,13 +10,13 @@ use crate::{
     rendezvous::{AllocationError, RendezvousError},
 };
 
-/// Why there is no plan.
+/// Error of an exchange: no plan was made.
 ///
 /// [`Refused`](Self::Refused) is the same value on every member.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExchangeError {
-    /// No member has the plan. A plan that was there under its name is what it was.
+    /// No member has the plan. An earlier plan of the same name is unchanged.
     #[error("exchange of plan {plan:?} in group {group}: {refusal}")]
     Refused {
         /// The group's name.
@@ -32,84 +32,86 @@ pub enum ExchangeError {
          that peers have not let go of); drop plans, or make the exchange with more"
     )]
     NoChannels {
-        /// How many the plan needs, next to each other.
+        /// Number of adjacent channels that the plan needs.
         wanted: usize,
-        /// How many are free.
+        /// Number of free channels.
         free: usize,
-        /// How many there are.
+        /// Number of channels of this exchange.
         channels: usize,
     },
-    /// This rank cannot give what its peers reach into. The others were told the same.
+    /// This rank cannot export memory that its peers need. The others were told the same.
     #[error("plan {plan:?}: {cause}")]
     Unprepared {
         /// The plan's name.
         plan: String,
-        /// What failed.
+        /// The failure on this rank.
         cause: String,
     },
-    /// The plan is to be exchanged among a set of ranks that this one is not in, or that is not of the group.
+    /// This rank is not in the given set of ranks, or the set is not part of the group.
     #[error("ranks {members:?} are no part of a group of {world} ranks to which rank {rank} belongs")]
     NotAMember {
         /// The set.
         members: Vec<usize>,
         /// This rank's place in the group.
         rank: usize,
-        /// How many the group has.
+        /// Size of the group.
         world: usize,
     },
-    /// The group is over: a member is lost, or in other trouble. Said instead of a refusal that only names who is missing
-    /// ([`ExchangeRefusal::MembersLost`], [`ExchangeRefusal::ExchangeTimeout`]), and of what failed on this member alone.
+    /// The group has ended: a member is lost, or failed otherwise. Returned in place of a refusal that only names
+    /// missing ranks ([`ExchangeRefusal::MembersLost`], [`ExchangeRefusal::ExchangeTimeout`]), and in place of a
+    /// failure of this member alone.
     #[error("exchange of plan {plan:?} in group {group}: the group is over")]
     GroupOver {
         /// The group's name.
         group: String,
         /// The plan's name.
         plan: String,
-        /// What has ended it.
+        /// Error that ended the group.
         source: Arc<GroupError>,
     },
-    /// The store failed, so that this member does not know what the others decided; they will miss it.
+    /// The store failed, so this member does not know the decision of the others. They will report it as missing.
     #[error("exchange in group {group} could not reach the store")]
     Store {
         /// The group's name.
         group: String,
-        /// What the store said.
+        /// Error of the store.
         source: StoreError,
     },
-    /// What stands in the store is no decision.
+    /// The value in the store is not a decision.
     #[error(
         "what stands in the store for group {group} cannot be read: does another program write under its keys?"
     )]
     Unreadable {
         /// The group's name.
         group: String,
-        /// Why not.
+        /// Reason why it cannot be read.
         source: Malformed,
     },
-    /// The exchange's machine was driven wrongly: a bug of this crate.
+    /// The exchange's state machine was driven in the wrong order: a bug of this crate.
     #[error("the exchange of group {group} was driven out of step; this is a bug of symm-mem")]
     OutOfStep {
         /// The group's name.
         group: String,
     },
-    /// Another rank of this process closes memory of its peers, and its device is not idle. The others were told.
+    /// Another rank of this process is closing memory of its peers, and its device is not idle. The others were told.
     #[error(
-        "another rank of this process has been closing memory of its peers for {waited:.1?}: what its device works on must          end first"
+        "another rank of this process has been closing memory of its peers for {waited:.1?}: \
+         what its device works on must end first"
     )]
     Closing {
-        /// How long that was waited for.
+        /// Time waited for that.
         waited: Duration,
     },
     /// The ranks' slots could not be exchanged.
     #[error(transparent)]
     Rendezvous(Box<RendezvousError>),
-    /// This rank's slots cannot be had.
+    /// This rank's slots cannot be allocated.
     #[error(transparent)]
     Allocation(#[from] AllocationError),
     /// The thread that bounds waits cannot be started.
     #[error("the thread that bounds the waits of transfers cannot be started")]
     Thread(#[source] io::Error),
-    /// The driver refused what is asked of it before anything is said to the others.
+    /// The driver refused a call before anything was sent to the others.
     #[error(transparent)]
     Driver(#[from] cuda_driver::Error),
 }
@@ -121,7 +123,7 @@ impl From<RendezvousError> for ExchangeError {
 }
 
 impl ExchangeError {
-    /// What all members were told, if they were.
+    /// Returns the refusal that all members were given, if there is one.
     #[must_use]
     pub fn refusal(&self) -> Option<&ExchangeRefusal> {
         match self {
@@ -131,20 +133,20 @@ impl ExchangeError {
     }
 }
 
-/// What a transfer waited for.
+/// Event that a transfer waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Awaited {
-    /// That the peer lets it begin.
+    /// The peer's `ready`, which lets the copy begin.
     Ready,
-    /// That the peer has copied.
+    /// The end of the peer's copy.
     Done,
-    /// The end of a graph, in which either may be waited for.
+    /// The end of a graph, which may wait for either.
     Graph,
 }
 
-/// Why the transfers of a plan do nothing any more. What was in their buffers is not to be trusted; the memory, the context
-/// and the exchange are as they were, and the next exchange of the plan gives a new one.
+/// Reason why a plan has stopped. Its buffers hold undefined data. The memory, the context and the exchange are
+/// intact, and the next exchange of the same name makes a new plan.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
@@ -155,13 +157,13 @@ pub enum Fault {
         Awaited::Graph => "take its part in the graph",
     })]
     Late {
-        /// Which of the plan's transfers; for a graph the plan's first.
+        /// Index of the transfer in the plan; for a graph, the first one of the plan.
         transfer: usize,
         /// The peer, as a rank of the job; for a graph that of the first transfer.
         peer: u32,
-        /// What was waited for.
+        /// The event that did not occur in time.
         awaited: Awaited,
-        /// How long.
+        /// Time waited.
         waited: Duration,
     },
     /// A peer has given up the plan.
@@ -170,35 +172,35 @@ pub enum Fault {
         /// The peer, as a rank of the job.
         peer: u32,
     },
-    /// This rank was told to give up.
+    /// The plan was aborted on this rank.
     #[error("Aborted: the plan was aborted on this rank")]
     Aborted,
     /// The group is over.
     #[error("GroupOver: the group has ended: {cause}")]
     GroupOver {
-        /// What has ended it.
+        /// Error that ended the group.
         cause: String,
     },
     /// A transfer was enqueued in part.
     #[error("Broken: transfer {transfer} was enqueued in part: {cause}")]
     Broken {
-        /// Which.
+        /// Index of the transfer.
         transfer: usize,
-        /// What the driver said.
+        /// Error of the driver.
         cause: String,
     },
 }
 
-/// Why a transfer is refused.
+/// Error of one transfer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransferError {
-    /// A rank that there is not.
+    /// The group has no such rank.
     #[error("rank {rank} in a group of {world}")]
     NoSuchRank {
         /// The rank.
         rank: usize,
-        /// How many there are.
+        /// Size of the group.
         world: usize,
     },
     /// A transfer from a rank to itself.
@@ -207,10 +209,10 @@ pub enum TransferError {
         /// The rank.
         rank: usize,
     },
-    /// No bytes.
+    /// The memory is empty.
     #[error("a transfer of no bytes")]
     Empty,
-    /// A tensor whose elements do not lie next to each other in order.
+    /// A tensor whose elements are not contiguous in row-major order.
     #[error(
         "NotContiguous: strides {strides:?} of shape {shape:?}; copy engines move bytes that lie next to each other: \
          transfer a contiguous copy"
@@ -221,66 +223,66 @@ pub enum TransferError {
         /// Its strides, in elements.
         strides: Vec<usize>,
     },
-    /// The memory ends before.
+    /// The range leaves the memory.
     #[error("{bytes} bytes at byte {offset} leave the memory of {whole} bytes")]
     OutOfBounds {
-        /// Where they begin.
+        /// First byte of the range.
         offset: usize,
-        /// How many.
+        /// Length of the range in bytes.
         bytes: usize,
-        /// What there is.
+        /// Length of the memory in bytes.
         whole: usize,
     },
-    /// A transfer that the plan does not have.
+    /// The plan has no such transfer.
     #[error("transfer {at} of a plan that has {transfers}")]
     NoSuchTransfer {
-        /// Which.
+        /// The index asked for.
         at: usize,
-        /// How many there are.
+        /// Number of transfers of the plan.
         transfers: usize,
     },
-    /// Something that this end of the transfer does not do.
+    /// The call belongs to the other end of the transfer.
     #[error("WrongPart: in transfer {at} this rank {found}; `{asked}` is for who {}", match expected {
         [one] => one.to_string(),
         [one, other] => format!("{one}, or {other}"),
         _ => "has another part".to_owned(),
     })]
     WrongPart {
-        /// Which transfer.
+        /// Index of the transfer.
         at: usize,
-        /// What was called.
+        /// Name of the function called.
         asked: &'static str,
-        /// For whom that is.
+        /// Roles that may call it.
         expected: &'static [Part],
-        /// What this rank does.
+        /// Role of this rank.
         found: Part,
     },
-    /// Something that comes out of turn: `ready` and `wait` take turns.
+    /// `ready` and `wait` were not called alternately.
     #[error("OutOfTurn: transfer {at}: `{asked}` comes after `{expected}`")]
     OutOfTurn {
-        /// Which transfer.
+        /// Index of the transfer.
         at: usize,
-        /// What was called.
+        /// Name of the function called.
         asked: &'static str,
-        /// What has to come before.
+        /// Name of the function that must be called before.
         expected: &'static str,
     },
-    /// The plan has been exchanged again since.
+    /// A later exchange has replaced the plan.
     #[error(
         "StalePlan: plan {plan:?} of generation {found}, expected generation {expected}: it was exchanged again since"
     )]
     StalePlan {
         /// The plan's name.
         plan: String,
-        /// The generation that counts.
+        /// The current generation.
         expected: u64,
-        /// The one that this plan is.
+        /// The generation of this plan.
         found: u64,
     },
-    /// The plan does nothing any more.
+    /// The plan has stopped.
     #[error(transparent)]
     Fault(#[from] Fault),
-    /// The driver.
+    /// The driver failed.
     #[error(transparent)]
     Driver(#[from] cuda_driver::Error),
 }

@@ -1,4 +1,5 @@
-//! Peers' memory that is open here: each allocation once, until the last plan that needs it lets go.
+//! Peers' memory that is open in this process. Each allocation is opened once, and closed when the last plan that
+//! uses it is closed.
 
 use std::{
     collections::HashMap,
@@ -9,13 +10,13 @@ use cuda_driver::{DevicePtr, memory::ImportedMemory, vmm::Mapping};
 
 use super::{Memory, protocol::AllocationId};
 
-/// An allocation of a rank of the job. Its number is never used again, so what is open under it is never another.
+/// An allocation of a rank of the job. Numbers are never reused, so a key always names the same allocation.
 pub(crate) type Key = (u32, AllocationId);
 
-/// Allocations that are open, as long as this lives.
+/// Open allocations; they stay open while this map lives.
 pub(crate) type Open<T = Imported> = HashMap<Key, Arc<T>>;
 
-/// A peer's allocation, open here. Closed when dropped.
+/// A peer's allocation that is open here. Dropping it closes the allocation.
 #[derive(Debug)]
 pub(crate) enum Imported {
     Mapped(Mapping),
@@ -28,7 +29,7 @@ pub(crate) enum Imported {
 }
 
 impl Imported {
-    /// Where it begins on this rank.
+    /// Address of its first byte on this rank.
     pub(crate) fn base(&self) -> DevicePtr {
         match self {
             Self::Mapped(mapping) => mapping.ptr(),
@@ -38,7 +39,7 @@ impl Imported {
     }
 }
 
-/// What is open, counted by who holds it.
+/// Registry of open allocations; holds weak references only.
 #[derive(Debug)]
 pub(crate) struct Handles<T = Imported> {
     open: Mutex<HashMap<Key, Weak<T>>>,
@@ -55,19 +56,19 @@ impl<T> Handles<T> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All that is open. While the answer lives, nothing of it is closed.
+    /// Returns everything that is open. Nothing of it is closed while the returned value lives.
     pub(crate) fn held(&self) -> Open<T> {
         let mut open = self.lock();
         open.retain(|_, imported| imported.strong_count() > 0);
         open.iter().filter_map(|(key, imported)| Some((*key, imported.upgrade()?))).collect()
     }
 
-    /// Notes what was opened, which was not open before.
+    /// Registers a newly opened allocation.
     pub(crate) fn note(&self, key: Key, imported: &Arc<T>) {
         self.lock().insert(key, Arc::downgrade(imported));
     }
 
-    /// How many allocations are open.
+    /// Number of open allocations.
     pub(crate) fn count(&self) -> usize {
         self.lock().values().filter(|imported| imported.strong_count() > 0).count()
     }

@@ -1,40 +1,40 @@
-//! What this rank has lent to the peers of a plan, until they have let go of it: memory that they reach into, and the
-//! slots that they signal to.
+//! Leases. A lease covers the memory and the signal slots that this rank lends to the peers of a plan. It lasts until
+//! every peer has closed the plan.
 
 use std::{fmt, mem::ManuallyDrop, sync::Arc, time::Duration};
 
 use super::{Memory, core::Core};
 
-/// A lease that runs: this rank has let go of the plan, these peers have not said so yet.
+/// A running lease: this rank has closed the plan, and these peers have not reported that they have.
 #[derive(Debug)]
 pub(crate) struct Lease {
     waiting: Vec<u32>,
     until: Duration,
 }
 
-/// What becomes of a lease.
+/// State of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// Peers may reach into what is lent.
+    /// Peers may still access the lent memory.
     Runs,
-    /// All have let go.
+    /// All peers have closed the plan.
     Over,
-    /// Peers have not let go in time.
+    /// Some peers have not closed the plan in time.
     Overdue,
 }
 
 impl Lease {
-    /// Of `peers`, who have until `until` to let go.
+    /// Starts a lease for `peers`, which have until `until` to close the plan.
     pub(crate) fn new(peers: Vec<u32>, until: Duration) -> Self {
         Self { waiting: peers, until }
     }
 
-    /// Who has not let go yet.
+    /// The peers that have not closed the plan yet.
     pub(crate) fn waiting(&self) -> &[u32] {
         &self.waiting
     }
 
-    /// `closed` have let go; it is `now`.
+    /// Removes the peers in `closed`, and returns the state at time `now`.
     pub(crate) fn step(&mut self, closed: &[u32], now: Duration) -> Standing {
         self.waiting.retain(|peer| !closed.contains(peer));
         match (self.waiting.is_empty(), now >= self.until) {
@@ -45,8 +45,8 @@ impl Lease {
     }
 }
 
-/// What peers of a plan have not let go of in time: its memory, which they may reach into still, and which is therefore not
-/// freed. Dropping this leaves it where it is for good; so are the plan's slots.
+/// Memory of a plan that peers have not closed in time. They may still access it, so it is not freed. Dropping this
+/// value leaks the memory and the plan's slots.
 pub struct Quarantined {
     core: ManuallyDrop<Arc<Core>>,
     peers: Vec<u32>,
@@ -69,7 +69,7 @@ impl Quarantined {
         self.core.generation
     }
 
-    /// Who has not let go, as ranks of the job, ascending.
+    /// The peers that have not closed the plan, as ranks of the job, ascending.
     #[must_use]
     pub fn peers(&self) -> &[u32] {
         &self.peers
@@ -80,10 +80,10 @@ impl Quarantined {
         self.core.wires.iter().map(|wire| &wire.memory)
     }
 
-    /// Gives the memory back.
+    /// Frees the memory.
     ///
     /// # Safety
-    /// No [peer](Self::peers) reaches into it any more, for example because its process has ended.
+    /// No [peer](Self::peers) accesses it any more, for example because its process has ended.
     pub unsafe fn release(mut self) {
         // SAFETY: `self` is gone after this, and dropping it does not touch the plan.
         unsafe { ManuallyDrop::drop(&mut self.core) };
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// What peers do not let go of is never given back; all that they let go of in time is.
+        /// Memory is given back if and only if all peers close the plan in time.
         #[test]
         fn a_lease_ends_with_the_last_peer_or_its_time(
             peers in proptest::collection::vec(0u32..6, 0..6),

@@ -1,4 +1,4 @@
-//! One exchange: what this rank comes with, what all agree on, what becomes of it.
+//! One exchange: the record of this rank, the agreement of all ranks, and the resulting plan or error.
 
 use std::{
     ops::Range,
@@ -30,7 +30,7 @@ use crate::{
     rendezvous::{explained, protocol::Readiness},
 };
 
-/// What this rank comes with.
+/// This rank's contribution to an exchange.
 struct Candidate {
     record: Record,
     offer: Offer,
@@ -38,9 +38,9 @@ struct Candidate {
 }
 
 impl Exchange {
-    /// As [`exchange`](Self::exchange), among the ranks at these places of the group alone: collective over them. Ranks
-    /// that exchange with one set after another do so in one order everywhere, as with any collective; who does otherwise
-    /// is told by the deadline.
+    /// Like [`exchange`](Self::exchange), but among the ranks at these places of the group only, and collective over
+    /// them. Ranks that exchange with several sets use the same order everywhere, as for any collective; another
+    /// order ends in an error at the deadline.
     ///
     /// # Errors
     /// As [`exchange`](Self::exchange); [`ExchangeError::NotAMember`].
@@ -68,10 +68,10 @@ impl Exchange {
         let key = format!("{prefix}/exchange/{who:x}/{number}", number = *number);
         *number += 1;
 
-        // Opening memory is no part of a capture that happens to be open, and must not ruin it.
+        // If a capture is open, opening memory must neither join it nor invalidate it.
         let _relaxed = RelaxedCapture::enter(context.driver());
         shared.closer.catch_up();
-        // While this lives, nothing is closed that the others are told to be open.
+        // Keeps open every allocation that the record reports as open.
         let held = Borrowed::new(shared.handles.held(), &shared.closer);
         let (record, candidate, refused) = match self.prepare(plan, transfers, &held.open) {
             Ok(candidate) => (candidate.record.clone(), Some(candidate), None),
@@ -116,7 +116,7 @@ impl Exchange {
         Err(self.failed(plan, refused, ending, failure))
     }
 
-    /// Takes slots, and makes what the others can have of this rank's memory.
+    /// Takes slots, and exports this rank's memory for the others.
     fn prepare(&self, plan: &str, transfers: &[Transfer], held: &Open) -> Result<Candidate, ExchangeError> {
         let Owner { shared, options, .. } = &*self.owner;
         let (wanted, channels) = (transfers.len(), options.channels);
@@ -172,7 +172,7 @@ impl Exchange {
         Ok((record, offer))
     }
 
-    /// What this rank says of itself, with nothing to transfer.
+    /// This rank's record without any transfers.
     fn record(&self, plan: &str) -> Record {
         let Owner { shared, options, rendezvous, .. } = &*self.owner;
         let identity = rendezvous.inner.identity.clone();
@@ -200,7 +200,7 @@ impl Exchange {
         Named { generations: generations.clone(), last: last.clone() }
     }
 
-    /// The plan that all have agreed on; `None` if what was agreed does not fit what this rank came with.
+    /// Builds the agreed plan; `None` if the agreement does not fit this rank's candidate.
     fn agreed(
         &self,
         key: &str,
@@ -271,7 +271,7 @@ impl Exchange {
         core
     }
 
-    /// Takes back what was offered for a plan that did not come to be here.
+    /// Takes back the offer for a plan that was not made on this rank.
     fn let_go(
         &self,
         key: &str,
@@ -284,7 +284,7 @@ impl Exchange {
         if let Ending::Refused(_) = ending {
             return shared.slots().give_back(candidate.slots.clone());
         }
-        // The others may have the plan all the same: they are told when what was opened of theirs is closed.
+        // The others may still have the plan. They are told once the memory that was opened from them is closed.
         let wires = transfers.iter().zip(candidate.slots.clone()).map(|(transfer, slot)| {
             let own = words(shared.slab(), slot);
             Wire::new(self.rank_of(transfer), transfer, None, own, own)
@@ -293,7 +293,7 @@ impl Exchange {
         shared.closer.close(self.core(key, candidate, generation, wires.collect(), opened));
     }
 
-    /// The peer, as a rank of the job; no rank, if the transfer was made for another group.
+    /// The peer as a rank of the job; `u32::MAX` if the transfer was made for another group.
     fn rank_of(&self, transfer: &Transfer) -> u32 {
         self.group().global_ranks().get(transfer.peer).copied().unwrap_or(u32::MAX)
     }
@@ -306,7 +306,7 @@ impl Exchange {
         failure: Option<StoreError>,
     ) -> ExchangeError {
         let info = &self.owner.shared.info;
-        // Who was killed has left a door.
+        // A process that was killed leaves its socket behind.
         if ending.is_of_the_missing() {
             local::sweep();
         }
@@ -315,7 +315,7 @@ impl Exchange {
             return ExchangeError::GroupOver { group, plan, source };
         }
         match (refused, ending, failure) {
-            // What this rank was refused before says more than what the others were told of it.
+            // This rank's own error says more than the refusal that the others were given.
             (Some(refused @ ExchangeError::NoChannels { .. }), Ending::Refused(_), _) => refused,
             (_, Ending::Refused(refusal), _) => ExchangeError::Refused { group, plan, refusal },
             (_, Ending::StoreFailed, Some(source)) => ExchangeError::Store { group, source },

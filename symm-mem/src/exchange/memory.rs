@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Contiguous memory of this rank's device: a block of a pool, an allocation that peers can map, or plain memory of
-/// `cuMemAlloc`. All of it or a [part](Self::part). Clones are the same memory, and hold it.
+/// `cuMemAlloc`; all of it or a [part](Self::part). Clones share the memory and keep it alive.
 #[derive(Debug, Clone)]
 pub struct Memory {
     home: Home,
@@ -74,7 +74,7 @@ impl From<&Memory> for Memory {
 }
 
 impl From<DeviceMemory> for Memory {
-    /// Plain memory, which peers have by legacy handle.
+    /// Wraps plain memory, which peers open by legacy IPC handle.
     fn from(memory: DeviceMemory) -> Self {
         let (context, base, bytes) = (memory.context().clone(), memory.ptr(), memory.bytes());
         let plain = Plain { context, number: fresh_number(), base, bytes, _owner: Box::new(memory) };
@@ -83,15 +83,16 @@ impl From<DeviceMemory> for Memory {
 }
 
 impl Memory {
-    /// Plain memory of another owner, `bytes` bytes from `ptr` on, which may lie anywhere in an allocation of `cuMemAlloc`
-    /// of the device of `context`. `owner` is dropped once nobody needs the memory any more, on any rank.
+    /// Wraps `bytes` bytes of plain memory of another owner, from `ptr` on. The range may lie anywhere in an
+    /// allocation of `cuMemAlloc` of the device of `context`. `owner` is dropped once no rank needs the memory any
+    /// more.
     ///
     /// # Safety
-    /// The allocation stays until `owner` is dropped.
+    /// The allocation stays valid until `owner` is dropped.
     ///
     /// # Errors
-    /// [`TransferError::Driver`] for an address that is none of the driver's; [`TransferError::OutOfBounds`] if the
-    /// allocation ends before.
+    /// [`TransferError::Driver`] for an address that the driver did not allocate; [`TransferError::OutOfBounds`] if
+    /// the range leaves the allocation.
     pub unsafe fn foreign(
         context: &Context,
         ptr: DevicePtr,
@@ -111,7 +112,7 @@ impl Memory {
         whole.part(offset, bytes)
     }
 
-    /// `bytes` bytes from `offset` on.
+    /// Returns `bytes` bytes from `offset` on.
     ///
     /// # Errors
     /// [`TransferError::OutOfBounds`].
@@ -124,14 +125,14 @@ impl Memory {
         }
     }
 
-    /// A tensor, `offset` elements from the begin.
+    /// Returns the memory of a tensor that begins `offset` elements after the first byte.
     ///
     /// # Errors
-    /// [`TransferError::NotContiguous`] for a tensor with gaps or in another order: copy engines move bytes that lie next
-    /// to each other. [`TransferError::OutOfBounds`].
+    /// [`TransferError::NotContiguous`] for a tensor with gaps or in another order: copy engines move contiguous
+    /// bytes. [`TransferError::OutOfBounds`].
     pub fn view(&self, layout: &Layout, offset: usize) -> Result<Self, TransferError> {
         let dense = Layout::contiguous(layout.shape(), layout.data_type());
-        // Where there is one element, its stride moves nothing.
+        // The stride of a dimension of length 1 has no effect.
         let moves = layout.shape().iter().zip(layout.strides().iter().zip(dense.strides()));
         let is_dense = moves.clone().all(|(length, (stride, dense))| *length <= 1 || stride == dense);
         if !is_dense && layout.elements() != Some(0) {
@@ -142,7 +143,7 @@ impl Memory {
         self.part(begin, layout.bytes().unwrap_or(usize::MAX))
     }
 
-    /// Where it is on this rank.
+    /// Address of its first byte on this rank.
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
         let base = match &self.home {
@@ -158,7 +159,7 @@ impl Memory {
         self.bytes
     }
 
-    /// The allocation that it lies in.
+    /// The allocation that contains it.
     pub(super) fn whole(&self) -> Option<Whole> {
         match &self.home {
             Home::Virtual(buffer) => {
@@ -177,7 +178,7 @@ impl Memory {
         }
     }
 
-    /// How the allocation can be had.
+    /// Exports the handles by which peers can open the allocation.
     pub(super) fn way(&self, context: &Context) -> Result<Way, String> {
         match &self.home {
             Home::Plain(plain) => {
@@ -209,7 +210,7 @@ impl Memory {
         }
     }
 
-    /// Where plain memory begins and its context, if it is that.
+    /// Base address and context of plain memory; `None` for virtual memory.
     pub(super) fn plain(&self) -> Option<(DevicePtr, &Context)> {
         match &self.home {
             Home::Plain(plain) => Some((plain.base, &plain.context)),
@@ -218,10 +219,10 @@ impl Memory {
     }
 }
 
-/// The whole allocation that a memory lies in.
+/// The whole allocation that contains a memory.
 pub(super) struct Whole {
     pub(super) id: AllocationId,
     pub(super) bytes: usize,
-    /// Of the memory in it.
+    /// First byte of the memory in the allocation.
     pub(super) offset: usize,
 }

@@ -1,9 +1,9 @@
-//! One-sided transfers: put and get between ranks, by copy engines, without a collective and without a kernel.
+//! One-sided transfers: put and get between ranks by copy engines, without a collective and without a kernel.
 //!
-//! The members of a group [exchange](Exchange::exchange) a plan: each names its transfers, both ends of every transfer agree
-//! before anything is opened, and all have the plan or none. Then a [`Plan`]'s [`put`](Plan::put), [`get`](Plan::get),
-//! [`ready`](Plan::ready) and [`wait`](Plan::wait) are enqueued on streams, as often as one likes. What ranks do differently
-//! is the same typed error on all of them, before the deadline.
+//! The members of a group [exchange](Exchange::exchange) a plan. Each names its transfers, and both ends of every
+//! transfer are checked against each other before anything is opened. All members get the plan, or none does. Then a
+//! [`Plan`]'s [`put`](Plan::put), [`get`](Plan::get), [`ready`](Plan::ready) and [`wait`](Plan::wait) are enqueued on
+//! streams any number of times. If ranks differ, all of them get the same typed error before the deadline.
 //!
 //! ```no_run
 //! # use cuda_driver::{Stream, memory::DeviceMemory};
@@ -32,24 +32,25 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | root, `options` | [`Exchange`]: a group's slots, plans and what is open |
+//! | root, `options` | [`Exchange`]: a group's slots, plans and open handles |
 //! | `meet` | one exchange |
 //! | [`protocol`] | the agreement on a plan, without I/O; `crate::commit::meeting` runs it |
-//! | `memory`, `transfer` | [`Memory`], and what is to be done with it |
-//! | `plan`, `core`, `generation` | [`Plan`]: put and get on streams, by the last plan of a name |
-//! | `share`, `handles` | peers' memory is opened: once, until the last plan lets go |
-//! | `slots` | where peers signal to this rank |
+//! | `memory`, `transfer` | [`Memory`], and transfers from and to it |
+//! | `plan`, `core`, `generation` | [`Plan`]: put and get on streams, by the current plan of a name |
+//! | `share`, `handles` | opening of peers' memory: once, until the last plan is closed |
+//! | `slots` | device words by which peers signal to this rank |
 //! | `watch` | the deadlines of waits |
-//! | `close`, `lease` | the end of plans; what is lent stays until it is let go of |
+//! | `close`, `lease` | closing of plans; lent memory stays until peers have closed it |
 //! | `quiet` | when memory is closed or freed in a process of several ranks |
 //!
-//! *Who holds what.* A plan holds this rank's buffers and what it has open of its peers'. An allocation of a peer is known
-//! by a number that is never used again, is opened once for all plans of an exchange, and closed with the last of them. What
-//! peers may reach into stays until they have said that they have closed it, or a time has passed: then it is
-//! [quarantined](Exchange::quarantine), never freed under a peer.
+//! *Ownership.* A plan holds this rank's buffers and the peers' memory that it has opened. A peer's allocation is
+//! identified by a number that is never reused. It is opened once for all plans of an exchange, and closed with the
+//! last of them. Memory that peers may access stays until they have reported that they closed it, or until the lease
+//! expires: then it is [quarantined](Exchange::quarantine), and never freed under a peer.
 //!
-//! Plain memory (`cuMemAlloc`) is had by legacy handle, which gives a peer the whole allocation, and whose end under a peer
-//! the driver does not define; virtual memory by file descriptor or fabric handle, where the driver keeps the pages.
+//! Plain memory (`cuMemAlloc`) is opened by legacy IPC handle. That gives a peer the whole allocation, and the driver
+//! does not define what happens if the owner frees it under a peer. Virtual memory is opened by file descriptor or
+//! fabric handle; there the driver keeps the pages.
 
 mod close;
 pub(crate) mod core;
@@ -103,19 +104,19 @@ pub struct Exchange {
     owner: Arc<Owner>,
 }
 
-/// An exchange, as long as anybody uses it or a plan of it.
+/// Owner of an exchange: lives while a handle or a plan of it lives.
 struct Owner {
     shared: Arc<Shared>,
     rendezvous: Rendezvous,
     options: ExchangeOptions,
     prefix: String,
-    /// The number of the next exchange, by who takes part; one of them is held at a time.
+    /// Number of the next exchange of each set of ranks. Only one exchange of a set runs at a time.
     numbers: Mutex<HashMap<Vec<u32>, Arc<Mutex<u64>>>>,
     plans: Mutex<HashMap<String, Named>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// What is known of the plans of one name.
+/// The plans of one name.
 #[derive(Debug, Default)]
 struct Named {
     generations: Generations,
@@ -129,27 +130,27 @@ impl fmt::Debug for Owner {
 }
 
 impl Drop for Owner {
-    /// The threads end by themselves, with what is outstanding.
+    /// The threads end by themselves once no work is outstanding.
     fn drop(&mut self) {
         self.shared.closer.stop();
     }
 }
 
 impl Exchange {
-    /// The exchanges of a group. Collective: all members make it, as often as each other, with the same options; they
-    /// exchange their slots, which are this value's alone.
+    /// Makes the exchange of a group. Collective: all members call it, equally often and with the same options. Each
+    /// value has its own slots, which the members exchange here.
     ///
     /// # Errors
-    /// [`ExchangeError`]; [`Rendezvous`](ExchangeError::Rendezvous) with a refusal is given to every member alike.
+    /// [`ExchangeError`]; [`Rendezvous`](ExchangeError::Rendezvous) with a refusal is the same on every member.
     pub fn new(rendezvous: &Rendezvous, options: ExchangeOptions) -> Result<Self, ExchangeError> {
         let (info, context) = (rendezvous.inner.info.clone(), &rendezvous.inner.context);
-        // To make it is no part of a capture that happens to be open, and must not ruin it.
+        // If a capture is open, the calls below must neither join it nor invalidate it.
         let _relaxed = RelaxedCapture::enter(context.driver());
         let group = info.name().to_owned();
         let (slab, tools) = match prepared(&info, context, &options) {
             Ok(prepared) => prepared,
             Err(error) => {
-                // Whoever has none says so to the others.
+                // A rank that has no slab tells the others.
                 rendezvous.decline(explained(&error));
                 return Err(error);
             }
@@ -181,8 +182,8 @@ impl Exchange {
         &self.owner.shared.info
     }
 
-    /// One end of a transfer with the rank at place `peer` of the group. The peer names the other end, at the same place
-    /// among those that it has with this rank.
+    /// Returns one end of a transfer with the rank at place `peer` of the group. The peer names the other end, at the
+    /// same index among its transfers with this rank.
     ///
     /// # Errors
     /// [`TransferError`]: `ToSelf`, `NoSuchRank`, `Empty`.
@@ -196,45 +197,47 @@ impl Exchange {
         Transfer::new(peer, part, memory.into(), (info.rank(), info.world_size()))
     }
 
-    /// Exchanges the plan called `plan`. Collective over the group: all members call it, with the transfers that they take
-    /// part in, or none, in whatever order. Always agreed, also where all memory is open already: then nothing is opened.
+    /// Exchanges the plan called `plan`. Collective over the group: every member calls it with its transfers,
+    /// possibly none, in any order. The members always vote, even if all memory is already open; then nothing is
+    /// opened.
     ///
-    /// The plan of that name that was there before is stale from then on; what is under way of it ends before the others
-    /// are told that this rank is there.
+    /// An earlier plan of that name becomes stale. Its transfers under way end before this rank announces itself to
+    /// the others.
     ///
     /// # Errors
-    /// [`ExchangeError`]; [`Refused`](ExchangeError::Refused) is given to every member alike, before its deadline.
+    /// [`ExchangeError`]; [`Refused`](ExchangeError::Refused) is the same on every member, and comes before its
+    /// deadline.
     pub fn exchange(&self, plan: &str, transfers: &[Transfer]) -> Result<Plan, ExchangeError> {
         let all: Vec<usize> = (0..self.group().world_size()).collect();
         self.exchange_among(&all, plan, transfers)
     }
 
-    /// How many allocations of peers are open.
+    /// Number of peers' allocations that are open.
     #[must_use]
     pub fn open_handles(&self) -> usize {
         self.owner.shared.handles.count()
     }
 
-    /// How many further transfers this rank can have.
+    /// Number of further transfers that this rank can have.
     #[must_use]
     pub fn free_channels(&self) -> usize {
         self.owner.shared.slots().free()
     }
 
-    /// What peers have not let go of in time since this was asked last.
+    /// Takes the plans that peers did not close in time, since the last call.
     #[must_use]
     pub fn quarantine(&self) -> Vec<Quarantined> {
         self.owner.shared.closer.quarantine()
     }
 
-    /// Waits until the plans that were dropped are closed and their peers have let go, or until the deadline: what is under
-    /// way then is given up, and what is lent is overdue, and comes back with what was before. Not collective, but peers must
-    /// have dropped their plans too. If this is the last handle and no plan is left, the exchange has ended, with its
-    /// threads.
+    /// Waits until the dropped plans are closed here and by their peers, or until the deadline. At the deadline,
+    /// transfers under way are given up and leases count as overdue. Returns all quarantined plans. Not collective,
+    /// but peers must have dropped their plans too. If this is the last handle and no plan is left, the exchange ends
+    /// with its threads.
     ///
-    /// It returns at most 5 s after the deadline. What cannot be closed even then, since the device does not answer or, in a
-    /// process of several ranks, some transfer of theirs is always under way, stays with the exchange's threads: they close
-    /// it when they can, and end then; peers are told no sooner.
+    /// Returns at most 5 s after the deadline. Plans may be impossible to close even then: the device does not
+    /// answer, or the ranks of this process always have a transfer under way. The exchange's threads close those when
+    /// they can, tell the peers then, and end.
     pub fn close(self, deadline: Deadline) -> Vec<Quarantined> {
         let shared = self.owner.shared.clone();
         let end = Deadline::after(deadline.remaining().saturating_add(close::GRACE));
@@ -242,9 +245,9 @@ impl Exchange {
         if let Some(owner) = Arc::into_inner(self.owner) {
             let threads = std::mem::take(&mut *owner.threads.lock().unwrap_or_else(PoisonError::into_inner));
             drop(owner);
-            // A plan may have gone meanwhile; now none is left.
+            // A plan may have been dropped meanwhile; now none is left.
             let is_settled = shared.closer.settle(deadline, end);
-            // They are at their end, if nothing is left to them. One that has panicked has ended too.
+            // The threads end if they have no work left. A thread that panicked has ended too.
             for thread in threads.into_iter().filter(|_| is_settled) {
                 let _ = thread.join();
             }
@@ -253,13 +256,13 @@ impl Exchange {
     }
 }
 
-/// This rank's slots, which nobody else knows yet, and what is needed to look at them.
+/// Allocates this rank's slots, which no peer knows yet, and the tools to read them.
 fn prepared(
     info: &GroupInfo,
     context: &Context,
     options: &ExchangeOptions,
 ) -> Result<(PeerMemory, Tools), ExchangeError> {
-    // So much later than the others it may come to the meeting.
+    // The time by which this rank may reach the rendezvous later than the others.
     let deadline = Deadline::after(options.deadline / 2);
     let present = Present::new(rank_of(info), deadline);
     let present = present.ok_or_else(|| ExchangeError::Closing { waited: deadline.waited() })?;

@@ -20,39 +20,40 @@ use super::{
     watch::Watched,
 };
 
-/// Transfers that all members have agreed on: what [`Exchange::exchange`](super::Exchange::exchange) gives. Transfers are
-/// named by their place in what was given to it. Cheap to clone.
+/// Transfers that all members have agreed on, as returned by [`Exchange::exchange`](super::Exchange::exchange). A
+/// transfer is named by its index in the list passed there. Cheap to clone.
 ///
 /// A round of a transfer:
 ///
-/// | | who copies ([`put`](Self::put), [`get`](Self::get)) | the other end |
+/// | | the copying end ([`put`](Self::put), [`get`](Self::get)) | the other end |
 /// |---|---|---|
 /// | 1 | | [`ready`](Self::ready): the peer may write this buffer (put), or read it (get) |
-/// | 2 | waits for that, copies, and says that it is done | |
-/// | 3 | | [`wait`](Self::wait): until then |
+/// | 2 | waits for `ready`, copies, and signals the end of the copy | |
+/// | 3 | | [`wait`](Self::wait): waits for the end of the copy |
 ///
-/// All are enqueued and return at once. The operations of one transfer run in the order in which they were enqueued,
-/// whatever their streams; different transfers are independent. On the device a wait is for a word of this device's own
-/// memory, which one peer writes; words count upwards, so a round that is missed cannot be taken for another.
+/// All of them enqueue work and return at once. The operations of one transfer run in the order in which they were
+/// enqueued, on any streams; different transfers are independent. On the device, a wait polls a word in this device's
+/// own memory, which one peer writes. Words count upwards, so a missed round cannot be mistaken for another.
 ///
-/// *What waits may hold up others.* Streams of a device that share a queue of the hardware hold up each other: where there
-/// are many, `CUDA_DEVICE_MAX_CONNECTIONS=32` gives them more. And all copies from peers go through one queue, in the order
-/// of their calls, whatever their streams and priorities (measured on H200, driver 580; puts, and copies within a device, do
-/// not): a `get` whose peer is not ready holds up every `get` that is called after it. So call them in an order in which
-/// their peers can get ready; what may get ready in any order is better put. What is told while a copy of the same device
-/// runs may be told only when that has ended (seen there): so call [`ready`](Self::ready) before `put` and `get`, and have a
-/// second buffer where transfers follow each other. In a process of several ranks a call that begins a round may wait on
-/// the host while plans that were dropped are closed, and for up to 50 ms before that.
+/// *Waits can delay other work.* Streams of a device that share a hardware queue block each other: with many streams,
+/// `CUDA_DEVICE_MAX_CONNECTIONS=32` gives them more queues. All copies from peers go through one queue, in the order
+/// of their calls, on any streams and priorities (measured on H200, driver 580; puts, and copies within a device, do
+/// not). So a `get` whose peer is not ready blocks every later `get`. Call them in an order in which their peers can
+/// become ready, and use puts for buffers that become ready in any order. A signal that is enqueued during a copy of
+/// the same device may arrive only after the copy (seen there). So call [`ready`](Self::ready) before `put` and
+/// `get`, and use a second buffer for consecutive transfers. In a process of several ranks, a call that begins a
+/// round may block the host while dropped plans are closed, and for up to 50 ms before that.
 ///
-/// *Graphs*: what a stream captures uses words of its own, a toggle for each end, which the peer sets and this rank resets:
-/// a graph's values are those of its capture, and would count only once. Each end resets its toggle before it lets the other
-/// go on, so it is down whenever the other may set it again, however often the graphs run; both ends capture, and in one
-/// graph a transfer's `ready` and `wait` take turns, the last of which is `wait`. The deadline of a graph is bounded by
-/// [`launch`](Self::launch), or by [`watch`](Self::watch) after each launch.
+/// *Graphs.* Captured operations use separate words: a toggle for each end, which the peer sets and this rank resets.
+/// A graph repeats the values of its capture, so counts would be valid for one launch only. Each end resets its
+/// toggle before it lets the other go on, so the toggle is down whenever the other may set it again, for any number
+/// of launches. Both ends must capture. Within one graph, a transfer's `ready` and `wait` alternate and end with
+/// `wait`. [`launch`](Self::launch) sets the deadline of a graph, or [`watch`](Self::watch) after each launch.
 ///
-/// *Deadlines* count from the call, with what the stream has to do before. Who is late makes the plan fail: its waits are let go, so that streams and context
-/// live, and [`check`](Self::check), to be asked before what was transferred is used, says who it was. So it does on the
-/// other ends. A failed plan does nothing any more; the next exchange of its name gives one that works.
+/// *Deadlines* count from the call, and include earlier work of the stream. If a peer is late, the plan fails on all
+/// ends: its waits are released, so that streams and context stay usable. [`check`](Self::check) then names the late
+/// peer; call it before you use transferred data. A failed plan does nothing any more; the next exchange of its name
+/// makes one that works.
 #[derive(Clone)]
 pub struct Plan {
     inner: Arc<Inner>,
@@ -64,7 +65,7 @@ struct Inner {
 }
 
 impl Drop for Inner {
-    /// Leaves the rest to the exchange's threads: what is under way ends, then the peers are told.
+    /// Hands the plan to the exchange's threads: they wait for transfers under way, then tell the peers.
     fn drop(&mut self) {
         self.owner.shared.closer.close(self.core.clone());
     }
@@ -83,19 +84,19 @@ impl Plan {
         Self { inner: Arc::new(Inner { core, owner }) }
     }
 
-    /// What it is called.
+    /// The name of the plan.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.inner.core.plan
     }
 
-    /// How often the plan of this name had been exchanged.
+    /// Generation of the plan: counts the exchanges of its name.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.inner.core.generation
     }
 
-    /// How many transfers it has.
+    /// Number of transfers.
     #[must_use]
     pub fn transfers(&self) -> usize {
         self.inner.core.wires.len()
@@ -104,23 +105,23 @@ impl Plan {
     /// Lets the peer of transfer `at` copy: into this buffer for a put, from it for a get.
     ///
     /// # Safety
-    /// From here until [`wait`](Self::wait) has been passed nobody else writes the buffer, and for a put nobody reads it.
-    /// If the plan fails instead, that holds until all ends have dropped it. A graph that captures this is not launched
-    /// once the plan is gone.
+    /// Until [`wait`](Self::wait) has completed on its stream, no other code writes the buffer, and for a put no
+    /// other code reads it. If the plan fails instead, that holds until all ends have dropped it. A graph that
+    /// captures this call is not launched once the plan is gone.
     ///
     /// # Errors
-    /// [`TransferError`]: `WrongPart` on the end that copies, `OutOfTurn` before the former round was waited for,
-    /// `StalePlan`, `Fault`, and what the driver says.
+    /// [`TransferError`]: `WrongPart` on the end that copies, `OutOfTurn` if the previous round was not waited for,
+    /// `StalePlan`, `Fault`, and errors of the driver.
     pub unsafe fn ready(&self, at: usize, stream: &Stream) -> Result<(), TransferError> {
         const PASSIVE: &[Part] = &[Part::PutFrom, Part::GetBy];
         self.enqueue(at, stream, ("ready", PASSIVE), &[Step::Signal], None)
     }
 
-    /// Copies this rank's buffer of transfer `at` to the peer, once that is [ready](Self::ready).
+    /// Copies this rank's buffer of transfer `at` to the peer, once the peer is [ready](Self::ready).
     ///
     /// # Safety
-    /// Nobody writes this rank's buffer until the stream has passed the copy. A graph that captures this is not launched
-    /// once the plan is gone.
+    /// No other code writes this rank's buffer until the stream has passed the copy. A graph that captures this call
+    /// is not launched once the plan is gone.
     ///
     /// # Errors
     /// As [`ready`](Self::ready).
@@ -130,11 +131,11 @@ impl Plan {
         self.enqueue(at, stream, ("put", &[Part::PutTo]), steps, awaited)
     }
 
-    /// Copies the peer's buffer of transfer `at` to this rank, once that is [ready](Self::ready).
+    /// Copies the peer's buffer of transfer `at` to this rank, once the peer is [ready](Self::ready).
     ///
     /// # Safety
-    /// Nobody uses this rank's buffer until the stream has passed the copy. A graph that captures this is not launched
-    /// once the plan is gone.
+    /// No other code uses this rank's buffer until the stream has passed the copy. A graph that captures this call is
+    /// not launched once the plan is gone.
     ///
     /// # Errors
     /// As [`ready`](Self::ready).
@@ -144,8 +145,8 @@ impl Plan {
         self.enqueue(at, stream, ("get", &[Part::GetFrom]), steps, awaited)
     }
 
-    /// Waits, on the stream, until the peer has copied what [`ready`](Self::ready) let it. Then the buffer is this rank's
-    /// again.
+    /// Makes the stream wait until the peer's copy has ended, which [`ready`](Self::ready) allowed. After that the
+    /// buffer belongs to this rank again.
     ///
     /// # Safety
     /// A graph that captures this is not launched once the plan is gone.
@@ -158,21 +159,22 @@ impl Plan {
         self.enqueue(at, stream, ("wait", PASSIVE), &[Step::Wait, Step::Reset], awaited)
     }
 
-    /// Bounds what was enqueued on `stream` so far, which is to be called after each launch of a graph that captures
-    /// transfers of this plan: if it has not ended by the deadline, the plan fails.
+    /// Sets a deadline for the work enqueued on `stream` so far. Call it after each launch of a graph that captures
+    /// transfers of this plan. If the work has not ended by the deadline, the plan fails.
     ///
     /// # Errors
-    /// [`TransferError::Fault`], where it comes to its end undone; [`TransferError::Driver`].
+    /// [`TransferError::Fault`], if the plan has failed; [`TransferError::Driver`].
     pub fn watch(&self, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
         let _gate = quiet::enqueueing();
-        // What was launched has to end, also where the plan has failed since.
+        // A launched graph is watched until it ends, also if the plan has failed since.
         self.bound(stream, deadline)?;
         Ok(self.inner.core.fault()?)
     }
 
-    /// Launches a graph that captures transfers of this plan, and bounds it: if it has not ended by the deadline, the plan
-    /// fails. In a process of several ranks this and not [`watch`](Self::watch): between a launch and that call a thread of
-    /// an exchange could close memory, which waits for the launch in the driver, and other ranks' threads with it.
+    /// Launches a graph that captures transfers of this plan, with a deadline: if it has not ended by then, the plan
+    /// fails. A process of several ranks must use this instead of [`watch`](Self::watch). Between a launch and
+    /// `watch`, a thread of an exchange could close memory; that waits for the launch inside the driver and blocks
+    /// other ranks' threads.
     ///
     /// # Errors
     /// As [`watch`](Self::watch).
@@ -197,7 +199,7 @@ impl Plan {
         let recorded =
             watch.event(&owner.shared.context).and_then(|done| stream.record(&done).map(|()| done));
         let done = recorded.inspect_err(|error| {
-            // What was launched cannot be taken back.
+            // A launch cannot be undone.
             core.fail(Fault::Broken { transfer: 0, cause: error.to_string() });
             watch.failed(core);
         })?;
@@ -205,11 +207,11 @@ impl Plan {
         Ok(())
     }
 
-    /// Asked when the streams have been waited for: whether what was transferred counts. It copies a few bytes from the
-    /// device.
+    /// Fails if transferred data is not valid. Call it after the streams were synchronized. Copies a few bytes
+    /// from the device.
     ///
     /// # Errors
-    /// [`TransferError::Fault`], with the first that went wrong; [`TransferError::Driver`].
+    /// [`TransferError::Fault`], with the first failure; [`TransferError::Driver`].
     pub fn check(&self) -> Result<(), TransferError> {
         let Inner { core, owner } = &*self.inner;
         core.fault()?;
@@ -220,7 +222,7 @@ impl Plan {
         Ok(core.fault()?)
     }
 
-    /// Gives the plan up: everything that waits for it is let go, here and on the other ends once they look.
+    /// Gives the plan up: all of its waits are released, here and on the other ends once they notice.
     pub fn abort(&self) {
         self.inner.core.fail(Fault::Aborted);
         self.inner.owner.shared.watch.failed(&self.inner.core);
@@ -253,9 +255,10 @@ impl Plan {
         }
         let begins = !matches!(asked, "wait");
         let turn = || wire.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        // What completes a round that either end has begun goes on.
+        // `wait` is never held back: it completes a round that has begun. Nor is a round that the other end has
+        // begun.
         let _gate = quiet::beginning(|| !begins || wire.rounds.reach(turn().round.wrapping_add(1)));
-        // Until its end is recorded: two threads must not come between each other's steps.
+        // Held until the end is recorded: the steps of two threads must not interleave.
         let mut turn = turn();
         if !wire.part.copies() && turn.offered == begins {
             let expected = if begins { "wait" } else { "ready" };
@@ -281,7 +284,7 @@ impl Plan {
         };
         if let Err(error) = run() {
             if begun {
-                // What was enqueued cannot be taken back; nothing that comes behind it counts.
+                // Enqueued work cannot be undone; later work of the plan is invalid.
                 core.fail(Fault::Broken { transfer: at, cause: error.to_string() });
                 if stream.record(&done).is_ok() {
                     self.watched(stream, done, None, None, None);
@@ -330,7 +333,7 @@ fn same_device(shared: &Shared, stream: &Stream) -> Result<(), cuda_driver::Erro
     Err(cuda_driver::Error::DifferentDevices { what, found, user, wanted })
 }
 
-/// One step of a round, by counts.
+/// Enqueues one step of a round, with counts.
 fn eager(step: &Step, wire: &Wire, stream: &Stream, round: u32) -> Result<(), cuda_driver::Error> {
     let (own, theirs) = (wire.own.count, wire.theirs.count);
     // SAFETY: the words lie in the slabs, which stay mapped until nothing is under way; for the buffers see `copy`.
@@ -344,10 +347,10 @@ fn eager(step: &Step, wire: &Wire, stream: &Stream, round: u32) -> Result<(), cu
     }
 }
 
-/// One step of a round of a graph, by toggles.
+/// Enqueues one step of a captured round, with toggles.
 fn captured(step: &Step, wire: &Wire, stream: &Stream) -> Result<(), cuda_driver::Error> {
     let (own, theirs) = (wire.own.toggle, wire.theirs.toggle);
-    // SAFETY: as in `eager`; the plan outlives every launch, as whoever captures has promised.
+    // SAFETY: as in `eager`; the caller of the capture has promised that the plan outlives every launch.
     unsafe {
         match step {
             Step::Wait => stream.wait_value32(own, WaitCondition::Equal, 1),
@@ -359,8 +362,8 @@ fn captured(step: &Step, wire: &Wire, stream: &Stream) -> Result<(), cuda_driver
 }
 
 /// # Safety
-/// Nobody uses the buffers in conflict until the stream has passed the copy. They stay until then: the plan, which is
-/// watched, holds this rank's and the mapping of the peer's.
+/// No other code uses the buffers in conflict until the stream has passed the copy. They stay mapped until then: the
+/// plan, which is watched, holds this rank's buffer and the mapping of the peer's.
 unsafe fn copy(wire: &Wire, stream: &Stream) -> Result<(), cuda_driver::Error> {
     let (own, bytes) = (wire.memory.ptr(), wire.memory.bytes());
     let Some(remote) = wire.remote else { return Ok(()) };

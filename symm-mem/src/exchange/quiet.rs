@@ -1,21 +1,23 @@
-//! When peers' memory is closed and plans' memory is freed, in a process of several ranks.
+//! Times at which peers' memory is closed and plans' memory is freed, in a process of several ranks.
 //!
-//! The driver lets neither happen before the device is idle, and while it waits other threads of the process come to a
-//! stop in it, those of other ranks too. But what that device waits for may be what one of them was about to enqueue: then
-//! nobody goes on (seen on four H200, ranks as threads: three of four runs). So it is done while no rank of the process has a
-//! transfer under way, and none begins one meanwhile.
+//! The driver closes or frees memory only once the device is idle. While it waits, other threads of the process block
+//! inside the driver, also those of other ranks. But the device may wait for work that one of these threads was about
+//! to enqueue: a deadlock (seen on four H200, ranks as threads: three of four runs). So memory is closed only while
+//! no rank of the process has a transfer under way, and no transfer may begin meanwhile.
 //!
-//! Every transfer ends by its deadline, but where others follow it there may never be a moment without one. So who has looked
-//! for it in vain for a while holds back what begins: first the rounds that one end has begun are finished by both. That is
-//! for a short time, and seldom, since a transfer that is held back may be what another waits for by ways that nobody knows
-//! of here. So the moment may not come as long as there is always something under way; nobody who waits for memory to be
-//! closed may wait for it without a deadline of his own.
+//! Every transfer ends by its deadline, but with a steady flow of transfers such a moment may never come. So after a
+//! while without one, new rounds are held back, and only rounds that one end has begun are finished by both. This is
+//! short and rare: a held-back transfer may be needed by another one in a way that is not visible here. So the moment
+//! may never come while something is always under way. Code that waits for memory to be closed must use a deadline of
+//! its own.
 //!
-//! Only transfers are counted. Whatever else waits for another rank of the process on a device, as NCCL's kernels and those
-//! that wait for signals do, is to be over before a plan is dropped there, or to need nothing that is yet to be enqueued.
+//! Only transfers are counted. Other work may also wait on a device for another rank of the process: NCCL kernels, or
+//! kernels that wait for signals. It must have ended before a plan is dropped there, or must depend only on work
+//! already enqueued.
 //!
-//! A process of one rank does not wait: what its device waits for are other processes, which do not stop in this one's
-//! driver. A second rank comes only while no memory is closed so, since it may enqueue at once.
+//! A process of one rank does not wait: its device depends on other processes, and those do not block in this
+//! process's driver. A second rank is admitted only while no memory is being closed in this mode, since it may
+//! enqueue at once.
 
 use std::{
     collections::HashMap,
@@ -29,39 +31,39 @@ use std::{
 
 use process_group::store::Deadline;
 
-/// For how long it is looked for a moment before anything is held back.
+/// Time without a quiet moment before new rounds are held back.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// How long what begins is held back at most.
+/// Longest time for which new rounds are held back.
 const HOLD: Duration = Duration::from_millis(50);
-/// How long nothing is held back after that was in vain.
+/// Time without holding back after an attempt that failed.
 const REST: Duration = Duration::from_secs(1);
-/// How often those look who wait for each other here.
+/// Polling interval of threads that wait for each other here.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Transfers under way in this process.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
-/// Shared by those who enqueue one and by those who close memory in a process of one rank; held alone by who closes memory
-/// beside other ranks, and by a second rank as it comes. Whoever wants it alone tries: those who share it do not wait for
-/// them.
+/// Locked shared by threads that enqueue a transfer, and by threads that close memory in a process of one rank.
+/// Locked exclusively by a thread that closes memory in a process of several ranks, and by a second rank when it is
+/// admitted. Exclusive lockers only try, so shared lockers never wait for them.
 static GATE: RwLock<()> = RwLock::new(());
-/// The rank of each exchange of this process.
+/// The rank of each exchange of this process; one entry per exchange.
 static RANKS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
-/// Whether what begins is held back.
+/// Times at which new rounds are held back.
 static HOLDS: Mutex<Holds> = Mutex::new(Holds { due: None, until: None });
-/// Whether [`HOLDS`] has to be asked at all.
+/// Set while [`HOLDS`] must be consulted: avoids its lock otherwise.
 static HELD: AtomicBool = AtomicBool::new(false);
-/// What [`Rounds`] share.
+/// Registry of the counters of [`Rounds`], by name.
 static ROUNDS: Mutex<Option<HashMap<String, Weak<AtomicU32>>>> = Mutex::new(None);
 
-/// When what begins is held back.
+/// Times at which new rounds are held back.
 struct Holds {
-    /// Not before; `None`: nobody looks for a moment in vain.
+    /// Earliest time to hold back; `None` if no thread waits for a moment.
     due: Option<Instant>,
-    /// It is, until then.
+    /// New rounds are held back until then.
     until: Option<Instant>,
 }
 
-/// Something is under way, until [`ended`].
+/// Counts one more operation under way, until [`ended`].
 pub(super) fn begun() {
     UNDER_WAY.fetch_add(1, Ordering::AcqRel);
 }
@@ -70,12 +72,12 @@ pub(super) fn ended() {
     UNDER_WAY.fetch_sub(1, Ordering::AcqRel);
 }
 
-/// To be held from before something is enqueued until it [has begun](begun).
+/// Gate to hold from before an operation is enqueued until it [has begun](begun).
 pub(super) fn enqueueing() -> RwLockReadGuard<'static, ()> {
     GATE.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As [`enqueueing`], for what is held back where somebody waits for a moment, unless something under way waits for it.
+/// Like [`enqueueing`], but blocks while new rounds are held back, unless an operation under way waits for this one.
 pub(super) fn beginning(is_awaited: impl Fn() -> bool) -> RwLockReadGuard<'static, ()> {
     while is_held() && !is_awaited() {
         thread::sleep(LOOK);
@@ -87,8 +89,8 @@ fn is_held() -> bool {
     HELD.load(Ordering::Acquire) && holds().until.is_some_and(|until| Instant::now() < until)
 }
 
-/// While it lives memory may be closed; it keeps others from enqueueing. `None`: not now. For longer than [`HOLD`] nobody is
-/// waited for: who is enqueueing may wait for the device.
+/// Permission to close memory; other threads cannot enqueue while it lives. `None` if memory cannot be closed now.
+/// Waits at most [`HOLD`] for threads that are enqueueing, since they may wait for the device.
 pub(super) fn moment() -> Option<Moment> {
     if let Some(shared) = unless_held(GATE.try_read())
         && is_alone(&ranks())
@@ -118,7 +120,7 @@ pub(super) fn moment() -> Option<Moment> {
     found
 }
 
-/// A moment, if there is one now.
+/// Returns a moment if nothing is under way now.
 fn now() -> Option<Moment> {
     let gate = unless_held(GATE.try_write())?;
     (UNDER_WAY.load(Ordering::Acquire) == 0).then_some(Moment::OfSeveral { _gate: gate })
@@ -143,10 +145,12 @@ pub(super) enum Moment {
 pub(super) struct Present(u32);
 
 impl Present {
-    /// `rank` has an exchange. A second rank waits until the first closes no memory; `None` if it still does at the deadline.
+    /// Registers an exchange of `rank`. A second rank waits until the first is not closing memory; `None` if it still
+    /// is at the deadline.
     pub(super) fn new(rank: u32, deadline: Deadline) -> Option<Self> {
         loop {
-            // Held until the rank is there: who closes as the only one looks for others under it.
+            // Held until the rank is registered: a thread that closes memory as the only rank checks for others under
+            // it.
             let gate = unless_held(GATE.try_write());
             let mut ranks = ranks();
             if gate.is_some() || ranks.contains(&rank) || !is_alone(&ranks) {
@@ -162,7 +166,7 @@ impl Present {
     }
 }
 
-/// Whether all exchanges are of one rank.
+/// Returns whether all exchanges belong to one rank.
 fn is_alone(ranks: &[u32]) -> bool {
     ranks.iter().all(|rank| Some(rank) == ranks.first())
 }
@@ -176,13 +180,13 @@ impl Drop for Present {
     }
 }
 
-/// How far something is that ranks do in rounds: the last round that one of them has begun, of those in this process.
-/// Counted without end, compared as serial numbers.
+/// Progress of rounds that ranks run together: the last round that any rank of this process has begun. The counter
+/// wraps; values are compared as serial numbers.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rounds(Arc<AtomicU32>);
 
 impl Rounds {
-    /// Those of `name`, which ranks have in common.
+    /// Returns the counter of `name`, which the ranks of this process share.
     pub(super) fn of(name: String) -> Self {
         let mut rounds = ROUNDS.lock().unwrap_or_else(PoisonError::into_inner);
         let rounds = rounds.get_or_insert_default();
@@ -195,11 +199,11 @@ impl Rounds {
 
     pub(super) fn begun(&self, round: u32) {
         let later = |last| is_before(last, round).then_some(round);
-        // It is as far already.
+        // An error means that the counter is already as far.
         let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, later);
     }
 
-    /// Whether one of them has begun this round.
+    /// Returns whether any rank has begun this round.
     pub(super) fn reach(&self, round: u32) -> bool {
         !is_before(self.0.load(Ordering::Acquire), round)
     }
@@ -225,13 +229,14 @@ mod tests {
     use super::*;
 
     rusty_fork_test! {
-        /// Its transfers are enqueued without regard to who closes memory as the only rank.
+        /// The transfers of a second rank are enqueued without regard to a thread that closes memory as the only
+        /// rank, so the second rank must wait for that.
         #[test]
         fn a_second_rank_comes_when_the_first_closes_no_memory() {
             let (soon, far) = (Duration::from_millis(20), Duration::from_secs(60));
             let new = |rank, patience| Present::new(rank, Deadline::after(patience));
             let first = new(0, far).unwrap();
-            // The only rank enqueues while it closes: nobody in this process waits for that.
+            // The only rank may enqueue while it closes memory: no other rank of this process depends on that.
             let (closing, enqueueing) = (moment().unwrap(), enqueueing());
             drop(enqueueing);
             let also_first = new(0, Duration::ZERO).unwrap();
@@ -250,7 +255,7 @@ mod tests {
     }
 
     proptest! {
-        /// Rounds are as far as the end that is farther, also where their numbers begin anew.
+        /// Both ends see the later of their rounds, also when the numbers wrap.
         #[test]
         fn either_end_begins_a_round_for_both(steps in prop::collection::vec((0usize..2, 1u32..1 << 22), 1..20)) {
             let ends = [(); 2].map(|()| Rounds::of("either end".to_owned()));

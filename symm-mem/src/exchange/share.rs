@@ -1,4 +1,4 @@
-//! How ranks come by what they lack of each other's memory, once all have agreed on it.
+//! Opening of peers' memory that a rank lacks, once all members have agreed on a plan.
 
 use std::{
     collections::HashMap,
@@ -29,13 +29,13 @@ use crate::rendezvous::{
     share::{MEMORY, told},
 };
 
-/// What begins a meeting of two processes: a descriptor of nothing.
+/// Tag of the message that opens a connection of two processes; its descriptor is `/dev/null`.
 const HELLO: Tag = Tag(*b"plan");
 
-/// Memory for the ranks of this process.
+/// Memory that other ranks of this process can take.
 static DESK: Desk<Memory> = Desk::new();
 
-/// What this rank has for the others, until it is dropped.
+/// Exports of this rank, available to the others until it is dropped.
 pub(super) struct Offer {
     door: Door,
     exports: Vec<(Export, Memory)>,
@@ -43,7 +43,7 @@ pub(super) struct Offer {
 }
 
 impl Offer {
-    /// Opens a door, and makes what can be had of the memory that peers reach into.
+    /// Opens an endpoint, and exports the memory that peers access.
     pub(super) fn make(context: &Context, transfers: &[Transfer]) -> Result<Self, String> {
         let door = Door::open().map_err(|error| explained(&error))?;
         let mut exports: Vec<(Export, Memory)> = Vec::new();
@@ -71,7 +71,7 @@ impl Offer {
         self.exports.iter().map(|(export, _)| export.clone()).collect()
     }
 
-    /// Where peers find a memory: which of the exports, and the byte in it.
+    /// The export that contains a memory: index of the export, and first byte in it.
     pub(super) fn place(&self, memory: &Memory) -> Option<(u32, u64)> {
         let whole = memory.whole()?;
         let at = self.exports.iter().position(|(export, _)| export.id == whole.id)?;
@@ -79,7 +79,7 @@ impl Offer {
     }
 }
 
-/// The exports of `from` that `to` lacks and is handed as descriptors.
+/// The exports of `from` that `to` lacks and receives as file descriptors.
 fn handed(from: &Record, to: &Record) -> Vec<usize> {
     let here = from.host == to.host && from.process != to.process;
     let is_descriptor = |at: &usize| {
@@ -90,7 +90,8 @@ fn handed(from: &Record, to: &Record) -> Vec<usize> {
     if here { missing(from, to).into_iter().filter(is_descriptor).collect() } else { Vec::new() }
 }
 
-/// Gives the others what they lack, and opens what this rank lacks; `place` is this rank's among `records`.
+/// Sends the others the descriptors that they lack, and opens the memory that this rank lacks. `place` is the index
+/// of this rank in `records`.
 pub(super) fn open(
     context: &Context,
     offer: &Offer,
@@ -118,7 +119,8 @@ pub(super) fn open(
     Ok(opened)
 }
 
-/// Meets the processes with which descriptors change hands; those that came, by whose they are and which.
+/// Exchanges descriptors with other processes of this host. Returns those received, by the index of the peer's record
+/// and the index of its export.
 fn hand_over(
     context: &Context,
     offer: &Offer,
@@ -139,7 +141,8 @@ fn hand_over(
     let card = |at: u64| Ok(records[at as usize].card.clone());
     let met = exchange(&offer.door, place as u64, &others, card, &[(HELLO, hello.as_fd())], deadline);
     let mut met = met.map_err(|error| told(&error, rank))?;
-    // Pairs in one order on all ranks, and in each the lower place first: nobody waits in a circle.
+    // All ranks visit pairs in the same order, and in each pair the lower place sends first: this excludes a
+    // deadlock.
     met.sort_by_key(|met| met.link.place());
     for peer in &met {
         let at = peer.link.place() as usize;
@@ -260,7 +263,7 @@ mod tests {
         }
     }
 
-    /// What rank 0 makes of a member that sends a descriptor of nothing, under this name.
+    /// The error of rank 0 if rank 1 sends a descriptor of `/dev/null` under this tag.
     fn told_of(tag: Tag) -> String {
         let _turn = turn();
         let world = World::builder().devices(1).start().unwrap();

@@ -1,4 +1,4 @@
-//! What an exchange, its plans and its threads have in common.
+//! State that an exchange, its plans and its threads share.
 
 use std::{
     ops::Range,
@@ -25,7 +25,7 @@ use super::{
 };
 use crate::rendezvous::{GroupInfo, SymmetricMemory};
 
-/// What an exchange works with on its device.
+/// Device resources of an exchange.
 pub(super) struct Tools {
     control: Stream,
     mirror: Mirror,
@@ -40,7 +40,7 @@ impl Tools {
         channels: usize,
         present: Present,
     ) -> Result<Self, cuda_driver::Error> {
-        // Streams of one priority may share a queue of the hardware, where one that waits holds up the others.
+        // Streams of one priority may share a hardware queue, in which a stream that waits blocks the others.
         let (_, highest) = context.stream_priority_range()?;
         Ok(Self {
             control: Stream::with_priority(context, StreamFlags::NON_BLOCKING, highest)?,
@@ -52,11 +52,11 @@ impl Tools {
     }
 }
 
-/// An exchange without its user.
+/// State of an exchange without its user-facing handle.
 pub(super) struct Shared {
     pub(super) info: GroupInfo,
     pub(super) context: Context,
-    /// Where words are written and read beside the callers' streams.
+    /// Stream on which words are written and read, separate from the callers' streams.
     pub(super) control: Stream,
     /// The ranks' slots.
     pub(super) slab: SymmetricMemory,
@@ -65,7 +65,7 @@ pub(super) struct Shared {
     plans: Mutex<Vec<Weak<Core>>>,
     pub(super) watch: Watch,
     pub(super) closer: Closer,
-    /// For those who [check](super::Plan::check).
+    /// Host copy of the slots for callers of [`check`](super::Plan::check).
     mirror: Mutex<Mirror>,
     _present: Present,
 }
@@ -98,30 +98,30 @@ impl Shared {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A plan is there.
+    /// Registers a plan.
     pub(super) fn add_plan(&self, core: &Arc<Core>) {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         plans.retain(|plan| plan.strong_count() > 0);
         plans.push(Arc::downgrade(core));
     }
 
-    /// All plans that are not over.
+    /// All plans that are still alive.
     pub(super) fn plans(&self) -> Vec<Arc<Core>> {
         let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         plans.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// This rank, of the job.
+    /// This rank in the job.
     pub(super) fn rank(&self) -> u32 {
         rank_of(&self.info)
     }
 
-    /// Where this rank's slots lie.
+    /// Address of this rank's slots.
     pub(super) fn slab(&self) -> DevicePtr {
         self.slab.own().ptr()
     }
 
-    /// Makes slots zero that nobody knows of yet.
+    /// Zeroes slots that no peer knows yet.
     pub(super) fn clear(&self, slots: &Range<usize>) -> Result<(), cuda_driver::Error> {
         if slots.is_empty() {
             return Ok(());
@@ -132,7 +132,7 @@ impl Shared {
         self.control.synchronize()
     }
 
-    /// A peer that has given the plan up, if one has.
+    /// Returns a peer that has given the plan up, if there is one.
     pub(super) fn abandoned(&self, core: &Core) -> Result<Option<u32>, cuda_driver::Error> {
         if core.slots.is_empty() {
             return Ok(None);
@@ -149,7 +149,7 @@ pub(super) fn rank_of(info: &GroupInfo) -> u32 {
     info.global_ranks().get(info.rank()).copied().unwrap_or(u32::MAX)
 }
 
-/// A rank's slots in the host's memory.
+/// A copy of a rank's slots in pinned host memory.
 pub(super) struct Mirror(PinnedMemory);
 
 impl Mirror {
@@ -172,7 +172,7 @@ impl Mirror {
         self.read(shared, 0..self.0.bytes() / SLOT_BYTES)
     }
 
-    /// Who has given the plan up, as of the last copy.
+    /// Returns the first peer that has given the plan up, as of the last copy.
     pub(super) fn abandoned(&self, core: &Core) -> Option<u32> {
         let abandoned = core.slots.clone().zip(&core.wires).find(|(slot, _)| {
             let word = self.0.as_ptr().wrapping_add(slot * SLOT_BYTES + 8).cast::<AtomicU32>();

@@ -1,16 +1,16 @@
-//! A rank's slots for the signals of its peers: which are taken, and how one is laid out.
+//! A rank's slots for the signals of its peers: their layout, and which of them are taken.
 
 use std::ops::Range;
 
 use cuda_driver::DevicePtr;
 
-/// A slot: what one peer tells this rank of one transfer. All zero when it is taken.
+/// Size of a slot in bytes. A slot holds the signals of one peer for one transfer; it is all zero when it is taken.
 ///
-/// | word | written by | says |
+/// | word | written by | meaning |
 /// |---|---|---|
-/// | count | the peer, never less than before | how many rounds it has let begin, or ended |
-/// | toggle | the peer sets it, this rank resets it | the same, of the round under way of a graph |
-/// | abort | the peer | it has given up: nothing that the other words say counts |
+/// | count | the peer, never decreasing | number of rounds that it has allowed to begin, or has ended |
+/// | toggle | the peer sets it, this rank resets it | the same, for the current round of a graph |
+/// | abort | the peer | it has given up: the other words are invalid |
 pub(super) const SLOT_BYTES: usize = 16;
 
 /// The words of a slot.
@@ -27,10 +27,10 @@ pub(super) fn words(slab: DevicePtr, slot: usize) -> Words {
     Words { count: begin, toggle: begin + 4usize, abort: begin + 8usize }
 }
 
-/// Which slots of this rank's slab are free.
+/// The free slots of this rank's slab.
 #[derive(Debug)]
 pub(crate) struct Slots {
-    /// Ranges that touch nobody, ascending.
+    /// Free ranges, ascending; no two of them are adjacent.
     free: Vec<Range<usize>>,
 }
 
@@ -40,7 +40,7 @@ impl Slots {
         Self { free: if count == 0 { Vec::new() } else { vec![whole] } }
     }
 
-    /// Takes `count` slots that lie next to each other: the first that are free.
+    /// Takes the first `count` adjacent slots that are free.
     pub(crate) fn take(&mut self, count: usize) -> Option<Range<usize>> {
         if count == 0 {
             return Some(0..0);
@@ -55,14 +55,14 @@ impl Slots {
         Some(taken)
     }
 
-    /// Gives slots back that were taken.
+    /// Returns slots that were taken.
     pub(crate) fn give_back(&mut self, range: Range<usize>) {
         if range.is_empty() {
             return;
         }
         let at = self.free.partition_point(|free| free.start < range.start);
         self.free.insert(at, range);
-        // With the one behind it, then with the one before it.
+        // Merges the range with the one behind it, then with the one before it.
         for at in [at, at.saturating_sub(1)] {
             if let [first, second, ..] = &self.free[at..]
                 && first.end == second.start
@@ -73,7 +73,7 @@ impl Slots {
         }
     }
 
-    /// How many are free.
+    /// Number of free slots.
     pub(crate) fn free(&self) -> usize {
         self.free.iter().map(Range::len).sum()
     }

@@ -1,9 +1,9 @@
-//! What a plan is made of.
+//! Transfers: the elements of a plan.
 
 use super::{Memory, TransferError, protocol::Part};
 
-/// One end of a transfer: what this rank does, with which peer, and its buffer. Made by
-/// [`Exchange::transfer`](super::Exchange::transfer), which refuses what cannot be.
+/// One end of a transfer: this rank's role, its peer and its buffer. Made by
+/// [`Exchange::transfer`](super::Exchange::transfer), which rejects invalid values.
 #[derive(Debug, Clone)]
 pub struct Transfer {
     pub(super) peer: usize,
@@ -36,7 +36,7 @@ impl Transfer {
         self.peer
     }
 
-    /// What this rank does.
+    /// Role of this rank.
     #[must_use]
     pub fn part(&self) -> Part {
         self.part

@@ -1,9 +1,10 @@
-//! The deadlines of waits: a thread of the exchange's own, since a stream that waits for a word is held by nothing else,
-//! and a host that waits for the stream cannot look at the time. It makes no call that waits for the device or for others.
+//! Deadlines of waits. A separate thread checks them: nothing else limits a stream that waits for a word, and a host
+//! thread that waits for the stream cannot check the time. The thread makes no call that waits for the device or for
+//! other threads.
 //!
-//! A plan that has failed is given up thus: first its peers are told, by the word that tells them so; behind that, on the
-//! same stream, this rank's waits are let go. So whatever a released stream still writes to a peer, the peer knows before
-//! that it does not count. That is done again until nothing of the plan is under way, as a peer may write meanwhile.
+//! A failed plan is given up in two steps on the same stream. First the peers' abort words are set. Then this rank's
+//! waits are released. So a peer knows that the plan has failed before a released stream writes anything to it. Both
+//! steps are repeated until nothing of the plan is under way, as a peer may write meanwhile.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -20,31 +21,31 @@ use super::{
     shared::{Mirror, Shared},
 };
 
-/// How often it looks while something is under way: how late a deadline may be noticed.
+/// Polling interval while something is under way; also the delay with which a deadline may be noticed.
 pub(super) const TICK: Duration = Duration::from_millis(5);
 
-/// How often it looks whether peers have given up.
+/// Interval at which the peers' abort words are read.
 const GLANCE: Duration = Duration::from_millis(50);
 
-/// After so many questions in a row without an answer the device is taken to be gone.
+/// Number of consecutive failed queries after which the device is considered lost.
 const UNANSWERED: u32 = 4;
 
 /// An operation that is under way.
 pub(super) struct Watched {
     pub(super) core: Arc<Core>,
-    /// What it waits for, of which transfer; nothing: it only has to end.
+    /// The event that it waits for, and the index of its transfer. `None`: it only has to end.
     pub(super) wait: Option<(usize, Awaited)>,
     pub(super) stream: Stream,
     pub(super) done: Arc<Event>,
     pub(super) since: Instant,
     pub(super) deadline: Option<Duration>,
-    /// How often in a row the device did not say whether it has ended.
+    /// Number of consecutive queries that failed.
     pub(super) unanswered: u32,
 }
 
 impl Watched {
-    /// Whether it is under way no more. A device that does not answer any more does nothing any more; but one call may
-    /// fail.
+    /// Returns whether the operation is no longer under way. A lost device runs nothing, but a single query may also
+    /// fail; so it takes [`UNANSWERED`] failures.
     fn has_ended(&mut self) -> bool {
         match self.done.query() {
             Ok(ended) => {
@@ -59,24 +60,24 @@ impl Watched {
     }
 }
 
-/// What is watched.
+/// State of the watch thread.
 pub(super) struct Watch {
     state: Mutex<State>,
     changed: Condvar,
-    /// This rank's slots as of the last glance at them, and when that was done.
+    /// This rank's slots as of the last read, and the event behind that copy.
     glance: Mirror,
     glanced: Event,
 }
 
 #[derive(Default)]
 struct State {
-    /// In the order in which they were enqueued.
+    /// Operations, in the order in which they were enqueued.
     watched: Vec<Watched>,
-    /// Plans that have failed, for their peers to be told.
+    /// Plans that have failed, and whose peers are still to be told.
     failed: Vec<Arc<Core>>,
-    /// Events to be used again.
+    /// Events for reuse.
     spare: Vec<Arc<Event>>,
-    /// Whether the thread sleeps until it is told.
+    /// The thread sleeps until it is notified.
     idle: bool,
     stopping: bool,
 }
@@ -86,7 +87,7 @@ impl State {
         self.watched.is_empty() && self.failed.is_empty()
     }
 
-    /// Keeps an event that nobody else has.
+    /// Stores an event for reuse, if nothing else refers to it.
     fn keep(&mut self, event: Arc<Event>) {
         if Arc::strong_count(&event) == 1 {
             self.spare.push(event);
@@ -111,7 +112,7 @@ impl Watch {
         }
     }
 
-    /// An event for the end of an operation.
+    /// Returns an event to record the end of an operation.
     pub(super) fn event(&self, context: &Context) -> Result<Arc<Event>, cuda_driver::Error> {
         let spare = self.lock().spare.pop();
         match spare {
@@ -120,7 +121,8 @@ impl Watch {
         }
     }
 
-    /// An operation was enqueued, and its end recorded; `former` is the event of the one before it.
+    /// Watches an operation that was enqueued and whose end was recorded; `former` is the event of the operation
+    /// before it.
     pub(super) fn begin(&self, watched: Watched, former: Option<Arc<Event>>) {
         watched.core.begun();
         self.tell(|state| {
@@ -129,18 +131,18 @@ impl Watch {
         });
     }
 
-    /// A plan has failed.
+    /// Reports a failed plan.
     pub(super) fn failed(&self, core: &Arc<Core>) {
         core.begun();
         self.tell(|state| state.failed.push(core.clone()));
     }
 
-    /// Ends once nothing is under way.
+    /// Tells the thread to end once nothing is under way.
     pub(super) fn stop(&self) {
         self.tell(|state| state.stopping = true);
     }
 
-    /// Waits until nothing of `core` is under way; whether that came to be.
+    /// Waits until nothing of `core` is under way, and returns whether that was reached before the deadline.
     pub(super) fn drain(&self, core: &Core, deadline: Deadline) -> bool {
         let mut state = self.lock();
         while !core.is_idle() {
@@ -154,9 +156,9 @@ impl Watch {
     }
 }
 
-/// The thread's work, until [`Watch::stop`].
+/// Main loop of the thread, until [`Watch::stop`].
 pub(super) fn run(shared: &Shared) {
-    // What is asked here is no part of a capture that happens to be open, and must not ruin it.
+    // If a capture is open, calls from here must neither join it nor invalidate it.
     let _relaxed = RelaxedCapture::enter(shared.context.driver());
     let watch = &shared.watch;
     let mut glance = None;
@@ -179,7 +181,7 @@ pub(super) fn run(shared: &Shared) {
         give_up(shared, &watched, &mut failed);
 
         state = watch.lock();
-        // Before what has come meanwhile.
+        // In front of the operations that were added meanwhile.
         state.watched.splice(..0, watched);
         state.failed.splice(..0, failed);
         ended.into_iter().for_each(|event| state.keep(event));
@@ -190,21 +192,21 @@ pub(super) fn run(shared: &Shared) {
     }
 }
 
-/// What of a stream has to end first: of which plan, and what it waits for.
+/// The operation that a stream runs first: its plan, and the event that it waits for.
 type First = (Arc<Core>, Option<(usize, Awaited)>);
 
-/// Takes out what has ended, with its events; notes what is late.
+/// Removes operations that have ended, and returns their events; marks plans with late operations as failed.
 fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) -> Vec<Arc<Event>> {
     let over = if all.is_empty() { None } else { shared.info.standing().err() };
-    // What comes behind something that is under way, on its stream, is so too; the first of each stream is what the others
-    // wait for.
+    // Operations behind a busy one of the same stream are busy too. The first busy one of each stream is the one that
+    // the others wait for.
     let mut busy: HashMap<usize, First> = HashMap::new();
     let mut events = Vec::new();
     for mut watched in std::mem::take(all) {
         let stream = watched.stream.raw().addr();
         let waited = watched.since.elapsed();
         let late = watched.deadline.is_some_and(|deadline| waited >= deadline);
-        // What is late is asked in any case: two threads may have come here in another order than to the stream.
+        // A late operation is always queried: two threads may have arrived here in another order than on the stream.
         if (late || !busy.contains_key(&stream)) && watched.has_ended() {
             watched.core.ended();
             events.push(watched.done);
@@ -228,7 +230,7 @@ fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) ->
         if let Some(fault) = fault {
             watched.core.fail(fault);
         }
-        // Also what was enqueued while the plan failed, and not there yet when its waits were let go.
+        // Includes operations that were enqueued while the plan failed, after its waits were released.
         if watched.core.fault().is_err() {
             watched.core.begun();
             failed.push(watched.core.clone());
@@ -238,8 +240,9 @@ fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) ->
     events
 }
 
-/// Notes the plans that peers have given up, if something takes long. What is read now is there when this is asked again,
-/// since nothing here waits for the device; `begun` is when it was read.
+/// Marks plans that peers have given up as failed, if an operation takes long. The slots are read asynchronously,
+/// since this thread never waits for the device: a copy started now is used on a later call. `begun` is the time at
+/// which the copy was started.
 fn look_around(
     shared: &Shared,
     watched: &[Watched],
@@ -257,7 +260,7 @@ fn look_around(
     if let Some(begun) = begun.take()
         && glanced.query().unwrap_or(false)
     {
-        // What was read before a plan had its slots is another's.
+        // A copy older than the operation may hold words of the slots' previous plan.
         for watched in waits().filter(|watched| watched.since < begun) {
             if let Some(peer) = glance.abandoned(&watched.core) {
                 watched.core.fail(Fault::Abandoned { peer });
@@ -271,7 +274,8 @@ fn look_around(
     *begun = read.is_ok().then_some(now);
 }
 
-/// Tells the peers of plans that have failed, and lets their waits here go; keeps those of which something is under way.
+/// Tells the peers of failed plans, and releases the plans' waits on this rank. Keeps the plans that have operations
+/// under way.
 fn give_up(shared: &Shared, watched: &[Watched], failed: &mut Vec<Arc<Core>>) {
     let mut seen = HashSet::new();
     failed.retain(|core| {
@@ -283,7 +287,7 @@ fn give_up(shared: &Shared, watched: &[Watched], failed: &mut Vec<Arc<Core>>) {
     });
 }
 
-/// Tells the peers of a plan that has failed, and lets its waits here go; whether that is to be done again.
+/// Tells the peers of a failed plan, and releases its waits on this rank. Returns whether to repeat that.
 fn tell_and_release(shared: &Shared, watched: &[Watched], core: &Arc<Core>) -> bool {
     let under_way = watched.iter().any(|watched| Arc::ptr_eq(&watched.core, core));
     if !core.told.load(Ordering::Acquire) {
@@ -296,7 +300,8 @@ fn tell_and_release(shared: &Shared, watched: &[Watched], core: &Arc<Core>) -> b
     }
     for wire in &core.wires {
         let awaited = wire.awaited.load(Ordering::Acquire);
-        // SAFETY: as above; behind the words that tell the peers, on the same stream. What fails is done again.
+        // SAFETY: as above. Enqueued behind the words that tell the peers, on the same stream. A write that fails is
+        // repeated later.
         let _ = unsafe { shared.control.write_value32(wire.own.count, awaited) };
         if core.captured.load(Ordering::Acquire) {
             // SAFETY: as above.

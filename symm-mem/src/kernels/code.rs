@@ -1,7 +1,7 @@
-//! The PTX that the crate comes with, and which of it a driver takes.
+//! The PTX of the crate, and the choice of PTX for a driver.
 //!
-//! Sources and PTX lie in `kernels/`. A unit is what is compiled, and loaded, as one. Each is there twice: a driver
-//! refuses PTX of a newer toolkit than its own release, and newer PTX is made for newer devices.
+//! Sources and PTX lie in `kernels/`. A unit is compiled and loaded as one module. Each unit exists twice: a driver
+//! refuses PTX of a toolkit newer than its own release, and newer devices profit from newer PTX.
 
 use cuda_driver::sys::Version;
 use process_group::comm::{DataType, ReduceOp};
@@ -11,10 +11,10 @@ use super::fault::Waiting;
 use super::pad::LINE;
 use super::{Kernel, MOST_RANKS, PadLayout};
 
-/// Which toolkit and architecture the code was compiled for.
+/// The toolkit and the architecture of the PTX.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CodeSet {
-    /// PTX 7.7 for `compute_70`, by NVRTC 11.7: for every driver and device that is served.
+    /// PTX 7.7 for `compute_70`, by NVRTC 11.7: for every supported driver and device.
     Compute70,
     /// PTX 8.0 for `compute_90`, by NVRTC 12.0.
     Compute90,
@@ -24,7 +24,7 @@ impl CodeSet {
     /// Both, the older first.
     pub const ALL: [Self; 2] = [Self::Compute70, Self::Compute90];
 
-    /// The architecture, as NVRTC takes it; the folder of the PTX is called so too.
+    /// The architecture as NVRTC names it; also the folder of the PTX.
     #[must_use]
     pub const fn architecture(self) -> &'static str {
         match self {
@@ -33,7 +33,8 @@ impl CodeSet {
         }
     }
 
-    /// The best for a driver of this release and a device of this compute capability; none for one below 7.0.
+    /// The best set for a driver of this release and a device of this compute capability; `None` below capability
+    /// 7.0.
     ///
     /// ```
     /// use symm_mem::kernels::CodeSet;
@@ -53,15 +54,15 @@ impl CodeSet {
     }
 }
 
-/// What is compiled and loaded as one.
+/// A unit that is compiled and loaded as one module.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Unit {
-    /// Its name, and that of its PTX.
+    /// Name of the unit and of its PTX file.
     pub name: &'static str,
-    /// Its source below `kernels/`.
+    /// Path of its source below `kernels/`.
     pub source: &'static str,
-    /// What is defined for it, beside [`defines`].
+    /// Macros defined for its compilation, beside [`defines`].
     pub defines: &'static [&'static str],
     /// Its kernels.
     pub(super) entries: &'static [&'static str],
@@ -69,7 +70,7 @@ pub struct Unit {
 }
 
 impl Unit {
-    /// The code.
+    /// The PTX.
     #[must_use]
     pub const fn ptx(&self, set: CodeSet) -> &'static str {
         self.ptx[set as usize]
@@ -92,7 +93,7 @@ macro_rules! units {
     };
 }
 
-/// The places of the unit of signals, of the one that moves bytes, and of the first that combines elements.
+/// Indices in [`UNITS`]: the signals, the unit that moves bytes, and the first unit that combines elements.
 pub(super) const SIGNALS: usize = 0;
 pub(super) const GATHER: usize = 1;
 pub(super) const REDUCE: usize = 2;
@@ -124,7 +125,7 @@ units! {
     "reduce_f64" from "reduce.cu" with ["ELEMENT=f64"]: reduce!("f64");
 }
 
-/// The types that are combined, in the order of their units.
+/// Element types that can be combined, in the order of their units.
 pub(super) const ELEMENTS: [DataType; 10] = [
     DataType::I8,
     DataType::U8,
@@ -138,16 +139,16 @@ pub(super) const ELEMENTS: [DataType; 10] = [
     DataType::F64,
 ];
 
-/// The operations that combine, in the order of each unit's kernels.
+/// Operations, in the order of each unit's kernels.
 pub(super) const OPERATIONS: [ReduceOp; 5] = ReduceOp::ALL;
 
-/// What is defined for every unit: numbers that both sides have to know.
+/// Macros defined for every unit: constants that host and device share.
 #[must_use]
 pub fn defines() -> Vec<(&'static str, u32)> {
     let mut defines = vec![
         ("USER_CHANNELS", PadLayout::USER_CHANNELS),
         ("KERNEL_CHANNELS", PadLayout::KERNEL_CHANNELS),
-        // A small constant.
+        // A small constant: the cast cannot truncate.
         ("LINE", LINE as u32),
         ("MOST_RANKS", MOST_RANKS),
     ];

@@ -12,100 +12,101 @@ use super::code::{ELEMENTS, GATHER, OPERATIONS, REDUCE};
 use super::own::own_buffer;
 use super::{Kernel, KernelError, Kernels, PadLayout, Ranks};
 
-/// Where a collective's outcome goes.
+/// Destination of a collective's result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Target {
-    /// Over the input; each collective says where.
+    /// Over the input; the place depends on the collective.
     InPlace,
-    /// To an address that this rank's device writes, the same or another on each rank. No rank's input lies there.
+    /// An address that this rank's device can write; it may differ between ranks. No rank's input may lie there.
     Address(DevicePtr),
-    /// To an offset in bytes in the rank's own buffer, the same on all ranks, past the input or before it.
+    /// An offset in bytes in the rank's own buffer, the same on all ranks, entirely before or behind the input.
     Offset(u64),
 }
 
-/// How an all-reduce is done.
+/// Algorithm of an all-reduce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// Every rank reads all inputs and combines all of it: least waiting, most reading. For little data.
+    /// Every rank reads and combines all inputs: fewest synchronizations, most reading. For little data.
     OneShot,
-    /// Every rank combines its slice and writes it to all. For more data. Its target is no [`Target::Address`].
+    /// Every rank combines its slice and writes it to all ranks. For more data. Does not support [`Target::Address`].
     TwoShot,
 }
 
-/// `output[i]` = all ranks' `input[i]`, combined. In place it is where the input was.
+/// `output[i]` = the combination of all ranks' `input[i]`. In place, it overwrites the input.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AllReduce {
-    /// Where the elements begin in every rank's buffer: an offset in bytes, of any alignment.
+    /// First byte of the elements in every rank's buffer: an offset in bytes, of any alignment.
     pub input: u64,
-    /// Where the outcome goes.
+    /// Destination of the result.
     pub target: Target,
-    /// How many elements.
+    /// Number of elements.
     pub elements: u64,
-    /// Their type.
+    /// Data type of the elements.
     pub dtype: DataType,
-    /// How they are combined.
+    /// Operation that combines them.
     pub op: ReduceOp,
-    /// How it is done.
+    /// Algorithm.
     pub algorithm: Algorithm,
 }
 
-/// `output[i]` = all ranks' `input[rank * elements + i]`, combined. In place it is this rank's part of its input.
+/// `output[i]` = the combination of all ranks' `input[rank * elements + i]`. In place, it overwrites this rank's part
+/// of its input.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ReduceScatter {
-    /// Where the `world * elements` elements begin in every rank's buffer: an offset in bytes, of any alignment.
+    /// First byte of the `world * elements` elements in every rank's buffer: an offset in bytes, of any alignment.
     pub input: u64,
-    /// Where the outcome goes.
+    /// Destination of the result.
     pub target: Target,
-    /// How many elements each rank gets.
+    /// Number of elements that each rank gets.
     pub elements: u64,
-    /// Their type.
+    /// Data type of the elements.
     pub dtype: DataType,
-    /// How they are combined.
+    /// Operation that combines them.
     pub op: ReduceOp,
 }
 
-/// `output[rank * bytes ..]` = that rank's `bytes` bytes. In place the output begins at `input`, and each rank's bytes
-/// are in their place there already.
+/// `output[rank * bytes ..]` = that rank's `bytes` bytes. In place, the output begins at `input`, and each rank's
+/// bytes are already at their position in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllGather {
-    /// Where the bytes begin in every rank's buffer: an offset, of any alignment.
+    /// First byte of the data in every rank's buffer: an offset, of any alignment.
     pub input: u64,
-    /// Where the outcome goes.
+    /// Destination of the result.
     pub target: Target,
-    /// How many bytes each rank has.
+    /// Number of bytes of each rank.
     pub bytes: u64,
 }
 
-/// `output[rank * bytes ..]` = that rank's `input[this rank * bytes ..]`, `bytes` bytes. Not in place.
+/// `output[rank * bytes ..]` = `bytes` bytes of that rank's `input[this rank * bytes ..]`. Cannot be in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllToAll {
-    /// Where the `world * bytes` bytes begin in every rank's buffer: an offset, of any alignment.
+    /// First byte of the `world * bytes` bytes in every rank's buffer: an offset, of any alignment.
     pub input: u64,
-    /// Where the outcome goes.
+    /// Destination of the result.
     pub target: Target,
-    /// How many bytes each rank has for each.
+    /// Number of bytes from each rank to each rank.
     pub bytes: u64,
 }
 
-/// Collectives. All ranks call the same with the same arguments, but for an [`Target::Address`]. Inputs are in the
-/// ranks' [buffers](Ranks::buffers), which stay as they are until all ranks have passed.
+/// Collectives. All ranks make the same calls with the same arguments, except for [`Target::Address`]. Inputs lie in
+/// the ranks' [buffers](Ranks::buffers), and must not change until all ranks have completed the call.
 ///
 /// Elements are combined in ascending order of the ranks, so all ranks get the same bits. Integers wrap around; an
-/// average is the wrapped sum divided, towards zero. [`F16`](DataType::F16) and [`Bf16`](DataType::Bf16) are combined
-/// in f32 and rounded once; of a number and no number the smallest and the largest is the number. Sums of
-/// [`Bool`](DataType::Bool) say "any", products "all".
+/// average is the wrapped sum divided, rounded towards zero. [`F16`](DataType::F16) and [`Bf16`](DataType::Bf16) are
+/// combined in f32 and rounded once. The minimum and maximum of a number and a NaN is the number. For
+/// [`Bool`](DataType::Bool), a sum is a logical or, and a product a logical and.
 impl Kernels {
-    /// Combines what all ranks have, for all.
+    /// Combines the inputs of all ranks; every rank gets the whole result.
     ///
     /// # Safety
-    /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller); the offsets lie in every rank's
-    /// buffer, and an address is memory of this rank for all of the outcome.
+    /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller). The offsets must lie in every
+    /// rank's buffer, and an address must be memory of this rank that holds the whole result.
     ///
     /// # Errors
-    /// What is wrong with the arguments, before anything is launched; [`KernelError::Driver`] from loading the code
-    /// and from the launch. A peer that does not come is in the [`FaultRecord`](super::FaultRecord), once the stream
+    /// Invalid arguments are rejected before anything is launched. [`KernelError::Driver`] from loading the code and
+    /// from the launch. If a peer does not arrive, the [`FaultRecord`](super::FaultRecord) tells so once the stream
     /// has passed.
     pub unsafe fn all_reduce(
         &self,
@@ -140,7 +141,7 @@ impl Kernels {
         unsafe { self.reduce(stream, ranks, kernel, (call.dtype, call.op), reduce, share) }
     }
 
-    /// Combines what all ranks have, a part for each.
+    /// Combines the inputs of all ranks; every rank gets its part of the result.
     ///
     /// # Safety
     /// As [`all_reduce`](Self::all_reduce).
@@ -158,7 +159,7 @@ impl Kernels {
         let bytes = shape.bytes(call.elements, call.dtype)?;
         let input = call.input + bytes * u64::from(ranks.rank);
         shape.check(call.target, bytes)?;
-        // Nobody but this rank reads its part of its own buffer.
+        // Only this rank reads its part of its own buffer.
         let (output, placing) = match call.target {
             Target::InPlace => (input, Placing::Own),
             Target::Offset(offset) => (offset, Placing::Own),
@@ -170,7 +171,7 @@ impl Kernels {
         unsafe { self.reduce(stream, ranks, kernel, (call.dtype, call.op), reduce, bytes) }
     }
 
-    /// Gives every rank the bytes of all.
+    /// Gives every rank the bytes of all ranks.
     ///
     /// # Safety
     /// As [`all_reduce`](Self::all_reduce).
@@ -198,7 +199,7 @@ impl Kernels {
         unsafe { self.gather(stream, ranks, kernel, gather) }
     }
 
-    /// Gives every rank from each the bytes that are for it.
+    /// Gives every rank its bytes from each rank.
     ///
     /// # Safety
     /// As [`all_reduce`](Self::all_reduce).
@@ -269,18 +270,19 @@ impl Kernels {
         share: u64,
     ) -> Result<(), KernelError> {
         let function = self.function(unit, entry)?;
-        // The same on all ranks, as what it is made of.
+        // The same on all ranks, since its inputs are.
         let config = LaunchConfig::new(blocks(share), THREADS);
         // SAFETY: the kernel's parameters; the rest is the caller's promise.
         unsafe { stream.launch_kernel(function, &config, (*ranks, arguments))? };
         Ok(())
     }
 
-    /// Loads what combines elements of this type, which else the first launch does. Loading may wait for what runs on
-    /// the device: where several ranks share one, they load before any of them launches.
+    /// Loads the kernels that combine elements of this type, and the kernel that moves bytes; else the first launch
+    /// loads them. Loading may wait for running work of the device: if several ranks share a device, all must load
+    /// before any of them launches.
     ///
     /// # Errors
-    /// [`KernelError::Driver`] from what loads modules. Nothing happens for a type that is not combined.
+    /// [`KernelError::Driver`] from loading modules. Succeeds without effect for a type that cannot be combined.
     pub fn prepare(&self, dtype: DataType) -> Result<(), KernelError> {
         let _gather = self.function(GATHER, 0)?;
         match combining(dtype, ReduceOp::Max) {
@@ -290,12 +292,12 @@ impl Kernels {
     }
 }
 
-/// Unit and entry of the kernel that combines so; none, if none does.
+/// Unit and entry of the kernel for this type and operation, if there is one.
 fn combining(dtype: DataType, op: ReduceOp) -> Option<(usize, usize)> {
     if !op.allows(dtype) {
         return None;
     }
-    // Of bytes that are 1 or 0 the largest says "any", the smallest "all".
+    // For bytes that are 1 or 0, the maximum is a logical or, and the minimum a logical and.
     let (dtype, op) = match (dtype, op) {
         (DataType::Bool, ReduceOp::Sum) => (DataType::U8, ReduceOp::Max),
         (DataType::Bool, ReduceOp::Prod) => (DataType::U8, ReduceOp::Min),
@@ -307,30 +309,30 @@ fn combining(dtype: DataType, op: ReduceOp) -> Option<(usize, usize)> {
     Some((REDUCE + element, operation))
 }
 
-/// A collective's shape, in parts of the same size.
+/// A collective's shape, in parts of equal size.
 struct Shape<'a> {
     kernel: Kernel,
     ranks: &'a Ranks,
     input: u64,
-    /// Parts of the input.
+    /// Number of parts of the input.
     of: u32,
-    /// Parts of the outcome.
+    /// Number of parts of the result.
     out: u32,
 }
 
 impl Shape<'_> {
-    /// The bytes of a part, if all of it can be counted.
+    /// Length of a part in bytes; fails if the total is too large.
     fn bytes(&self, elements: u64, dtype: DataType) -> Result<u64, KernelError> {
         let kernel = self.kernel;
         self.ranks.check(kernel)?;
         let bytes = elements.checked_mul(dtype.size() as u64);
         let all = bytes.and_then(|bytes| bytes.checked_mul(u64::from(self.ranks.world)));
-        // Shares are made of products with less than 2^8.
+        // Shares are computed as products with a factor below 2^8.
         let fits = all.and_then(|all| self.input.checked_add(all)).is_some_and(|end| end < 1 << 56);
         bytes.filter(|_| fits).ok_or(KernelError::TooLong { kernel, elements })
     }
 
-    /// Refuses an offset whose outcome would lie over the input.
+    /// Rejects an offset at which the result would overlap the input.
     fn check(&self, target: Target, bytes: u64) -> Result<(), KernelError> {
         let (input, kernel) = (self.input, self.kernel);
         let Target::Offset(output) = target else { return Ok(()) };
@@ -339,7 +341,7 @@ impl Shape<'_> {
         if apart { Ok(()) } else { Err(KernelError::Overlap { kernel, input, read, output, written }) }
     }
 
-    /// Has a graph that captures the launch pin this rank's memory that it uses.
+    /// Makes a graph that captures the launch pin this rank's memory that it uses.
     fn note(&self, stream: &Stream, target: Target, bytes: u64) -> cuda_driver::Result<()> {
         let (read, written) = (bytes * u64::from(self.of), bytes * u64::from(self.out));
         let own = |offset: u64, bytes: u64| {
@@ -347,7 +349,7 @@ impl Shape<'_> {
             Some((DevicePtr(base.0.saturating_add(offset)), bytes))
         };
         let output = match target {
-            // What is gathered in place is longer than what was there.
+            // The result of a gather in place is longer than its input.
             Target::InPlace => own(self.input, written),
             Target::Offset(offset) => own(offset, written),
             Target::Address(at) => Some((at, written)),

@@ -1,4 +1,4 @@
-//! Why a kernel was not launched, or gave up.
+//! Errors of kernels: a launch was refused, or a kernel gave up.
 
 use std::time::Duration;
 
@@ -6,20 +6,20 @@ use process_group::comm::DataType;
 
 use super::{Kernel, MOST_RANKS, Waiting};
 
-/// A wait inside a kernel that was late.
+/// A wait inside a kernel that exceeded its deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Late {
-    /// The kernel that waited; none for a number that this crate does not know.
+    /// The kernel that waited; `None` for a number that this crate does not know.
     pub kernel: Option<Kernel>,
-    /// What it waited for.
+    /// The event that it waited for.
     pub waiting: Waiting,
-    /// The rank that did not come.
+    /// The rank that did not arrive.
     pub peer: u32,
-    /// The channel; from [`PadLayout::USER_CHANNELS`](super::PadLayout::USER_CHANNELS) on, the number of a block after
-    /// that.
+    /// The channel. From [`PadLayout::USER_CHANNELS`](super::PadLayout::USER_CHANNELS) on, the excess is the number
+    /// of a block.
     pub channel: u32,
-    /// How long it waited, by the device's clock.
+    /// Time waited, by the device's clock.
     pub waited: Duration,
 }
 
@@ -38,11 +38,11 @@ impl std::fmt::Display for Late {
     }
 }
 
-/// Why a kernel was not launched, or gave up.
+/// Error of a kernel: its launch was refused, or it gave up.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
-    /// A kernel gave up waiting. The context is unharmed; this rank's kernels do nothing from now on.
+    /// A kernel gave up waiting. The context is intact. This rank's kernels do nothing from now on.
     #[error("{0}; the kernels of this rank do nothing until all ranks' pads are made anew")]
     Late(Late),
     /// [`Ranks::deadline_ns`](super::Ranks::deadline_ns) is 0.
@@ -51,45 +51,45 @@ pub enum KernelError {
         /// The kernel.
         kernel: Kernel,
     },
-    /// More ranks than kernels serve, or none.
+    /// No ranks, or more than the kernels support.
     #[error("{kernel} for {world} ranks: 1 to {MOST_RANKS} are served")]
     WorldSize {
         /// The kernel.
         kernel: Kernel,
-        /// How many were given.
+        /// Number of ranks given.
         world: u32,
     },
-    /// A rank that there is not.
+    /// The group has no such rank.
     #[error("{kernel} {what} rank {rank} of {world}")]
     NoSuchRank {
         /// The kernel.
         kernel: Kernel,
-        /// What it was named as.
+        /// Role in which the rank was named.
         what: &'static str,
-        /// The number.
+        /// The rank.
         rank: u32,
-        /// How many there are.
+        /// Number of ranks.
         world: u32,
     },
-    /// A channel that programs do not have.
+    /// Programs have no such channel.
     #[error("{kernel} on channel {channel}: programs have channels 0 to {}", channels - 1)]
     NoSuchChannel {
         /// The kernel.
         kernel: Kernel,
-        /// The number.
+        /// The channel.
         channel: u32,
-        /// How many there are.
+        /// Number of channels of programs.
         channels: u32,
     },
-    /// More bytes than can be counted.
+    /// The number of bytes is too large.
     #[error("{kernel} of {elements} elements a rank: the ranks' bytes cannot be counted")]
     TooLong {
         /// The kernel.
         kernel: Kernel,
-        /// Elements, or bytes, of each rank.
+        /// Number of elements, or bytes, of each rank.
         elements: u64,
     },
-    /// A type that is not combined so.
+    /// The type cannot be combined by this operation.
     #[error("{kernel} does not combine {dtype} to the {op}")]
     NotCombined {
         /// The kernel.
@@ -99,46 +99,47 @@ pub enum KernelError {
         /// The operation.
         op: String,
     },
-    /// An outcome partly over what ranks still read.
+    /// The result would partly overwrite data that ranks still read.
     #[error(
         "{kernel} would write {written} bytes at offset {output} over its input, {read} bytes at offset {input}"
     )]
     Overlap {
         /// The kernel.
         kernel: Kernel,
-        /// Where the input begins.
+        /// Offset of the input.
         input: u64,
-        /// Its bytes.
+        /// Length of the input in bytes.
         read: u64,
-        /// Where the outcome begins.
+        /// Offset of the result.
         output: u64,
-        /// Its bytes.
+        /// Length of the result in bytes.
         written: u64,
     },
-    /// A kernel that writes to all ranks was given an address of one.
+    /// A kernel that writes to all ranks was given an address of one rank.
     #[error("{kernel} writes to all ranks: it needs an offset in their buffers, not an address")]
     TargetOutside {
         /// The kernel.
         kernel: Kernel,
     },
-    /// A kernel that cannot work in place.
+    /// A kernel that cannot work in place was called in place.
     #[error("{kernel} in place: what it would overwrite, others still read")]
     NotInPlace {
         /// The kernel.
         kernel: Kernel,
     },
-    /// A device that is older than the code.
+    /// The device is older than the code supports.
     #[error("device {device} is of compute capability {}.{}, the kernels need 7.0", found.0, found.1)]
     DeviceTooOld {
         /// The device's ordinal.
         device: u32,
-        /// Its capability.
+        /// Its compute capability.
         found: (u32, u32),
     },
-    /// A driver that says it has made pinned memory, and has not.
+    /// The driver reported success for pinned memory, but returned none that is large enough and has a device
+    /// address.
     #[error("the driver gave no memory that both host and device reach, and no error")]
     NoRecord,
-    /// The driver refused something.
+    /// The driver failed.
     #[error(transparent)]
     Driver(#[from] cuda_driver::Error),
 }

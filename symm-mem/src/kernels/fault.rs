@@ -1,4 +1,4 @@
-//! What a kernel says when it gives up: a record in the host's memory that the device writes.
+//! Fault records: a kernel that gives up writes a record into host memory.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,14 +8,14 @@ use cuda_driver::{Context, DevicePtr};
 
 use super::{Kernel, KernelError, Late};
 
-/// What a kernel waited for.
+/// The event that a kernel waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[non_exhaustive]
 pub enum Waiting {
-    /// For the peer to take the signal before this one: its word was still 1.
+    /// The peer must take the previous signal: its word was still 1.
     Room = 1,
-    /// For the peer's signal.
+    /// The peer's signal.
     Signal = 2,
 }
 
@@ -24,11 +24,11 @@ impl Waiting {
         [(Self::Room, "WAITS_FOR_ROOM"), (Self::Signal, "WAITS_FOR_SIGNAL")];
 }
 
-/// The record's layout, which is the device's. All zero: nothing is written.
+/// The record's layout, as on the device. All zero: nothing is written.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Layout {
-    /// 0: nothing; 1: all of it.
+    /// 0: empty; 1: completely written.
     pub(super) written: AtomicU32,
     pub(super) kernel: AtomicU32,
     pub(super) waits: AtomicU32,
@@ -38,11 +38,12 @@ pub(super) struct Layout {
     pub(super) waited_ns: AtomicU64,
 }
 
-/// Where the kernels of one rank write what went wrong first: pinned host memory, which the host may read at any time.
+/// The record into which the kernels of one rank write their first failure: pinned host memory, which the host may
+/// read at any time.
 ///
-/// It lives as long as kernels that were told of it may run. What is written stays: the signals of whoever gave up are
-/// not to be trusted any more. Only when all ranks' kernels are done, and their pads are zero again
-/// ([`PadLayout::bytes`](super::PadLayout::bytes) of them), may a rank [`clear`](Self::clear) its record and go on.
+/// It must live as long as kernels that refer to it may run. A written record stays: the signals of a rank that gave
+/// up are invalid. Before a rank [`clear`](Self::clear)s its record, the kernels of all ranks must have ended and
+/// their pads must be zeroed ([`PadLayout::bytes`](super::PadLayout::bytes) of them).
 #[derive(Debug)]
 pub struct FaultRecord {
     memory: PinnedMemory,
@@ -50,7 +51,7 @@ pub struct FaultRecord {
 }
 
 impl FaultRecord {
-    /// An empty record for kernels in `context`.
+    /// Creates an empty record for kernels in `context`.
     ///
     /// # Errors
     /// [`KernelError::Driver`] from `cuMemHostAlloc` or `cuMemHostGetDevicePointer_v2`.
@@ -64,17 +65,17 @@ impl FaultRecord {
         Ok(Self { memory, ptr })
     }
 
-    /// For [`Ranks::fault`](super::Ranks::fault).
+    /// Device address, for [`Ranks::fault`](super::Ranks::fault).
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
         self.ptr
     }
 
-    /// What is written, if anything is. Free of calls to the driver.
+    /// Returns the failure, if one was written. Makes no driver call.
     #[must_use]
     pub fn read(&self) -> Option<Late> {
         let layout = self.layout();
-        // Once this says "written", the rest was written before.
+        // The device writes this word last.
         (layout.written.load(Ordering::Acquire) == 1).then(|| {
             let number = |word: &AtomicU32| word.load(Ordering::Relaxed);
             let named = |wanted: u32| {
@@ -91,7 +92,7 @@ impl FaultRecord {
         })
     }
 
-    /// Asked after work has been waited for: whether it was done.
+    /// Fails if a kernel has given up. Call it after the work was waited for.
     ///
     /// # Errors
     /// [`KernelError::Late`], if a kernel has given up.
@@ -99,7 +100,7 @@ impl FaultRecord {
         self.read().map_or(Ok(()), |late| Err(KernelError::Late(late)))
     }
 
-    /// Empties the record, when no kernel runs that was told of it.
+    /// Empties the record. No kernel that refers to it may be running.
     pub fn clear(&self) {
         self.layout().written.store(0, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! A context's kernels, loaded once.
+//! Loads the kernels of a context, once.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -9,20 +9,19 @@ use cuda_driver::module::{Function, JitOptions, Module};
 use super::code::{CodeSet, SIGNALS, UNITS};
 use super::{Kernel, KernelError, MOST_RANKS, Ranks};
 
-/// The kernels of a context. A handle, cheap to clone; they are unloaded when the last one is gone.
+/// The kernels of a context. A handle, cheap to clone; the kernels are unloaded when the last handle is dropped.
 ///
 /// # What a launch asks of the caller
-/// Every launch is `unsafe`, because no type can see into what the device does. Whoever calls one promises, for as
-/// long as it runs, and for every launch of a graph that it was captured into:
-/// - **Ranks**: [`Ranks`] says the truth: two arrays of `world` addresses, of buffers and of pads; pads as long as
+/// Every launch is `unsafe`, because no type can check the work of the device. The caller of a launch promises the
+/// following while the launch runs, and for every launch of a graph that captured it:
+/// - **Ranks**: [`Ranks`] is correct: two arrays of `world` addresses, of buffers and of pads; pads as long as
 ///   [`PadLayout`](super::PadLayout) says, aligned to 128 bytes and zero before the first kernel; the rank's own
-///   [`FaultRecord`](super::FaultRecord).
-///   The stream's device may read and write all of them.
-/// - **Order**: what uses the same channels of the same pads is ordered, on each rank: on one stream, or by events.
-///   Collectives use channels of their own, all of them the same: on each rank one at a time.
+///   [`FaultRecord`](super::FaultRecord). The stream's device may read and write all of them.
+/// - **Order**: launches that use the same channels of the same pads are ordered on each rank: on one stream, or by
+///   events. Collectives share one set of channels of their own: on each rank only one runs at a time.
 /// - **Life**: this handle, or a clone, lives too.
-/// - **Progress**: the ranks' kernels can run at the same time. Several ranks on one device need room for all of their
-///   blocks at once.
+/// - **Progress**: the ranks' kernels can run at the same time. Several ranks on one device need room for all of
+///   their blocks at once.
 #[derive(Debug, Clone)]
 pub struct Kernels {
     inner: Arc<Inner>,
@@ -36,7 +35,7 @@ struct Inner {
     loading: Mutex<()>,
 }
 
-/// Those that are loaded.
+/// Registry of loaded kernels.
 static LOADED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -44,11 +43,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Kernels {
-    /// The kernels of a context: those that are loaded, or loads them, which takes milliseconds. Signals are loaded at
-    /// once, other units with their first launch.
+    /// Returns the kernels of a context. Loads them if they are not loaded, which takes milliseconds. The signals are
+    /// loaded at once, other units with their first launch.
     ///
     /// # Errors
-    /// [`KernelError::DeviceTooOld`]; [`KernelError::Driver`] from what asks the device and loads modules.
+    /// [`KernelError::DeviceTooOld`]; [`KernelError::Driver`] from device queries and from loading modules.
     pub fn load(context: &Context) -> Result<Self, KernelError> {
         let mut loaded = lock(&LOADED);
         loaded.retain(|weak| weak.strong_count() > 0);
@@ -66,7 +65,7 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// Which code the driver and the device take.
+    /// The code set that was chosen for the driver and the device.
     #[must_use]
     pub fn code_set(&self) -> CodeSet {
         self.inner.set
@@ -78,7 +77,7 @@ impl Kernels {
         &self.inner.context
     }
 
-    /// A unit's functions, in the order of its entries.
+    /// The functions of a unit, in the order of its entries.
     fn unit(&self, unit: usize) -> Result<&[Function], KernelError> {
         let place = &self.inner.units[unit];
         if let Some(functions) = place.get() {
@@ -88,7 +87,7 @@ impl Kernels {
         if let Some(functions) = place.get() {
             return Ok(functions);
         }
-        // Loading is no part of a capture that happens to be open, and must not ruin it.
+        // If a capture is open, loading must neither join it nor invalidate it.
         let context = &self.inner.context;
         let _relaxed = RelaxedCapture::enter(context.driver())?;
         let unit = &UNITS[unit];
@@ -105,7 +104,7 @@ impl Kernels {
 }
 
 impl Ranks {
-    /// Refuses what no kernel can work with.
+    /// Rejects values that no kernel supports.
     pub(super) fn check(&self, kernel: Kernel) -> Result<(), KernelError> {
         let Self { rank, world, .. } = *self;
         if self.deadline_ns == 0 {

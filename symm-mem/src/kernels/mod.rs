@@ -1,21 +1,21 @@
-//! Device code that works on all ranks' memory: signals between ranks, and collectives.
+//! Device code that works on the memory of all ranks: signals between ranks, and collectives.
 //!
-//! Every kernel is told the same [`Ranks`]: where each rank's buffer and signal pad lie, as its own device sees them.
-//! Kernels run on the caller's stream, eagerly or into a graph, and wait for each other through the pads; nothing
-//! waits without a deadline. A wait that is late ends the kernel, not the context: it is written into the rank's
-//! [`FaultRecord`], and from then on no kernel of the rank does anything, until the pads are made anew.
+//! Every kernel gets the same [`Ranks`]: the addresses of each rank's buffer and signal pad, as mapped on its own
+//! device. Kernels run on the caller's stream, eagerly or captured, and synchronize through the pads. Every wait has
+//! a deadline. A wait that is late ends the kernel, not the context: the kernel writes it into the rank's
+//! [`FaultRecord`], and from then on kernels of this rank do nothing until the pads are initialized again.
 //!
 //! | module | holds |
 //! |---|---|
 //! | root | [`Ranks`], [`Kernels`] and its launches, [`KernelError`] |
-//! | `pad` | [`PadLayout`]: which word of a signal pad is whose |
-//! | `fault` | [`FaultRecord`]: what a kernel says when it gives up |
-//! | `code` | the PTX that the crate comes with, and which of it a driver takes |
+//! | `pad` | [`PadLayout`]: the words of a signal pad |
+//! | `fault` | [`FaultRecord`]: the record of a kernel that gave up |
+//! | `code` | the PTX of the crate, and the choice for a driver |
 //! | `load` | a context's kernels, loaded once |
-//! | `own` | where this rank's own buffer lies, for graphs that pin it |
+//! | `own` | this rank's own buffer, for graphs that pin it |
 //! | `signals` | the launches of barrier, put and wait |
-//! | `collectives`, `arguments` | those of all-reduce, reduce-scatter, all-gather and all-to-all, and what their kernels are told |
-//! | `twins` (feature `twins`) | host functions in the kernels' place, for the embedded device |
+//! | `collectives`, `arguments` | the launches of all-reduce, reduce-scatter, all-gather and all-to-all, and their kernels' arguments |
+//! | `twins` (feature `twins`) | host functions in place of the kernels, for the embedded device |
 //!
 //! The sources are CUDA C++ in `kernels/`; `cargo xtask codegen kernels` compiles them. Users need no compiler.
 
@@ -42,13 +42,13 @@ pub use load::Kernels;
 pub(crate) use own::OwnBuffer;
 pub use pad::PadLayout;
 
-/// The most ranks that a kernel serves.
+/// Largest number of ranks that kernels support.
 pub const MOST_RANKS: u32 = 64;
 
-/// What every kernel is told of the ranks. Plain numbers: whoever makes one keeps what they name alive, for as long
-/// as kernels that were given it run.
+/// Addresses of the ranks' memory, a parameter of every kernel. Plain numbers: the caller keeps the memory alive
+/// while kernels that were given it run.
 ///
-/// Laid out as the device's structure of the same name.
+/// The layout is that of the device's structure of the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Ranks {
@@ -64,10 +64,10 @@ pub struct Ranks {
     pub fault: DevicePtr,
     /// This rank's number.
     pub rank: u32,
-    /// How many ranks there are, at most [`MOST_RANKS`].
+    /// Number of ranks, at most [`MOST_RANKS`].
     pub world: u32,
-    /// How long each wait inside a kernel lasts at most, in nanoseconds of the device's clock. 0: none is given, and
-    /// every launch is refused.
+    /// Longest duration of each wait inside a kernel, in nanoseconds of the device's clock. If it is 0, every launch
+    /// is refused.
     pub deadline_ns: u64,
 }
 
@@ -75,26 +75,26 @@ pub struct Ranks {
 // without padding or references.
 unsafe impl Parameter for Ranks {}
 
-/// A kernel, by what it does.
+/// A kernel, by its function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[non_exhaustive]
 pub enum Kernel {
-    /// All ranks meet.
+    /// All ranks synchronize.
     Barrier = 1,
     /// One rank signals another.
     PutSignal = 2,
     /// One rank waits for another's signal.
     WaitSignal = 3,
-    /// Every rank combines what all have.
+    /// Every rank combines the inputs of all.
     AllReduceOneShot = 4,
-    /// Every rank combines a slice of what all have, for all.
+    /// Every rank combines a slice of all inputs, and writes it to all ranks.
     AllReduceTwoShot = 5,
-    /// Every rank combines its part of what all have.
+    /// Every rank combines its part of all inputs.
     ReduceScatter = 6,
-    /// Every rank gets what all have.
+    /// Every rank gets the inputs of all.
     AllGather = 7,
-    /// Every rank gets from each what that has for it.
+    /// Every rank gets its part of each rank's input.
     AllToAll = 8,
 }
 

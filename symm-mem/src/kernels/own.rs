@@ -1,7 +1,7 @@
-//! Where this rank's own buffer lies, of the buffers that kernels are told by an array in the device's memory.
+//! Looks up this rank's buffer in an array of peers' buffers in device memory.
 //!
-//! A captured kernel names its buffer by the array and an offset. Whoever makes such an array enters it here, so that the
-//! graph can pin what lies there.
+//! A captured kernel names its buffer by such an array and an offset. Code that makes an array enters it here, so that
+//! the graph can pin this rank's buffer.
 
 use std::{
     collections::BTreeMap,
@@ -13,14 +13,14 @@ use cuda_driver::DevicePtr;
 /// The own buffers, by the addresses of the arrays.
 static OWN: RwLock<BTreeMap<u64, DevicePtr>> = RwLock::new(BTreeMap::new());
 
-/// An entry, until it is dropped: before its array.
+/// A registered array; dropping this removes it, before the array is freed.
 #[derive(Debug)]
 pub(crate) struct OwnBuffer {
     array: u64,
 }
 
 impl OwnBuffer {
-    /// The array at `array` has `own` for this rank.
+    /// Registers that the array at `array` has `own` for this rank.
     pub(crate) fn enter(array: DevicePtr, own: DevicePtr) -> Self {
         OWN.write().unwrap_or_else(PoisonError::into_inner).insert(array.0, own);
         Self { array: array.0 }

@@ -1,19 +1,20 @@
-//! Which word of a signal pad is whose: the one place that says it.
+//! Layout of signal pads; defined only here.
 
-/// Size of a line of memory in bytes, to which parts of a pad are aligned.
+/// Size of a cache line in bytes; the parts of a pad are aligned to it.
 pub(super) const LINE: usize = 128;
 
-/// The layout of a rank's signal pad, in words of 32 bits. A pad is memory of its rank's device that every rank's
-/// device reads and writes.
+/// The layout of a rank's signal pad, in words of 32 bits. A pad is memory of its rank's device that the devices of
+/// all ranks read and write.
 ///
-/// | words | for |
+/// | words | use |
 /// |---|---|
 /// | [`USER_CHANNELS`](Self::USER_CHANNELS) × world | signals of the program: `barrier`, `put_signal`, `wait_signal` |
 /// | [`KERNEL_CHANNELS`](Self::KERNEL_CHANNELS) × world | signals of collective kernels: a channel for each block |
-/// | from the next multiple of 128 bytes | 1 once a kernel of the rank has given up; then nothing |
+/// | from the next multiple of 128 bytes | 1 once a kernel of the rank has given up; the rest is unused |
 ///
-/// Within both parts the word of (channel, source rank) is `world * channel + source`, as in PyTorch's pads: 1 from the
-/// source's put to the owner's wait, else 0. So on one channel a rank has one signal to each other one under way.
+/// In both parts, the word of (channel, source rank) has the index `world * channel + source`, as in PyTorch's pads.
+/// It is 1 from the source's put to the owner's wait, else 0. So on one channel, a rank has at most one signal to
+/// each other rank under way.
 ///
 /// ```
 /// use symm_mem::kernels::PadLayout;
@@ -27,31 +28,31 @@ pub struct PadLayout {
 }
 
 impl PadLayout {
-    /// Channels that programs signal on.
+    /// Number of channels on which programs signal.
     pub const USER_CHANNELS: u32 = 32;
-    /// Channels that collective kernels signal on, and so the most blocks that one has.
+    /// Number of channels on which collective kernels signal, and so the largest number of blocks of one.
     pub const KERNEL_CHANNELS: u32 = 32;
 
-    /// Of a group of so many ranks.
+    /// The layout in a group of `world` ranks.
     #[must_use]
     pub const fn new(world: u32) -> Self {
         Self { world: world as usize }
     }
 
-    /// The offset in bytes of a word: the signal of rank `source` on `channel`. The kernels' channels follow the
+    /// Offset in bytes of a word: the signal of rank `source` on `channel`. The kernels' channels follow the
     /// program's.
     #[must_use]
     pub const fn slot(self, channel: u32, source: u32) -> usize {
         4 * (self.world * channel as usize + source as usize)
     }
 
-    /// The offset in bytes of the word that says whether a kernel of the rank has given up.
+    /// Offset in bytes of the word that tells whether a kernel of the rank has given up.
     #[must_use]
     pub const fn gave_up(self) -> usize {
         self.slot(Self::USER_CHANNELS + Self::KERNEL_CHANNELS, 0).next_multiple_of(LINE)
     }
 
-    /// The size of a pad in bytes, a multiple of 128.
+    /// Size of a pad in bytes, a multiple of 128.
     #[must_use]
     pub const fn bytes(self) -> usize {
         self.gave_up() + LINE

@@ -1,4 +1,4 @@
-//! The launches of barrier, put and wait: one block each.
+//! The launches of barrier, put and wait, with one block each.
 
 use cuda_driver::Stream;
 use cuda_driver::module::LaunchConfig;
@@ -6,25 +6,27 @@ use cuda_driver::module::LaunchConfig;
 use super::code::SIGNALS;
 use super::{Kernel, KernelError, Kernels, PadLayout, Ranks};
 
-/// Threads of a warp.
+/// Number of threads of a warp.
 const WARP: u32 = 32;
 
-/// Places of the kernels in their unit.
+/// Indices of the kernels in their unit.
 const BARRIER: usize = 0;
 const PUT: usize = 1;
 const WAIT: usize = 2;
 
 impl Kernels {
-    /// All ranks meet on a channel: what each wrote before, on this stream, each sees after.
+    /// Synchronizes all ranks on a channel: writes of a rank before the barrier, on this stream, are visible to all
+    /// ranks after it.
     ///
-    /// A barrier is a signal from every rank to every other: between two of a channel there is nothing else on it.
+    /// A barrier sends a signal from every rank to every other. Between two barriers on a channel, nothing else may
+    /// use the channel.
     ///
     /// # Safety
     /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller).
     ///
     /// # Errors
-    /// What is wrong with the arguments, before anything is launched; [`KernelError::Driver`] from the launch. A peer
-    /// that does not come is in the [`FaultRecord`](super::FaultRecord), once the stream has passed.
+    /// Invalid arguments are rejected before anything is launched. [`KernelError::Driver`] from the launch. If a peer
+    /// does not arrive, the [`FaultRecord`](super::FaultRecord) tells so once the stream has passed.
     pub unsafe fn barrier(&self, stream: &Stream, ranks: &Ranks, channel: u32) -> Result<(), KernelError> {
         ranks.check(Kernel::Barrier)?;
         check_channel(Kernel::Barrier, channel)?;
@@ -35,8 +37,8 @@ impl Kernels {
         Ok(())
     }
 
-    /// Signals rank `to` on a channel: what this rank wrote before, on this stream, that rank sees after its
-    /// [`wait_signal`](Self::wait_signal). Waits until the signal before this one was taken.
+    /// Signals rank `to` on a channel: writes of this rank before the signal, on this stream, are visible to that
+    /// rank after its [`wait_signal`](Self::wait_signal). Waits until the previous signal was taken.
     ///
     /// # Safety
     /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller).
@@ -54,7 +56,7 @@ impl Kernels {
         unsafe { self.signal(stream, ranks, (Kernel::PutSignal, PUT, "to"), to, channel) }
     }
 
-    /// Waits for a signal of rank `from` on a channel, and takes it.
+    /// Waits for a signal of rank `from` on a channel, and resets it.
     ///
     /// # Safety
     /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller).

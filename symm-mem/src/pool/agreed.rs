@@ -1,4 +1,4 @@
-//! Allocations of a length that the ranks agree on, where each needs another one.
+//! Agreed allocations: every rank needs another length, and all agree on one.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::{
     commit::driver::Line,
 };
 
-/// Why an agreed allocation failed.
+/// Error of an agreed allocation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AgreedError {
-    /// The ranks did not agree: the same on all of them, and nothing was allocated on any.
+    /// The ranks did not agree. The same value on all of them; nothing was allocated on any.
     #[error("agreed allocation in {pool} refused on all ranks: {refusal}")]
     Refused {
         /// The pool.
@@ -23,33 +23,35 @@ pub enum AgreedError {
         /// Why.
         refusal: Refusal,
     },
-    /// The ranks agreed, but this one has no room. The others may have: the next commit tells all of them.
+    /// The ranks agreed, but this one has no room. Others may have allocated; the next commit reports the difference
+    /// to all.
     #[error("the ranks agreed on {bytes} bytes in {pool}")]
     Allocation {
         /// The pool.
         pool: PoolId,
-        /// What they agreed on, in bytes.
+        /// The agreed length in bytes.
         bytes: u64,
-        /// Why there is no room.
+        /// The reason why there is no room.
         source: SymmetricError,
     },
-    /// The store failed. The others miss this rank, or have allocated without it: the next commit tells all of them.
+    /// The store failed. The others report this rank as missing, or have allocated without it; the next commit
+    /// reports the difference to all.
     #[error("agreed allocation in {pool} could not reach the store")]
     Store {
         /// The pool.
         pool: PoolId,
-        /// What the store said.
+        /// Error of the store.
         source: StoreError,
     },
-    /// What stands in the store is no decision.
+    /// The value in the store is not a decision.
     #[error("what stands in the store for {pool} cannot be read: does another program write under its keys?")]
     Unreadable {
         /// The pool.
         pool: PoolId,
-        /// Why not.
+        /// The reason why it cannot be read.
         source: Malformed,
     },
-    /// The machine was driven wrongly: a bug of this crate.
+    /// The state machine was driven in the wrong order: a bug of this crate.
     #[error("an agreed allocation in {pool} was driven out of step; this is a bug of symm-mem")]
     OutOfStep {
         /// The pool.
@@ -58,11 +60,12 @@ pub enum AgreedError {
 }
 
 impl SymmetricPool {
-    /// A block as long as the longest that any rank of the domain needs; this one needs `bytes`. For ragged sizes,
-    /// such as the tokens that each rank got: the same placement everywhere, and room for all.
+    /// Allocates a block as long as the longest that any rank of the domain needs; this rank needs `bytes`. For sizes
+    /// that differ between ranks, such as the tokens that each rank got: the placement is the same everywhere, with
+    /// room for all.
     ///
-    /// Collective over the whole domain, within `deadline`: every rank calls it at the same point of the program, also
-    /// one that needs nothing (0 bytes). The block's [`bytes`](SymmetricBlock::bytes) is what was agreed on. If no rank
+    /// Collective over the whole domain, within `deadline`: every rank calls it at the same point of the program,
+    /// also a rank that needs nothing (0 bytes). The agreed length is [`bytes`](SymmetricBlock::bytes) of the block.
     /// needs anything, that is an error of the allocation, on all.
     ///
     /// # Errors
@@ -102,7 +105,7 @@ impl SymmetricPool {
         })
     }
 
-    /// Begins the next agreement on a length, of which this rank needs `bytes`, and returns its machine.
+    /// Begins the next agreement on a length, and returns its state machine. This rank needs `bytes`.
     pub(crate) fn begin_length(&self, bytes: u64, deadline: Duration) -> Length {
         let round = {
             let mut meetings = self.meetings();
@@ -113,8 +116,8 @@ impl SymmetricPool {
         Length::new(self.id(), round, domain.rank(), domain.ranks().to_vec(), bytes, deadline)
     }
 
-    /// Leaves a meeting of the whole domain. Returns also the keys that this rank is to remove, since nobody reads them
-    /// any more.
+    /// Leaves a meeting of the whole domain. Also returns the keys that this rank must remove, because no rank reads
+    /// them any more.
     pub(crate) fn leave<T>(&self, meeting: Conclusion<T>) -> (Result<T, Ending>, Vec<String>) {
         let mut meetings = self.meetings();
         let doomed = match meeting.all_arrived {

@@ -7,12 +7,12 @@ use cuda_driver::DevicePtr;
 
 use super::memory::Memory;
 
-/// A block of a symmetric pool: at the same place on every rank of the domain. Clones are the same block; it is freed
-/// when the last is dropped.
+/// A block of a symmetric pool, at the same place on every rank of the domain. Clones share the block; it is freed
+/// when the last one is dropped.
 ///
-/// Freeing is part of the sequence that ranks promise to share: the last clones are dropped at the same point of
-/// the program on every rank. The memory may be placed again by the next allocation, so its uses on every rank are
-/// ordered before what uses it next.
+/// Freeing is part of the sequence of requests that must be equal on all ranks: the last clones are dropped at the
+/// same point of the program on every rank. The next allocation may reuse the memory, so on every rank the uses of
+/// the block must be ordered before those of its successor.
 #[derive(Debug, Clone)]
 pub struct SymmetricBlock {
     inner: Arc<Inner>,
@@ -30,12 +30,12 @@ impl SymmetricBlock {
         Self { inner: Arc::new(Inner { memory, placed, requested }) }
     }
 
-    /// Where it is on this rank.
+    /// Address of its first byte on this rank.
     pub fn ptr(&self) -> DevicePtr {
         DevicePtr(self.inner.placed.address)
     }
 
-    /// How many bytes were asked for.
+    /// Number of bytes that were requested.
     pub fn bytes(&self) -> u64 {
         self.inner.requested
     }
@@ -44,7 +44,7 @@ impl SymmetricBlock {
         &self.inner.memory
     }
 
-    /// Where it is on every rank.
+    /// Its place in the pool, the same on every rank.
     pub fn placement(&self) -> Placement {
         self.inner.placed.placement
     }

@@ -1,21 +1,22 @@
-//! Declared graph captures: a pool does not grow meanwhile, and a pin keeps what is used.
+//! Declared graph captures: the pool does not grow during a capture, and a pin keeps the memory that the graph uses.
 
 use std::sync::Arc;
 
 use super::{SymmetricBlock, memory::Memory};
 
-/// A declared capture in progress. Meanwhile the pool is frozen: an allocation without room is an error, and a commit is
-/// refused on all members.
+/// A declared capture in progress. While it lives, the pool is frozen: an allocation without room is an error, and a
+/// commit is refused on all members.
 ///
-/// No declaration is needed for a graph to keep the blocks that it uses: collectives and messages of a group, kernels of
-/// [`kernels`](crate::kernels) and transfers of an [`exchange`](crate::exchange) that a stream captures pin them until the
-/// graph and its executables are dropped, if the capture was begun by
-/// [`Stream::begin_capture`](cuda_driver::Stream::begin_capture). A declaration is for what this crate does not see: blocks
-/// that only kernels of the program's own use, and captures that another library began. It also keeps the pool from growing.
+/// A graph keeps most blocks that it uses without a declaration: those of collectives and messages of a group, of
+/// kernels of [`kernels`](crate::kernels) and of transfers of an [`exchange`](crate::exchange). A stream that
+/// captures them pins the blocks until the graph and its executables are dropped, if
+/// [`Stream::begin_capture`](cuda_driver::Stream::begin_capture) began the capture. A declaration is for uses that
+/// this crate does not see: blocks used by the program's own kernels only, and captures begun by another library. It
+/// also keeps the pool from growing.
 ///
-/// What is looked up meanwhile is taken as used by the captured work: its segment, and the blocks there, even if
-/// their owners drop them before the capture ends. So is what is allocated meanwhile. A capture that is dropped, and not
-/// finished, leaves no pin.
+/// Blocks that are looked up or allocated during the capture count as used by it, with their segments, even if their
+/// owners drop them before the capture ends. A capture that is dropped without [`finish`](Self::finish) leaves no
+/// pin.
 #[derive(Debug)]
 pub struct PoolCapture {
     memory: Arc<Memory>,
@@ -30,13 +31,13 @@ impl PoolCapture {
         Self { memory, pin, is_finished: false, used: Vec::new() }
     }
 
-    /// Notes that captured work uses `block`, for who did not look it up.
+    /// Declares that captured work uses `block`, if it was not looked up during the capture.
     pub fn uses(&mut self, block: &SymmetricBlock) {
         self.memory.note_use(block.placement(), block.bytes());
         self.used.push(block.clone());
     }
 
-    /// Ends the capture. The pin is to live as long as the graph and what was instantiated from it.
+    /// Ends the capture. Keep the pin as long as the graph and its executables live.
     pub fn finish(mut self) -> GraphPin {
         self.is_finished = true;
         let (pin, segments) = (self.pin, self.memory.end_capture(self.pin));
@@ -53,10 +54,10 @@ impl Drop for PoolCapture {
     }
 }
 
-/// What a captured graph uses, as far as it was declared. While it lives, its blocks are not placed again, its segments are
-/// not retired, on no rank, and the pool's memory stays.
+/// The memory that a captured graph was declared to use. While it lives, its blocks are not reused, no rank retires
+/// its segments, and the pool's memory stays.
 ///
-/// Dropping it frees blocks that nobody else holds: do so at the same point of the program on every rank.
+/// Dropping it frees blocks without another owner: drop it at the same point of the program on every rank.
 #[derive(Debug)]
 #[must_use = "a graph's blocks are free for others once its pin is dropped"]
 pub struct GraphPin {
@@ -67,12 +68,12 @@ pub struct GraphPin {
 }
 
 impl GraphPin {
-    /// The blocks that the graph was said to use ([`PoolCapture::uses`]).
+    /// The blocks that were declared with [`PoolCapture::uses`].
     pub fn blocks(&self) -> &[SymmetricBlock] {
         &self.blocks
     }
 
-    /// The segments that the graph uses, by ordinal.
+    /// Ordinals of the segments that the graph uses.
     pub fn segments(&self) -> impl Iterator<Item = u32> + '_ {
         self.segments.iter().copied()
     }

@@ -1,4 +1,4 @@
-//! Which way a group's collectives take to a buffer, and why.
+//! Explains how a group's collectives access a buffer, and why.
 
 use std::fmt;
 
@@ -11,60 +11,59 @@ use crate::{
     commit::{SymmetricGroup, lock},
 };
 
-/// Which way a group's collectives take to a buffer.
+/// The means by which a group's collectives access a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Path {
-    /// By a window: the members' kernels read and write each other's memory.
+    /// Through a window: the members' kernels read and write each other's memory.
     Window {
-        /// How many windows the group's communicator registered before it; equal on all members.
+        /// Number of windows that the group's communicator registered before it; equal on all members.
         serial: u64,
-        /// Where in the window the buffer begins, in bytes.
+        /// First byte of the buffer in the window.
         offset: u64,
     },
     /// The buffer is registered with this rank's communicator, so that transports need no copies.
     Registered,
-    /// By the communicator's own buffers.
+    /// Through the communicator's own buffers.
     Plain,
 }
 
-/// Why a buffer is used as it is.
+/// Reason for the path to a buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Why {
     /// All members have agreed on its window.
     Agreed,
-    /// All members have agreed that it lies at the same place everywhere, but not in a window.
+    /// All members have agreed that it lies at the same place everywhere, but is not in a window.
     NoWindow(NoWindows),
-    /// The same; and all have agreed not to register it plainly, since one of them cannot.
+    /// Like `NoWindow`; and all members have agreed not to register it plainly, since one of them cannot.
     NotRegistered {
-        /// Why it has no window.
+        /// Reason why it has no window.
         window: NoWindows,
-        /// Who cannot register it, and why.
+        /// The rank that cannot register it, and the reason.
         registration: String,
     },
     /// It is not in this pool.
     Elsewhere,
-    /// It runs out of its segment.
+    /// It extends beyond its segment.
     SpansSegments(LookupError),
-    /// Its segment has not been committed for the group: because of what the last commit left out or was refused for,
-    /// if anything.
+    /// Its segment has not been committed for the group; with the refusal of the last commit, if there was one.
     NotCommitted(Option<Refusal>),
-    /// The group is dead.
+    /// The group is poisoned.
     Poisoned(Poison),
     /// Members of the group are outside the pool's domain.
     OutsideDomain(Vec<u32>),
 }
 
-/// What a group does with a buffer, and why.
+/// The path of a group's collectives to a buffer, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Explanation {
     /// The group.
     pub group: GroupId,
-    /// Where the buffer is in the pool, equal on all ranks of the domain, if it lies there.
+    /// Place of the buffer in the pool, equal on all ranks of the domain; `None` if it is not in the pool.
     pub placement: Option<Placement>,
-    /// The way to it.
+    /// The path.
     pub path: Path,
-    /// Why that.
+    /// The reason for the path.
     pub why: Why,
 }
 
@@ -101,9 +100,10 @@ impl fmt::Display for Explanation {
 }
 
 impl SymmetricPool {
-    /// Which way `group`'s collectives take to the `bytes` at `ptr`, and why. Not collective: it tells what the members
-    /// have agreed on, so a window, plain registration or none is the answer on all of them. For a buffer without a window,
-    /// unless the group is dead, it waits for the end of a commit of the group that is under way: until its deadline at worst.
+    /// Explains how `group`'s collectives access the `bytes` bytes at `ptr`, and why. Not collective: it reports the
+    /// agreement of the members, so the path is the same on all of them. For a buffer without a window, unless the
+    /// group is poisoned, it blocks while a commit of the group is under way: at worst until the deadline of that
+    /// commit.
     pub fn explain(&self, ptr: DevicePtr, bytes: u64, group: &dyn SymmetricGroup) -> Explanation {
         let id = group.id();
         let plain = if group.is_registered(ptr, bytes) { Path::Registered } else { Path::Plain };

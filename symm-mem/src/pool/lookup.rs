@@ -1,4 +1,4 @@
-//! From an address to its segment and to what a group may do with it.
+//! Look-up of an address: its segment, and the segment's state in a group.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::{
     commit::PlainRegistration,
 };
 
-/// What a segment is to a group.
+/// State of a segment in a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
     /// Not committed for the group: its members must not use it as symmetric memory.
@@ -21,7 +21,7 @@ pub enum Standing {
     Registered,
     /// All members have it as this window.
     Window {
-        /// How many windows the group's communicator registered before it; equal on all members.
+        /// Number of windows that the group's communicator registered before it; equal on all members.
         serial: u64,
     },
 }
@@ -35,32 +35,32 @@ impl Standing {
     }
 }
 
-/// Where an address lies.
+/// Result of looking up an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Residence {
     /// Its place in the pool, equal on all ranks of the domain.
     pub placement: Placement,
-    /// What its segment is to the group that was asked for.
+    /// State of its segment in the group of the look-up.
     pub standing: Standing,
 }
 
-/// Why an address has no residence.
+/// Error of a look-up.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LookupError {
-    /// The range runs out of its segment: no window covers it, though the library would take it.
+    /// The range extends beyond its segment: no window covers it, though NCCL would accept it.
     #[error(
         "SpansSegments: {bytes} bytes at {address:#x} run past the end of segment {ordinal} at {end:#x}; no collective \
          may use them as one buffer"
     )]
     SpansSegments {
-        /// The range's begin.
+        /// First address of the range.
         address: u64,
         /// Its length in bytes.
         bytes: u64,
         /// The segment in which it begins.
         ordinal: u32,
-        /// The segment's end.
+        /// First address behind the segment.
         end: u64,
     },
 }
@@ -72,17 +72,17 @@ struct Extent {
     ordinal: u32,
 }
 
-/// What a pool's segments are to a group, by ordinal.
+/// States of a pool's segments in a group, by ordinal.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Standings {
     standings: Vec<Standing>,
-    /// Each with where in it the segment begins.
+    /// Each window with the first byte of the segment in it.
     windows: Vec<Option<(Window, u64)>>,
     registered: Vec<(u32, Arc<PlainRegistration>)>,
 }
 
 impl Standings {
-    /// Enters segment `ordinal`, with its window and where in it the segment begins, if it is one.
+    /// Enters segment `ordinal`, with its window and its first byte in the window, if it has one.
     pub(crate) fn enter(&mut self, ordinal: u32, standing: Standing, window: Option<(Window, u64)>) {
         let at = ordinal as usize;
         if self.standings.len() <= at {
@@ -93,7 +93,7 @@ impl Standings {
         self.windows[at] = window;
     }
 
-    /// Notes that these segments, which were entered without a window, are registered plainly.
+    /// Marks these segments, which were entered without a window, as registered plainly.
     pub(crate) fn enter_registered(
         &mut self,
         ordinals: impl IntoIterator<Item = u32>,
@@ -107,27 +107,27 @@ impl Standings {
         self.registered.extend(registered);
     }
 
-    /// How many segments are the group's.
+    /// Number of segments that are committed for the group.
     pub(crate) fn committed(&self) -> usize {
         self.standings.iter().filter(|standing| **standing != Standing::Pending).count()
     }
 
-    /// How many windows there are.
+    /// Number of windows.
     pub(crate) fn windows(&self) -> usize {
         let mut serials: Vec<u64> = self.standings.iter().filter_map(Standing::serial).collect();
-        // Those of one window follow each other.
+        // The segments of one window are adjacent.
         serials.dedup();
         serials.len()
     }
 
-    /// The segments that share the window of segment `ordinal`, with it.
+    /// The segments that share the window of segment `ordinal`, including itself.
     fn sharing(&self, ordinal: u32) -> impl Iterator<Item = u32> + '_ {
         let own = self.at(ordinal).serial();
         let shares = move |standing: &Standing| own.is_some() && standing.serial() == own;
         (0..).zip(&self.standings).filter(move |(_, standing)| shares(standing)).map(|(ordinal, _)| ordinal)
     }
 
-    /// Takes segment `ordinal` out.
+    /// Removes segment `ordinal`.
     pub(crate) fn remove(&mut self, ordinal: u32) {
         if let Some(standing) = self.standings.get_mut(ordinal as usize) {
             *standing = Standing::Pending;
@@ -143,17 +143,18 @@ impl Standings {
     }
 }
 
-/// All segments by address, and by group what they are to it, or why it is dead. Never changed: a new one takes its place.
+/// All segments by address, and their states by group, or why a group is poisoned. Immutable: an update replaces the
+/// whole table.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table {
     extents: Vec<Extent>,
     groups: Vec<(GroupId, Standings)>,
-    /// The groups that are dead, and why.
+    /// The groups that are poisoned, and why.
     dead: Vec<(GroupId, Poison)>,
 }
 
 impl Table {
-    /// The table with one more segment of `bytes` at `begin`.
+    /// Returns the table with one more segment, of `bytes` bytes at `begin`.
     pub(crate) fn with_segment(&self, ordinal: u32, begin: u64, bytes: u64) -> Self {
         let mut table = self.clone();
         let at = table.extents.partition_point(|extent| extent.begin < begin);
@@ -161,7 +162,7 @@ impl Table {
         table
     }
 
-    /// The table without these segments.
+    /// Returns the table without these segments.
     pub(crate) fn without_segments(&self, ordinals: &[u32]) -> Self {
         let mut table = self.clone();
         table.extents.retain(|extent| !ordinals.contains(&extent.ordinal));
@@ -171,21 +172,21 @@ impl Table {
         table
     }
 
-    /// The table in which the segments of `group` have `standings`.
+    /// Returns the table in which the segments of `group` have `standings`.
     pub(crate) fn with_group(&self, group: GroupId, standings: Standings) -> Self {
         let mut table = self.without_group(group);
         table.groups.push((group, standings));
         table
     }
 
-    /// The table in which `group` has nothing, as it is dead.
+    /// Returns the table in which `group` is poisoned and has no segments.
     pub(crate) fn with_poison(&self, group: GroupId, poison: Poison) -> Self {
         let mut table = self.without_group(group);
         table.dead.push((group, poison));
         table
     }
 
-    /// The table without `group`.
+    /// Returns the table without `group`.
     pub(crate) fn without_group(&self, group: GroupId) -> Self {
         let mut table = self.clone();
         table.groups.retain(|(id, _)| *id != group);
@@ -193,23 +194,23 @@ impl Table {
         table
     }
 
-    /// Why `group` is dead, if it is.
+    /// Returns why `group` is poisoned, if it is.
     pub(crate) fn poison(&self, group: GroupId) -> Option<&Poison> {
         self.dead.iter().find(|(id, _)| *id == group).map(|(_, poison)| poison)
     }
 
-    /// What the pool's segments are to `group`; `None` if it has never committed any.
+    /// States of the pool's segments in `group`; `None` if it has never committed any.
     pub(crate) fn standings(&self, group: GroupId) -> Option<&Standings> {
         self.groups.iter().find(|(id, _)| *id == group).map(|(_, standings)| standings)
     }
 
-    /// The groups that have segment `ordinal`.
+    /// The groups for which segment `ordinal` is committed.
     pub(crate) fn groups_of(&self, ordinal: u32) -> impl Iterator<Item = GroupId> + '_ {
         let has = move |(id, it): &(GroupId, Standings)| (it.at(ordinal) != Standing::Pending).then_some(*id);
         self.groups.iter().filter_map(has)
     }
 
-    /// The window of `group` that segment `ordinal` lies in, if it does, and where in it the segment begins.
+    /// The window of `group` that contains segment `ordinal`, and the segment's first byte in it.
     pub(crate) fn window(&self, ordinal: u32, group: GroupId) -> Option<&(Window, u64)> {
         self.standings(group)?.windows.get(ordinal as usize)?.as_ref()
     }
@@ -220,7 +221,7 @@ impl Table {
         registered.iter().find(|(at, _)| *at == ordinal).map(|(_, registration)| registration)
     }
 
-    /// A group in which one of these segments shares its window with others, and these others.
+    /// Finds one of these segments that shares a window with other segments; returns it, its group, and the others.
     pub(crate) fn parted(&self, ordinals: &[u32]) -> Option<(u32, GroupId, Vec<u32>)> {
         ordinals.iter().find_map(|ordinal| {
             self.groups.iter().find_map(|(group, standings)| {
@@ -231,7 +232,7 @@ impl Table {
         })
     }
 
-    /// The segment around `address` and its ends, if it lies in a window of `group`.
+    /// The ordinal, begin and end of the segment that contains `address`, if it lies in a window of `group`.
     pub(crate) fn windowed(&self, address: u64, group: GroupId) -> Option<(u32, u64, u64)> {
         let extent = self.around(address)?;
         let serial = self.standings(group)?.at(extent.ordinal).serial();
@@ -243,7 +244,7 @@ impl Table {
         self.extents.get(after.checked_sub(1)?).filter(|extent| address < extent.end)
     }
 
-    /// One search, whatever the number of groups; no lock, no allocation.
+    /// One binary search for any number of groups, without a lock or an allocation.
     pub(crate) fn lookup(
         &self,
         address: u64,
@@ -268,7 +269,7 @@ mod tests {
     const GROUP: GroupId = GroupId { uid: 1, epoch: 0 };
 
     proptest! {
-        /// The look-up finds what a search through all segments finds.
+        /// The look-up agrees with a linear search through all segments.
         #[test]
         fn every_address_is_found_where_it_lies(
             order in Just((0u64..20).collect::<Vec<_>>()).prop_shuffle(),
@@ -276,7 +277,8 @@ mod tests {
             address in 0u64..2200,
             bytes in 0u64..200,
         ) {
-            // Segment k lies at 100 times a drawn number; every third is followed at once by the next.
+            // Segment k begins at 100 times a drawn number plus 50. Every third slot is directly followed by the next
+            // one.
             let place = |slot: u64| (100 * slot + 50, if slot.is_multiple_of(3) { 100 } else { 60 });
             let mut table = Table::default();
             for (ordinal, slot) in (0..).zip(&order) {

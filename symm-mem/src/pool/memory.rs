@@ -1,12 +1,12 @@
-//! A pool's memory, who keeps it, and what graphs have pinned in it.
+//! A pool's memory, its owners, and the pins of graphs.
 //!
-//! Kept by the pool, its blocks, its graph pins, the graphs that use it, and every communicator that has windows in it.
-//! The last of them to go gives the segments back, so memory is never taken from under a window. A retired segment goes
-//! earlier, once all ranks have said that nothing reaches it.
+//! Owners are the pool, its blocks, its graph pins, the graphs that use it, and every communicator that has windows
+//! in it. The last owner to be dropped frees the segments, so memory is never freed under a window. A retired segment
+//! is freed earlier, once all ranks have reported that nothing can access it.
 //!
-//! Work that a stream captures pins the blocks that it uses, whichever call enqueued it: [`GraphMemory::used_by_graph`].
-//! The graph and its executables hold the pin. Where another library began the capture they cannot, and the captures that
-//! are declared hold it, or the memory itself for good.
+//! Captured work pins the blocks that it uses, for every call that enqueues: [`GraphMemory::used_by_graph`]. The
+//! graph and its executables hold the pin. If another library began the capture, they cannot hold it. Then declared
+//! captures hold the pin; without one, the memory is pinned forever.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,39 +23,39 @@ use process_group::graph_memory::{self, GraphMemory};
 
 use crate::{agreement::PoolId, rendezvous::Homes};
 
-/// What captured work has used of a pool.
+/// The part of a pool that captured work has used.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Used {
     segments: BTreeSet<u32>,
     blocks: BTreeSet<Placement>,
 }
 
-/// What captures and graphs hold.
+/// The pins of captures and graphs.
 #[derive(Debug, Default)]
 pub(super) struct Pins {
     next: u64,
-    /// By number of the pin.
+    /// Keyed by the number of the pin.
     used: BTreeMap<u64, Used>,
-    /// The pins of declared captures that are in progress.
+    /// Pins of declared captures in progress.
     declared: BTreeSet<u64>,
-    /// The pins that graphs hold, by the driver's number of the capture.
+    /// Pins that graphs hold, by the driver's id of the capture.
     graphs: BTreeMap<u64, (u64, Weak<GraphHold>)>,
-    /// How many pins hold a segment.
+    /// Number of pins of each segment.
     segments: BTreeMap<u32, u64>,
     blocks: BTreeMap<Placement, Hold>,
 }
 
-/// The pin that nobody lets go of: of graphs that say to nobody when they go.
+/// The pin that is never released: for graphs that do not report their end.
 const FOR_GOOD: u64 = 0;
 
 impl Pins {
-    /// A new pin, which holds nothing yet.
+    /// Makes a new pin, which holds nothing yet.
     fn pin(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
 
-    /// Has `pin` hold segment `ordinal` and these blocks.
+    /// Adds segment `ordinal` and these blocks to `pin`.
     fn hold(&mut self, pin: u64, ordinal: u32, blocks: &[Placement]) {
         let used = self.used.entry(pin).or_default();
         if used.segments.insert(ordinal) {
@@ -68,7 +68,7 @@ impl Pins {
         }
     }
 
-    /// Ends `pin`. The blocks that are to be freed now, since their owners had dropped them.
+    /// Removes `pin`. Returns the blocks that must be freed now, because their owners have dropped them.
     fn unpin(&mut self, pin: u64) -> Vec<Placement> {
         self.declared.remove(&pin);
         self.graphs.retain(|_, (own, _)| *own != pin);
@@ -107,7 +107,7 @@ impl Drop for GraphHold {
 #[derive(Debug, Default)]
 struct Hold {
     pins: u64,
-    /// Its owner has dropped it: it is freed with the last pin.
+    /// Its owner has dropped it, so it is freed with the last pin.
     dropped: bool,
 }
 
@@ -118,12 +118,12 @@ struct Inside {
 
 pub(crate) struct Memory {
     me: Weak<Self>,
-    /// What this rank has mapped of its peers' segments.
+    /// This rank's mappings of its peers' segments.
     homes: Homes,
     id: PoolId,
-    /// `None` only while it is dropped.
+    /// `None` only during drop.
     inside: Mutex<Option<Inside>>,
-    /// How many declared captures are in progress, for who looks something up.
+    /// Number of declared captures in progress; read by look-ups without the lock.
     capturing: AtomicU32,
 }
 
@@ -141,18 +141,18 @@ impl Memory {
         self.id
     }
 
-    /// Where the segments lie on other ranks.
+    /// This rank's mappings of its peers' segments.
     pub(crate) fn homes(&self) -> &Homes {
         &self.homes
     }
 
-    /// The arena, for this thread alone. A guard and not a call with a closure, so that the arena's log sees the
-    /// line of the program that asked.
+    /// Locks the arena. Returns a guard instead of calling a closure, so that the arena's log sees the caller's
+    /// source line.
     pub(crate) fn arena(&self) -> Arena<'_> {
         Arena(self.inside.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether a declared capture is in progress.
+    /// Returns whether a declared capture is in progress.
     #[inline]
     pub(super) fn is_capturing(&self) -> bool {
         self.capturing.load(Ordering::Relaxed) > 0
@@ -169,7 +169,7 @@ impl Memory {
         pin
     }
 
-    /// Ends a declared capture. Its pin stays; the segments that it holds.
+    /// Ends a declared capture. Its pin stays. Returns the segments that the pin holds.
     pub(super) fn end_capture(&self, pin: u64) -> Vec<u32> {
         let mut arena = self.arena();
         arena.unfreeze();
@@ -179,7 +179,7 @@ impl Memory {
         pins.used.get(&pin).map(|used| used.segments.iter().copied().collect()).unwrap_or_default()
     }
 
-    /// The declared captures use `bytes` at `place`: all of them, since it is not known on whose behalf.
+    /// Records a use of `bytes` bytes at `place` for all declared captures: it is unknown which one uses them.
     #[cold]
     pub(super) fn note_use(&self, place: Placement, bytes: u64) {
         let mut arena = self.arena();
@@ -189,7 +189,7 @@ impl Memory {
         declared.into_iter().for_each(|pin| pins.hold(pin, place.ordinal, &blocks));
     }
 
-    /// Ends a pin.
+    /// Removes a pin.
     pub(super) fn unpin(&self, pin: u64) {
         let mut arena = self.arena();
         for block in arena.pins().unpin(pin) {
@@ -198,7 +198,7 @@ impl Memory {
         }
     }
 
-    /// The pin of the graph that the driver's capture of this number makes.
+    /// The pin of the graph that the driver's capture with this id makes.
     pub(crate) fn graph_hold(&self, capture: u64) -> Option<Arc<GraphHold>> {
         let memory = self.me.upgrade()?;
         let mut arena = self.arena();
@@ -211,7 +211,7 @@ impl Memory {
         Some(hold)
     }
 
-    /// Has the graph's pin hold what lies in the `bytes` at `address`.
+    /// Adds the segments and blocks in the `bytes` bytes at `address` to the graph's pin.
     pub(crate) fn hold_for_graph(&self, hold: &GraphHold, address: u64, bytes: u64) {
         self.hold_range(&[hold.pin], address, bytes);
     }
@@ -224,7 +224,7 @@ impl Memory {
         }
     }
 
-    /// Pins what a graph uses that cannot hold it itself: for the declared captures, or for good.
+    /// Pins memory for a graph that cannot hold a pin itself: by the declared captures, or forever.
     pub(super) fn hold_without_graph(&self, address: u64, bytes: u64) {
         let mut declared: Vec<u64> = self.arena().pins().declared.iter().copied().collect();
         if declared.is_empty() {
@@ -233,7 +233,7 @@ impl Memory {
         self.hold_range(&declared, address, bytes);
     }
 
-    /// The owner of the block at `place` has dropped it. Freed now, or when the last graph lets go.
+    /// The owner of the block at `place` has dropped it. Frees it now, or with the last pin.
     pub(super) fn drop_block(&self, place: Placement) {
         let mut arena = self.arena();
         if let Some(hold) = arena.pins().blocks.get_mut(&place) {
@@ -241,7 +241,7 @@ impl Memory {
             return;
         }
         let freed = arena.free(place);
-        // It was placed and this is the only one that frees it.
+        // Cannot fail: the block was placed, and it is freed only here.
         debug_assert!(freed.is_ok(), "{freed:?}");
     }
 }
@@ -256,7 +256,7 @@ impl GraphMemory for Memory {
         if self.arena().places(address, bytes).is_empty() {
             return Ok(());
         }
-        // No graph comes of a capture that was ruined.
+        // An invalidated capture does not yield a graph.
         let Some(capture) = stream.capture_info()?.id else { return Ok(()) };
         let Some(hold) = self.graph_hold(capture) else { return Ok(()) };
         self.hold_for_graph(&hold, address, bytes);
@@ -270,16 +270,16 @@ impl GraphMemory for Memory {
 /// The arena of a pool, locked.
 pub(crate) struct Arena<'a>(MutexGuard<'a, Option<Inside>>);
 
-/// Who borrows a memory keeps it from being dropped, and only then the arena is gone.
+/// A borrow of the memory keeps it from being dropped, and the arena is gone only during drop.
 const THERE: &str = "the arena is there while the memory is";
 
 impl Arena<'_> {
-    /// How many captures and graphs use a segment.
+    /// Number of captures and graphs that use a segment.
     pub(crate) fn graphs_of(&self, ordinal: u32) -> u64 {
         self.0.as_ref().and_then(|inside| inside.pins.segments.get(&ordinal).copied()).unwrap_or(0)
     }
 
-    /// The parts of the `bytes` at `address` that lie in segments: where, and how long.
+    /// The parts of the `bytes` bytes at `address` that lie in segments: place and length of each.
     fn places(&self, address: u64, bytes: u64) -> Vec<(Placement, u64)> {
         let end = address.saturating_add(bytes);
         let part = |segment: &SymmetricSegment| {
@@ -315,7 +315,7 @@ impl Drop for Memory {
         if let Some(Inside { arena, .. }) =
             self.inside.get_mut().unwrap_or_else(PoisonError::into_inner).take()
         {
-            // What a source cannot take back stays its own to account for; it has reported it.
+            // Memory that a source cannot release remains in its own accounts; it has reported the error.
             let _ = arena.release();
         }
     }

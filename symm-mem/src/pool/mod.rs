@@ -1,17 +1,17 @@
-//! Symmetric pools: placement that is the same on every rank, memory that stays, look-up.
+//! Symmetric pools: equal placement on every rank, the lifetime of memory, and look-up.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `memory` | the segments, kept until nobody can reach them |
-//! | `block`, `capture` | who holds what |
-//! | `lookup` | from an address to its segment and its standing in a group |
-//! | `explain` | which way a group's collectives take to a buffer, and why |
-//! | `peers` | where the other members of a group have a block, by its window |
-//! | `places` | where buffers lie, for groups that compare it before each operation |
+//! | `memory` | the segments, kept until nothing can access them |
+//! | `block`, `capture` | the owners of memory |
+//! | `lookup` | from an address to its segment and the segment's state in a group |
+//! | `explain` | how a group's collectives access a buffer, and why |
+//! | `peers` | addresses of a block on the other members of a group, by its window |
+//! | `places` | places of buffers, for groups that compare them before each operation |
 //! | `agreed` | allocations of a length that the ranks agree on |
-//! | `retire` | segments that go, on all ranks or on none |
+//! | `retire` | removal of segments, on all ranks or on none |
 //!
-//! Allocation only places and journals; windows are made by a commit alone.
+//! Allocation only places blocks and logs requests; only a commit makes windows.
 
 mod agreed;
 mod block;
@@ -60,11 +60,11 @@ use crate::{
     domain::Domain,
 };
 
-/// A pool whose blocks lie at the same place on every rank of its domain, and whose segments become windows of the
-/// groups that it is committed for.
+/// A pool whose blocks lie at the same place on every rank of its domain. Its segments become windows of the groups
+/// for which it is committed.
 ///
-/// The ranks of the domain ask it for the same things in the same order; [`commit`](Self::commit) finds out if
-/// they did not. Used by one thread at a time (it is `Sync`, but the order of two threads would be an accident).
+/// The ranks of the domain must make the same requests in the same order; [`commit`](Self::commit) reports it if they
+/// did not. Use it from one thread at a time: it is `Sync`, but the order of two threads is not deterministic.
 pub struct SymmetricPool {
     id: PoolId,
     domain: Domain,
@@ -72,27 +72,28 @@ pub struct SymmetricPool {
     memory: Arc<Memory>,
     table: Arc<ArcSwap<Table>>,
     seats: Mutex<BTreeMap<GroupId, Arc<Mutex<Seated>>>>,
-    /// The segments that were retired, in that order.
+    /// The retired segments, in the order of retirement.
     retired: Mutex<Vec<u32>>,
     meetings: Mutex<Meetings>,
-    /// After the table.
+    /// Declared last, to be dropped after the table.
     _farewell: places::Farewell,
 }
 
-/// What is counted of the meetings of the whole domain.
+/// State of the meetings of the whole domain.
 #[derive(Debug, Default)]
 struct Meetings {
     lengths: u64,
     retirements: u64,
-    /// Keys of earlier meetings that this rank removes once all have come to a later one.
+    /// Keys of earlier meetings. This rank removes them once all ranks have joined a later meeting.
     used_keys: Vec<String>,
 }
 
 impl SymmetricPool {
-    /// A pool of `domain` on the device of `context`. Its segments are virtual memory that other processes can have by
-    /// file descriptor, and by fabric handle too where the driver [grants](Sharing::granted) it; they lie one behind the
-    /// other and grow as `geometry` says, equal on all ranks. Not collective, but all ranks make a domain's pools in the
-    /// same order. For memory that can be had otherwise: [`with_source`](Self::with_source).
+    /// Makes a pool of `domain` on the device of `context`. Its segments are virtual memory. Other processes can map
+    /// it by file descriptor, and by fabric handle if the driver [grants](Sharing::granted) that. The segments are
+    /// contiguous in the address space and grow by `geometry`, which must be equal on all ranks. Not collective, but
+    /// all ranks must make a domain's pools in the same order. For other kinds of memory use
+    /// [`with_source`](Self::with_source).
     ///
     /// # Errors
     /// [`SymmetricError::Source`] if the device has no such memory, or none left to find out how it can be had.
@@ -105,8 +106,8 @@ impl SymmetricPool {
         Ok(Self { context: Some(context.clone()), ..pool })
     }
 
-    /// A pool over the memory of `source`, which must be what the group's library can register: with windows to be had,
-    /// a commit is refused on all members if it is not [exportable](SegmentSource::is_exportable).
+    /// Makes a pool over the memory of `source`, which NCCL must be able to register. If the group supports windows,
+    /// a commit is refused on all members if the memory is not [exportable](SegmentSource::is_exportable).
     ///
     /// # Errors
     /// [`SymmetricError::Granularity`].
@@ -130,17 +131,17 @@ impl SymmetricPool {
         })
     }
 
-    /// The pool's name, the same on every rank.
+    /// The pool's id, the same on every rank.
     pub fn id(&self) -> PoolId {
         self.id
     }
 
-    /// The ranks that promise the same sequence of allocations.
+    /// The ranks that make the same sequence of requests.
     pub fn domain(&self) -> &Domain {
         &self.domain
     }
 
-    /// A block of `bytes`. Not collective.
+    /// Allocates a block of `bytes` bytes. Not collective.
     ///
     /// # Errors
     /// [`SymmetricError`]: no memory, or [`SymmetricError::PoolWouldGrowDuringCapture`].
@@ -151,7 +152,7 @@ impl SymmetricPool {
         Ok(self.hand_out(arena, placed, bytes))
     }
 
-    /// A block of `bytes` that errors about differences between ranks call `tag`. Not collective.
+    /// Allocates a block of `bytes` bytes, which errors about differences between ranks call `tag`. Not collective.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
@@ -166,8 +167,8 @@ impl SymmetricPool {
         Ok(self.hand_out(arena, placed, bytes))
     }
 
-    /// A segment that was made for a block is published before the block is handed out. What is allocated during a capture
-    /// may be used by what is captured, whoever enqueues it.
+    /// Publishes a new segment before its block is returned. Captures in progress may use the block, whichever thread
+    /// enqueues the work.
     #[inline]
     fn hand_out(&self, arena: Arena<'_>, placed: Placed, bytes: u64) -> SymmetricBlock {
         if placed.grown {
@@ -180,7 +181,7 @@ impl SymmetricPool {
         for stream in captures_of_this_thread() {
             let is_own = self.context.as_ref().is_none_or(|context| stream.context() == context);
             if is_own && self.memory.used_by_graph(DevicePtr(placed.address), bytes, &stream).is_err() {
-                // The driver does not say whether it captures: it may.
+                // The driver failed to report whether the stream captures, so it may.
                 self.memory.hold_without_graph(placed.address, bytes);
             }
         }
@@ -194,9 +195,9 @@ impl SymmetricPool {
         }
     }
 
-    /// Where the `bytes` at `ptr` lie, and what their segment is to `group`; `None` if not in this pool. A search
-    /// in a sorted array: no lock, no allocation. During a [capture](Self::begin_capture) what is found is also noted
-    /// as used by it.
+    /// Looks up the `bytes` bytes at `ptr`: their place, and the state of their segment in `group`. `None` if they
+    /// are not in this pool. A binary search without a lock or an allocation. During a
+    /// [capture](Self::begin_capture), the bytes are also marked as used by it.
     ///
     /// # Errors
     /// [`LookupError::SpansSegments`].
@@ -214,9 +215,9 @@ impl SymmetricPool {
         Ok(found)
     }
 
-    /// The window of `group` that the `bytes` at `ptr` lie in, and where in it they begin: for device code and
-    /// one-sided operations, which name windows and offsets. `None` where [`lookup`](Self::lookup) finds no
-    /// [`Standing::Window`].
+    /// Returns the window of `group` that contains the `bytes` bytes at `ptr`, and their first byte in it: for device
+    /// code and one-sided operations, which name windows and offsets. `None` if [`lookup`](Self::lookup) does not
+    /// find [`Standing::Window`].
     ///
     /// # Errors
     /// [`LookupError::SpansSegments`].
@@ -237,23 +238,24 @@ impl SymmetricPool {
         PoolCapture::begin(self.memory.clone())
     }
 
-    /// How many segments there are, without those that were retired.
+    /// Number of segments, without retired ones.
     pub fn segments(&self) -> usize {
         self.memory.arena().segments().iter().filter(|segment| !segment.retired).count()
     }
 
-    /// Bytes of all segments that are not retired.
+    /// Total length in bytes of all segments that are not retired.
     pub fn reserved(&self) -> u64 {
         let arena = self.memory.arena();
         arena.segments().iter().filter(|segment| !segment.retired).map(|segment| segment.bytes).sum()
     }
 
-    /// The allocation log: how many operations, and their hash. Equal on all ranks that kept the promise.
+    /// State of the allocation log: number of operations, and their hash. Equal on all ranks that made the same
+    /// requests.
     pub fn log(&self) -> LogPoint {
         self.memory.arena().log().state().into()
     }
 
-    /// Forgets a group whose communicator is gone.
+    /// Removes the state of a group whose communicator is gone.
     pub fn forget(&self, group: GroupId) {
         let seated = self.seats().get(&group).cloned();
         if let Some(seated) = seated {
@@ -266,7 +268,7 @@ impl SymmetricPool {
         &self.memory
     }
 
-    /// The segments that were retired, in that order.
+    /// The retired segments, in the order of retirement.
     pub(crate) fn retired(&self) -> Vec<u32> {
         self.retired.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -279,9 +281,9 @@ impl SymmetricPool {
         self.table.load_full()
     }
 
-    /// Replaces the table, not while another does so.
+    /// Replaces the table, under the arena's lock.
     pub(crate) fn update_table(&self, change: impl FnOnce(&Table) -> Table) {
-        // The arena's lock orders this with the publication of new segments.
+        // The lock also orders this with the publication of new segments.
         let _alone = self.memory.arena();
         self.table.store(Arc::new(change(&self.table.load())));
         places_changed();

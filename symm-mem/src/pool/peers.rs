@@ -1,4 +1,4 @@
-//! Where the other members of a group have a block, by its window.
+//! Addresses of a block on the other members of a group, by its window.
 
 use process_group::store::Deadline;
 
@@ -9,18 +9,20 @@ use crate::{
 };
 
 impl SymmetricPool {
-    /// Where every member of `group` has `block`, as this rank's device reaches it: NCCL's own mapping of the window that
-    /// the block lies in, so that nothing is exchanged or mapped once more. Local, after a
-    /// [`commit`](Self::commit) for the group. The value keeps the block, so that its segment is not retired.
+    /// Returns the addresses of `block` on every member of `group`, as this rank's device accesses them. They are
+    /// NCCL's own mappings of the block's window, so nothing is exchanged or mapped again. Local; call it after a
+    /// [`commit`](Self::commit) for the group. The returned value holds the block, so that its segment is not
+    /// retired.
     ///
-    /// NCCL tells these addresses from 2.29 on. A [rendezvous](crate::rendezvous::Rendezvous::rendezvous) for the block
-    /// gives the same type with every release, also for groups without windows.
+    /// NCCL provides these addresses from 2.29 on. A [rendezvous](crate::rendezvous::Rendezvous::rendezvous) for the
+    /// block gives the same type with every release, also for groups without windows.
     ///
     /// # Safety
-    /// The addresses are valid while the group's communicator is: nothing uses them after it was aborted or destroyed.
+    /// The addresses are valid while the group's communicator is: nothing may use them after it was aborted or
+    /// destroyed.
     ///
     /// # Errors
-    /// [`WindowPeersError::NoWindow`] for a block that is in no window of the group, and of another pool;
+    /// [`WindowPeersError::NoWindow`] for a block that is in no window of the group, or of another pool;
     /// [`WindowPeersError::Comm`] before 2.29; [`WindowPeersError::OutOfReach`].
     ///
     /// ```no_run
@@ -41,7 +43,7 @@ impl SymmetricPool {
         group: &dyn SymmetricGroup,
         deadline: Deadline,
     ) -> Result<PeerBuffers, WindowPeersError> {
-        // A block does not run out of its segment.
+        // A block does not extend beyond its segment.
         match self.window(block.ptr(), block.bytes(), group.id()) {
             Ok(Some((window, offset))) => {
                 PeerBuffers::of_block(group.communicator(), &window, offset, block, deadline)

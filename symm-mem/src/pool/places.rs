@@ -1,4 +1,4 @@
-//! Where buffers lie, for groups that compare it before each operation.
+//! Places of buffers, for groups that compare them before each operation.
 
 use std::sync::{Arc, Weak};
 
@@ -9,7 +9,7 @@ use process_group::group::{SymmetricPlaces, SymmetricPlan, SymmetricSegment, pla
 use super::{Residence, Standing, SymmetricPool, Table};
 use crate::agreement::{GroupId, PoolId, wire::Wire};
 
-/// The places of one pool, as one group sees them; none once the pool is gone.
+/// The places of one pool in one group; empty once the pool is gone.
 struct Places {
     pool: PoolId,
     group: GroupId,
@@ -23,8 +23,8 @@ impl SymmetricPlaces for Places {
         SymmetricPlan { identity, name: self.pool.to_string() }
     }
 
-    /// A place in a segment that the group has committed, with a window or without: what works without windows is to
-    /// work with them.
+    /// Returns a place in any segment that the group has committed, with a window or without, so that both cases need
+    /// the same calls of the program.
     fn locate(&self, address: u64, bytes: u64) -> Option<String> {
         let found = self.table.upgrade()?.load().lookup(address, bytes, self.group);
         match found {
@@ -44,7 +44,7 @@ impl SymmetricPlaces for Places {
     }
 }
 
-/// Groups look up anew where buffers lie when a pool goes.
+/// Makes groups look up the places of buffers again when a pool is dropped.
 pub(super) struct Farewell;
 
 impl Drop for Farewell {

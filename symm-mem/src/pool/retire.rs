@@ -1,4 +1,4 @@
-//! Segments that go: on all ranks of the domain, or on none.
+//! Retirement of segments: on all ranks of the domain, or on none.
 
 use std::{
     collections::BTreeSet,
@@ -22,29 +22,29 @@ use crate::{
     commit::{Seated, SymmetricGroup, Turn, driver::Line, end_poisoned, lock, offer::Circumstances},
 };
 
-/// What a retirement achieved; equal on all ranks but for `bytes`, `windows` and `elapsed`.
+/// Result of a retirement; equal on all ranks except for `bytes`, `windows` and `elapsed`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RetireReport {
-    /// The segments that went, by ordinal.
+    /// Ordinals of the retired segments.
     pub ordinals: Vec<u32>,
-    /// How many bytes went back to the driver: none on a rank that has a dead group, whose communicator may have windows that
-    /// could not be freed. They go with the next retirement after the pool has [forgotten](SymmetricPool::forget) the
-    /// group, or with the pool.
+    /// Number of bytes returned to the driver. It is 0 on a rank with a poisoned group, whose communicator may have
+    /// windows that could not be freed. Those bytes are returned by the next retirement after the pool has
+    /// [forgotten](SymmetricPool::forget) the group, or with the pool.
     pub bytes: u64,
-    /// How many windows this rank deregistered, of all groups.
+    /// Number of windows that this rank deregistered, in all groups.
     pub windows: usize,
-    /// From the call to the last rank's outcome.
+    /// Time from the call to the outcome of the last rank.
     pub elapsed: Duration,
 }
 
-/// Why a retirement failed.
+/// Error of a retirement.
 ///
-/// [`Refused`](Self::Refused) and [`Poisoned`](Self::Poisoned) are the same on every rank of the domain, but that
-/// each sees its own groups.
+/// [`Refused`](Self::Refused) and [`Poisoned`](Self::Poisoned) are the same on every rank of the domain, except that
+/// each rank lists its own groups.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RetireError {
-    /// Nothing was retired, on no rank; everything is as it was.
+    /// No rank retired anything; the state is unchanged.
     #[error("retirement in {pool} refused on all ranks: {refusal}")]
     Refused {
         /// The pool.
@@ -52,18 +52,18 @@ pub enum RetireError {
         /// Why.
         refusal: Refusal,
     },
-    /// The segments are out of use on all ranks, but it is not known that all windows are gone: their memory stays
-    /// until the pool goes, and the groups of the ranks that are to blame are dead.
+    /// The segments are out of use on all ranks, but some windows may still exist. The memory stays until the pool is
+    /// dropped, and the groups of the ranks that failed are poisoned.
     #[error("retirement in {pool} went wrong: {poison}; poisoned groups of this rank: {groups:?}")]
     Poisoned {
         /// The pool.
         pool: PoolId,
         /// Why.
         poison: Poison,
-        /// The groups of this rank that are dead by it.
+        /// The groups of this rank that it poisoned.
         groups: Box<[GroupId]>,
     },
-    /// The store failed, so that this rank does not know what the others decided; they will miss it.
+    /// The store failed, so this rank does not know the decision of the others. They will report it as missing.
     #[error("retirement in {pool} could not reach the store{}", if *poisoned {
         " after this rank had posted its record, so its groups are poisoned"
     } else {
@@ -72,22 +72,23 @@ pub enum RetireError {
     Store {
         /// The pool.
         pool: PoolId,
-        /// Whether this rank had posted its record: windows may be gone on others, so its groups are over.
+        /// This rank had posted its record, so others may have deregistered windows, and its groups are poisoned.
         poisoned: bool,
-        /// What the store said.
+        /// Error of the store.
         source: StoreError,
     },
-    /// What stands in the store is no decision. This rank does not know what the others do, so its groups are over.
+    /// The value in the store is not a decision. This rank does not know the decision of the others, so its groups
+    /// are poisoned.
     #[error(
         "what stands in the store for {pool} cannot be read, so its groups are poisoned: does another program write under its keys?"
     )]
     Unreadable {
         /// The pool.
         pool: PoolId,
-        /// Why not.
+        /// The reason why it cannot be read.
         source: Malformed,
     },
-    /// The machine was driven wrongly: a bug of this crate. The groups are poisoned.
+    /// The state machine was driven in the wrong order: a bug of this crate. The groups are poisoned.
     #[error("a retirement in {pool} was driven out of step; this is a bug of symm-mem")]
     OutOfStep {
         /// The pool.
@@ -96,7 +97,7 @@ pub enum RetireError {
 }
 
 impl RetireError {
-    /// What all ranks were told, if nothing was retired.
+    /// Returns the refusal that all ranks were given, if nothing was retired.
     pub fn refusal(&self) -> Option<&Refusal> {
         match self {
             RetireError::Refused { refusal, .. } => Some(refusal),
@@ -105,7 +106,7 @@ impl RetireError {
     }
 }
 
-/// A group that takes part, with this rank's seat in it.
+/// A group that takes part, with its state on this rank.
 struct Party<'a> {
     group: &'a dyn SymmetricGroup,
     seated: Arc<Mutex<Seated>>,
@@ -114,13 +115,14 @@ struct Party<'a> {
 }
 
 impl SymmetricPool {
-    /// Gives the memory of segments back: on all ranks of the domain, or on none. Their numbers are not used again.
+    /// Frees the memory of segments: on all ranks of the domain, or on none. Their ordinals are not used again.
     ///
-    /// Collective over the whole domain, within `deadline`: every rank names the same segments at the same point of
-    /// the program, after the same collectives and both ends of the same messages have been enqueued, with all groups
-    /// that have any of them (on this rank). Nothing may hold them, on any rank: no block, no [graph](super::GraphPin). Then all
-    /// devices come to rest, every rank unmaps what it has of its peers' segments and deregisters its windows, group by
-    /// group, in one order, and when all have said so the memory goes. Addresses of other blocks stay.
+    /// Collective over the whole domain, within `deadline`. Every rank names the same segments at the same point of
+    /// the program, after the same collectives and both ends of the same messages were enqueued, and passes all of
+    /// its groups that have any of the segments. No block and no [graph](super::GraphPin) of any rank may hold them.
+    /// The protocol waits until all devices are idle. Then every rank unmaps its peers' segments and deregisters its
+    /// windows, group by group in one order. When all ranks have reported that, the memory is freed. Addresses of
+    /// other blocks stay valid.
     ///
     /// # Errors
     /// [`RetireError`]. [`RetireError::Refused`] with [`Refusal::SegmentPinned`], [`Refusal::SegmentInUse`],
@@ -167,7 +169,7 @@ impl SymmetricPool {
         }
     }
 
-    /// The groups that take part, in ascending order, and what is wrong with them.
+    /// The groups that take part, in ascending order, and a problem with one of them, if any.
     fn parties<'a>(&self, groups: &[&'a dyn SymmetricGroup]) -> (Vec<Party<'a>>, Option<String>) {
         let mut trouble = None;
         let mut parties: Vec<Party<'a>> = Vec::new();
@@ -191,7 +193,7 @@ impl SymmetricPool {
         (parties, trouble)
     }
 
-    /// Begins a retirement of `ordinals`, ascending, with the groups of `seats`, and returns its machine.
+    /// Begins a retirement of `ordinals`, ascending, with the groups of `seats`, and returns its state machine.
     pub(crate) fn begin_retirement(
         &self,
         ordinals: &[u32],
@@ -255,8 +257,9 @@ impl SymmetricPool {
         Retire::new(self.id(), round, &record, domain.ranks().to_vec())
     }
 
-    /// Runs the machine to its end; with the windows that this rank deregistered, and what the store said if it failed.
-    /// While the rank is in doubt, a store that has failed is asked again, until `deadline` has passed.
+    /// Runs the state machine to its end. Also returns the number of windows that this rank deregistered, and the
+    /// store's error if it failed. While the rank is in doubt, a failed request to the store is repeated until
+    /// `deadline`.
     fn run_retirement(
         &self,
         mut machine: Retire,
@@ -291,7 +294,7 @@ impl SymmetricPool {
         (result, windows, line.failure)
     }
 
-    /// Waits until the devices of the pool and of its groups have nothing to do.
+    /// Waits until the devices of the pool and of its groups are idle.
     fn come_to_rest(&self, parties: &[Party<'_>], deadline: Deadline) -> Release {
         let contexts: Vec<Context> = self
             .context
@@ -299,7 +302,7 @@ impl SymmetricPool {
             .cloned()
             .chain(parties.iter().map(|party| party.group.communicator().context().clone()))
             .collect();
-        // The driver's wait has no deadline: it is made on a thread, which goes on until the device is done.
+        // The driver's wait has no deadline. It runs on a thread that continues until the device is idle.
         let (done, wait) = mpsc::channel();
         let rest = move || {
             let rested = contexts.iter().try_for_each(Context::synchronize);
@@ -315,10 +318,10 @@ impl SymmetricPool {
         }
     }
 
-    /// Unmaps the peers' segments, and deregisters the windows of the segments, or what stands for them, group by
-    /// group, in the order in which they were committed. How that went, and how many are gone.
+    /// Unmaps the peers' segments, and deregisters the windows or plain registrations of the segments: group by
+    /// group, in the order in which they were committed. Returns the outcome, and the number of deregistered windows.
     fn deregister(&self, ordinals: &[u32], parties: &[Party<'_>], deadline: Deadline) -> (Release, usize) {
-        // Where peers have them: a peer's memory goes when nobody maps it any more.
+        // Mappings of peers' segments come first: a peer's memory is freed only once no rank maps it any more.
         self.memory().homes().forget(ordinals);
         let table = self.table();
         let mut gone = 0;
@@ -328,7 +331,8 @@ impl SymmetricPool {
             match deregister_from(party, ordinals, &table, deadline) {
                 Ok(windows) => gone += windows,
                 Err(error) => match (party.group.standing(), error) {
-                    // It failed for that: the others' windows go all the same.
+                    // The group's end caused the failure. The windows of the other groups are deregistered all the
+                    // same.
                     (Err(ended), _) => {
                         over.push(party.group.id());
                         end.get_or_insert(ended.to_string());
@@ -344,8 +348,9 @@ impl SymmetricPool {
         }
     }
 
-    /// Takes over what came of the retirement of `ordinals` with the groups of `seats`; `cause` is what the store said
-    /// if it failed. How many bytes went, and which of the groups are dead by it: their communicators are to be aborted.
+    /// Applies the result of the retirement of `ordinals` with the groups of `seats`; `cause` is the store's error,
+    /// if it failed. Returns the number of bytes freed, and the groups that are poisoned by it: the caller must abort
+    /// their communicators.
     #[track_caller]
     pub(crate) fn end_retirement(
         &self,
@@ -371,7 +376,8 @@ impl SymmetricPool {
         }
     }
 
-    /// Takes the segments out of use, and gives their memory back if nothing can reach it. Returns how much went.
+    /// Takes the segments out of use, and frees their memory if nothing can access it. Returns the number of bytes
+    /// freed.
     #[track_caller]
     fn take_out(&self, ordinals: &[u32]) -> u64 {
         self.update_table(|table| table.without_segments(ordinals));
@@ -390,16 +396,16 @@ impl SymmetricPool {
             let out = arena.retire(*ordinal);
             debug_assert!(out.is_ok(), "{out:?}");
         }
-        // A dead group's communicator may have windows that could not be freed.
+        // A poisoned group's communicator may have windows that could not be freed.
         if is_reached {
             return 0;
         }
-        // What a source cannot take back stays its own to account for; it has reported it.
+        // Memory that a source cannot release remains in its own accounts; it has reported the error.
         let _ = arena.give_back();
         bytes
     }
 
-    /// The groups of `seats` that are such are dead from now on. Returns them.
+    /// Poisons the groups of `seats` that match, and returns them.
     fn poison_groups(
         &self,
         seats: &[Arc<Mutex<Seated>>],
@@ -419,7 +425,7 @@ impl SymmetricPool {
     }
 }
 
-/// Deregisters what a group has of the segments. Returns how many windows that were.
+/// Deregisters the windows and plain registrations of the segments in one group. Returns the number of windows.
 fn deregister_from(
     party: &Party<'_>,
     ordinals: &[u32],
@@ -432,7 +438,7 @@ fn deregister_from(
     }
     let windows = ordinals.iter().filter_map(|ordinal| table.window(*ordinal, id));
     let mut windows: Vec<Window> = windows.map(|(window, _)| window.clone()).collect();
-    // Segments of one window go together, and follow each other.
+    // Segments of one window are adjacent, and are retired together.
     windows.dedup_by_key(|window| window.serial());
     let count = windows.len();
     if count > 0 {
@@ -441,18 +447,18 @@ fn deregister_from(
     Ok(count)
 }
 
-/// What a retirement finds of its groups and of the thread that makes it. Nothing here fails: what is wrong goes into the
-/// record, so that all hear.
+/// Circumstances of a retirement: its groups and the calling thread. Collecting them does not fail: problems go into
+/// the record, so that all ranks learn of them.
 pub(crate) struct Found {
     pub(crate) readiness: Readiness,
     pub(crate) enqueued: Vec<Enqueued>,
 }
 
 impl Found {
-    /// With what is wrong with the groups that take part, and the pool's own context.
+    /// Checks the groups that take part, and the pool's own context.
     fn of(parties: &[Party<'_>], trouble: Option<String>, context: Option<&Context>) -> Self {
         let trouble = trouble.or_else(|| {
-            // Where a group is over, what has ended it says more than that its communicator is gone.
+            // If a group has ended, its cause says more than the error of its communicator.
             parties.iter().find_map(|party| match party.group.standing() {
                 Err(ended) => Some(ended.to_string()),
                 Ok(()) => party.group.communicator().check().err().map(|error| error.to_string()),

@@ -1,4 +1,4 @@
-//! Memory made for rendezvous alone, and who makes it.
+//! Memory allocated for rendezvous only, and its allocators.
 
 use std::{
     collections::HashMap,
@@ -17,9 +17,9 @@ use cuda_driver::{
 
 use super::{Layout, buffers::Homes, protocol::Subject};
 
-/// Memory that peers can map: an allocation of its own. Clones are the same memory.
+/// Memory that peers can map, as an allocation of its own. Clones share the memory.
 ///
-/// It stays while any handle to it lives, on any rank: a peer's mapping keeps the pages.
+/// The pages stay allocated while any handle on any rank lives, because a peer's mapping keeps them.
 #[derive(Debug, Clone)]
 pub struct PeerMemory {
     pub(super) inner: Arc<Inner>,
@@ -34,23 +34,23 @@ pub(super) struct Inner {
     pub(super) number: u64,
 }
 
-/// A number for an allocation of this process, which no other has or had.
+/// A number for an allocation, never used twice in this process.
 pub(crate) fn fresh_number() -> u64 {
     static NUMBERS: AtomicU64 = AtomicU64::new(0);
     NUMBERS.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Why there is no memory.
+/// The reason for a failed allocation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocationError {
-    /// The driver refused.
+    /// The error of the driver.
     #[error(transparent)]
     Driver(#[from] cuda_driver::Error),
-    /// No bytes, or more than there are addresses.
+    /// A size of 0 bytes, or a size larger than the address space.
     #[error("an allocation of {bytes:?} bytes; expected at least 1, and what addresses can count")]
     Size {
-        /// What was asked for.
+        /// The requested size in bytes, or `None` if it overflows.
         bytes: Option<usize>,
     },
     /// The persistent allocation of this id is in use.
@@ -64,12 +64,12 @@ pub enum AllocationError {
     OtherSize {
         /// The id.
         id: u64,
-        /// What it has.
+        /// Its size in bytes.
         bytes: usize,
-        /// What was asked for.
+        /// The requested size in bytes.
         asked: usize,
     },
-    /// No allocator makes memory of this kind.
+    /// No allocator is registered for memory of this kind.
     #[error("no allocator for memory of kind {kind:?}")]
     NoAllocator {
         /// The kind.
@@ -78,11 +78,12 @@ pub enum AllocationError {
 }
 
 impl PeerMemory {
-    /// Memory of at least `bytes` that others can have in these ways; [`HandleTypes::granted`] are all that there are.
+    /// Allocates at least `bytes` bytes that can be exported as `handles`. [`HandleTypes::granted`] returns all
+    /// supported types.
     ///
     /// # Errors
-    /// [`AllocationError::Size`]; [`AllocationError::Driver`], among it
-    /// [`NoFabric`](cuda_driver::Error::NoFabric) where fabric handles are asked for and the host has none.
+    /// [`AllocationError::Size`] for 0 bytes. [`AllocationError::Driver`] if the driver fails, for example with
+    /// [`NoFabric`](cuda_driver::Error::NoFabric) for fabric handles on a host without them.
     pub fn new(context: &Context, bytes: usize, handles: HandleTypes) -> Result<Self, AllocationError> {
         Self::about(context, bytes, handles, Subject::Allocation)
     }
@@ -111,8 +112,8 @@ impl PeerMemory {
         })
     }
 
-    /// Zeroes it, and waits for that on a stream of its own: to wait for all of the device would break what others capture
-    /// there.
+    /// Sets all bytes to zero and waits for that on a separate stream. A wait for the whole device would break a
+    /// capture of another thread.
     pub(crate) fn clear(&self, context: &Context) -> Result<(), cuda_driver::Error> {
         let _relaxed = RelaxedCapture::enter(context.driver())?;
         let stream = Stream::new(context, StreamFlags::NON_BLOCKING)?;
@@ -121,19 +122,19 @@ impl PeerMemory {
         stream.synchronize()
     }
 
-    /// Where it is on this rank.
+    /// The address on this rank.
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
         self.inner.mapping.ptr()
     }
 
-    /// How many bytes were asked for.
+    /// The requested size in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.inner.bytes
     }
 
-    /// The id that it is found again by, if it is persistent.
+    /// The id of a persistent allocation, or `None`.
     #[must_use]
     pub fn id(&self) -> Option<u64> {
         match self.inner.subject {
@@ -154,32 +155,34 @@ pub(crate) fn mapped(
     Ok(mapping)
 }
 
-/// A kind of device that memory can be on.
+/// A kind of device with memory.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeviceKind {
     /// A GPU of the CUDA driver.
     Cuda,
-    /// Another, by its name.
+    /// Another kind of device, by its name.
     Other(String),
 }
 
-/// Makes memory that peers can map.
+/// Allocates memory that peers can map.
 pub trait PeerAllocator: Send + Sync {
-    /// Memory of at least `bytes`.
+    /// Allocates at least `bytes` bytes.
     ///
     /// # Errors
     /// [`AllocationError`].
     fn allocate(&self, bytes: usize) -> Result<PeerMemory, AllocationError>;
 
-    /// The persistent memory of `id`: the same again, with its peers, once the last handle to it was dropped.
+    /// Returns the persistent memory of `id`. After the last handle to it was dropped, the next call returns the same
+    /// memory, which keeps the mappings of its peers.
     ///
     /// # Errors
-    /// [`AllocationError::StillAlive`]; [`AllocationError::OtherSize`]; what [`allocate`](Self::allocate) says.
+    /// [`AllocationError::StillAlive`], [`AllocationError::OtherSize`], and the errors of
+    /// [`allocate`](Self::allocate).
     fn persistent(&self, id: u64, bytes: usize) -> Result<PeerMemory, AllocationError>;
 }
 
-/// Memory of a device of the CUDA driver.
+/// Allocates memory on a device of the CUDA driver.
 #[derive(Debug)]
 pub struct CudaAllocator {
     context: Context,
@@ -188,22 +191,22 @@ pub struct CudaAllocator {
 }
 
 impl CudaAllocator {
-    /// Memory that can be had by file descriptor, and by fabric handle too where the driver
-    /// [grants](HandleTypes::granted) it.
+    /// Creates an allocator for memory that can be exported as file descriptors, and as fabric handles if the driver
+    /// [grants](HandleTypes::granted) them.
     ///
     /// # Errors
-    /// [`AllocationError::Driver`] if the device has no memory left to find out with.
+    /// [`AllocationError::Driver`] if the device has no memory left for a test of the handle types.
     pub fn new(context: &Context) -> Result<Self, AllocationError> {
         Ok(Self::with_handles(context, HandleTypes::granted(context)?))
     }
 
-    /// Memory that can be had in these ways and no others.
+    /// Creates an allocator for memory that can be exported as exactly these handles.
     #[must_use]
     pub fn with_handles(context: &Context, handles: HandleTypes) -> Self {
         Self { context: context.clone(), handles, persistent: Mutex::default() }
     }
 
-    /// The ways in which its memory can be had.
+    /// The handle types of its memory.
     #[must_use]
     pub fn handles(&self) -> HandleTypes {
         self.handles
@@ -239,17 +242,17 @@ pub struct Allocators {
 }
 
 impl Allocators {
-    /// With one for the device of `context`.
+    /// Creates a set with an allocator for the device of `context`.
     ///
     /// # Errors
-    /// As [`CudaAllocator::new`].
+    /// Those of [`CudaAllocator::new`].
     pub fn new(context: &Context) -> Result<Self, AllocationError> {
         let mut all = Self::default();
         all.register(DeviceKind::Cuda, Arc::new(CudaAllocator::new(context)?));
         Ok(all)
     }
 
-    /// Takes `allocator` for memory of this kind; returns the one that was there.
+    /// Registers `allocator` for memory of this kind. Returns the previous allocator, if there was one.
     pub fn register(
         &mut self,
         kind: DeviceKind,
@@ -258,7 +261,7 @@ impl Allocators {
         self.by_kind.insert(kind, allocator)
     }
 
-    /// The allocator for memory of this kind.
+    /// Returns the allocator for memory of this kind.
     ///
     /// # Errors
     /// [`AllocationError::NoAllocator`].
@@ -267,7 +270,7 @@ impl Allocators {
         found.ok_or_else(|| AllocationError::NoAllocator { kind: kind.clone() })
     }
 
-    /// Memory of this kind for a tensor, persistent if it has an id.
+    /// Allocates memory of this kind for a tensor. The memory is persistent if `id` is given.
     ///
     /// # Errors
     /// [`AllocationError`].

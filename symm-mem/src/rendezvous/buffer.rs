@@ -1,16 +1,16 @@
-//! What a rendezvous is about: a block of a pool or an allocation of its own, or a part of one.
+//! The memory of a rendezvous: a block of a pool, an allocation of its own, or a part of one.
 
 use cuda_driver::{Context, DevicePtr, vmm::PhysicalMemory};
 
 use super::{PeerMemory, buffers::Homes, protocol::Subject};
 use crate::pool::SymmetricBlock;
 
-/// Memory for a rendezvous: of a [`SymmetricBlock`] or of a [`PeerMemory`], all of it or a [part](Self::part). Holds the
-/// memory.
+/// Memory for a rendezvous: all or a [part](Self::part) of a [`SymmetricBlock`] or a [`PeerMemory`]. It keeps the
+/// memory allocated.
 #[derive(Debug, Clone)]
 pub struct Buffer {
     memory: Memory,
-    /// In the block or allocation.
+    /// The offset in the block or allocation, in bytes.
     offset: usize,
     bytes: usize,
 }
@@ -21,10 +21,10 @@ enum Memory {
     Own(PeerMemory),
 }
 
-/// The whole allocation that a buffer lies in: what peers map.
+/// The whole allocation of a buffer, which peers map.
 pub(crate) struct Allocation {
     pub(crate) subject: Subject,
-    /// Of an allocation of its own: its number in the process.
+    /// For an allocation of its own, its number in the process.
     pub(crate) number: Option<u64>,
     pub(crate) base: DevicePtr,
     pub(crate) bytes: usize,
@@ -50,7 +50,7 @@ impl From<&Buffer> for Buffer {
 }
 
 impl Buffer {
-    /// `bytes` bytes from `offset` on; `None` if there are not as many.
+    /// Returns `bytes` bytes from `offset` on, or `None` if that is out of bounds.
     #[must_use]
     pub fn part(&self, offset: usize, bytes: usize) -> Option<Self> {
         (offset.checked_add(bytes)? <= self.bytes).then(|| Self {
@@ -60,7 +60,7 @@ impl Buffer {
         })
     }
 
-    /// Where it is on this rank.
+    /// The address on this rank.
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
         let base = match &self.memory {
@@ -76,7 +76,7 @@ impl Buffer {
         self.bytes
     }
 
-    /// Where it begins in the allocation that peers map, in bytes.
+    /// The offset in the allocation that peers map, in bytes.
     pub(crate) fn offset(&self) -> usize {
         match &self.memory {
             Memory::Pool(block) => block.placement().offset as usize + self.offset,
@@ -84,7 +84,7 @@ impl Buffer {
         }
     }
 
-    /// The number of the allocation among those of its home.
+    /// The segment number of the allocation, by which the mapping cache identifies it.
     pub(super) fn ordinal(&self) -> u32 {
         match &self.memory {
             Memory::Pool(block) => block.placement().ordinal,
@@ -92,7 +92,7 @@ impl Buffer {
         }
     }
 
-    /// Where the allocation's peers are kept.
+    /// The cache of the allocation's peer mappings.
     pub(super) fn homes(&self) -> &Homes {
         match &self.memory {
             Memory::Pool(block) => block.memory().homes(),

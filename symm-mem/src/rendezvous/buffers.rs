@@ -1,4 +1,4 @@
-//! Where every rank's memory lies, as this rank sees it.
+//! The addresses of every rank's memory, as seen by this rank.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -10,17 +10,17 @@ use process_group::{
 
 use crate::{agreement::GroupId, kernels::OwnBuffer, pool::SymmetricBlock};
 
-/// Why a window has no addresses here.
+/// The reason why a window has no peer addresses on this rank.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WindowPeersError {
-    /// A rank's memory cannot be reached directly: it is on another host, or not linked.
+    /// A rank's memory is not directly accessible: it is on another host, or there is no link.
     #[error("the window of rank {rank} cannot be reached directly from here")]
     OutOfReach {
         /// The rank, in the communicator.
         rank: usize,
     },
-    /// The block is in no window of the group.
+    /// The block is not in a window of the group.
     #[error(
         "segment {ordinal} is no window of group {group}; commit its pool for the group first, or hold a rendezvous for \
          the block, which needs no window"
@@ -31,45 +31,46 @@ pub enum WindowPeersError {
         /// The group.
         group: GroupId,
     },
-    /// The library. Before 2.29 it does not tell: [`CommError::Missing`] names that release. A
-    /// [rendezvous](super::Rendezvous::rendezvous) for the same buffer gives the same type with every release.
+    /// The error of the communication library. Before NCCL 2.29 it does not report the addresses, and
+    /// [`CommError::Missing`] names that release. A [`rendezvous`](super::Rendezvous::rendezvous) for the same buffer
+    /// gives the same type with every release.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// The driver.
+    /// The error of the driver.
     #[error(transparent)]
     Driver(#[from] cuda_driver::Error),
 }
 
-/// How peers' memory came to have addresses here.
+/// The origin of the addresses of peers' memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Origin {
     /// This rank has mapped it.
     Mapped,
-    /// NCCL has, for a window.
+    /// NCCL has mapped it for a window.
     Window,
 }
 
-/// The address of every rank's memory as this rank's device sees it, in the group's order: on the host, and as an array
-/// for kernels. One type, whether this rank has mapped the memory or NCCL has.
+/// The addresses of every rank's memory as seen by this rank's device, in the group's order. They are available on
+/// the host, and as an array for kernels. The memory may be mapped by this rank or by NCCL.
 ///
-/// What is mapped stays until this value is gone, whatever becomes of the ranks that it belongs to.
+/// Mapped memory stays mapped until this value is dropped, even if the owning rank is gone.
 #[derive(Debug)]
 pub struct PeerBuffers {
     addresses: Vec<DevicePtr>,
-    /// Before the array.
+    /// Dropped before the array.
     _own: Option<OwnBuffer>,
     array: DeviceMemory,
     bytes: usize,
     origin: Origin,
-    /// After the array, which names them.
+    /// Dropped after the array, which contains their addresses.
     _mapped: Vec<Mapping>,
-    /// What must not be retired meanwhile.
+    /// Keeps the block, so that its segment is not retired.
     _block: Option<SymmetricBlock>,
 }
 
 impl PeerBuffers {
-    /// Of all ranks' memory, of which this one's is at `place`.
+    /// Creates the addresses of all ranks. This rank's own address is at index `place`.
     pub(super) fn mapped(
         context: &Context,
         (place, addresses): (usize, Vec<DevicePtr>),
@@ -81,13 +82,13 @@ impl PeerBuffers {
         Ok(Self { addresses, _own, array, bytes, origin: Origin::Mapped, _mapped: mapped, _block: None })
     }
 
-    /// The ranks' memory behind a window of `communicator`, as NCCL has mapped it (2.29 and later). Local.
+    /// The ranks' memory of a window of `communicator`, as NCCL has mapped it (2.29 and later). Local.
     ///
     /// # Safety
-    /// The addresses are valid while the window is registered: nothing uses them after that.
+    /// The addresses are valid only while the window is registered. They must not be used after that.
     ///
     /// # Errors
-    /// [`WindowPeersError::OutOfReach`] for a rank whose memory this one's device does not reach; else as
+    /// [`WindowPeersError::OutOfReach`] for a rank whose memory is not accessible from this device, and the errors of
     /// [`Communicator::window_peers`], which needs NCCL 2.29.
     pub unsafe fn of_window(
         communicator: &Communicator,
@@ -97,7 +98,7 @@ impl PeerBuffers {
         Self::inside_window(communicator, window, 0, window.bytes(), deadline)
     }
 
-    /// The same of a pool's block, which begins at `offset` in the window.
+    /// The same for a pool's block at `offset` in the window.
     pub(crate) fn of_block(
         communicator: &Communicator,
         window: &Window,
@@ -141,13 +142,13 @@ impl PeerBuffers {
         self.array.ptr()
     }
 
-    /// How much lies at each address, in bytes.
+    /// The size of the memory at each address, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// How it came to be here.
+    /// The origin of the addresses.
     #[must_use]
     pub fn origin(&self) -> Origin {
         self.origin
@@ -161,11 +162,11 @@ fn array(context: &Context, addresses: &[DevicePtr]) -> Result<DeviceMemory, cud
     Ok(array)
 }
 
-/// A group's rendezvous, as allocations know it.
+/// The identity of a group's rendezvous in the allocations' caches.
 pub(super) type Seat = Arc<()>;
 
-/// An allocation's peers, by the group's rendezvous and the number of the segment. They lie with the allocation, and so
-/// go with it.
+/// The cache of an allocation's peer mappings, by the group's rendezvous and the number of the segment. It is stored
+/// in the allocation, and freed with it.
 #[derive(Debug, Default)]
 pub(crate) struct Homes {
     homes: Mutex<Vec<Home>>,
@@ -190,19 +191,19 @@ impl Homes {
         self.homes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The peers of a segment, and the rendezvous in which they were mapped.
+    /// Returns the peers of a segment, and the number of the rendezvous that mapped them.
     pub(super) fn get(&self, group: &Seat, ordinal: u32) -> Option<(u64, Arc<PeerBuffers>)> {
         let homes = self.lock();
         let home = homes.iter().find(|home| home.is(group, ordinal))?;
         Some((home.since, home.buffers.clone()))
     }
 
-    /// Forgets the peers of these segments, in all groups: what was mapped of them is unmapped, unless a handle keeps it.
+    /// Removes the peers of these segments, for all groups. Their mappings are unmapped, unless a handle keeps them.
     pub(crate) fn forget(&self, ordinals: &[u32]) {
         self.lock().retain(|home| !ordinals.contains(&home.ordinal));
     }
 
-    /// Keeps a segment's peers; those of groups that are gone go.
+    /// Adds a segment's peers, and removes the peers of groups that are gone.
     pub(super) fn put(&self, group: &Seat, ordinal: u32, since: u64, buffers: Arc<PeerBuffers>) {
         let mut homes = self.lock();
         homes.retain(|home| home.group.strong_count() > 0 && !home.is(group, ordinal));

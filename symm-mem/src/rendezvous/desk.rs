@@ -1,4 +1,4 @@
-//! Where ranks of one process leave things for each other.
+//! A registry in which ranks of one process share values.
 
 use std::{
     collections::HashMap,
@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-/// Things for the ranks of this process, by token.
+/// Values for the ranks of this process, by token.
 pub(crate) struct Desk<T: 'static>(Mutex<Option<HashMap<u64, T>>>);
 
 impl<T: Clone> Desk<T> {
@@ -20,7 +20,7 @@ impl<T: Clone> Desk<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves `thing` here until the deposit is dropped.
+    /// Registers `thing` until the returned value is dropped.
     pub(crate) fn leave(&'static self, thing: T) -> Deposit<T> {
         static TOKENS: AtomicU64 = AtomicU64::new(0);
         let token = TOKENS.fetch_add(1, Ordering::Relaxed);
@@ -28,13 +28,13 @@ impl<T: Clone> Desk<T> {
         Deposit { desk: self, token }
     }
 
-    /// What lies here under a token.
+    /// Returns the value of a token.
     pub(crate) fn find(&self, token: u64) -> Option<T> {
         self.lock().as_ref()?.get(&token).cloned()
     }
 }
 
-/// Something that lies on a desk; gone from there with this value.
+/// A registered value. Dropping this removes it from the registry.
 pub(crate) struct Deposit<T: 'static> {
     desk: &'static Desk<T>,
     pub(crate) token: u64,
@@ -44,7 +44,7 @@ impl<T: 'static> Drop for Deposit<T> {
     fn drop(&mut self) {
         let mut things = self.desk.0.lock().unwrap_or_else(PoisonError::into_inner);
         let gone = things.as_mut().and_then(|things| things.remove(&self.token));
-        // Its end may come back here.
+        // Unlock first, because the drop of the value may use this registry.
         drop(things);
         drop(gone);
     }

@@ -1,4 +1,4 @@
-//! What a rendezvous can end with instead of peers' buffers.
+//! Errors of a rendezvous.
 
 use std::sync::Arc;
 
@@ -7,21 +7,21 @@ use process_group::{group::GroupError, store::StoreError};
 use super::{AllocationError, protocol::RendezvousRefusal};
 use crate::{agreement::Malformed, kernels::KernelError};
 
-/// Why there are no peers' buffers.
+/// The reason why a rendezvous failed.
 ///
-/// [`Refused`](Self::Refused) is the same value on every member of the group.
+/// All members of the group get the same value of [`Refused`](Self::Refused).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousError {
-    /// Nothing is mapped, on no member. The group can have its next rendezvous.
+    /// No member mapped anything. The group can have its next rendezvous.
     #[error("rendezvous of group {group}: {refusal}")]
     Refused {
         /// The group's name.
         group: String,
-        /// Why.
+        /// The reason.
         refusal: RendezvousRefusal,
     },
-    /// The group's members have had no rendezvous for this memory.
+    /// The group's members have not called `rendezvous` for this memory.
     #[error(
         "RendezvousMissing: group {group} has had no rendezvous for the memory at {address:#x}; all members call `rendezvous` first"
     )]
@@ -31,52 +31,53 @@ pub enum RendezvousError {
         /// The buffer's address.
         address: u64,
     },
-    /// The group is over: a member is lost, or in other trouble. Said instead of a refusal that only names who is missing
-    /// ([`RendezvousRefusal::MembersLost`], [`RendezvousRefusal::RendezvousTimeout`]), and of what failed on this member alone.
+    /// The group has ended, because a member is lost or for another reason. This error replaces refusals that only
+    /// name missing ranks ([`RendezvousRefusal::MembersLost`], [`RendezvousRefusal::RendezvousTimeout`]), and
+    /// failures on this member alone.
     #[error("rendezvous of group {group}: the group is over")]
     GroupOver {
         /// The group's name.
         group: String,
-        /// What has ended it.
+        /// The error that ended the group.
         source: Arc<GroupError>,
     },
-    /// The store failed, so that this member does not know what the others decided; they will miss it.
+    /// The store failed, so this member does not know the others' decision. They will miss this member.
     #[error("rendezvous of group {group} could not reach the store")]
     Store {
         /// The group's name.
         group: String,
-        /// What the store said.
+        /// The error of the store.
         source: StoreError,
     },
-    /// What stands in the store is no decision.
+    /// The value in the store is not a decision.
     #[error(
         "what stands in the store for group {group} cannot be read: does another program write under its keys?"
     )]
     Unreadable {
         /// The group's name.
         group: String,
-        /// Why not.
+        /// The decoding error.
         source: Malformed,
     },
-    /// The rendezvous's machine was driven wrongly: a bug of this crate.
+    /// The driver of the rendezvous's state machine gave a wrong input. This is a bug of this crate.
     #[error("the rendezvous of group {group} was driven out of step; this is a bug of symm-mem")]
     OutOfStep {
         /// The group's name.
         group: String,
     },
-    /// This rank's memory cannot be made.
+    /// This rank's memory cannot be allocated.
     #[error(transparent)]
     Allocation(#[from] AllocationError),
-    /// This rank's signals cannot be had.
+    /// This rank's signal kernels or fault record cannot be created.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// The driver refused what is asked of it before anything is said to the others.
+    /// The driver failed before any message was posted.
     #[error(transparent)]
     Driver(#[from] cuda_driver::Error),
 }
 
 impl RendezvousError {
-    /// What all members were told, if they were.
+    /// The refusal that all members got, if the rendezvous was refused.
     #[must_use]
     pub fn refusal(&self) -> Option<&RendezvousRefusal> {
         match self {
@@ -86,28 +87,28 @@ impl RendezvousError {
     }
 }
 
-/// Why there is no view of a rank's memory.
+/// The reason why a view of a rank's memory cannot be created.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ViewError {
-    /// A rank that there is not.
+    /// The rank is not in the group.
     #[error("rank {rank} in a group of {world}")]
     NoSuchRank {
         /// The rank.
         rank: usize,
-        /// How many there are.
+        /// The number of ranks in the group.
         world: usize,
     },
-    /// The view leaves the buffer.
+    /// The view exceeds the buffer.
     #[error("a view of {needed:?} bytes at byte {offset:?} leaves the {what} of {bytes} bytes")]
     OutOfBounds {
         /// `buffer` or `signal pad`.
         what: &'static str,
-        /// Where it begins; none if addresses cannot count so far.
+        /// The offset of the view in bytes, or `None` on overflow.
         offset: Option<usize>,
-        /// How far its last element reaches; none if addresses cannot count so far.
+        /// The size of the view in bytes, or `None` on overflow.
         needed: Option<usize>,
-        /// What there is.
+        /// The size of the buffer or pad in bytes.
         bytes: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! What a rendezvous has to know of a group.
+//! The information on a group that a rendezvous needs.
 
 use std::{
     collections::HashMap,
@@ -12,8 +12,7 @@ use process_group::{
     store::Store,
 };
 
-/// A group, as a rendezvous has to know it: who its members are, which of them this rank is, and the store through which
-/// they agree.
+/// A group as a rendezvous needs it: its members, this rank's place among them, and the store that they use to agree.
 #[derive(Clone)]
 pub struct GroupInfo {
     pub(super) id: GroupId,
@@ -24,29 +23,29 @@ pub struct GroupInfo {
     standing: Option<Standing>,
 }
 
-/// Why a group's information is refused.
+/// The reason why a group's information was rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupInfoError {
-    /// The group has other information already.
+    /// The group was already set.
     #[error("group {name:?} was set already, as rank {rank} of {ranks:?}; a group's information is set once")]
     AlreadySet {
         /// The group.
         name: String,
-        /// This rank's place in it, as it was set.
+        /// This rank's place in it, as set before.
         rank: usize,
-        /// Its members, as they were set.
+        /// Its members, as set before.
         ranks: Vec<u32>,
     },
-    /// No such group was set.
+    /// No group of this name was set.
     #[error("group {name:?} is not set; there are {known:?}")]
     Unknown {
         /// The name.
         name: String,
-        /// Those that are set.
+        /// The names of all groups that are set.
         known: Vec<String>,
     },
-    /// This rank's place is not among the members, or a rank is there twice.
+    /// This rank's place is not among the members, or a rank occurs twice.
     #[error(
         "place {rank} in a group of the ranks {ranks:?}: expected a place below their number, and each rank once"
     )]
@@ -59,8 +58,9 @@ pub enum GroupInfoError {
 }
 
 impl GroupInfo {
-    /// A group that no process group stands for: `ranks` are its members as ranks of the job, `rank` is this one's place
-    /// among them. Members give the same name and ranks; two groups that share a store have different names.
+    /// Creates the information of a group without a process group. `ranks` are its members as ranks of the job, and
+    /// `rank` is this rank's place among them. All members give the same name and ranks. Two groups that share a
+    /// store have different names.
     ///
     /// # Errors
     /// [`GroupInfoError::NoSuchPlace`].
@@ -77,31 +77,31 @@ impl GroupInfo {
         if rank >= ranks.len() || sorted.len() < ranks.len() {
             return Err(GroupInfoError::NoSuchPlace { rank, ranks });
         }
-        // Of names that fall together the ranks differ, or the numbers of the rendezvous: that is told.
+        // If the hashes of two names collide, their ranks or rendezvous numbers differ, and the members get an error.
         let uid = crate::agreement::hash::chain(0, name.bytes().map(u64::from));
         let id = GroupId { uid, epoch: 0 };
         Ok(Self { id, name: name.into(), rank, ranks: ranks.into(), store, standing: None })
     }
 
-    /// What it is called.
+    /// The group's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it is known by: nothing is kept under its name.
+    /// The group's id. It identifies the group in the store; the name is not used there.
     #[must_use]
     pub fn id(&self) -> GroupId {
         self.id
     }
 
-    /// This rank's place in it.
+    /// This rank's place in the group.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// How many members it has.
+    /// The number of members.
     #[must_use]
     pub fn world_size(&self) -> usize {
         self.ranks.len()
@@ -113,7 +113,7 @@ impl GroupInfo {
         &self.ranks
     }
 
-    /// Whether the group goes on: nobody is waited for in one that does not.
+    /// Returns an error once the group has ended. Then no rank waits for its members.
     pub(crate) fn standing(&self) -> Result<(), GroupError> {
         self.standing.as_ref().map_or(Ok(()), Standing::check)
     }
@@ -139,14 +139,15 @@ impl fmt::Debug for GroupInfo {
     }
 }
 
-/// Groups by name, each set once, for programs that pass names around as PyTorch's do. One a rank.
+/// Groups by name, each set once, for programs that pass group names like those of PyTorch. Each rank has its own
+/// set.
 #[derive(Debug, Default)]
 pub struct Groups {
     by_name: Mutex<HashMap<String, GroupInfo>>,
 }
 
 impl Groups {
-    /// None yet.
+    /// Creates an empty set.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -155,7 +156,8 @@ impl Groups {
     /// Sets a group's information.
     ///
     /// # Errors
-    /// [`GroupInfoError::AlreadySet`], also with the same: a name that comes again is another group under an old name.
+    /// [`GroupInfoError::AlreadySet`], even for the same information: a repeated name denotes a new group with an old
+    /// name.
     #[doc(alias = "set_group_info")]
     pub fn set(&self, info: GroupInfo) -> Result<(), GroupInfoError> {
         let mut by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
@@ -167,7 +169,7 @@ impl Groups {
         Ok(())
     }
 
-    /// The group of this name.
+    /// Returns the group of this name.
     ///
     /// # Errors
     /// [`GroupInfoError::Unknown`].
@@ -180,7 +182,7 @@ impl Groups {
         })
     }
 
-    /// Forgets a group that is over, so that its name can be set again.
+    /// Removes a group that has ended, so that its name can be set again.
     pub fn forget(&self, name: &str) -> Option<GroupInfo> {
         self.by_name.lock().unwrap_or_else(PoisonError::into_inner).remove(name)
     }

@@ -22,7 +22,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The last dimension's elements next to each other, then the one before it.
+    /// A contiguous layout, with the last dimension's elements next to each other (row-major).
     #[must_use]
     pub fn contiguous(shape: impl Into<Vec<usize>>, data_type: DataType) -> Self {
         let shape = shape.into();
@@ -33,7 +33,7 @@ impl Layout {
         Self { shape, strides, data_type }
     }
 
-    /// With strides of one's own; `None` if there are not as many as dimensions.
+    /// A layout with the given strides; `None` if their number differs from that of the dimensions.
     #[must_use]
     pub fn strided(
         shape: impl Into<Vec<usize>>,
@@ -44,31 +44,31 @@ impl Layout {
         (shape.len() == strides.len()).then_some(Self { shape, strides, data_type })
     }
 
-    /// Elements in each dimension.
+    /// The number of elements in each dimension.
     #[must_use]
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Elements from one to the next in each dimension.
+    /// The distance between neighbours in each dimension, in elements.
     #[must_use]
     pub fn strides(&self) -> &[usize] {
         &self.strides
     }
 
-    /// What the elements are.
+    /// The data type of the elements.
     #[must_use]
     pub fn data_type(&self) -> DataType {
         self.data_type
     }
 
-    /// How many elements it has; `None` if more than memory has bytes.
+    /// The number of elements; `None` on overflow.
     #[must_use]
     pub fn elements(&self) -> Option<usize> {
         self.shape.iter().try_fold(1usize, |all, length| all.checked_mul(*length))
     }
 
-    /// Bytes from the first element to the end of the last; `None` if more than memory has.
+    /// The number of bytes from the first element to the end of the last; `None` on overflow.
     #[must_use]
     pub fn bytes(&self) -> Option<usize> {
         if self.shape.contains(&0) {

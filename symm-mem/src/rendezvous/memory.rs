@@ -1,4 +1,4 @@
-//! What a rendezvous gives: every rank's buffer and signal pad.
+//! The result of a rendezvous: every rank's buffer and signal pad.
 
 use std::{fmt, sync::Arc};
 
@@ -6,19 +6,20 @@ use cuda_driver::{Context, DevicePtr};
 
 use super::{Buffer, Inner, Layout, PeerBuffers, ViewError};
 
-/// A tensor in a rank's memory, as this rank's device reaches it.
+/// A tensor in a rank's memory, with its address for this rank's device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerView {
-    /// Its first element.
+    /// The address of its first element.
     pub ptr: DevicePtr,
     /// Its shape and strides.
     pub layout: Layout,
 }
 
-/// A buffer and the same on every other rank of a group, with the ranks' signal pads. Local and cheap to clone.
+/// A buffer, the corresponding buffers of all other ranks of a group, and the ranks' signal pads. Local and cheap to
+/// clone.
 ///
-/// It holds this rank's memory and the mappings of the others': they stay until all handles are gone, on every rank for
-/// itself. What work on the devices still uses must not be dropped: unmapping does not wait for it.
+/// It keeps this rank's memory and the mappings of the other ranks' memory, until all handles on this rank are
+/// dropped. Do not drop it while work on the devices uses the memory: unmapping does not wait for that work.
 #[derive(Clone)]
 pub struct SymmetricMemory {
     pub(super) group: Arc<Inner>,
@@ -33,7 +34,7 @@ impl SymmetricMemory {
         self.group.info.rank()
     }
 
-    /// How many ranks the group has.
+    /// The number of ranks in the group.
     #[must_use]
     pub fn world_size(&self) -> usize {
         self.group.info.world_size()
@@ -58,31 +59,31 @@ impl SymmetricMemory {
         &self.buffer
     }
 
-    /// The allocations that the ranks' buffers lie in, [`offset`](Self::offset) bytes from their begin.
+    /// The allocations that contain the ranks' buffers, each at [`offset`](Self::offset) bytes.
     #[must_use]
     pub fn buffers(&self) -> &PeerBuffers {
         &self.peers
     }
 
-    /// The ranks' signal pads, which are this group's alone.
+    /// The ranks' signal pads. No other group uses them.
     #[must_use]
     pub fn signal_pads(&self) -> &PeerBuffers {
         &self.group.pads().peers
     }
 
-    /// Where the buffer begins in its allocation, in bytes; the same on every rank.
+    /// The offset of the buffer in its allocation, in bytes. It is equal on every rank.
     #[must_use]
     pub fn offset(&self) -> usize {
         self.buffer.offset()
     }
 
-    /// The buffer's length in bytes; the same on every rank.
+    /// The buffer's length in bytes. It is equal on every rank.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.buffer.bytes()
     }
 
-    /// Where the buffer of a rank begins.
+    /// The address of a rank's buffer.
     ///
     /// # Errors
     /// [`ViewError::NoSuchRank`].
@@ -91,19 +92,19 @@ impl SymmetricMemory {
         self.peers.addresses().get(rank).map(|base| *base + self.offset()).ok_or(no_rank)
     }
 
-    /// A tensor in the buffer of a rank, `offset` elements from its begin.
+    /// A tensor in the buffer of a rank, at `offset` elements from the start.
     ///
     /// # Errors
-    /// [`ViewError::NoSuchRank`]; [`ViewError::OutOfBounds`] if its last element leaves the buffer.
+    /// [`ViewError::NoSuchRank`], or [`ViewError::OutOfBounds`] if the tensor exceeds the buffer.
     #[doc(alias = "get_remote_tensor")]
     pub fn buffer(&self, rank: usize, layout: &Layout, offset: usize) -> Result<PeerView, ViewError> {
         view("buffer", self.buffer_ptr(rank)?, self.bytes(), layout, offset)
     }
 
-    /// A tensor in the signal pad of a rank, `offset` elements from its begin.
+    /// A tensor in the signal pad of a rank, at `offset` elements from the start.
     ///
     /// # Errors
-    /// As [`buffer`](Self::buffer).
+    /// Those of [`buffer`](Self::buffer).
     pub fn signal_pad(&self, rank: usize, layout: &Layout, offset: usize) -> Result<PeerView, ViewError> {
         let pads = self.signal_pads();
         let no_rank = ViewError::NoSuchRank { rank, world: self.world_size() };

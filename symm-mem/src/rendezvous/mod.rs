@@ -1,9 +1,10 @@
-//! Peers' memory: PyTorch's SymmetricMemory.
+//! Peers' memory, as in PyTorch's SymmetricMemory.
 //!
-//! The members of a group meet ([`Rendezvous::rendezvous`]): each says what memory it came with, all agree before anything
-//! is opened, each maps the others' memory, and all have it or none. Then every rank holds the addresses of the buffer
-//! on all of them ([`SymmetricMemory`]), for kernels and copies of its own device, and signal pads over which they tell
-//! each other. What ranks do differently is the same typed error on all of them, before the deadline.
+//! The members of a group call [`Rendezvous::rendezvous`]. Each member posts a description of its memory, and all
+//! agree before anything is opened. Then each maps the others' memory, and all members succeed or none. As a result,
+//! every rank has the addresses of the buffer on all ranks ([`SymmetricMemory`]), for kernels and copies of its own
+//! device, and signal pads for signals between the ranks. If ranks differ, all of them get the same typed error
+//! before the deadline.
 //!
 //! ```no_run
 //! # use process_group::{ProcessGroup, comm::DataType};
@@ -21,17 +22,17 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | root | [`Rendezvous`]: the group's meetings, and what they gave |
+//! | root | [`Rendezvous`]: the group's meetings and their results |
 //! | [`protocol`] | the agreement without I/O; `crate::commit::meeting` runs it |
-//! | `share` | memory goes from process to process |
-//! | `allocation`, `buffer` | [`PeerMemory`] and who makes it; [`Buffer`]: that, or a block of a pool |
+//! | `share` | transfers memory between processes |
+//! | `allocation`, `buffer` | [`PeerMemory`] and its allocators; [`Buffer`]: such memory, or a block of a pool |
 //! | `buffers`, `memory`, `layout` | [`PeerBuffers`], [`SymmetricMemory`], its views |
 //! | `pads`, `signals` | the ranks' signals to each other, and their order |
-//! | `group` | [`GroupInfo`]: what has to be known of a group |
+//! | `group` | [`GroupInfo`]: the required information on a group |
 //!
-//! An allocation is mapped once for a group: blocks of one pool segment share what the first of them brought. The mappings
-//! lie with the allocation and with the handles; the last to go unmaps. A peer's mapping keeps the pages, so no rank
-//! frees under another.
+//! An allocation is mapped once for a group. Blocks of one pool segment share the mapping of the first of them. The
+//! allocation and the handles keep the mappings; the last one to be dropped unmaps them. A peer's mapping keeps the
+//! pages allocated, so no rank can free memory that another rank has mapped.
 
 mod allocation;
 mod buffer;
@@ -82,42 +83,42 @@ use crate::{
     kernels::PadLayout,
 };
 
-/// How a group's rendezvous are held. All members give the same.
+/// Options of a group's rendezvous. All members give the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RendezvousOptions {
-    /// How long to wait for the other members. A member may come up to half of it later than the first. Mapping has a
-    /// budget of its own, of at least 10 s, and the members' answers of at least 5 s.
+    /// The time to wait for the other members. A member may come up to half of it later than the first. Mapping has
+    /// its own limit of at least 10 s, and the members' answers of at least 5 s.
     pub deadline: Duration,
-    /// Whether ranks may use one device. Their kernels must then have room to run at the same time.
+    /// True if several ranks may use one device. Their kernels must then be able to run at the same time.
     pub shared_devices: bool,
-    /// How the signal pads can be had by others; in every way that the driver [grants](HandleTypes::granted) if nothing is
-    /// said. Across hosts that must be a fabric handle on every rank.
+    /// The handle types of the signal pads, or `None` for all types that the driver [grants](HandleTypes::granted).
+    /// Between hosts, every rank needs a fabric handle.
     pub handles: Option<HandleTypes>,
 }
 
 impl Default for RendezvousOptions {
-    /// Within 30 seconds, a device each, by file descriptor, and by fabric handle where the driver grants it.
+    /// 30 seconds, one device for each rank, file descriptors, and fabric handles if the driver grants them.
     fn default() -> Self {
         Self { deadline: Duration::from_secs(30), shared_devices: false, handles: None }
     }
 }
 
 impl RendezvousOptions {
-    /// With this deadline.
+    /// Sets the deadline.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// Whether ranks may use one device.
+    /// Sets whether several ranks may use one device.
     #[must_use]
     pub fn shared_devices(mut self, shared: bool) -> Self {
         self.shared_devices = shared;
         self
     }
 
-    /// With signal pads that can be had in these ways and no others.
+    /// Sets the handle types of the signal pads.
     #[must_use]
     pub fn handles(mut self, handles: HandleTypes) -> Self {
         self.handles = Some(handles);
@@ -125,13 +126,13 @@ impl RendezvousOptions {
     }
 }
 
-/// A group's rendezvous: its signal pads, and the memory that its members have of each other. Cheap to clone.
+/// A group's rendezvous: its signal pads, and the members' mappings of each other's memory. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Rendezvous {
     pub(crate) inner: Arc<Inner>,
 }
 
-/// What a rank is, as it tells the others.
+/// The identity of a rank in its messages to the others.
 #[derive(Debug, Clone)]
 pub(crate) struct Identity {
     pub(crate) host: u64,
@@ -147,9 +148,9 @@ pub(crate) struct Inner {
     options: RendezvousOptions,
     pub(crate) identity: Identity,
     seat: Seat,
-    /// The number of the next rendezvous; one is held at a time.
+    /// The number of the next rendezvous. The lock admits one rendezvous at a time.
     next: Mutex<u64>,
-    /// Set by whoever makes this.
+    /// Set by [`Rendezvous::new`].
     pads: OnceLock<Pads>,
 }
 
@@ -161,25 +162,25 @@ impl fmt::Debug for Inner {
 
 impl Inner {
     fn pads(&self) -> &Pads {
-        // Nobody else has this before the pads are there.
+        // No other code gets this value before the pads are set.
         self.pads.get().expect("a group's rendezvous begins with its pads")
     }
 
-    /// What programs may use of a pad, in bytes.
+    /// The bytes of a pad that programs may use.
     fn pad_bytes(&self) -> usize {
         let world = self.info.world_size();
         PadLayout::new(world as u32).slot(PadLayout::USER_CHANNELS, 0)
     }
 }
 
-/// What a rank comes with.
+/// The memory that a rank contributes to a rendezvous.
 struct Candidate {
     buffer: Buffer,
     mapped: Option<u64>,
 }
 
 impl Rendezvous {
-    /// The rendezvous of a process group. Collective over it, as [`new`](Self::new).
+    /// Creates the rendezvous of a process group. Collective over it, like [`new`](Self::new).
     ///
     /// # Errors
     /// [`RendezvousError`].
@@ -187,11 +188,11 @@ impl Rendezvous {
         Self::new(GroupInfo::from(group), group.context(), options)
     }
 
-    /// The rendezvous of a group whose member here uses the device of `context`. Collective: all members make it, as often
-    /// as each other; they exchange their signal pads, which are this value's alone.
+    /// Creates the rendezvous of a group, with the device of `context` on this rank. Collective: all members call it,
+    /// and equally often. They exchange the signal pads of this value.
     ///
     /// # Errors
-    /// [`RendezvousError`]; [`Refused`](RendezvousError::Refused) is given to every member alike.
+    /// [`RendezvousError`]. All members get the same [`Refused`](RendezvousError::Refused).
     pub fn new(
         info: GroupInfo,
         context: &Context,
@@ -205,15 +206,15 @@ impl Rendezvous {
         let (seat, next, pads) = (Seat::default(), Mutex::new(0), OnceLock::new());
         let inner = Inner { info, context: context.clone(), options, identity, seat, next, pads };
         let rendezvous = Self { inner: Arc::new(inner) };
-        // No part of an open capture either.
+        // Must not become part of an open capture.
         let _relaxed = RelaxedCapture::enter(context.driver());
         let own = known
             .map_err(RendezvousError::from)
             .and_then(|_| OwnPad::make(context, rendezvous.inner.info.world_size(), &options));
-        // Whoever has none says so to the others.
+        // A rank without a pad posts the reason to the others.
         let candidate = own.as_ref().map(|own| Candidate { buffer: (&own.memory).into(), mapped: None });
         let (_, peers) = rendezvous.meet(candidate.map_err(|error| explained(error)))?;
-        // A new value: nobody else has set it.
+        // This value is new, so the pads are not yet set.
         let _ = rendezvous.inner.pads.set(Pads::new(own?, peers));
         Ok(rendezvous)
     }
@@ -224,12 +225,12 @@ impl Rendezvous {
         &self.inner.info
     }
 
-    /// Maps the same buffer of every other member. Collective: all members call it with the same memory, of the same size
-    /// and at the same place, at the same point of the program. Always agreed, also for memory whose peers are there: then
-    /// nothing is mapped again.
+    /// Maps the corresponding buffers of all other members. Collective: all members call it at the same point of the
+    /// program, with the same memory, size and offset. The members always agree first. If the peers' memory is
+    /// already mapped on all members, it is not mapped again.
     ///
     /// # Errors
-    /// [`RendezvousError`]; [`Refused`](RendezvousError::Refused) is given to every member alike, before its deadline.
+    /// [`RendezvousError`]. All members get the same [`Refused`](RendezvousError::Refused), before their deadlines.
     pub fn rendezvous(&self, buffer: impl Into<Buffer>) -> Result<SymmetricMemory, RendezvousError> {
         let buffer: Buffer = buffer.into();
         let mapped = buffer.homes().get(&self.inner.seat, buffer.ordinal()).map(|(since, _)| since);
@@ -238,7 +239,8 @@ impl Rendezvous {
         Ok(SymmetricMemory { group: self.inner.clone(), buffer, peers })
     }
 
-    /// The same buffer of every other member, of an earlier rendezvous for it, or for another block of its segment. Local.
+    /// Returns the peers' buffers from an earlier rendezvous for this buffer, or for another block of its segment.
+    /// Local.
     ///
     /// # Errors
     /// [`RendezvousError::RendezvousMissing`].
@@ -253,23 +255,25 @@ impl Rendezvous {
         }
     }
 
-    /// Takes this rank's part in a rendezvous to which it has nothing to bring: all are told why. Collective.
+    /// Takes part in a rendezvous without memory, so that all members get `cause` as the reason. Collective.
     pub(crate) fn decline(&self, cause: String) {
-        // Everybody is refused, and this rank knows why.
+        // The refusal is the intended result, and this rank knows the reason.
         let _ = self.meet(Err(cause));
     }
 
-    /// What begins the keys of whatever is built on the rendezvous that has mapped `memory`, and of nothing else.
+    /// The prefix of the store keys for anything built on the rendezvous that mapped `memory`. Nothing else uses this
+    /// prefix.
     pub(crate) fn prefix(&self, memory: &SymmetricMemory) -> Option<String> {
         let Inner { info, identity, seat, .. } = &*self.inner;
         let (since, _) = memory.buffer.homes().get(seat, memory.buffer.ordinal())?;
         Some(prefix(info.id(), identity.life, since))
     }
 
-    /// One rendezvous, whatever this rank comes with: the peers, and the rendezvous in which they were mapped.
+    /// Runs one rendezvous, with or without memory of this rank. Returns the peers, and the number of the rendezvous
+    /// that mapped them.
     fn meet(&self, candidate: Result<Candidate, String>) -> Result<(u64, Arc<PeerBuffers>), RendezvousError> {
         let Inner { info, context, .. } = &*self.inner;
-        // Mapping is no part of a capture that happens to be open, and must not ruin it.
+        // Mapping must not become part of an open capture, or invalidate it.
         let _relaxed = RelaxedCapture::enter(context.driver());
         let mut next = self.inner.next.lock().unwrap_or_else(PoisonError::into_inner);
         let number = *next;
@@ -315,7 +319,7 @@ impl Rendezvous {
             Err(ending) => ending,
         };
         drop(peers);
-        // Who was killed has left a door.
+        // Removes the sockets of killed processes.
         if ending.is_of_the_missing() {
             local::sweep();
         }
@@ -330,7 +334,7 @@ impl Rendezvous {
         })
     }
 
-    /// Makes what the others can have of a candidate.
+    /// Exports the memory of a candidate and creates this rank's record.
     fn prepare(&self, candidate: Candidate, number: u64) -> Result<(Record, Offer, Candidate), String> {
         let Candidate { buffer, mapped } = &candidate;
         let allocation = buffer.allocation().ok_or("the block is of no segment of its pool")?;
@@ -350,7 +354,7 @@ impl Rendezvous {
         Ok((record, offer, candidate))
     }
 
-    /// What this rank says of itself, with nothing to share.
+    /// This rank's record without memory.
     fn record(&self, number: u64, readiness: Readiness) -> Record {
         let Inner { info, options, identity, .. } = &*self.inner;
         let Identity { host, process, device, unreachable, life } = identity.clone();
@@ -377,8 +381,9 @@ impl Rendezvous {
     }
 }
 
-/// How often this rank has made the group's rendezvous: a second life of a group does not meet what the first has left in
-/// the store. Counted first: who fails after it meets the others all the same.
+/// Counts in the store how often this rank has created the group's rendezvous, and returns the count. It is part of
+/// all keys, so a later rendezvous of the group does not read those of an earlier one. The count comes first, so that
+/// the ranks' counts stay equal if a later step fails.
 fn life(info: &GroupInfo) -> Result<u64, RendezvousError> {
     let key = format!("symm/meeting/{:x}.{}/life/{}", info.id().uid, info.id().epoch, info.rank());
     let life = info
@@ -388,7 +393,7 @@ fn life(info: &GroupInfo) -> Result<u64, RendezvousError> {
     Ok(life.unsigned_abs())
 }
 
-/// The device of `context`, and those that it cannot reach.
+/// The device of `context`, and the devices that it cannot access.
 fn device(context: &Context) -> cuda_driver::Result<(Uuid, Vec<Uuid>)> {
     let device = context.device();
     let mut unreachable = Vec::new();
@@ -400,7 +405,7 @@ fn device(context: &Context) -> cuda_driver::Result<(Uuid, Vec<Uuid>)> {
     Ok((device.uuid()?.into(), unreachable))
 }
 
-/// An error with what caused it.
+/// The text of an error with its chain of causes.
 pub(crate) fn explained(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

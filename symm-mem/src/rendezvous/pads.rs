@@ -1,12 +1,12 @@
-//! A group's signal pads, and what this rank has enqueued on them.
+//! A group's signal pads, and the operations that this rank has enqueued on them.
 //!
-//! The order of operations: those that use one *slot* — this rank's signals to one peer on one channel, or its waits for
-//! one peer on one channel — run in the order in which the host enqueued them, whatever their streams. A barrier uses
-//! every slot of its channel. Nothing else is ordered: channels are independent of each other, and so is a wait of a put
-//! on the same channel. So no operation ever stands behind a wait that only a later one of this rank would let its peer
-//! answer: between ranks that issue the same operations of a slot in the same order there is no cycle.
+//! Order of operations: a *slot* is this rank's signals to one peer on one channel, or its waits for one peer on one
+//! channel. Operations on one slot run in the order in which the host enqueued them, on any streams. A barrier uses
+//! every slot of its channel. Nothing else is ordered: different channels are independent, and so are waits and puts
+//! of one channel. An operation therefore never runs behind a wait that depends on a later operation of this rank.
+//! Ranks that issue the same operations of each slot in the same order cannot deadlock.
 //!
-//! What a graph captures is ordered by the graph alone.
+//! Captured operations are ordered by their graph only.
 
 use std::{
     collections::HashMap,
@@ -18,25 +18,25 @@ use cuda_driver::{Context, Event, EventFlags, Stream, graph::CaptureStatus, vmm:
 use super::{PeerBuffers, PeerMemory, RendezvousError, RendezvousOptions, protocol::Subject};
 use crate::kernels::{FaultRecord, KernelError, Kernels, PadLayout};
 
-/// Which way a signal goes, as this rank uses a slot.
+/// The direction of a signal, as this rank uses a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Way {
     To,
     From,
 }
 
-/// A slot as this rank uses it: which way, the peer, the channel.
+/// A slot as this rank uses it: direction, peer, channel.
 pub(super) type Slot = (Way, u32, u32);
 
 /// The last operation on a slot.
 #[derive(Debug, Clone)]
 struct Last {
-    /// Kept, so that no other stream has its number.
+    /// Kept alive, so that no new stream gets the same handle.
     stream: Stream,
     done: Arc<Event>,
 }
 
-/// This rank's pad, before the others know of it.
+/// This rank's pad, before it is shared.
 #[derive(Debug)]
 pub(super) struct OwnPad {
     pub(super) memory: PeerMemory,
@@ -52,7 +52,7 @@ impl OwnPad {
         let bytes = PadLayout::new(u32::try_from(world).unwrap_or(u32::MAX)).bytes();
         let handles = options.handles.map_or_else(|| HandleTypes::granted(context), Ok)?;
         let memory = PeerMemory::about(context, bytes, handles, Subject::Pads)?;
-        // Before anybody knows of it: a signal that comes early must not be wiped out.
+        // Cleared before it is shared, so that an early signal of a peer is not erased.
         memory.clear(context)?;
         Ok(Self { memory, fault: FaultRecord::new(context)? })
     }
@@ -65,7 +65,7 @@ pub(super) struct Pads {
     kernels: OnceLock<Kernels>,
     pub(super) fault: FaultRecord,
     pub(super) peers: Arc<PeerBuffers>,
-    /// As long as this rank's kernels wait here.
+    /// Kept while this rank's kernels wait on it.
     _own: PeerMemory,
 }
 
@@ -75,7 +75,7 @@ impl Pads {
         Self { lasts: Mutex::default(), kernels: OnceLock::new(), fault, peers, _own: memory }
     }
 
-    /// The kernels that work on the pads, loaded with the first that is wanted.
+    /// Returns the kernels that use the pads. The first call loads them.
     pub(super) fn kernels(&self, context: &Context) -> Result<&Kernels, KernelError> {
         match self.kernels.get() {
             Some(kernels) => Ok(kernels),
@@ -86,7 +86,7 @@ impl Pads {
         }
     }
 
-    /// Enqueues an operation behind those that use the same slots.
+    /// Enqueues an operation after earlier operations on the same slots.
     pub(super) fn enqueue(
         &self,
         stream: &Stream,
@@ -96,7 +96,7 @@ impl Pads {
         if stream.capture_status()? != CaptureStatus::None {
             return launch();
         }
-        // Until it is recorded: two threads must not come between each other's steps.
+        // Held until the event is recorded, so that the steps of two threads do not interleave.
         let mut lasts = self.lasts.lock().unwrap_or_else(PoisonError::into_inner);
         let mut waited: Vec<&Arc<Event>> = Vec::new();
         for last in slots.iter().filter_map(|slot| lasts.get(slot)) {
@@ -105,7 +105,8 @@ impl Pads {
                 waited.push(&last.done);
             }
         }
-        // An event that these slots alone name can tell the next end too, which comes behind it. One more is the clone here.
+        // An event that is referenced by exactly these slots can be recorded again for this operation, which runs
+        // after it. The clone here accounts for one more reference.
         let first = slots.first().and_then(|slot| lasts.get(slot)).map(|last| last.done.clone());
         let mine = first.filter(|event| {
             let names = |slot| lasts.get(slot).is_some_and(|last: &Last| Arc::ptr_eq(&last.done, event));
@@ -125,11 +126,11 @@ impl Pads {
 }
 
 impl Drop for Pads {
-    /// Waits for what was enqueued: every kernel ends by its deadline.
+    /// Waits for the enqueued operations. Every kernel ends by its deadline.
     fn drop(&mut self) {
         let lasts = self.lasts.get_mut().unwrap_or_else(PoisonError::into_inner);
         for last in lasts.values() {
-            // A context that is broken runs nothing any more.
+            // A broken context runs no more work, so errors are ignored.
             let _ = last.done.synchronize();
         }
     }

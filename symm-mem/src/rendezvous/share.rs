@@ -1,5 +1,5 @@
-//! How ranks come by each other's physical memory: by value in one process, by descriptor on one host, by fabric handle
-//! elsewhere.
+//! Transfer of physical memory between ranks: by value in one process, by file descriptor on one host, by fabric
+//! handle between hosts.
 
 use std::{
     collections::HashMap,
@@ -27,16 +27,17 @@ use super::{
 /// A descriptor of physical memory.
 pub(crate) const MEMORY: Tag = Tag(*b"memo");
 
-/// Memory for the ranks of this process.
+/// Memory for the other ranks of this process.
 static DESK: Desk<PhysicalMemory> = Desk::new();
 
-/// This process, as no other says of itself: its number alone would be found in another container too.
+/// A random number for this process. The process id alone is not unique, since another container may use the same
+/// one.
 pub(crate) fn process() -> u64 {
     static PROCESS: OnceLock<u64> = OnceLock::new();
     *PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id()))
 }
 
-/// What this rank has for the others, until it is dropped.
+/// The memory that this rank offers to the others, until it is dropped.
 pub(super) struct Offer {
     door: Door,
     descriptor: Option<OwnedFd>,
@@ -44,7 +45,7 @@ pub(super) struct Offer {
 }
 
 impl Offer {
-    /// Opens a door, and makes what can be had of `memory`.
+    /// Opens a listener, and exports `memory`.
     pub(super) fn make(memory: &PhysicalMemory) -> Result<(Self, Handles), String> {
         let door = Door::open().map_err(|error| error.to_string())?;
         let kinds = memory.handle_types();
@@ -64,7 +65,8 @@ impl Offer {
     }
 }
 
-/// Maps what the others offer; `place` is this rank's among `records`, and `own` where its memory lies.
+/// Maps the memory offered by the other ranks. `place` is the index of this rank in `records`, and `own` the address
+/// of its memory.
 pub(super) fn share(
     context: &Context,
     offer: &Offer,
@@ -90,7 +92,7 @@ pub(super) fn share(
     PeerBuffers::mapped(context, (place, addresses), bytes, mappings).map_err(failed)
 }
 
-/// Every rank's memory, in the group's order; `None` for this rank's own.
+/// Fetches every rank's memory, in the group's order; `None` for this rank's own.
 fn fetch(
     context: &Context,
     offer: &Offer,
@@ -140,7 +142,7 @@ fn fetch(
     records.iter().enumerate().map(of_rank).collect()
 }
 
-/// What came of meeting others, whose ranks are known by their places.
+/// Converts an error of the local exchange. `rank` converts a place to a rank.
 pub(crate) fn told(error: &LocalError, rank: impl Fn(&u64) -> u32) -> Outcome {
     match error {
         LocalError::Gone { place, .. } => Outcome::Alone { gone: vec![rank(place)] },

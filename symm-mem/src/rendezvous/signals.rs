@@ -10,21 +10,22 @@ use super::{
 };
 use crate::kernels::{KernelError, Kernels, Late, PadLayout, Ranks};
 
-/// Signals between the ranks of the group, over its own pads. A pad has
-/// [`PadLayout::USER_CHANNELS`] channels; on each, one signal is under way from each rank to each other.
+/// Signals between the ranks of the group, over its own pads. A pad has [`PadLayout::USER_CHANNELS`] channels. On
+/// each channel, one signal at a time is in flight from each rank to each other.
 ///
-/// Operations that use one slot (a way, a peer, a channel) run in the order in which this rank enqueued them, on whatever
-/// streams; all others are independent: another channel, another peer, a wait and a put of one channel. So they never
-/// hold up each other's peers. A barrier uses all slots of its channel. What a graph captures, the graph orders.
+/// Operations on one slot (a direction, a peer, a channel) run in the order in which this rank enqueued them, on any
+/// streams. All other operations are independent: those with another channel or another peer, and a wait and a put of
+/// one channel. So they cannot delay a peer that they do not concern. A barrier uses all slots of its channel.
+/// Captured operations are ordered by their graph.
 ///
-/// Each operation ends by its deadline, with or without its peer. A late one leaves the context as it was, is told by
-/// [`check`](Self::check), and makes the signals of this rank do nothing from then on: a new
+/// Each operation ends by its deadline, with or without its peer. A late operation does not damage the context.
+/// [`check`](Self::check) reports it, and from then on the signals of this rank do nothing. A new
 /// [`Rendezvous`](super::Rendezvous) has new pads.
 impl SymmetricMemory {
-    /// What kernels are told of the ranks: buffers are the allocations, in which this buffer begins
-    /// [`offset`](Self::offset) bytes after their begin. Valid as long as this handle.
+    /// The description of the ranks for kernels. Its buffers are the allocations, which contain this buffer at
+    /// [`offset`](Self::offset) bytes. It is valid while this handle lives.
     ///
-    /// A wait lasts at most `deadline`, at most 584 years.
+    /// A wait in a kernel lasts at most `deadline`, and at most 584 years.
     #[must_use]
     pub fn ranks(&self, deadline: Duration) -> Ranks {
         let pads = self.group.pads();
@@ -33,21 +34,22 @@ impl SymmetricMemory {
             pads: pads.peers.array(),
             pad: pads.peers.addresses()[self.rank()],
             fault: pads.fault.ptr(),
-            // A group has fewer ranks than that.
+            // The number of ranks fits into 32 bits.
             rank: self.rank() as u32,
             world: self.world_size() as u32,
             deadline_ns: u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX),
         }
     }
 
-    /// All ranks meet on a channel: what each wrote before on this stream, each sees after.
+    /// Synchronizes all ranks on a channel. Writes of each rank that precede the barrier on its stream are visible to
+    /// all ranks after it.
     ///
     /// # Safety
-    /// A graph that captures it is not launched once the last handle to the group's memory and its
-    /// [`Rendezvous`](super::Rendezvous) are gone. Without a capture there is nothing to see to.
+    /// If a graph captures this call, the graph must not be launched after the last handle to the group's memory and
+    /// its [`Rendezvous`](super::Rendezvous) are dropped. Without a capture, there is no requirement.
     ///
     /// # Errors
-    /// [`KernelError`] for a channel that there is not, and what the driver says.
+    /// [`KernelError`] for a channel out of range, and for errors of the driver.
     pub unsafe fn barrier(
         &self,
         stream: &Stream,
@@ -64,14 +66,14 @@ impl SymmetricMemory {
         })
     }
 
-    /// Signals `rank` on a channel: what this rank wrote before on this stream, that one sees after its
-    /// [`wait_signal`](Self::wait_signal). Waits, on the stream, until the signal before this one was taken.
+    /// Signals `rank` on a channel. This rank's earlier writes on this stream are visible to `rank` after its
+    /// [`wait_signal`](Self::wait_signal). Waits, on the stream, until the previous signal was consumed.
     ///
     /// # Safety
-    /// As [`barrier`](Self::barrier).
+    /// As for [`barrier`](Self::barrier).
     ///
     /// # Errors
-    /// As [`barrier`](Self::barrier), and for a rank that there is not.
+    /// Those of [`barrier`](Self::barrier), and an error for a rank that is not in the group.
     pub unsafe fn put_signal(
         &self,
         stream: &Stream,
@@ -86,13 +88,13 @@ impl SymmetricMemory {
         })
     }
 
-    /// Waits, on the stream, for a signal of `rank` on a channel, and takes it.
+    /// Waits, on the stream, for a signal of `rank` on a channel, and consumes it.
     ///
     /// # Safety
-    /// As [`barrier`](Self::barrier).
+    /// As for [`barrier`](Self::barrier).
     ///
     /// # Errors
-    /// As [`put_signal`](Self::put_signal).
+    /// Those of [`put_signal`](Self::put_signal).
     pub unsafe fn wait_signal(
         &self,
         stream: &Stream,
@@ -107,15 +109,15 @@ impl SymmetricMemory {
         })
     }
 
-    /// Asked after the stream has been waited for: whether all signals came in time.
+    /// Checks that all signals arrived in time. Call it after waiting for the stream.
     ///
     /// # Errors
-    /// [`KernelError::Late`], with the first that did not.
+    /// [`KernelError::Late`], with the first late signal.
     pub fn check(&self) -> Result<(), KernelError> {
         self.group.pads().fault.check()
     }
 
-    /// The first signal that was late, if one was. Free of calls to the driver.
+    /// The first late signal, if there is one. Makes no driver call.
     #[must_use]
     pub fn late(&self) -> Option<Late> {
         self.group.pads().fault.read()
@@ -130,7 +132,7 @@ impl SymmetricMemory {
     ) -> Result<(), KernelError> {
         let pads = self.group.pads();
         let kernels = pads.kernels(&self.group.context)?;
-        // What will be refused is no slot.
+        // Invalid arguments are passed on without a slot; `launch` rejects them.
         let world = self.world_size() as u32;
         let there = channel < PadLayout::USER_CHANNELS && slots.iter().all(|(_, peer, _)| *peer < world);
         if there { pads.enqueue(stream, slots, || launch(kernels)) } else { launch(kernels) }

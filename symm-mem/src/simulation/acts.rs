@@ -1,4 +1,4 @@
-//! What ranks do by themselves: their programs, but for meetings.
+//! The local actions of ranks: their programs without the meetings.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use super::{
 use crate::{Standing, agreement::PoolId, commit::several};
 
 impl World {
-    /// The rank goes on with its program.
+    /// The rank continues its program.
     pub(super) fn resume(&mut self, rank: u32) -> Result<(), Violation> {
         let Some(action) = self.rank(rank).program.pop_front() else { return Ok(()) };
         tell!(self, "rank {rank}: {action:?}");
@@ -35,7 +35,7 @@ impl World {
                     .iter()
                     .filter_map(|group| Some((rank, state.groups.get(group)?.id, pool)))
                     .collect();
-                // They come first, the last of them last.
+                // Pushed to the front in reverse, so that they run next and in order.
                 for at in several::in_order(&named).into_iter().rev() {
                     let group = named[at].1.uid;
                     state.program.push_front(Action::Commit { group, policy, deadline });
@@ -94,7 +94,7 @@ impl World {
 
     pub(super) fn allocate(&mut self, rank: u32, bytes: u64) -> Result<(), Violation> {
         let state = self.rank(rank);
-        // Where there is no room, the pool's log says so, and ranks that differ in it are found.
+        // A failed allocation is recorded in the pool's log, which reveals ranks that differ in it.
         let block = state.pool.allocate(bytes);
         state.observe();
         if let Ok(block) = block {
@@ -111,7 +111,7 @@ impl World {
         Ok(())
     }
 
-    /// Looks at what a rank's pool did, and whether memory came back that somebody reaches.
+    /// Checks the operations of a rank's pool, and that freed memory is not still in use.
     pub(super) fn observe(&mut self, rank: u32) -> Result<(), Violation> {
         let state = self.rank(rank);
         state.observe();
@@ -165,7 +165,7 @@ impl World {
         self.rank(rank).groups.insert(group, membership);
     }
 
-    /// This rank's end of a message, if it has one, which is done at once.
+    /// This rank's end of a message, if it has one. It completes at once.
     fn message(&mut self, rank: u32, group: u64, from: u32, to: u32) {
         let state = self.rank(rank);
         let Some(membership) = state.groups.get(&group) else { return };
@@ -180,7 +180,7 @@ impl World {
         }
     }
 
-    /// A collective of a group on a block: by the window that is found, or without.
+    /// A collective of a group on a block, with its window if there is one.
     fn use_block(&mut self, rank: u32, group: u64, nth: u64, site: u64) -> Result<(), Violation> {
         let state = &mut self.ranks[rank as usize];
         let Some(membership) = state.groups.get(&group) else { return Ok(()) };

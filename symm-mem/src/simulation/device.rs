@@ -1,5 +1,5 @@
-//! A rank's device memory, as far as a pool's segments need it: addresses that are used again, a capacity, and a record
-//! of what came back.
+//! A model of a rank's device memory for the segments of a pool: reused addresses, a capacity, and a record of freed
+//! memory.
 
 use std::{
     collections::BTreeMap,
@@ -8,12 +8,12 @@ use std::{
 
 use caching_alloc::core::{MemoryInfo, SegmentMemory, SegmentSource, SourceError};
 
-/// Memory that is only counted. What is given back is the next to be handed out, so that an address is never a name.
+/// Memory without contents. Freed addresses are handed out next, so that an address never identifies an allocation.
 #[derive(Debug)]
 pub(super) struct Device {
     rank: u32,
     base: u64,
-    /// Whether new memory lies before what there is, not behind it.
+    /// True if new memory gets a lower address than earlier memory.
     falls: bool,
     capacity: u64,
     state: Mutex<State>,
@@ -31,22 +31,23 @@ impl Device {
         Self { rank, base, falls: false, capacity, state: Mutex::default() }
     }
 
-    /// With new memory before what there is: where another device's lies behind, segments have another order by address.
+    /// Sets whether new memory gets lower addresses than earlier memory. The segments then have another order by
+    /// address than on other ranks.
     pub(super) fn falling(self, falls: bool) -> Self {
         Self { falls, ..self }
     }
 
-    /// What came back since this was last asked.
+    /// Returns the memory freed since the last call.
     pub(super) fn returned(&self) -> Vec<SegmentMemory> {
         std::mem::take(&mut self.state().returned)
     }
 
-    /// Bytes that are out.
+    /// The number of allocated bytes.
     pub(super) fn live(&self) -> u64 {
         self.state().live.values().sum()
     }
 
-    /// What was asked for that makes no sense.
+    /// A description of an invalid request, if there was one.
     pub(super) fn wrong(&self) -> Option<String> {
         self.state().wrong.clone()
     }

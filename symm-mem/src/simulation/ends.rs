@@ -1,4 +1,4 @@
-//! How meetings end, and what is left when all is over.
+//! The ends of meetings, and the checks at the end of a run.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,7 @@ use crate::{
     commit::{Seated, lock},
 };
 
-/// What a store that has failed says.
+/// The error of a failed store.
 pub(super) const LOST: &str = "the store is gone";
 
 impl World {
@@ -132,7 +132,7 @@ impl World {
         Ok(())
     }
 
-    /// Returns also how many segments are left for plain registration.
+    /// Also returns the number of segments left for plain registration.
     fn end_commit(
         &mut self,
         rank: u32,
@@ -181,7 +181,7 @@ impl World {
         Ok((if left { report.new_segments } else { 0 }, doomed))
     }
 
-    /// The rank's watchdogs know that another is dead: who waits for it stops.
+    /// The rank's watchdogs report that another rank is dead. A wait for that rank stops.
     pub(super) fn noticed(&mut self, rank: u32, lost: u32) -> Result<(), Violation> {
         tell!(self, "rank {rank} hears that rank {lost} is dead");
         let state = self.rank(rank);
@@ -194,7 +194,7 @@ impl World {
         Ok(())
     }
 
-    /// Lets go of everything, and looks whether something stays.
+    /// Drops everything, and checks that no resource is left.
     pub(super) fn tear_down(&mut self) -> Result<(), Violation> {
         for rank in 0..self.ranks.len() as u32 {
             let state = self.rank(rank);
@@ -243,7 +243,7 @@ impl World {
         Ok(())
     }
 
-    /// Keys of meetings that all have left for a later one, to which all had come.
+    /// Checks for leftover keys of a meeting, if all its members have attended a later one.
     fn left_keys(&self) -> Result<(), Violation> {
         let trouble = self.scenario.trouble;
         if trouble.delays() || matches!(trouble, Trouble::OtherDomain { .. }) {
@@ -257,7 +257,7 @@ impl World {
         for key in keys {
             let parts: Vec<&str> = key.split('/').collect();
             let old = match parts.as_slice() {
-                // What is written again, for want of an answer, nobody looks at.
+                // A repeated write may come after the key was removed. No rank reads that key.
                 ["symm", "meeting", ..] => !self.scenario.repeats,
                 ["exchange", _, _, what, ..] => !self.scenario.repeats && *what != "closed",
                 ["symm", _, pool, what, round, ..] => {

@@ -1,5 +1,5 @@
-//! The communication library, as far as windows need it: calls of a communicator pair by their order alone, and nothing
-//! returns before all members are in.
+//! A model of the communication library's windows. The calls of a communicator are paired by their order alone, and
+//! none returns before all members have called.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -7,7 +7,7 @@ use process_group::group::GroupId;
 
 use super::Violation;
 
-/// A group in one of its lives: it can be made anew under the same name, and each time it has another communicator.
+/// A group in one of its lives. A group can be created anew with the same id, and then has another communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Life {
     pub(super) group: GroupId,
@@ -20,12 +20,12 @@ impl fmt::Display for Life {
     }
 }
 
-/// A segment's memory on one rank. Two are the same segment if they have the same identity.
+/// A segment's memory on one rank. Two segments are the same if their identities are equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Extent {
     pub(super) address: u64,
     pub(super) bytes: u64,
-    /// A hash of all that the rank's pool was asked for until the segment was made.
+    /// A hash of all requests to the rank's pool until the segment was created.
     pub(super) identity: u64,
 }
 
@@ -39,24 +39,24 @@ impl Extent {
     }
 }
 
-/// A call that a member waits in.
+/// A member's call, which waits for the other members.
 #[derive(Debug)]
 struct Call {
     extents: Vec<Extent>,
     token: u64,
-    /// Whether it waits for the others; one that has failed does not.
+    /// True while it waits for the others. A failed call does not wait.
     open: bool,
 }
 
-/// A member's side of a communicator.
+/// The state of a communicator on one member.
 #[derive(Debug, Default)]
 struct Side {
     gone: bool,
     calls: Vec<Call>,
-    /// By serial, with whether it is registered still.
+    /// The windows by serial; true if still registered.
     windows: Vec<(Extent, bool)>,
     deregistered: Vec<u64>,
-    /// What is registered without being a window.
+    /// Memory that is registered and not a window.
     plain: Vec<Extent>,
 }
 
@@ -72,7 +72,7 @@ struct Communicator {
     sides: BTreeMap<u32, Side>,
 }
 
-/// Who may go on, with the serials of its windows.
+/// A rank whose call returns, with the serials of its windows.
 pub(super) struct Met {
     pub(super) rank: u32,
     pub(super) token: u64,
@@ -92,7 +92,7 @@ impl Library {
         self.communicators.entry(group).or_insert_with(all).sides.insert(rank, Side::default());
     }
 
-    /// A rank's side ends, and its windows with it.
+    /// Ends a rank's side of a communicator, with its windows.
     pub(super) fn leave(&mut self, group: Life, rank: u32) {
         if let Some(side) = self.side_mut(group, rank) {
             side.gone = true;
@@ -111,7 +111,8 @@ impl Library {
         self.communicators.get_mut(&group)?.sides.get_mut(&rank)
     }
 
-    /// A member's registration; all members that may go on once the last is in. With `fails` it meets nobody.
+    /// Registers windows of a member. The call of the last member returns all members whose calls succeed. A call
+    /// with `fails` is never paired.
     pub(super) fn register(
         &mut self,
         group: Life,
@@ -168,14 +169,14 @@ impl Library {
         Ok(all.collect())
     }
 
-    /// What a rank got and, as it learns afterwards, is no window.
+    /// Removes windows of a rank that turn out to be unsupported.
     pub(super) fn take_back(&mut self, group: Life, rank: u32, serials: &[u64]) {
         if let Some(side) = self.side_mut(group, rank) {
             serials.iter().for_each(|serial| side.windows[*serial as usize].1 = false);
         }
     }
 
-    /// A rank deregisters a window. Members do so in one order.
+    /// Deregisters a window of a rank. All members must do so in the same order.
     pub(super) fn deregister(&mut self, group: Life, rank: u32, serial: u64) -> Result<(), Violation> {
         let Some(side) = self.side_mut(group, rank).filter(|side| !side.gone) else { return Ok(()) };
         let window = side.windows.get_mut(serial as usize).filter(|(_, live)| *live);
@@ -197,7 +198,7 @@ impl Library {
         Ok(())
     }
 
-    /// A rank registers memory plainly: alone, and waits for nobody.
+    /// Registers memory of a rank plainly. This is local and does not wait.
     pub(super) fn register_plainly(
         &mut self,
         group: Life,
@@ -212,7 +213,7 @@ impl Library {
         Ok(())
     }
 
-    /// A rank takes that back.
+    /// Deregisters such memory.
     pub(super) fn deregister_plainly(
         &mut self,
         group: Life,
@@ -233,22 +234,23 @@ impl Library {
         Ok(())
     }
 
-    /// Whether a rank has registered plainly what lies at this address.
+    /// Returns true if a rank has plainly registered the memory at this address.
     pub(super) fn is_plain(&self, group: Life, rank: u32, address: u64) -> bool {
         let side = self.side(group, rank).filter(|side| !side.gone);
         side.is_some_and(|side| side.plain.iter().any(|extent| extent.overlaps(address, 1)))
     }
 
-    /// A window of a rank, while it is registered.
+    /// Returns a window of a rank, if it is still registered.
     pub(super) fn window(&self, group: Life, rank: u32, serial: u64) -> Option<Extent> {
         let side = self.side(group, rank).filter(|side| !side.gone)?;
         side.windows.get(serial as usize).filter(|(_, live)| *live).map(|(extent, _)| *extent)
     }
 
-    /// Who still reaches the `bytes` at `address` of a rank: a group, and the member whose window it is.
+    /// Returns a user of the `bytes` at `address` of a rank: the group, and the member with a window or a
+    /// registration of them.
     pub(super) fn reached(&self, rank: u32, address: u64, bytes: u64) -> Option<(Life, u32)> {
         self.communicators.iter().find_map(|(group, communicator)| {
-            // What the rank's own side had went with it.
+            // If the rank's own side is gone, so are its registrations.
             let side = communicator.sides.get(&rank).filter(|side| !side.gone)?;
             if side.plain.iter().any(|extent| extent.overlaps(address, bytes)) {
                 return Some((*group, rank));

@@ -1,4 +1,4 @@
-//! Meetings: how ranks begin them, and what their machines ask for.
+//! Begins the meetings of ranks and executes the requests of their state machines.
 
 use std::{collections::BTreeSet, mem, sync::Mutex, time::Duration};
 
@@ -35,13 +35,13 @@ impl World {
         deadline: Duration,
     ) -> Result<(), Violation> {
         let (begun, deadline) = (self.now, deadline.as_micros() as u64);
-        // In another generation of the domain it meets nobody.
+        // In another generation of the domain, the rank meets no other rank.
         let extra = self.scenario.trouble == Trouble::ExtraDomain && self.scenario.is_culprit(rank);
         let epoch = if extra && work.kind().is_of_pool() { epoch | 1 << 63 } else { epoch };
         self.start(rank, work, Span { round, epoch, begun, deadline })
     }
 
-    /// What a rank gives a meeting for which the program has `deadline`.
+    /// The deadline of a rank in a meeting for which the program gives `deadline`.
     pub(super) fn deadline(&self, rank: u32, deadline: Duration) -> Duration {
         match self.scenario.trouble {
             Trouble::ShortDeadline(_) if deadline != DEADLINE => deadline,
@@ -112,7 +112,7 @@ impl World {
         self.begin(rank, work, round, id.epoch, deadline)
     }
 
-    /// The rank tells the others that it cannot take part.
+    /// The rank posts a refusal because it cannot take part.
     fn decline(&mut self, rank: u32, seated: &Mutex<Seated>, error: &CommitError) -> Result<(), Violation> {
         let (key, refusal) = lock(seated).seat.decline(error.to_string());
         let value = Decision::refuse(refusal).encode();
@@ -259,11 +259,11 @@ impl World {
             unreachable: Vec::new(),
             handles: Handles { descriptor: true, fabric: None, card: Vec::new(), token },
         };
-        // A life is an epoch of its own to whoever looks at the meetings.
+        // The oracle groups meetings by epoch, so each life of a group gets an epoch of its own.
         let mut epoch = id.epoch << 32 | life;
         if let Some(how) = otherwise.filter(|_| !mem::replace(&mut state.odd, true)) {
             differ(how, &mut record);
-            // Under another name it meets nobody.
+            // With a different store key, the rank meets no other rank.
             if matches!(how, 0 | 1 | 2 | 4) {
                 epoch = u64::MAX;
             }
@@ -275,7 +275,7 @@ impl World {
         self.begin(rank, work, round, epoch, deadline)
     }
 
-    /// The rank looks for its peers' memory.
+    /// The rank maps its peers' memory.
     pub(super) fn share(&mut self, rank: u32, token: u64, records: &[Record]) {
         let (mut gone, mut mapped) = (Vec::new(), Vec::new());
         for record in records {
@@ -295,7 +295,7 @@ impl World {
         self.soon(Event::Answer(rank, token, Answer::Shared(outcome, mapped)));
     }
 
-    /// An answer reaches the rank's machine, and what it asks next is sent off.
+    /// Passes an answer to the rank's state machine, and executes its next request.
     pub(super) fn answer(&mut self, rank: u32, token: u64, answer: Answer) -> Result<(), Violation> {
         let now = self.now;
         let mut answer = match answer {
@@ -332,7 +332,7 @@ impl World {
         }
     }
 
-    /// Does what the rank's machine wants.
+    /// Executes a request of the rank's state machine.
     fn give(&mut self, rank: u32, want: Want) -> Result<(), Violation> {
         let token = self.random.next();
         self.rank(rank).token = token;
@@ -387,7 +387,7 @@ impl World {
     }
 }
 
-/// What a rank can come to a rendezvous with that its peers have not, nor will have.
+/// Changes a record so that it differs from those of all peers, in this and in later meetings.
 fn differ(how: usize, record: &mut Record) {
     match how {
         0 => record.group.epoch += 1000,

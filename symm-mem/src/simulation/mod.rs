@@ -1,24 +1,26 @@
-//! Whole programs of several ranks under seeded schedules, and what must hold of them whatever goes wrong.
+//! Simulates whole programs of several ranks under seeded schedules, and checks invariants that hold under every
+//! failure.
 //!
-//! A seed draws ranks, overlapping groups, a program (allocations, commits alone and together, plain registration, agreed
-//! lengths, graphs, retirements, rendezvous, exchanges and their transfers, groups that come late or are made anew), one trouble, and the order of everything. The pools,
-//! seats and machines are those of life; the device, the store and the library are models here, in one thread and with a
-//! clock of their own, so a seed gives the same run again.
+//! A seed determines the ranks, overlapping groups, a program, one trouble (a fault or a difference between ranks),
+//! and the order of all events. The program consists of allocations, commits of one or several groups, plain
+//! registration, agreed lengths, graphs, retirements, rendezvous, exchanges and their transfers, and groups that come
+//! late or are created anew. The pools, group states and state machines are those of production. The device, the
+//! store and the library are models in one thread with a simulated clock, so a seed always gives the same run.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `scenario`, `trouble` | what a seed draws, and what goes wrong |
+//! | `scenario`, `trouble` | the choices of a seed, and the trouble |
 //! | `world` | the scheduler and the store |
-//! | `acts`, `meetings`, `ends` | what ranks do by themselves and with others, and how that ends |
+//! | `acts`, `meetings`, `ends` | the local actions of ranks, their meetings, and the ends of these |
 //! | `plans` | one-sided exchange |
 //! | `registration` | windows and plain registration |
-//! | `rank`, `work` | a rank, and the meeting that it is in |
-//! | `device`, `library` | memory, and windows |
-//! | `oracle`, `waits` | what must hold |
+//! | `rank`, `work` | a rank, and its current meeting |
+//! | `device`, `library` | models of memory and of windows |
+//! | `oracle`, `waits` | the invariants |
 //! | `versions` | a rank of another release |
-//! | `random` | the numbers |
+//! | `random` | the random numbers |
 //!
-//! Not for: the driver's and NCCL's own behaviour, which the embedded device has.
+//! Out of scope: the behaviour of the driver and of NCCL, which the embedded device simulates.
 
 mod acts;
 mod device;
@@ -55,27 +57,27 @@ use std::{
 pub(crate) use self::random::Random;
 use self::world::World;
 
-/// What seeds are bounded to.
+/// Upper limits of a seed's choices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// How many ranks; `None`: as many as the seed draws, from 2 to 6.
+    /// The number of ranks, or `None` for the number that the seed draws, from 2 to 6.
     pub ranks: Option<u32>,
-    /// At most so many phases of the program.
+    /// The greatest number of phases of the program.
     pub phases: u64,
-    /// At most so many groups.
+    /// The greatest number of groups.
     pub groups: usize,
-    /// At most so many requests to the pool in a phase.
+    /// The greatest number of requests to the pool in a phase.
     pub requests: u64,
 }
 
 impl Default for Limits {
-    /// What the seeds draw.
+    /// No limits.
     fn default() -> Self {
         Self { ranks: None, phases: u64::MAX, groups: usize::MAX, requests: u64::MAX }
     }
 }
 
-/// What does not hold, and of which ranks.
+/// A violated invariant, with the ranks concerned.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation(String);
 
@@ -91,20 +93,20 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What came of a seed.
+/// The result of a seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
-    /// How many events happened.
+    /// The number of events.
     pub steps: u64,
-    /// The states that were visited, each as a hash.
+    /// The visited states, each as a hash.
     pub states: HashSet<u64>,
     /// A hash of the order of events.
     pub record: u64,
-    /// How often which result came of a meeting, under which trouble.
+    /// The number of meetings with each result, by trouble.
     pub tally: BTreeMap<(String, &'static str), u64>,
-    /// What did not hold.
+    /// The violated invariant, if there is one.
     pub violation: Option<Violation>,
-    /// What happened, if that was asked for.
+    /// The events, if a trace was requested.
     pub trace: Vec<String>,
 }
 
@@ -132,7 +134,7 @@ pub fn run(seed: u64, limits: &Limits, trace: bool) -> Run {
         world.scenario.release,
         world.scenario.slowest,
     );
-    // A panic of what is tried out is a violation like others.
+    // A panic of the tested code is a violation too.
     let ran = catch_unwind(AssertUnwindSafe(|| {
         world.run()?;
         world.judge()?;
@@ -152,14 +154,14 @@ pub fn run(seed: u64, limits: &Limits, trace: bool) -> Run {
     run.trace.insert(0, begin);
     (run.steps, run.record) = (world.steps, world.record);
     run.states = std::mem::take(&mut world.states);
-    // What a violation leaves may not be dropped in any order: it is the process's.
+    // After a violation, the state may be inconsistent, so it is leaked and not dropped.
     if run.violation.is_some() {
         std::mem::forget(world);
     }
     run
 }
 
-/// Smaller limits under which something of this seed does not hold either, for who reads its trace.
+/// Returns smaller limits under which this seed still violates an invariant, for a shorter trace.
 #[must_use]
 pub fn shrink(seed: u64, limits: &Limits) -> Limits {
     let mut least = *limits;
@@ -182,22 +184,22 @@ pub fn shrink(seed: u64, limits: &Limits) -> Limits {
     at
 }
 
-/// What came of many seeds; the same for any number of threads.
+/// The results of many seeds. They do not depend on the number of threads.
 #[derive(Debug, Default)]
 pub struct Summary {
-    /// How many seeds ran.
+    /// The number of seeds run.
     pub seeds: u64,
-    /// How many events happened.
+    /// The number of events.
     pub steps: u64,
-    /// The states that were visited, each as a hash.
+    /// The visited states, each as a hash.
     pub states: HashSet<u64>,
-    /// How often which result came of a meeting, under which trouble.
+    /// The number of meetings with each result, by trouble.
     pub tally: BTreeMap<(String, &'static str), u64>,
-    /// The seeds of which something did not hold, with what.
+    /// The seeds with a violation.
     pub violations: BTreeMap<u64, Violation>,
 }
 
-/// Runs all seeds, on so many threads. `done` is told how many have run, now and then.
+/// Runs all seeds on this number of threads. Calls `done` from time to time with the number of seeds run so far.
 pub fn explore(seeds: Range<u64>, limits: &Limits, threads: usize, done: impl Fn(u64) + Sync) -> Summary {
     let summary = Mutex::new(Summary::default());
     let next = AtomicU64::new(seeds.start);

@@ -1,15 +1,15 @@
-//! What must hold of a run, whatever went wrong in it.
+//! The invariants of a run, which hold under every trouble.
 //!
-//! - Members of a meeting are given the same result, before the deadline, and nobody living is left without one.
-//! - A rank that has lost the store treats its group as dead if the others have changed it.
-//! - Ranks that wait for each other in two meetings are told so. In the whole domain, what a rank is told to be agreed is
-//!   agreed with all ranks that it takes for the domain.
-//! - A refusal is one that the trouble can make, and names the rank and the place where histories part. Without a
-//!   trouble there is none; groups without the culprit succeed, unless a member came late from waiting for it.
-//! - Members use a block by the same window at the same offset, or all registered plainly, or all without; a window that is
-//!   found is registered, on all members, over that memory.
-//! - A transfer goes by the last plan that was agreed, to the memory and the slot that its peer named, which are lent still.
-//! - In the end nothing is left: no device memory, no keys of meetings that all have left.
+//! - Members of a meeting get the same result before the deadline. Every live rank gets a result.
+//! - A rank that has lost the store treats its group as dead if the others have changed the group.
+//! - Ranks that wait for each other in two meetings get an error about that. A rank that gets an agreement of the
+//!   whole domain shares it with every rank in its own list of the domain.
+//! - A refusal fits the trouble, and names the rank and the point where histories diverge. Without a trouble there is
+//!   no refusal. Groups without the culprit succeed, unless a member was late because it waited for the culprit.
+//! - Members use a block through the same window at the same offset, or all through plain registrations, or all
+//!   without either. A window is registered on all members over the memory of the block.
+//! - A transfer follows the last agreed plan. It uses the memory and the slot of its peer, and both are still lent.
+//! - At the end nothing is left: no device memory, and no keys of meetings that all members have left.
 
 use std::collections::BTreeMap;
 
@@ -20,13 +20,13 @@ use crate::{
     rendezvous::{RendezvousRefusal, protocol},
 };
 
-/// What ranks met for.
+/// The purpose of a meeting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Commit(u64),
     /// To commit the second pool.
     Second(u64),
-    /// To keep what they have registered plainly.
+    /// To keep their plain registrations.
     Plain(u64),
     Retire,
     Length,
@@ -35,13 +35,13 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Whether a pool is what they met about.
+    /// Returns true if the meeting is about a pool.
     pub(super) fn is_of_pool(self) -> bool {
         !matches!(self, Self::Meet(_) | Self::Exchange(_))
     }
 }
 
-/// What a rank was told in the end.
+/// The result of a meeting on a rank.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Said {
     Commit(Result<Agreed, agreement::Ending>),
@@ -52,7 +52,7 @@ pub(super) enum Said {
     Exchange(Result<exchange::Agreement, exchange::Ending>),
 }
 
-/// A meeting as it went on one rank.
+/// A meeting as seen by one rank.
 #[derive(Debug, Clone)]
 pub(super) struct Ended {
     pub(super) rank: u32,
@@ -63,14 +63,14 @@ pub(super) struct Ended {
     pub(super) begun: u64,
     pub(super) ended: u64,
     pub(super) deadline: u64,
-    /// How many operations the rank's pool had seen when it began.
+    /// The number of operations in the rank's pool at the start.
     pub(super) history: usize,
     pub(super) registered: bool,
-    /// Whether the rank then held all groups for dead that it was about.
+    /// True if the rank then considered all groups of the meeting dead.
     pub(super) poisoned: bool,
 }
 
-/// A block as a group's collective found it.
+/// A block as used by a group's collective.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Used {
     pub(super) rank: u32,
@@ -78,7 +78,7 @@ pub(super) struct Used {
     pub(super) way: Way,
 }
 
-/// How a collective reaches a block.
+/// The access of a collective to a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     Window { serial: u64, offset: u64 },
@@ -99,7 +99,7 @@ impl Said {
         )
     }
 
-    /// Whether it is a result that members can be given.
+    /// Returns true for a result that all members can get.
     fn is_agreed(&self) -> bool {
         let said = |ending: &agreement::Ending| {
             matches!(ending, agreement::Ending::Refused(_) | agreement::Ending::Poisoned(_))
@@ -118,8 +118,7 @@ impl Said {
         }
     }
 
-    /// Whether members that were told this hold something else than before: windows, registrations, segments, or a group
-    /// that is dead.
+    /// Returns true if the result changes the state of members: windows, registrations, segments, or a dead group.
     fn changes_groups(&self) -> bool {
         let poisons = |ending: &agreement::Ending| matches!(ending, agreement::Ending::Poisoned(_));
         match self {
@@ -130,12 +129,12 @@ impl Said {
         }
     }
 
-    /// The most time, in µs, that what the members do once they have decided may take beside the deadline.
+    /// The most time in µs that the phases after a decision may take in addition to the deadline.
     fn budgets(&self) -> u64 {
         let is_timeout = matches!(self.refusal(), Some(Refusal::SyncTimeout { .. }));
         match self {
             Said::Commit(Err(_)) if is_timeout => 0,
-            // A store that has failed is asked once more at the deadline.
+            // A failed store is asked once more at the deadline.
             Said::Length(Err(agreement::Ending::StoreFailed { .. })) => 100_000,
             Said::Length(_) => 0,
             _ => FLOORS.as_micros() as u64,
@@ -175,7 +174,7 @@ impl Said {
         }
     }
 
-    /// What came of it, in a word.
+    /// A short name of the result.
     pub(super) fn name(&self) -> &'static str {
         if let Said::Commit(Err(agreement::Ending::StoreFailed { in_doubt: true }))
         | Said::Retire(Err(agreement::Ending::StoreFailed { in_doubt: true })) = self
@@ -204,7 +203,7 @@ impl Said {
     }
 }
 
-/// How many ranks have a part in a split.
+/// The number of ranks in a split.
 fn refusal_ranks<V>(split: &Split<V>) -> usize {
     split.sides.iter().map(|side| side.ranks.len()).sum()
 }
@@ -231,7 +230,8 @@ impl World {
         self.judge_uses()
     }
 
-    /// The last commits, which wait for all, succeed: but for dead groups, and where the trouble lasts.
+    /// Checks that the last commits, which have a long deadline, succeed, except for dead groups and persistent
+    /// troubles.
     fn judge_last(&self, meetings: &BTreeMap<(Kind, u64, u64), Vec<&Ended>>) -> Result<(), Violation> {
         let lasts = matches!(
             self.scenario.trouble,
@@ -245,7 +245,8 @@ impl World {
                 | Trouble::OtherProtocol
                 | Trouble::Killed(_)
         );
-        // Who waits for ever for one that has lost the store, or counts otherwise, comes late everywhere.
+        // Some ranks wait very long for a rank that has lost the store, or counts its meetings differently. They are
+        // late in all their groups.
         if matches!(
             self.scenario.trouble,
             Trouble::StoreDies(_) | Trouble::CutOff(..) | Trouble::Absent | Trouble::ExtraDomain
@@ -284,7 +285,7 @@ impl World {
         let (trouble, culprit) = (self.scenario.trouble, self.scenario.culprit);
         for it in ended {
             let exempt = matches!(trouble, Trouble::Stopped(..)) && it.rank == culprit;
-            // What is asked of the store takes its time beside a deadline that is short.
+            // With a short deadline, store requests take additional time.
             let most = it.deadline.max(DEADLINE.as_micros() as u64) + it.said.budgets();
             if !exempt && it.ended - it.begun > most {
                 return Err(Violation(format!("rank {} waits past its deadline: {it:?}", it.rank)));
@@ -293,7 +294,7 @@ impl World {
         if matches!((trouble, kind), (Trouble::OtherDomain { .. }, Kind::Retire | Kind::Length)) {
             return self.judge_domain(kind, ended);
         }
-        // Who has lost the store knows nothing, and the others miss it.
+        // A rank that has lost the store knows no result, and the others miss it.
         let told: Vec<&Ended> = ended.iter().copied().filter(|it| !it.said.store_failed()).collect();
         let cut = matches!(trouble, Trouble::StoreDies(_) | Trouble::CutOff(..));
         if told.len() < ended.len() && !cut {
@@ -337,7 +338,7 @@ impl World {
         self.judge_blame(kind, &first.said, &told)
     }
 
-    /// Whether what all were told is what the trouble makes, and names the culprit.
+    /// Checks that the common result fits the trouble, and names the culprit.
     pub(super) fn judge_blame(&self, kind: Kind, said: &Said, told: &[&Ended]) -> Result<(), Violation> {
         let (trouble, culprit) = (self.scenario.trouble, self.scenario.culprit);
         let members = self.members(kind);
@@ -389,7 +390,7 @@ impl World {
                 }
                 Poison::MembersLost { .. } => inside && trouble.silences_past_budgets(),
                 Poison::RegistrationBlocked { .. } => affected && trouble.blocks_past_budgets(),
-                // Where the group was made anew, it has made it anew between other commits than they.
+                // If the group was created anew, the culprit did so between other commits than the other members.
                 Poison::CommittedLogDiverged { .. } => affected && trouble == Trouble::Absent,
                 Poison::WindowsUnsupported { .. } => affected && trouble == Trouble::SomeWithoutWindows,
                 Poison::RetirementFailed { rank, .. } => {
@@ -404,7 +405,7 @@ impl World {
             return if fits { Ok(()) } else { wrong(format!("rank {rank} registers nothing: {cause}")) };
         }
         let Some(refusal) = said.refusal() else { return Ok(()) };
-        // Whoever has left one out meets the others of the next, at another point of its program.
+        // A rank that has skipped a commit meets the others at another point of its program.
         if trouble == Trouble::Absent && affected {
             return Ok(());
         }
@@ -470,17 +471,17 @@ impl World {
         self.judge_divergence(told, refusal).or_else(|Violation(what)| wrong(what))
     }
 
-    /// Whether those that are said to be missing were elsewhere while the first waited for them: a rank of few groups is
-    /// early where the store is slow.
+    /// Returns true if the missing ranks were elsewhere while the first rank waited for them. With a slow store, a
+    /// rank with few groups arrives early.
     fn came_late(&self, told: &[&Ended], missing: &[u32]) -> bool {
         let first = told.iter().map(|it| it.begun).min().unwrap_or(0);
-        // Until the others see that a rank has come, a few messages go by.
+        // The other ranks need a few messages to see that a rank has come.
         let messages = 8 * self.scenario.slowest;
         let late = |it: &&&Ended| it.begun + messages >= first + it.deadline / 2;
         told.iter().filter(|it| missing.contains(&it.rank)).all(|it| late(&it))
     }
 
-    /// The first operation in which histories part is the one that is named, if one is.
+    /// Checks that the reported operation, if there is one, is the first in which the histories differ.
     fn judge_divergence(&self, told: &[&Ended], refusal: &Refusal) -> Result<(), Violation> {
         let Some(divergence) = refusal.divergence() else { return Ok(()) };
         let Divergence::At { sequence, operations } = divergence else {
@@ -495,7 +496,7 @@ impl World {
         let longest = histories.iter().map(Vec::len).max().unwrap_or(0);
         let parts = |at: &usize| histories.iter().any(|history| history.get(*at) != histories[0].get(*at));
         let first = (0..longest).find(parts);
-        // A dead one has no history to look at.
+        // The history of a dead rank is not available.
         let all = told.len() == refusal_ranks(operations);
         if all && (first != Some(*sequence as usize) || operations.is_unanimous()) {
             return Err(Violation(format!("histories part at {first:?}: {refusal}")));
@@ -503,8 +504,8 @@ impl World {
         Ok(())
     }
 
-    /// Whether some ranks have kept memory that others could give back, on devices that have little: what is allocated
-    /// then fails on these alone.
+    /// Returns true if some ranks kept memory that others could free, on devices with little memory. Allocations may
+    /// then fail on some ranks only.
     fn keeps_memory(&self) -> bool {
         self.scenario.scarce && self.ended.iter().any(|it| it.said.poison().is_some())
     }

@@ -1,4 +1,4 @@
-//! One-sided exchange: plans of a group's ranks, the memory and the slots that they lend each other, and how that ends.
+//! One-sided exchange: plans of a group's ranks, and the memory and slots that they lend each other.
 
 use std::{
     collections::BTreeMap,
@@ -34,13 +34,13 @@ use crate::{
     rendezvous::protocol::{Outcome, Readiness, Uuid},
 };
 
-/// How many slots a rank has for its peers.
+/// The number of slots that a rank has for its peers.
 const CHANNELS: usize = 256;
-/// How many allocations a rank lends of at a time.
+/// The number of allocations that a rank lends at a time.
 const BUFFERS: u64 = 3;
 const BUFFER_BYTES: u64 = 2 << 20;
 
-/// Memory that a rank lends. It goes back to the device with the last who holds it.
+/// Memory that a rank lends. The device gets it back when its last holder is dropped.
 #[derive(Debug)]
 pub(super) struct Allocation {
     id: AllocationId,
@@ -50,16 +50,16 @@ pub(super) struct Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // What is wrong with it the device says at the end.
+        // The device reports an error at the end of the run.
         let _ = self.device.release(&self.memory);
     }
 }
 
-/// A peer's memory, open here.
+/// A peer's memory, opened by this rank.
 #[derive(Debug)]
 pub(super) struct Import(Weak<Allocation>);
 
-/// A plan that all have agreed on, or that the others may believe to have.
+/// A plan that all members have agreed on, or that the other members may consider agreed.
 pub(super) struct Plan {
     key: String,
     generation: u64,
@@ -70,11 +70,11 @@ pub(super) struct Plan {
     _lent: Vec<Arc<Allocation>>,
 }
 
-/// The plans of one name.
+/// The plans with one name.
 #[derive(Default)]
 struct Named {
     generations: Generations,
-    /// The last generation that all agreed on, as this rank was told.
+    /// The last agreed generation known to this rank.
     agreed: u64,
     plans: Vec<Plan>,
 }
@@ -105,7 +105,7 @@ impl Exchanges {
         }
     }
 
-    /// Whether a slot is the plan's of this key.
+    /// Returns true if the slot belongs to the plan with this key.
     fn has_slot(&self, key: &str, slot: usize) -> bool {
         let plans = self.plans.values().flat_map(|named| &named.plans).chain(&self.quarantine);
         let mut plans = plans.chain(self.leases.iter().map(|(plan, _)| plan));
@@ -113,7 +113,7 @@ impl Exchanges {
     }
 }
 
-/// An exchange that a rank is in.
+/// A rank's current exchange.
 pub(super) struct Exchanging {
     pub(super) machine: Meeting,
     pub(super) group: u64,
@@ -122,26 +122,26 @@ pub(super) struct Exchanging {
     slots: Range<usize>,
     ends: Vec<End>,
     lent: Vec<Arc<Allocation>>,
-    /// While these live, nothing is closed that the others are told to be open.
+    /// Keeps memory open that this rank has reported as open to the others.
     held: Open<Import>,
     opened: Open<Import>,
     transfers: Vec<Transfer>,
 }
 
-/// A transfer, as all members know it.
+/// A transfer, as known to all members.
 #[derive(Debug, Clone)]
 struct Transfer {
     copier: u32,
     lender: u32,
     puts: bool,
     buffer: u64,
-    /// Whether the lender takes new memory for it.
+    /// True if the lender allocates new memory for it.
     fresh: bool,
     bytes: u64,
     offset: u64,
 }
 
-/// What the members exchange under `seed`.
+/// The transfers that the members exchange for `seed`.
 fn transfers(seed: u64, members: &[u32]) -> Vec<Transfer> {
     let mut random = Random(seed);
     let count = if members.len() > 1 { random.below(6) } else { 0 };
@@ -161,12 +161,12 @@ fn transfers(seed: u64, members: &[u32]) -> Vec<Transfer> {
     (0..count).map(one).collect()
 }
 
-/// The transfers that a rank takes part in, each with its place among all.
+/// The transfers with this rank, each with its index among all.
 fn of_rank(transfers: &[Transfer], rank: u32) -> impl Iterator<Item = (usize, &Transfer)> {
     transfers.iter().enumerate().filter(move |(_, it)| it.copier == rank || it.lender == rank)
 }
 
-/// The identity of a rank's allocation of this number: its own, or a segment of one of two pools.
+/// The identity of a rank's allocation with this number: an allocation of its own, or a segment of one of two pools.
 fn identity(number: u64, pools: [PoolId; 2]) -> AllocationId {
     let ordinal = (number / 3) as u32;
     match number % 3 {
@@ -176,7 +176,7 @@ fn identity(number: u64, pools: [PoolId; 2]) -> AllocationId {
     }
 }
 
-/// What a rank can come to an exchange with that its peers have not.
+/// Changes a record so that it differs from those of the peers.
 fn differ(how: usize, record: &mut Record) {
     match how {
         0 => record.plan.push('x'),
@@ -247,7 +247,7 @@ impl World {
             ends.push(end);
         }
         let held = own.handles.held();
-        // A map has them in another order each time.
+        // The order of the map differs between runs, so the keys are sorted.
         let mut open: Vec<_> = held.keys().copied().collect();
         open.sort_unstable();
         let mut record = Record {
@@ -275,7 +275,7 @@ impl World {
         self.begin(rank, Work::Exchange(Box::new(work)), number, 0, deadline)
     }
 
-    /// The rank opens what it lacks of its peers' memory.
+    /// The rank opens the peers' memory that it lacks.
     pub(super) fn open(&mut self, rank: u32, agreement: &Agreement) -> Outcome {
         if self.scenario.trouble == Trouble::CannotMap && self.scenario.is_culprit(rank) {
             return Outcome::Failed { cause: "no addresses".to_owned() };
@@ -304,7 +304,7 @@ impl World {
         Outcome::Mapped
     }
 
-    /// An exchange has ended on a rank. Returns the keys that it removes.
+    /// Ends an exchange on a rank. Returns the keys that the rank removes.
     pub(super) fn end_exchange(
         &mut self,
         rank: u32,
@@ -362,13 +362,14 @@ impl World {
                 named.plans.push(plan);
             }
             Err(Ending::Refused(_)) => own.slots.give_back(plan.slots),
-            // The others may have the plan all the same.
+            // The other members may consider the plan agreed.
             Err(_) => self.lend(rank, group, plan),
         }
         Ok(end.read)
     }
 
-    /// The transfers of a plan, of the last one of its name or of the one before: what they reach is what was lent.
+    /// Executes the transfers of a plan, which is the last of its name or the first one kept. Checks that they reach
+    /// memory that is still lent.
     pub(super) fn copy(&mut self, rank: u32, group: u64, name: u64, former: bool) -> Result<(), Violation> {
         let wrong =
             |what: String| Err(Violation(format!("rank {rank}, plan {name} of group {group}: {what}")));
@@ -403,14 +404,14 @@ impl World {
         Ok(())
     }
 
-    /// The rank drops plans of a name: all, or all but the last.
+    /// The rank drops plans of a name: all, or all except the last.
     pub(super) fn drop_plans(&mut self, rank: u32, group: u64, name: u64, all: bool) {
         let Some(own) = self.rank(rank).exchanges.get_mut(&group) else { return };
         let Some(named) = own.plans.get_mut(&name) else { return };
         let keep = usize::from(!all).min(named.plans.len());
         let dropped: Vec<Plan> = named.plans.drain(..named.plans.len() - keep).collect();
         for mut plan in dropped {
-            // First it lets go, then it says so.
+            // The rank must close the imports before it reports that.
             plan.imports.clear();
             for peer in plan.peers.clone() {
                 let key = closed_key(&plan.key, rank, peer);
@@ -420,7 +421,7 @@ impl World {
         }
     }
 
-    /// The rank is done with exchanges.
+    /// The rank drops all plans and memory of its exchanges.
     pub(super) fn close_exchanges(&mut self, rank: u32) {
         let all: Vec<(u64, u64)> = self.ranks[rank as usize]
             .exchanges
@@ -431,7 +432,7 @@ impl World {
         self.rank(rank).exchanges.values_mut().for_each(|own| own.buffers.clear());
     }
 
-    /// What peers may reach into stays until they have let go of it.
+    /// Keeps the memory that peers may access, until they have closed it.
     fn lend(&mut self, rank: u32, group: u64, plan: Plan) {
         let until = self.now + self.scenario.lease;
         let lease = Lease::new(plan.peers.clone(), Duration::from_micros(until));
@@ -442,7 +443,7 @@ impl World {
         self.at(until, Event::Collect(rank));
     }
 
-    /// Ends the leases that are over.
+    /// Ends expired and completed leases.
     pub(super) fn collect(&mut self, rank: u32) {
         let now = Duration::from_micros(self.now);
         let reaches_store = self.reaches_store(rank);
@@ -461,7 +462,7 @@ impl World {
         }
     }
 
-    /// What exchanges leave behind, once all ranks are done with them.
+    /// Checks that exchanges leave nothing behind after all ranks have closed them.
     pub(super) fn left_plans(&mut self) -> Result<(), Violation> {
         let slow = self.scenario.trouble.delays() || self.scenario.lease < super::scenario::LONG_LEASE;
         for state in self.ranks.iter_mut().filter(|state| !state.dead) {
@@ -485,7 +486,7 @@ impl World {
     }
 }
 
-/// Where the transfers of `rank` lead, as the members drew them.
+/// The routes of the transfers of `rank`, computed from the members' drawn transfers.
 fn expected(rank: u32, agreement: &Agreement, transfers: &[Transfer]) -> Vec<Route> {
     let route = |(at, transfer): (usize, &Transfer)| {
         let copies = transfer.copier == rank;

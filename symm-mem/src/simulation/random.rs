@@ -1,4 +1,4 @@
-//! The numbers of seeded runs.
+//! The random numbers of seeded runs.
 
 /// SplitMix64.
 #[derive(Debug, Clone)]

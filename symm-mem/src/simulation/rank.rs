@@ -1,4 +1,4 @@
-//! A rank: its pool over its device, its groups, and what it is in the middle of.
+//! A rank: its pool with its device, its groups, and its current meeting.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -28,7 +28,7 @@ use crate::{
     pool::{GraphHold, Memory},
 };
 
-/// Stores in which ranks count their domains. The numbers there that are random in life are drawn from the seed.
+/// Stores in which ranks count their domains. The numbers that are random in production are drawn from the seed here.
 pub(super) fn stores(random: &mut Random) -> Result<[Arc<HashStore>; 2], Violation> {
     let stores = [Arc::new(HashStore::new()), Arc::new(HashStore::new())];
     for store in &stores {
@@ -40,43 +40,43 @@ pub(super) fn stores(random: &mut Random) -> Result<[Arc<HashStore>; 2], Violati
     Ok(stores)
 }
 
-/// What peers' memory is remembered for: a segment of the pool, or a persistent allocation.
+/// The key of a cached mapping of peers' memory: a segment of the pool, or a persistent allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Home {
     Segment(u32),
     Persistent(u64),
 }
 
-/// An operation of a pool's history: its kind, its bytes, its place.
+/// An operation of a pool's history: its kind, size in bytes, and place.
 type Entry = (u64, u64, Option<(u32, u64)>);
 
-/// A rank's side of a group.
+/// The state of a group on a rank.
 pub(super) struct Membership {
     pub(super) id: GroupId,
     pub(super) members: Vec<u32>,
-    /// How many commits it has begun, over all lives of the group.
+    /// The number of commits begun, over all lives of the group.
     pub(super) commits: u64,
-    /// The same of the second pool.
+    /// The same for the second pool.
     pub(super) seconds: u64,
     pub(super) meetings: u64,
-    /// How often it has made the group under this name.
+    /// The number of times that the rank has created the group with this id.
     pub(super) life: u64,
     pub(super) collectives: u64,
-    /// How many messages it has sent to each peer, and received.
+    /// The numbers of messages sent to each peer and received from it.
     pub(super) messages: BTreeMap<u32, (u64, u64)>,
-    /// What the communicator keeps.
+    /// The memory that the communicator keeps.
     pub(super) kept: Option<Arc<Memory>>,
-    /// Where peers' memory is mapped: since which rendezvous, and what lies there.
+    /// The mappings of peers' memory: the rendezvous that mapped it, and the identities of the memory.
     pub(super) homes: BTreeMap<Home, (u64, Vec<u64>)>,
 }
 
 impl Membership {
-    /// It sends a message to `peer`.
+    /// Counts a message sent to `peer`.
     pub(super) fn send(&mut self, peer: u32) {
         self.messages.entry(peer).or_default().0 += 1;
     }
 
-    /// It receives a message from `peer`.
+    /// Counts a message received from `peer`.
     pub(super) fn receive(&mut self, peer: u32) {
         self.messages.entry(peer).or_default().1 += 1;
     }
@@ -85,7 +85,8 @@ impl Membership {
         self.messages.get(&peer).copied().unwrap_or_default()
     }
 
-    /// Whether nothing waits that `own` or `other`, of whom `theirs` is the same membership, alone has enqueued.
+    /// Returns true if ranks `own` and `other` have enqueued the same collectives and both ends of their messages.
+    /// `theirs` is the state of the group on `other`.
     pub(super) fn is_even(&self, own: u32, other: u32, theirs: &Self) -> bool {
         let ((sent, received), (their_sent, their_received)) = (self.with(other), theirs.with(own));
         self.collectives == theirs.collectives && (sent, received) == (their_received, their_sent)
@@ -94,15 +95,15 @@ impl Membership {
 
 /// A capture in progress.
 pub(super) struct Capture {
-    /// If it was declared to the pool.
+    /// The capture as declared to the pool, if it was declared.
     pub(super) declared: Option<PoolCapture>,
-    /// The driver's number of it.
+    /// The driver's id of the capture.
     number: u64,
     hold: Option<Arc<GraphHold>>,
     used: Vec<Range<u64>>,
 }
 
-/// What a graph was captured with.
+/// The resources of a captured graph.
 pub(super) struct Graph {
     _pin: Option<GraphPin>,
     _hold: Option<Arc<GraphHold>>,
@@ -115,7 +116,7 @@ impl Capture {
         Self { declared, number, hold: None, used: Vec::new() }
     }
 
-    /// What is captured uses `block`.
+    /// Records that the captured work uses `block`.
     pub(super) fn uses(&mut self, pool: &SymmetricPool, block: &SymmetricBlock) {
         let (begin, bytes) = (block.ptr().0, block.bytes());
         self.used.push(begin..begin + bytes);
@@ -137,7 +138,7 @@ impl Capture {
     }
 }
 
-/// Which meeting it is, and how long it may take, in µs.
+/// The identity of a meeting and its time limit, in µs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Span {
     pub(super) round: u64,
@@ -150,12 +151,12 @@ pub(super) struct Span {
 pub(super) struct Task {
     pub(super) work: Work,
     pub(super) span: Span,
-    /// How many operations the pool had seen.
+    /// The number of operations in the pool's log at the start.
     pub(super) history: usize,
     pub(super) registered: bool,
-    /// Whether it waits for others at the store.
+    /// True if it waits for others at the store.
     pub(super) waits: bool,
-    /// What it wanted last.
+    /// The code of its last request.
     pub(super) at: u64,
 }
 
@@ -164,22 +165,22 @@ pub(super) struct Rank {
     pub(super) program: VecDeque<Action>,
     pub(super) device: Arc<Device>,
     pub(super) pool: SymmetricPool,
-    /// Another pool of the domain, in which nothing is.
+    /// Another pool of the domain, which stays empty.
     pub(super) second: SymmetricPool,
-    /// A pool of another store that counts alike.
+    /// The id of a pool of another store, with equal numbers.
     pub(super) twin: PoolId,
-    /// Its blocks, with the identity of each: what the pool had been asked for when it was placed.
+    /// The rank's blocks, each with an identity: a hash of the pool's requests up to its placement.
     pub(super) blocks: Vec<(SymmetricBlock, u64)>,
     pub(super) capture: Option<Capture>,
     pub(super) graphs: Vec<Graph>,
     pub(super) groups: BTreeMap<u64, Membership>,
     pub(super) exchanges: BTreeMap<u64, Exchanges>,
-    /// Where what it lends lies, and how many allocations it has made there.
+    /// The device of the memory that it lends, and the number of allocations made there.
     pub(super) lending: Arc<Device>,
     pub(super) allocations: u64,
     pub(super) lengths: u64,
     pub(super) retirements: u64,
-    /// By what meetings are about, as their keys say it: the last that all had come to.
+    /// By the subject of meetings, as in their store keys, the last meeting that all members attended.
     pub(super) attended: BTreeMap<String, u64>,
     pub(super) registrations: u32,
     pub(super) plain_registrations: u32,
@@ -188,19 +189,19 @@ pub(super) struct Rank {
     pub(super) clock: Duration,
     pub(super) steps: u64,
     pub(super) dead: bool,
-    /// Until when it cannot reach the store.
+    /// The time until which it cannot reach the store.
     pub(super) cut_off: u64,
-    /// Whether the store has failed it.
+    /// True if a store request of this rank has failed.
     pub(super) lost: bool,
-    /// The rank that its watchdogs say is dead.
+    /// The rank reported dead by its watchdogs.
     pub(super) heard: Option<u32>,
-    /// Whether it has done what only the culprit does, and once.
+    /// True after the culprit has done its deviating action, which happens once.
     pub(super) odd: bool,
     pub(super) stopped_until: u64,
-    /// A hash of all that the pool was asked for, which is not the pool's own.
+    /// A hash of all requests to the pool, computed independently of the pool's own hash.
     identity: u64,
     operations: u64,
-    /// The identity at the creation of each segment.
+    /// The identity of each segment at its creation.
     segments: Vec<u64>,
 }
 
@@ -214,7 +215,7 @@ impl Rank {
         stores: &[Arc<HashStore>; 2],
         random: &mut Random,
     ) -> Result<Self, Violation> {
-        // Every rank's memory lies elsewhere, and some have their segments in another order than the others.
+        // The base address differs between ranks, and on some ranks new segments have descending addresses.
         let place = 1 + random.below(1 << 20);
         let base = (1 << 45) + (place << 21);
         let device = Arc::new(Device::new(number, base, capacity).falling(place.is_multiple_of(8)));
@@ -263,7 +264,7 @@ impl Rank {
         })
     }
 
-    /// Looks at what the pool was asked for since the last time.
+    /// Adds the new operations of the pool's log to the identity.
     pub(super) fn observe(&mut self) {
         let arena = self.pool.memory().arena();
         for operation in arena.log().recent().skip(self.operations as usize) {
@@ -282,12 +283,12 @@ impl Rank {
         self.identity
     }
 
-    /// The life that the rank is in of a group of its.
+    /// The current life of a group on this rank.
     pub(super) fn life(&self, id: GroupId) -> Life {
         Life { group: id, number: self.groups.get(&id.uid).map_or(0, |it| it.life) }
     }
 
-    /// A meeting about `what` has ended here; `all` came to it, or not.
+    /// Records that a meeting about `what` has ended here. `all` is true if all members attended it.
     pub(super) fn attend(&mut self, what: String, round: u64, all: bool) {
         if all {
             self.attended.insert(what, round);
@@ -298,14 +299,14 @@ impl Rank {
         self.pool.poison(id).is_some()
     }
 
-    /// What a graph of its uses of these bytes, or what it captures.
+    /// Returns a range used by the rank's graphs or its capture that overlaps these bytes, if there is one.
     pub(super) fn used_by_graph(&self, bytes: Range<u64>) -> Option<Range<u64>> {
         let captured = self.capture.iter().flat_map(|capture| &capture.used);
         let mut used = self.graphs.iter().flat_map(|graph| &graph.used).chain(captured);
         used.find(|used| used.start < bytes.end && bytes.start < used.end).cloned()
     }
 
-    /// Whether it is known that a member of what the rank is in is dead, and the rank waits no longer for that.
+    /// Returns true if the rank knows that a member of its meeting is dead and therefore stops waiting.
     pub(super) fn is_over(&self) -> bool {
         let Some((task, heard)) = self.task.as_ref().zip(self.heard) else { return false };
         let in_group = |group: &u64| self.groups.get(group).is_some_and(|it| it.members.contains(&heard));
@@ -322,14 +323,14 @@ impl Rank {
         }
     }
 
-    /// What it is in, for a reader.
+    /// A description of the current meeting, for the trace.
     pub(super) fn doing(&self) -> String {
         self.task
             .as_ref()
             .map_or_else(String::new, |task| format!("{:?} {}", task.work.kind(), task.span.round))
     }
 
-    /// What it is at, without numbers that grow.
+    /// A code of the rank's state, without growing numbers.
     pub(super) fn code(&self) -> u64 {
         let at = self.task.as_ref().map_or(0, |task| task.at + 16 * task.work.code());
         let poisoned = self.groups.values().any(|it| self.is_poisoned(it.id));
@@ -337,7 +338,7 @@ impl Rank {
         flags.iter().fold(at, |code, flag| 2 * code + u64::from(*flag))
     }
 
-    /// What lies in a segment, and where.
+    /// The identity and the address range of a segment.
     pub(super) fn extent(&self, ordinal: u32) -> Option<Extent> {
         let segment = self.pool.memory().arena().segments().get(ordinal as usize).copied()?;
         let identity = *self.segments.get(ordinal as usize)?;
@@ -350,14 +351,14 @@ impl Rank {
         arena.segments().iter().filter(|segment| !segment.retired).map(|segment| segment.ordinal).collect()
     }
 
-    /// The log at the creation of a segment, and its length in bytes.
+    /// The log at the creation of a segment, and the segment's size in bytes.
     pub(super) fn made(&self, ordinal: u32) -> Option<(LogPoint, u64)> {
         let arena = self.pool.memory().arena();
         let segment = arena.segments().get(ordinal as usize)?;
         Some((segment.log.into(), segment.bytes))
     }
 
-    /// What the pool was asked for, one entry an operation.
+    /// The pool's history, with one entry for each operation.
     pub(super) fn history(&self) -> Vec<Entry> {
         let arena = self.pool.memory().arena();
         let entry = |it: caching_alloc::core::symmetric::Operation| {
@@ -383,17 +384,17 @@ impl Rank {
         enqueued
     }
 
-    /// The time on the rank's own clock.
+    /// Converts a time to the rank's own clock.
     pub(super) fn time(&self, now: u64) -> Duration {
         Duration::from_micros(now) + self.clock
     }
 
-    /// A time on the rank's own clock, on the world's.
+    /// Converts a time on the rank's own clock to the clock of the simulation.
     pub(super) fn world_time(&self, until: Duration) -> u64 {
         until.saturating_sub(self.clock).as_micros() as u64
     }
 
-    /// A block by a number that is taken modulo how many there are.
+    /// Returns the block with index `nth` modulo the number of blocks.
     pub(super) fn block(&self, nth: u64) -> Option<&(SymmetricBlock, u64)> {
         let count = self.blocks.len() as u64;
         (count > 0).then(|| &self.blocks[(nth % count) as usize])

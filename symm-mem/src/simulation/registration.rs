@@ -1,4 +1,5 @@
-//! What ranks register with the library, and how they take it back: windows, which pair, and memory alone, which does not.
+//! The ranks' registrations with the library: windows, which are paired between ranks, and plain registrations, which
+//! are local.
 
 use std::{
     sync::{Arc, Mutex},
@@ -24,7 +25,7 @@ use crate::{
     commit::{Seated, lock},
 };
 
-/// What a commit has left without windows.
+/// Segments that a commit has left without windows.
 pub(super) struct Left {
     pub(super) seated: Arc<Mutex<Seated>>,
     pub(super) group: u64,
@@ -32,7 +33,7 @@ pub(super) struct Left {
 }
 
 impl World {
-    /// The rank registers windows.
+    /// Registers windows of a rank.
     pub(super) fn register(
         &mut self,
         rank: u32,
@@ -84,7 +85,7 @@ impl World {
         }
     }
 
-    /// The rank's call of the library.
+    /// Executes a rank's call into the library.
     pub(super) fn enter(
         &mut self,
         rank: u32,
@@ -117,7 +118,8 @@ impl World {
         Ok(())
     }
 
-    /// Whether these ranks may register `bytes` together: what the library does not look at, and then hangs or goes wrong.
+    /// Checks that these ranks may register `bytes` bytes together. The library does not check this, and would hang
+    /// or fail.
     fn may_register(&self, met: &[Met], bytes: u64) -> Result<(), Violation> {
         let wrong = |rank: u32, what: &str| Err(Violation(format!("rank {rank} registers windows {what}")));
         for Met { rank, .. } in met {
@@ -144,7 +146,7 @@ impl World {
         Ok(())
     }
 
-    /// The rank deregisters what it retires.
+    /// Deregisters the segments that a rank retires.
     pub(super) fn deregister(&mut self, rank: u32) -> Result<Release, Violation> {
         let fails = self.scenario.trouble == Trouble::DeregistrationFails && self.scenario.is_culprit(rank);
         let state = self.rank(rank);
@@ -169,7 +171,7 @@ impl World {
         for (id, extent) in plain {
             self.library.deregister_plainly(id, rank, extent)?;
         }
-        // Segments of one window follow each other.
+        // Segments that share a window are adjacent.
         windows.dedup();
         for (id, serial) in windows {
             self.library.deregister(id, rank, serial)?;
@@ -177,7 +179,7 @@ impl World {
         Ok(Release::Done {})
     }
 
-    /// The rank registers plainly what a commit has left without windows, and begins the vote on it.
+    /// Registers the segments that a commit left without windows plainly, and begins the vote on that.
     pub(super) fn register_plainly(&mut self, rank: u32, left: Left, commit: Span) -> Result<(), Violation> {
         let Left { seated, group, segments } = left;
         let (trouble, culprit) = (self.scenario.trouble, self.scenario.is_culprit(rank));
@@ -208,7 +210,7 @@ impl World {
         self.start(rank, Work::Plain { machine, seated, group, segments, registered }, commit)
     }
 
-    /// The vote has ended on a rank: all have what it says.
+    /// The vote has ended on a rank. Checks that the result holds for its segments.
     pub(super) fn end_plain(
         &mut self,
         rank: u32,
@@ -247,8 +249,8 @@ impl World {
     }
 }
 
-/// The windows of the segments `ordinals`, of which those of `joined` share one with the segment before them; and of each
-/// segment which it is.
+/// Merges the segments `ordinals` into windows: those in `joined` share the window of the segment before them. Also
+/// returns the index of the window of each segment.
 fn join(
     rank: u32,
     ordinals: &[u32],

@@ -1,35 +1,34 @@
-//! What a seed chooses: ranks and groups, what every rank does, and what goes wrong.
+//! The choices of a seed: ranks and groups, the program of every rank, and the trouble.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{Limits, random::Random, trouble::Trouble};
 use crate::agreement::{Policy, WindowSupport};
 
-/// What a meeting is given.
+/// The normal deadline of a meeting.
 pub(super) const DEADLINE: Duration = Duration::from_millis(800);
-/// What a meeting is given by those who have a lot of time. A registration that it leaves room for may take longer than
-/// the least that one is given.
+/// The deadline of ranks with a lot of time. Their limit for a registration is longer than its lower bound.
 pub(super) const LONG_DEADLINE: Duration = Duration::from_secs(400);
-/// What the last ones are given: enough for a rank that has waited for the absent in all its other meetings, and for those
-/// that did not answer there.
+/// The deadline of the last meetings. It is long enough for a rank that has waited in all its other meetings for
+/// absent ranks and for missing answers.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// A lease that no rank overdraws that gets to its end, in µs.
+/// A lease in µs. It is long enough for every rank that reaches the end of its program.
 pub(super) const LONG_LEASE: u64 = 1_000_000_000;
 
 const MIB: u64 = 1 << 20;
 
-/// What a rank does next.
+/// The next action of a rank.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Action {
     Allocate {
         bytes: u64,
     },
-    /// Frees one of its blocks, by a number that is taken modulo how many there are.
+    /// Frees the block with this index modulo the number of blocks.
     Free {
         nth: u64,
     },
-    /// Allocates what all agree on.
+    /// Allocates the length that all ranks agree on.
     AllocateAgreed {
         bytes: u64,
     },
@@ -38,11 +37,11 @@ pub(super) enum Action {
         policy: Policy,
         deadline: Duration,
     },
-    /// Commits the second pool, in which nothing is.
+    /// Commits the second pool, which is empty.
     CommitSecond {
         group: u64,
     },
-    /// In the order given, if the pool does not know better.
+    /// Commits the groups in the order of their numbers, as `commit_all` does.
     CommitAll {
         groups: Vec<u64>,
         policy: Policy,
@@ -52,17 +51,17 @@ pub(super) enum Action {
     BeginCapture {
         declared: bool,
     },
-    /// What is captured uses a block.
+    /// Captures work that uses a block.
     Capture {
         nth: u64,
     },
-    /// Looks a block up as captured work does, and as the group's collectives do.
+    /// Looks a block up as captured work and the group's collectives do.
     Use {
         group: u64,
         nth: u64,
         site: u64,
     },
-    /// A message between two members, of whom each does its part.
+    /// A message between two members. Each of them enqueues its end.
     Message {
         group: u64,
         from: u32,
@@ -72,32 +71,33 @@ pub(super) enum Action {
     EndCapture,
     DropGraphs,
     DropLastGraph,
-    /// Retires segments, by numbers taken modulo how many there are, when it has freed its blocks there.
+    /// Frees the rank's blocks in some segments and retires these segments. They are chosen by index modulo the
+    /// number of segments.
     Retire {
         nth: u64,
         count: u64,
         deadline: Duration,
     },
-    /// A rendezvous over a block, or over the persistent allocation of an id.
+    /// Runs a rendezvous for a block, or for the persistent allocation with an id.
     Meet {
         group: u64,
         what: Subject,
         deadline: Duration,
     },
-    /// Exchanges the plan of a name, with transfers that the seed says.
+    /// Exchanges the plan of a name, with transfers drawn from the seed.
     Exchange {
         group: u64,
         name: u64,
         seed: u64,
         deadline: Duration,
     },
-    /// The transfers of a plan, or of the one before it.
+    /// Executes the transfers of a plan, or of an earlier one of that name.
     Copy {
         group: u64,
         name: u64,
         former: bool,
     },
-    /// Drops the plans of a name, or all but the last.
+    /// Drops the plans of a name, or all of them except the last.
     DropPlans {
         group: u64,
         name: u64,
@@ -105,7 +105,8 @@ pub(super) enum Action {
     },
     /// Drops all plans.
     CloseExchanges,
-    /// Makes the group's communicator, or makes it anew: as the same group, or as its next epoch.
+    /// Creates the group's communicator. If it already exists, the group is created anew, in the same or in the next
+    /// epoch.
     Make {
         group: u64,
         epoch: bool,
@@ -115,14 +116,14 @@ pub(super) enum Action {
     },
 }
 
-/// What a rendezvous is about.
+/// The memory of a rendezvous.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Subject {
     Block { nth: u64 },
     Persistent { id: u64 },
 }
 
-/// What a seed chooses.
+/// The choices of a seed.
 #[derive(Debug, Clone)]
 pub(super) struct Scenario {
     pub(super) trouble: Trouble,
@@ -131,27 +132,27 @@ pub(super) struct Scenario {
     pub(super) programs: Vec<Vec<Action>>,
     /// The release of the library, as its version code.
     pub(super) release: u32,
-    /// Bytes that a device has.
+    /// The memory of a device in bytes.
     pub(super) capacity: u64,
-    /// Whether that is little.
+    /// True if the capacity is small.
     pub(super) scarce: bool,
     /// The longest time of a message, in µs.
     pub(super) slowest: u64,
-    /// Whether requests to the store are repeated at times, as by a client that has lost the answer.
+    /// True if some store requests are repeated, as by a client that lost the answer.
     pub(super) repeats: bool,
-    /// How long after a death its groups' watchdogs know, in µs; `None`: never.
+    /// The delay in µs after which watchdogs report a dead rank, or `None` if they never do.
     pub(super) noticed: Option<u64>,
-    /// How long peers may hold what they were lent, in µs.
+    /// The time that peers may keep lent memory open, in µs.
     pub(super) lease: u64,
 }
 
-/// Releases of the library: with windows and without, and one that has them wrong.
+/// Releases of the library: with windows, without, and one with defective windows.
 const RELEASES: [u32; 12] =
     [21304, 21805, 22105, 22203, 22304, 22605, 22707, 22803, 22809, 22907, 23007, 23201];
-/// Those of which no window can be had.
+/// The releases without usable windows.
 const WINDOWLESS: [u32; 4] = [21304, 22203, 22605, 22803];
 
-/// Whether a release has windows that can be used.
+/// Returns true if the windows of a release can be used.
 fn has_windows(release: u32) -> bool {
     release >= 22700 && release != 22803
 }
@@ -204,7 +205,7 @@ impl Scenario {
         }
     }
 
-    /// The release that `rank` has, and whether it has windows there.
+    /// The release of `rank`, and its support of windows.
     pub(super) fn library(&self, rank: u32) -> (u32, WindowSupport) {
         let odd = self.is_culprit(rank);
         let release = match self.trouble {
@@ -222,7 +223,7 @@ impl Scenario {
         (release, WindowSupport::Unavailable { reason })
     }
 
-    /// The ranks of the domain, as `rank` of `world` makes it.
+    /// The ranks of the domain, as created by `rank` in a job of `world` ranks.
     pub(super) fn domain(&self, rank: u32, world: u32) -> Vec<u32> {
         let lacks = match self.trouble {
             Trouble::OtherDomain { lacks: true } if self.is_culprit(rank) => Some((rank + 1) % world),
@@ -232,7 +233,7 @@ impl Scenario {
         (0..world).filter(|other| Some(*other) != lacks).collect()
     }
 
-    /// What windows may still take on `rank`, in bytes.
+    /// The bytes of address space that windows may still use on `rank`.
     pub(super) fn address_space(&self, rank: u32) -> u64 {
         if self.trouble == Trouble::AddressSpace && self.is_culprit(rank) { 3 << 20 } else { 1 << 40 }
     }
@@ -260,16 +261,16 @@ fn groups(random: &mut Random, world: u32, limits: &Limits) -> BTreeMap<u64, Vec
     groups
 }
 
-/// Writes what all ranks do, and what the culprit does otherwise.
+/// Writes the programs of all ranks, with the deviations of the culprit.
 struct Writer<'a> {
     random: Random,
-    /// For what is to change nothing else that a seed chooses.
+    /// A separate generator, so that its numbers do not change a seed's other choices.
     aside: Random,
     limits: &'a Limits,
     trouble: Trouble,
     culprit: u32,
     groups: &'a BTreeMap<u64, Vec<u32>>,
-    /// The groups that there are so far.
+    /// The groups created so far.
     made: Vec<u64>,
     programs: Vec<Vec<Action>>,
     site: u64,
@@ -295,7 +296,7 @@ impl Writer<'_> {
         others.for_each(|(_, program)| program.push(action.clone()));
     }
 
-    /// A phase of the program; in the bad one something goes wrong.
+    /// Writes a phase of the program. In the bad phase, the trouble occurs.
     fn phase(&mut self, phase: u64, bad: bool) {
         let late: Vec<u64> = self
             .groups
@@ -331,7 +332,7 @@ impl Writer<'_> {
         self.commits(bad);
         self.second(bad);
         self.uses();
-        // Lives while blocks come and go.
+        // The graph lives while blocks are allocated and freed.
         if !capturing && self.aside.one_in(3) {
             self.capture();
             self.all(&Action::EndCapture);
@@ -423,7 +424,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Two pools for one group.
+    /// Writes commits of two pools for one group.
     fn second(&mut self, bad: bool) {
         let crosses = bad && self.trouble == Trouble::CrossesPools;
         let groups = if crosses { self.groups_of(self.culprit) } else { self.made.clone() };
@@ -451,7 +452,8 @@ impl Writer<'_> {
         }
     }
 
-    /// Messages down a group's members, as between the stages of a pipeline: its ends have fewer of them.
+    /// Writes messages along a group's members, like those between the stages of a pipeline. The first and the last
+    /// member have fewer messages.
     fn messages(&mut self) {
         if self.made.is_empty() || !self.aside.one_in(2) {
             return;
@@ -470,7 +472,7 @@ impl Writer<'_> {
             true => Subject::Persistent { id: self.random.below(2) },
             false => Subject::Block { nth: self.random.next() },
         };
-        // The second time what was mapped is there.
+        // The second rendezvous finds the memory already mapped.
         for _ in 0..1 + self.random.below(2) {
             self.members(group, &Action::Meet { group, what, deadline: DEADLINE });
         }
@@ -492,7 +494,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Begins a graph that all ranks capture.
+    /// Begins a capture on all ranks.
     fn capture(&mut self) {
         let declared = self.aside.one_in(2);
         self.all(&Action::BeginCapture { declared });
@@ -517,7 +519,7 @@ impl Writer<'_> {
         }
     }
 
-    /// In the end all try what is still possible.
+    /// Writes the final actions, which all ranks can still execute.
     fn last(&mut self) {
         let made = self.made.clone();
         let dies = matches!(self.trouble, Trouble::Killed(_));

@@ -1,4 +1,4 @@
-//! The seeds of every run of the tests, and that the models of device and library see what they are there to see.
+//! Runs the seeds of the normal test run, and tests the models of the device and the library.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use super::{
     run,
 };
 
-/// How many seeds to run: `SYMM_MEM_SEEDS`, or enough for every trouble many times over.
+/// The number of seeds: `SYMM_MEM_SEEDS`, or enough to draw every trouble many times.
 fn seeds() -> u64 {
     std::env::var("SYMM_MEM_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(2_000)
 }
@@ -29,7 +29,7 @@ fn members_agree_whatever_happens() {
         first.map_or("", |(_, it)| &it.0)
     );
     println!("{} seeds, {} steps, {} states", summary.seeds, summary.steps, summary.states.len());
-    // The seeds reach every end that they are made for.
+    // Every expected result occurs in some seed.
     let ends: BTreeSet<&str> = summary.tally.keys().map(|(_, end)| *end).collect();
     for end in [
         "committed",
@@ -111,11 +111,11 @@ fn the_library_pairs_calls_by_their_order_and_says_what_that_pairs() {
         met.iter().map(|met| (met.rank, met.serials.clone())).collect::<Vec<_>>(),
         [(0, vec![0]), (1, vec![0])]
     );
-    // Of another past, though of the same size; and what is registered already.
+    // Rejected: a segment of the same size with another history, and memory that is already registered.
     assert!(library.register(LIFE, 0, at(0x40_0000, 8), 3, false).is_ok());
     assert!(library.register(LIFE, 1, at(0xa0_0000, 9), 4, false).is_err());
     assert!(library.register(LIFE, 0, at(0x20_0000, 9), 5, false).is_err());
-    // Memory is reached until all have let go of it.
+    // Memory stays in use until all members have deregistered it.
     assert_eq!(library.reached(0, 0x20_0000, 1), Some((LIFE, 0)));
     assert!(library.deregister(LIFE, 0, 0).is_ok());
     assert_eq!(library.reached(0, 0x20_0000, 1), Some((LIFE, 1)));

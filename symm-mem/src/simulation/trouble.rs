@@ -1,37 +1,37 @@
-//! What goes wrong.
+//! The trouble of a run: one fault or one difference between ranks.
 
 use std::time::Duration;
 
 use super::random::Random;
 use crate::agreement::{ACTION_FLOOR, VOTE_FLOOR};
 
-/// What goes wrong, on one rank if nothing else is said.
+/// The trouble of a run. It concerns the culprit rank, unless stated otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Trouble {
     None,
     ExtraSegment,
     ExtraBlock,
     OtherSize,
-    /// Its device has less memory.
+    /// Its device has less memory than the others.
     Exhausted,
-    /// It captures while others commit, and has told the pool, or not.
+    /// It captures while others commit. The capture is declared to the pool, or, in the second variant, not.
     Capturing,
     CapturingUndeclared,
     PrepareFails,
     /// It commits its groups in the opposite order, one by one.
     Swapped,
-    /// It comes this much later, in ms.
+    /// It comes this many ms later.
     Late(u64),
-    /// It leaves a commit out.
+    /// It skips a commit.
     Absent,
-    /// Its registration of this number fails.
+    /// Its registration with this number fails.
     RegistrationFails(u32),
-    /// Its registration of this number takes that many ms.
+    /// Its registration with this number takes that many ms.
     RegistrationSlow(u32, u64),
-    /// No rank's library has windows, as all learn when they register.
+    /// No rank's library has windows, which all ranks learn from the registration.
     WithoutWindows,
     SomeWithoutWindows,
-    /// No library has windows, and its plain registration of this number fails.
+    /// No library has windows, and its plain registration with this number fails.
     PlainFails(u32),
     /// No library has windows, and its environment forbids plain registration.
     RegistersNothing,
@@ -41,56 +41,56 @@ pub(super) enum Trouble {
     OtherEnvironment,
     /// Its communicators' symmetric address space is nearly full.
     AddressSpace,
-    /// It has enqueued a collective more than others.
+    /// It has enqueued one more collective than the others.
     HalfEnqueued,
-    /// It has sent a message that its peer has not asked for.
+    /// It has sent a message for which its peer has not enqueued a receive.
     HalfSent,
-    /// It keeps its graphs.
+    /// It does not drop its graphs.
     KeepsGraphs,
-    /// It keeps a block.
+    /// It does not free a block.
     KeepsBlocks,
-    /// It wants other segments retired.
+    /// It asks to retire other segments.
     RetiresOther,
-    /// Its device's work fails to end.
+    /// The work of its device fails.
     NeverAtRest,
-    /// Its device's work does not end in time.
+    /// The work of its device does not end in time.
     RestsLate,
     DeregistrationFails,
-    /// It comes to a rendezvous with something else.
+    /// It differs from its peers in a rendezvous.
     MeetsOtherwise(usize),
-    /// It comes to an exchange with something else.
+    /// It differs from its peers in an exchange.
     ExchangesOtherwise(usize),
     CannotMap,
-    /// It dies after so many steps.
+    /// It dies after this number of steps.
     Killed(u64),
-    /// It stops after so many steps, for so many ms.
+    /// It stops after this number of steps, for this many ms.
     Stopped(u64, u64),
-    /// It gives its meetings this much time, in µs, where the others give a lot, and registers slowly.
+    /// Its meetings have this deadline in µs, while the others have a long one, and its registrations are slow.
     ShortDeadline(u64),
-    /// Its domain has not all ranks, or those of the others lack it.
+    /// Its domain lacks a rank, or the domains of the others lack the culprit.
     OtherDomain {
         lacks: bool,
     },
-    /// It has made its domain once more than the others.
+    /// It has created its domain once more than the others.
     ExtraDomain,
     /// It commits two pools for a group in the opposite order.
     CrossesPools,
-    /// It speaks another version of the protocol.
+    /// It uses another version of the protocol.
     OtherProtocol,
-    /// It cannot reach the store after so many steps, for so many ms.
+    /// It cannot reach the store after this number of steps, for this many ms.
     CutOff(u64, u64),
-    /// The store is gone after so many steps of it.
+    /// The store fails after it has processed this number of requests.
     StoreDies(u64),
 }
 
 impl Trouble {
     pub(super) fn draw(random: &mut Random) -> Self {
-        // Early and late ends are as likely: most programs are short.
+        // The scales make early and late steps equally likely, because most programs are short.
         let steps = |random: &mut Random| {
             let scale = *random.pick(&[20, 100, 400]);
             1 + random.below(scale)
         };
-        // Shorter than what actions may take at least, and longer.
+        // The scales give pauses shorter and longer than the lower bounds of the time limits.
         let pause = |random: &mut Random| {
             let scale = *random.pick(&[300, 3000, 30_000]);
             random.below(scale)
@@ -139,13 +139,13 @@ impl Trouble {
         }
     }
 
-    /// Its name without its numbers.
+    /// Its name without its parameters.
     pub(super) fn name(self) -> String {
         let name = format!("{self:?}");
         name.split(['(', ' ']).next().unwrap_or_default().to_owned()
     }
 
-    /// Whether ranks come to meetings late, or not at all, because of it.
+    /// Returns true if it can make ranks late for meetings, or absent.
     pub(super) fn delays(self) -> bool {
         matches!(
             self,
@@ -162,12 +162,12 @@ impl Trouble {
         ) || self.silences()
     }
 
-    /// Whether a rank stops answering because of it.
+    /// Returns true if it can make a rank stop answering.
     pub(super) fn silences(self) -> bool {
         matches!(self, Self::Killed(_) | Self::Stopped(..) | Self::CutOff(..) | Self::StoreDies(_))
     }
 
-    /// Whether a rank that has to answer can be silent for longer than members wait for each other once they have decided.
+    /// Returns true if it can silence a rank for longer than members wait for each other's answers after a decision.
     pub(super) fn silences_past_budgets(self) -> bool {
         match self {
             Self::Stopped(_, ms) => Duration::from_millis(ms) >= VOTE_FLOOR,
@@ -175,11 +175,11 @@ impl Trouble {
         }
     }
 
-    /// Whether a registration can last longer than one may take.
+    /// Returns true if it can make a registration take longer than its time limit.
     pub(super) fn blocks_past_budgets(self) -> bool {
         match self {
             Self::RegistrationSlow(_, ms) | Self::Stopped(_, ms) => {
-                // A registration takes a few messages beside that.
+                // A registration takes a few messages in addition.
                 Duration::from_millis(ms) + Duration::from_millis(50) >= ACTION_FLOOR
             }
             Self::Killed(_) => true,
@@ -187,12 +187,12 @@ impl Trouble {
         }
     }
 
-    /// Whether what cannot be a window cannot be registered plainly on the culprit either.
+    /// Returns true if it prevents plain registration on the culprit in a run without windows.
     pub(super) fn forbids_plain(self) -> bool {
         matches!(self, Self::PlainFails(_) | Self::RegistersNothing)
     }
 
-    /// Whether the culprit's pool becomes another one by it.
+    /// Returns true if it can make the culprit's pool differ from the others.
     pub(super) fn parts_pools(self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! A rank whose release speaks another version of the protocol.
+//! A rank whose release uses another version of the protocol.
 
 use super::{trouble::Trouble, world::World};
 use crate::agreement::{Input, Output, Split};
@@ -8,7 +8,7 @@ impl World {
         self.scenario.trouble == Trouble::OtherProtocol && self.scenario.is_culprit(rank)
     }
 
-    /// Whether the culprit, and it alone, was found to speak another version of the protocol, as it does.
+    /// Returns true if `versions` blames exactly the culprit for another version of the protocol.
     pub(super) fn speaks_otherwise_alone(&self, versions: &Split<u16>) -> bool {
         self.scenario.trouble == Trouble::OtherProtocol
             && versions.sides.len() == 2
@@ -16,7 +16,7 @@ impl World {
     }
 }
 
-/// Moves a message to a release so many versions on. What every release reads stays as it is.
+/// Adds `by` to the version of a message. Messages in the version-independent format are not changed.
 fn shift(message: &mut [u8], by: i16) {
     if let [b'S', b'Y', low, high, ..] = message {
         let version = u16::from_le_bytes([*low, *high]);
@@ -26,15 +26,17 @@ fn shift(message: &mut [u8], by: i16) {
     }
 }
 
-/// A request as a rank makes it whose release is one version on.
+/// Converts a request to that of a rank whose release is one version newer.
 pub(super) fn of_other_version(mut request: Output) -> Output {
-    if let Output::Set { value, .. } | Output::Propose { value, .. } = &mut request {
+    if let Output::Set { value, .. } | Output::Post { value, .. } | Output::Propose { value, .. } =
+        &mut request
+    {
         shift(value, 1);
     }
     request
 }
 
-/// An answer as that rank reads it, for which its own version is the right one.
+/// Converts an answer for that rank, so that messages of its own version are valid for it.
 pub(super) fn to_other_version(mut input: Input) -> Input {
     match &mut input {
         Input::Stands(value) => shift(value, -1),

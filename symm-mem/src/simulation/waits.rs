@@ -1,4 +1,4 @@
-//! What must hold of ranks that wait for each other, and of ranks that take different ones for the domain.
+//! Checks of ranks that wait for each other, and of ranks that disagree about the members of the domain.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use super::{
 use crate::agreement::{Absentee, Refusal, Waiting};
 
 impl World {
-    /// Whether ranks that gave up waiting for each other, each in another meeting, were told that they did.
+    /// Checks that ranks get the circle as an error if they waited for each other in different meetings.
     pub(super) fn judge_waits(&self) -> Result<(), Violation> {
         let trouble = self.scenario.trouble;
         if trouble.silences() {
@@ -23,7 +23,7 @@ impl World {
         });
         let waited: Vec<(&Ended, &Vec<Absentee>)> = waited.collect();
         let misses = |missing: &[Absentee], rank| missing.iter().any(|it| it.rank == rank);
-        // Before one sees that the other waits, and has looked a second time, some messages go by.
+        // A rank needs some messages to see twice that the other one waits.
         let messages = 32 * self.scenario.slowest;
         for (at, (one, missing)) in waited.iter().enumerate() {
             for (other, others) in &waited[at + 1..] {
@@ -45,17 +45,18 @@ impl World {
         Ok(())
     }
 
-    /// Whether ranks that wait in different generations of the domain are told so: not that the others have not come.
+    /// Returns true unless ranks wait in different generations of the domain. They must get an error about the
+    /// generations, and not about missing ranks.
     pub(super) fn is_told_the_generation(&self, told: &[&Ended], circle: &[Waiting]) -> bool {
         let generations = circle.iter().map(|it| it.place.pool.generation);
         let alone = told.iter().all(|it| self.scenario.is_culprit(it.rank));
-        // No other rank has made the culprit's last one.
+        // No other rank has created the culprit's last generation.
         let missed = self.scenario.trouble == Trouble::ExtraDomain && alone;
         generations.collect::<BTreeSet<_>>().len() <= 1 && !missed
     }
 
-    /// Whether what a rank was told to be agreed in the whole domain is agreed with all ranks that it takes for the domain,
-    /// where ranks take different ones for it.
+    /// Checks agreement if the ranks disagree about the domain's members. A rank that gets a result must share it
+    /// with every rank in its own list.
     pub(super) fn judge_domain(&self, kind: Kind, ended: &[&Ended]) -> Result<(), Violation> {
         let world = self.ranks.len() as u32;
         for it in ended.iter().filter(|it| it.said.refusal().is_none()) {
@@ -73,12 +74,12 @@ impl World {
         met.try_for_each(|it| self.judge_blame(kind, &it.said, ended))
     }
 
-    /// Whether a rank came to a meeting that all that it misses had left, who do not take it for one of the domain: they have
-    /// removed what they wrote there.
+    /// Returns true if all ranks that `late` misses had left the meeting before it came. Their lists do not include it,
+    /// so they did not wait for it, and removed their records.
     fn comes_after_all(&self, late: &Ended, ended: &[&Ended]) -> bool {
         let Some(Refusal::SyncTimeout { missing, .. }) = late.said.refusal() else { return false };
         let world = self.ranks.len() as u32;
-        // Before a rank looks for a decision, it has sent a few messages.
+        // A rank sends a few messages before it reads the decision.
         let looks = late.begun + 8 * self.scenario.slowest;
         missing.iter().all(|it| {
             let counts = self.scenario.domain(it.rank, world).contains(&late.rank);

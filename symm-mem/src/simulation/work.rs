@@ -1,4 +1,4 @@
-//! What a rank is in the middle of: one machine of the six, behind one face.
+//! The current meeting of a rank: one of the state machines, behind a common interface.
 
 use std::{
     sync::{Arc, Mutex},
@@ -20,14 +20,14 @@ use crate::{
     rendezvous::protocol::{self, Meeting, Record},
 };
 
-/// A machine, with what belongs to it.
+/// A state machine with its context.
 pub(super) enum Work {
     Commit {
         machine: Box<Commit>,
         seated: Arc<Mutex<Seated>>,
         group: u64,
         segments: Vec<Segment>,
-        /// Of each segment that is registered, which of the windows.
+        /// For each registered segment, the index of its window.
         places: Vec<usize>,
         serials: Vec<u64>,
     },
@@ -42,7 +42,7 @@ pub(super) enum Work {
         seated: Arc<Mutex<Seated>>,
         group: u64,
         segments: Vec<Segment>,
-        /// Whether it has registered them.
+        /// True if this rank has registered the segments.
         registered: bool,
     },
     Retire {
@@ -64,19 +64,19 @@ pub(super) enum Work {
     },
 }
 
-/// What a machine is answered.
+/// An answer to a state machine.
 #[derive(Debug, Clone)]
 pub(super) enum Answer {
     Store(Input),
     Registered(Outcome, Vec<u64>),
     Quiet(Release),
     Deregistered(Release),
-    /// What this rank has mapped, by the identities that lie there.
+    /// The outcome, and the identities of the memory that this rank has mapped.
     Shared(protocol::Outcome, Option<Vec<u64>>),
     Opened(protocol::Outcome),
 }
 
-/// What a machine wants next.
+/// The next request of a state machine.
 #[derive(Debug)]
 pub(super) enum Want {
     Store(Output),
@@ -90,7 +90,7 @@ pub(super) enum Want {
     Done(End),
 }
 
-/// How it ended.
+/// The conclusion of a meeting.
 #[derive(Debug)]
 pub(super) enum End {
     Commit(Conclusion),
@@ -102,10 +102,10 @@ pub(super) enum End {
 }
 
 impl Want {
-    /// Which of them it is, for counting states.
+    /// A code of the variant, for counting states.
     pub(super) fn code(&self) -> u64 {
         match self {
-            Want::Store(Output::Set { .. }) => 1,
+            Want::Store(Output::Set { .. } | Output::Post { .. }) => 1,
             Want::Store(Output::Add { .. }) => 2,
             Want::Store(Output::Fetch { .. }) => 3,
             Want::Store(Output::Propose { .. }) => 4,
@@ -149,7 +149,7 @@ impl Work {
         }
     }
 
-    /// Whether the others may act on what it has posted.
+    /// Returns true if the others may act on the rank's posts.
     pub(super) fn is_in_doubt(&self) -> bool {
         match self {
             Work::Commit { machine, .. } | Work::Second { machine, .. } => machine.is_in_doubt(),
@@ -160,7 +160,7 @@ impl Work {
         }
     }
 
-    /// The groups that it is about.
+    /// The groups of the meeting.
     pub(super) fn groups(&self) -> Vec<GroupId> {
         let id = |seated: &Arc<Mutex<Seated>>| lock(seated).seat.group();
         match self {
@@ -172,7 +172,7 @@ impl Work {
         }
     }
 
-    /// Which of them it is, for counting states.
+    /// A code of the variant, for counting states.
     pub(super) fn code(&self) -> u64 {
         match self {
             Work::Commit { .. } => 1,
@@ -185,7 +185,7 @@ impl Work {
         }
     }
 
-    /// The machine's answer to an answer.
+    /// Passes an answer to the state machine and returns its next request.
     pub(super) fn step(&mut self, answer: Answer, now: Duration) -> Want {
         match self {
             Work::Commit { machine, places, serials, .. } => {
@@ -195,7 +195,7 @@ impl Work {
                         *serials = places.iter().filter_map(|at| made.get(*at).copied()).collect();
                         Input::Registered(outcome)
                     }
-                    // Nobody asked: the machine says so.
+                    // An unexpected answer, which the machine reports as out of step.
                     _ => Input::Stored,
                 };
                 commit(machine.step(input, now))
@@ -247,7 +247,7 @@ impl Work {
     }
 }
 
-/// What a commit's machine wants.
+/// Converts the output of a commit's state machine.
 fn commit(output: Output) -> Want {
     match output {
         Output::Done(conclusion) => Want::Done(End::Commit(conclusion)),
@@ -260,7 +260,7 @@ fn commit(output: Output) -> Want {
     }
 }
 
-/// The answer of a meeting's machine to an answer.
+/// Passes an answer to a meeting's state machine and returns its next request.
 fn meet<C: Contribution>(
     machine: &mut meeting::Meeting<C>,
     answer: Answer,
@@ -271,7 +271,7 @@ fn meet<C: Contribution>(
     let input = match answer {
         Answer::Store(input) => meeting::Input::Store(input),
         Answer::Opened(outcome) | Answer::Shared(outcome, _) => meeting::Input::Opened(outcome),
-        // Nobody asked: the machine says so.
+        // An unexpected answer, which the machine reports as out of step.
         _ => meeting::Input::Store(Input::Start),
     };
     match machine.step(input, now) {

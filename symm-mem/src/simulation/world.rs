@@ -1,7 +1,8 @@
 //! Ranks, a store and a library under one seeded scheduler.
 //!
-//! One thread and a clock of its own, in µs. Every request to the store and to the library takes a drawn time in each
-//! direction; events at the same moment happen in a drawn order. A rank sees the clock with an offset of its own.
+//! The simulation runs in one thread with its own clock in µs. Every request to the store or the library takes a
+//! random time in each direction. Events at the same time happen in a random order. The clock of each rank has its
+//! own offset.
 
 use std::{
     cmp::Reverse,
@@ -30,28 +31,28 @@ use crate::{
 
 #[derive(Debug)]
 pub(super) enum Event {
-    /// The rank goes on with its program.
+    /// The rank continues its program.
     Resume(u32),
-    /// The store takes a request of a rank's meeting.
+    /// The store receives a request of a rank's meeting.
     Request(u32, u64, Output),
     /// An answer arrives at the rank.
     Answer(u32, u64, Answer),
-    /// The rank looks for its peers' memory.
+    /// The rank maps its peers' memory.
     Share(u32, u64, Vec<Record>),
-    /// The rank's call of the library begins.
+    /// The rank's call into the library begins.
     Enter(u32, u64, Life, Vec<Extent>),
-    /// The rank looks whether peers have let go of what it has lent them.
+    /// The rank checks if peers have closed the memory that it has lent them.
     Collect(u32),
-    /// The rank learns that this one is dead.
+    /// The first rank learns that the second one is dead.
     Noticed(u32, u32),
 }
 
-/// The store that ranks agree through.
+/// The store that ranks use to agree.
 #[derive(Debug, Default)]
 pub(super) struct Store {
     pub(super) values: HashMap<String, Vec<u8>>,
     pub(super) counters: HashMap<String, u64>,
-    /// Who waits for which key.
+    /// The waits: key, rank, and token of the rank.
     waiting: Vec<(String, u32, u64)>,
     served: u64,
     dead: bool,
@@ -71,13 +72,13 @@ pub(super) struct World {
     pub(super) ranks: Vec<Rank>,
     pub(super) store: Store,
     pub(super) library: Library,
-    /// Members that are in a registration, by where their verdict will stand.
+    /// Members in a registration: the key of their verdict, rank, and token.
     pub(super) watched: Vec<(String, u32, u64)>,
-    /// What ranks offer to their peers, by token: the identity of what lies there.
+    /// The memory that ranks offer to their peers, by token: rank, and identity of the memory.
     pub(super) offers: HashMap<u64, (u32, u64)>,
-    /// What ranks lend, until it is gone.
+    /// The allocations that ranks lend, until they are freed.
     pub(super) desk: HashMap<(u32, AllocationId), Weak<Allocation>>,
-    /// What is lent for each transfer, by the exchange's key and the transfer's place in it.
+    /// The allocation lent for each transfer, by the exchange's key and the index of the transfer.
     pub(super) lent: HashMap<(String, usize), Weak<Allocation>>,
     pub(super) ended: Vec<Ended>,
     pub(super) uses: BTreeMap<(u64, u64), Vec<Used>>,
@@ -90,7 +91,7 @@ pub(super) struct World {
     pending: HashMap<u64, Event>,
 }
 
-/// Adds a line to the trace, if one is kept.
+/// Adds a line to the trace, if there is one.
 macro_rules! tell {
     ($world:expr, $($what:tt)*) => {
         if $world.trace.is_some() {
@@ -101,9 +102,9 @@ macro_rules! tell {
 }
 pub(super) use tell;
 
-/// How soon a store that has failed is asked again, in µs.
+/// The delay before a failed store request is repeated, in µs.
 const RETRY_INTERVAL: u64 = 50_000;
-/// More steps than a run takes; then it does not end.
+/// More steps than any terminating run takes.
 const ENDLESS: u64 = 1_000_000;
 
 impl World {
@@ -153,7 +154,7 @@ impl World {
         &mut self.ranks[rank as usize]
     }
 
-    /// Lets all ranks run to their end.
+    /// Runs all ranks to their end.
     pub(super) fn run(&mut self) -> Result<(), Violation> {
         for rank in 0..self.ranks.len() as u32 {
             self.soon(Event::Resume(rank));
@@ -208,7 +209,7 @@ impl World {
                 self.at(later, event);
                 return Ok(());
             }
-            // What comes too late for its meeting is no step of the rank.
+            // An answer that comes after its meeting has ended is not a step of the rank.
             let stale = matches!(&event, Event::Answer(_, token, _) | Event::Share(_, token, _) | Event::Enter(_, token, ..)
                 if *token != self.ranks[rank as usize].token);
             if stale || !self.strike(rank) {
@@ -235,7 +236,7 @@ impl World {
         }
     }
 
-    /// Counts a rank's step, and lets happen to it what is to happen then. Whether it goes on.
+    /// Counts a step of the rank, and applies the trouble at its step. Returns false if the rank dies.
     fn strike(&mut self, rank: u32) -> bool {
         let now = self.now;
         let (trouble, culprit) = (self.scenario.trouble, self.scenario.is_culprit(rank));
@@ -270,7 +271,7 @@ impl World {
         }
     }
 
-    /// The store serves a request.
+    /// Processes a request in the store.
     fn serve(&mut self, rank: u32, token: u64, request: Output) {
         self.store.served += 1;
         if !self.store.dead
@@ -287,13 +288,19 @@ impl World {
         } else {
             match request {
                 Output::Set { key, value } => {
-                    // Who has lent something looks for this now and then.
+                    // A rank that lends memory checks this key from time to time.
                     let (said, lender) = key.rsplit_once('/').unwrap_or_default();
                     if let (true, Ok(lender)) = (said.contains("/closed/"), lender.parse()) {
                         self.soon(Event::Collect(lender));
                     }
                     self.store.values.insert(key, value);
                     Input::Stored
+                }
+                // Returns an error to the member, as the real store would. The oracle would then report that a
+                // healthy group has ended.
+                Output::Post { key, value } => {
+                    let stands = self.store.values.entry(key).or_insert_with(|| value.clone());
+                    if *stands == value { Input::Stored } else { Input::StoreFailed }
                 }
                 Output::Add { key } => {
                     let count = self.store.counters.entry(key).or_default();
@@ -329,19 +336,19 @@ impl World {
         !self.store.dead && self.ranks[rank as usize].cut_off <= self.now
     }
 
-    /// Waits at the store that break off: the ranks ask again.
+    /// Interrupts waits at the store. The ranks repeat their requests.
     fn interrupt(&mut self, breaks: impl Fn(u32) -> bool) {
         let waiting = std::mem::take(&mut self.store.waiting);
         let (broken, waiting) = waiting.into_iter().partition(|(_, rank, _)| breaks(*rank));
         self.store.waiting = waiting;
         let broken: Vec<(String, u32, u64)> = broken;
         for (key, rank, token) in broken {
-            // When the wait ends is on its way already.
+            // The event for the end of the wait is already scheduled.
             self.soon(Event::Request(rank, token, Output::Await { key, until: Duration::ZERO }));
         }
     }
 
-    /// Whether a rank asks a store again that has failed, as those in doubt do until their deadline.
+    /// Returns true if a rank repeats a failed store request. Members in doubt do so until their deadline.
     fn retries(&mut self, rank: u32, token: u64) -> bool {
         let now = self.now;
         let state = self.rank(rank);
@@ -350,7 +357,8 @@ impl World {
         in_doubt.is_some_and(|task| now < task.span.begun + task.span.deadline)
     }
 
-    /// A verdict of death frees those that are blocked in the registration, or not: that they are is no promise.
+    /// A verdict of poison unblocks the members in the registration, or does not, because unblocking is not
+    /// guaranteed.
     fn free_the_blocked(&mut self, key: &str, stands: &[u8]) {
         let watching = std::mem::take(&mut self.watched);
         let (freed, watching): (Vec<_>, Vec<_>) =
@@ -367,13 +375,17 @@ impl World {
         }
     }
 
-    /// Sends a rank's request to the store: twice, if a client makes it again that has lost the first answer.
+    /// Sends a rank's request to the store. A request may be sent twice, like that of a client that repeats it after
+    /// it lost the first answer.
     pub(super) fn ask(&mut self, rank: u32, token: u64, request: Output) {
         if let Output::Await { until, .. } = &request {
             let until = self.ranks[rank as usize].world_time(*until);
             self.at(until, Event::Answer(rank, token, Answer::Store(Input::Expired)));
         }
-        let writes = matches!(request, Output::Set { .. } | Output::Add { .. } | Output::Propose { .. });
+        let writes = matches!(
+            request,
+            Output::Set { .. } | Output::Post { .. } | Output::Add { .. } | Output::Propose { .. }
+        );
         if writes && self.scenario.repeats && self.random.one_in(6) {
             let first = self.now + self.delay();
             let second = first + self.delay();
@@ -384,8 +396,9 @@ impl World {
         self.soon(Event::Request(rank, token, request));
     }
 
-    /// Notes the state: under which trouble, and for every rank, in any order, what it is in and what it wants there, and
-    /// whether it is dead, has lost the store, captures, holds a graph, or has a group that is dead.
+    /// Records the state for the coverage count. A state consists of the trouble and the code of every rank,
+    /// independent of their order. The code covers the rank's meeting and request, and flags for a dead rank, a lost
+    /// store, a capture, graphs, and a poisoned group.
     fn visit(&mut self) {
         let mut ranks: Vec<u64> = self.ranks.iter().map(Rank::code).collect();
         ranks.sort_unstable();

@@ -1,9 +1,11 @@
-//! Buffers that lie elsewhere in their window on one rank, and a library that compares that: the embedded device always does,
-//! NCCL from 2.29.7 on with `NCCL_CHECK_MODE=DEBUG_GLOBAL`. The group finds out what the library's error comes of.
+//! Buffers at another place of their window on one rank, with an NCCL that compares places. The embedded device
+//! always compares them; NCCL does from 2.29.7 on with `NCCL_CHECK_MODE=DEBUG_GLOBAL`. The group adds the cause to
+//! the library's error.
 
 use std::{env, thread};
 
 use cuda_driver::Driver;
+use gpu_sim::process::test_command;
 use process_group::{
     comm::{DataType, Nccl, ReduceOp},
     group::Buffer,
@@ -11,15 +13,14 @@ use process_group::{
 
 use crate::end_to_end::{
     embedded::job::{self, Rank, options, soon},
-    processes::role_command,
     turn,
 };
 use crate::rendezvous::explained;
 
-/// The first release that compares.
+/// The first release that compares places.
 const COMPARES: i32 = 22907;
 
-/// Reduces from where rank 1 has another block than the others. What is said of it.
+/// Reduces from the first block, on rank 1 from the second one. Returns the error.
 fn disagree(rank: Rank) -> String {
     let pool = rank.pool();
     let blocks = [0, 1].map(|_| pool.allocate(4096).expect("there is room"));
@@ -48,7 +49,7 @@ fn on_all(ranks: Vec<Rank>) -> Vec<String> {
 #[test]
 fn ranks_that_use_other_places_of_a_window_are_told_by_a_library_that_compares() {
     for said in job::run_on_one_thread(2, 22809, |_| {}, on_all) {
-        // What the group compares says where the buffers of the two lie, and in which pool.
+        // The group's comparison names both places, and the pool.
         for offset in [0, 4096] {
             let place = format!("in segment 0 of pool 0 of domain 0x1 (generation 1) at offset {offset},");
             assert!(said.contains(&place), "{said}");
@@ -93,7 +94,8 @@ fn hardware_ranks_disagree() {
 
 #[test]
 fn hardware_disagreement() {
-    let ended = role_command(concat!(module_path!(), "::hardware_ranks_disagree"))
+    let ended = test_command(concat!(module_path!(), "::hardware_ranks_disagree"))
+        .unwrap()
         .env("NCCL_CHECK_MODE", "DEBUG_GLOBAL")
         .status()
         .expect("it can be started");

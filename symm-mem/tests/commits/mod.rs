@@ -1,6 +1,6 @@
-//! Commits for groups that overlap, and collectives from the windows that come of them: on the embedded device, and on the
-//! machine's own GPUs with its NCCL. `NCCL_SYS_LIBRARY` names another, and `NCCL_CHECK_MODE=DEBUG_GLOBAL` lets one from 2.29.7
-//! on compare its windows itself.
+//! Commits for overlapping groups, and collectives over the resulting windows: on the embedded device, and on the
+//! machine's own GPUs with its NCCL. `NCCL_SYS_LIBRARY` names another library. `NCCL_CHECK_MODE=DEBUG_GLOBAL` makes
+//! NCCL compare its windows itself, from 2.29.7 on.
 
 mod disagree;
 mod processes;
@@ -22,12 +22,12 @@ use crate::end_to_end::{
     turn,
 };
 
-/// A segment, of which each block has one: one half to send from, one to receive into.
+/// Size of a segment. Each block has a segment: one half to send from, one half to receive into.
 const SEGMENT: u64 = 2 << 20;
 const HALF: usize = SEGMENT as usize / 2;
 const ELEMENTS: usize = HALF / size_of::<f32>();
 
-/// The first release that has windows over several segments.
+/// The first release that supports windows over several segments.
 const JOINS: i32 = 23003;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +40,7 @@ enum Operation {
 const OPERATIONS: [Operation; 3] = [Operation::AllReduce, Operation::AllGather, Operation::ReduceScatter];
 
 impl Operation {
-    /// Enqueues it over all of the halves, as far as it fills them.
+    /// Enqueues the operation over the halves, as far as it fills them.
     fn enqueue(self, group: &ProcessGroup, input: Buffer, output: Buffer, stream: &Stream) {
         let part = |buffer: Buffer| Buffer::new(buffer.ptr, ELEMENTS / group.size(), DataType::F32);
         // SAFETY: both are as long, and live until the stream has been synchronised.
@@ -54,7 +54,7 @@ impl Operation {
         work.expect("it is enqueued");
     }
 
-    /// What element `at` of the output is on a member, exactly, and how far from it a sum in some order may lie.
+    /// The exact value of element `at` of the output on a member, and the largest error of a sum in any order.
     fn expected(self, group: &ProcessGroup, at: usize) -> (f64, f64) {
         let part = ELEMENTS / group.size();
         let at = match self {
@@ -67,7 +67,7 @@ impl Operation {
         (values.iter().sum(), most * (group.size() - 1) as f64 * f64::from(f32::EPSILON))
     }
 
-    /// How many elements of the output it writes.
+    /// Number of output elements that the operation writes.
     fn written(self, group: &ProcessGroup) -> usize {
         if self == Self::ReduceScatter {
             ELEMENTS / group.size()
@@ -77,7 +77,7 @@ impl Operation {
     }
 }
 
-/// What rank `rank` of the job has at `at`: from -1 to 1, no two ranks alike.
+/// The input of rank `rank` at `at`: from -1 to 1, different on any two ranks.
 fn value(rank: usize, at: usize) -> f32 {
     let mixed = (at as u32 ^ (rank as u32) << 24).wrapping_mul(0x9e37_79b1);
     (mixed ^ mixed >> 15) as f32 / (u32::MAX / 2) as f32 - 1.0
@@ -87,10 +87,10 @@ fn buffer(at: cuda_driver::DevicePtr) -> Buffer {
     Buffer::new(at, ELEMENTS, DataType::F32)
 }
 
-/// One rank's part.
+/// The part of one rank.
 fn commit_compute_and_leave(rank: Rank) {
     commit_and_compute(&rank);
-    // Who leaves takes along what others may still look at.
+    // A rank that leaves frees memory that others may still read.
     rank.world.barrier(soon()).expect("all come to the end");
     rank.leave();
 }
@@ -109,7 +109,7 @@ fn commit_and_compute(rank: &Rank) {
         for report in commit_all(&commits, options()) {
             let report = report.expect("the ranks agree");
             assert_eq!((report.new_segments, report.segments), (count, count), "{report:?}");
-            // Segments lie one behind the other: one window is enough where the library takes several segments in one.
+            // Segments are contiguous: one window is enough if the library supports several segments in a window.
             let windows = if rank.world.nccl().release().code() >= JOINS { 1 } else { count };
             assert!(report.without.is_none() && report.windows == windows, "{report:?}");
         }
@@ -120,7 +120,7 @@ fn commit_and_compute(rank: &Rank) {
         rank.context.synchronize().expect("it is written");
         rank.world.barrier(soon()).expect("all ranks come");
         for group in groups {
-            // The first and the last are in different windows where there are several.
+            // If there are several windows, the first block and the last one are in different windows.
             for block in [&blocks[0], &blocks[count - 1]] {
                 OPERATIONS
                     .into_iter()
@@ -132,7 +132,7 @@ fn commit_and_compute(rank: &Rank) {
     }
 }
 
-/// Eagerly and captured from a window, and from plain memory.
+/// Runs the operation on a window, eagerly and captured, and on plain memory.
 fn compute(
     rank: &Rank,
     group: &ProcessGroup,
@@ -176,7 +176,7 @@ fn compute(
 
     for (how, found) in [("eager", &eager), ("captured", &captured[0]), ("launched again", &captured[1])] {
         for (at, (found, apart)) in found.iter().zip(&apart).enumerate() {
-            // A sum of two has one order.
+            // A sum of two values has only one order.
             let same =
                 group.size() > 2 && operation != Operation::AllGather || found.to_bits() == apart.to_bits();
             let (exact, most) = operation.expected(group, at);
@@ -190,7 +190,7 @@ fn compute(
     }
 }
 
-/// Where NCCL tells where the members' windows lie: what they have there.
+/// Checks the contents of the members' windows, if NCCL provides their addresses.
 fn peers(rank: &Rank, group: &ProcessGroup, pool: &SymmetricPool, block: &SymmetricBlock) {
     if !group.nccl().has(Feature::PEER_POINTERS) {
         return;
@@ -211,7 +211,7 @@ fn peers(rank: &Rank, group: &ProcessGroup, pool: &SymmetricPool, block: &Symmet
     }
 }
 
-/// Runs all ranks, a thread each.
+/// Runs all ranks, one thread each.
 fn on_all(ranks: Vec<Rank>) {
     std::thread::scope(|scope| {
         for rank in ranks {
@@ -227,7 +227,7 @@ fn windows_of_overlapping_groups_give_what_plain_memory_gives() {
     }
 }
 
-/// The machine's driver, its NCCL and how many of its devices there are, of which two are needed; or why not.
+/// Returns the machine's driver, its NCCL and its number of devices, of which two are needed; or the reason to skip.
 fn gpus() -> Result<(Driver, Nccl, u32), String> {
     let driver = Driver::load().map_err(|error| error.to_string())?;
     let nccl = Nccl::load().map_err(|error| error.to_string())?;

@@ -1,5 +1,5 @@
-//! The same with a process a rank. Under compute-sanitizer there is no other way: within a process it lets one kernel run at
-//! a time, and those of ranks wait for each other.
+//! The same tests with one process for each rank. Compute-sanitizer needs this: it runs one kernel of a process at a
+//! time, and the kernels of the ranks wait for each other.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use crate::end_to_end::{
 
 const RANKS: usize = 2;
 
-/// The test that is a rank.
+/// Name of the test that runs one rank.
 const BODY: &str = concat!(module_path!(), "::one_rank");
 
-/// The body of a rank, when it is started by one of the tests below.
+/// The body of a rank; the tests below start it.
 #[test]
 #[ignore = "the body of a process that a test starts"]
 fn one_rank() {

@@ -1,4 +1,4 @@
-//! What ends a group ends every wait of its messages, and says why; the context goes on.
+//! The end of a group ends all waits of its messages and reports the reason; the context stays usable.
 
 use std::{sync::Barrier, thread, time::Duration};
 
@@ -12,7 +12,8 @@ use process_group::{
 
 use super::rig::{MORE_THAN_A_QUEUE, Machine, Rank, buffer, bytes, far, is_given_up, pattern, small};
 
-/// What the other ranks never answer: a receive, a send that does not fit the ring, and both together.
+/// Enqueues work that the other ranks never answer: a receive, a send that does not fit the ring, and a batch of
+/// both.
 fn unanswered(rank: &Rank, group: &ProcessGroup, at: Buffer, streams: &[Stream; 3]) -> Vec<Work> {
     let peer = (rank.rank + 1) % rank.size;
     // SAFETY: the memory lives until the streams are done.
@@ -30,7 +31,7 @@ fn unanswered(rank: &Rank, group: &ProcessGroup, at: Buffer, streams: &[Stream; 
     }
 }
 
-/// Runs what is not answered until `end` ends it with an error that is as expected.
+/// Runs unanswered messages until `end` ends them with the expected error.
 fn ends(
     group: impl Fn(&Rank) -> ProcessGroup + Sync,
     end: impl Fn(&ProcessGroup) + Sync,
@@ -42,7 +43,7 @@ fn ends(
         let group = group(&rank);
         let memory = rank.memory(&[7; 1000]);
         let streams = [rank.stream(), rank.stream(), rank.stream()];
-        // Rank 1 calls nothing, and does not leave before the other is done.
+        // Rank 1 makes no call, and does not leave before the other rank is done.
         let works = if rank.rank == 0 {
             unanswered(&rank, &group, buffer(&memory), &streams)
         } else {
@@ -62,7 +63,7 @@ fn ends(
             done.wait();
         }
         group.abort(far()).unwrap();
-        // The context is as good as before.
+        // The context is still usable.
         memory.copy_from_host(0, &[4u8; 1000]).unwrap();
         assert_eq!(bytes(&memory), [4; 1000]);
     });
@@ -96,7 +97,7 @@ fn work_that_is_late_ends_the_group() {
     ends(group, wait, |error| matches!(error, GroupError::Overdue { .. }));
 }
 
-/// Who receives more than a queue holds waits in the call, until it is sent.
+/// A receive of more than a queue holds blocks in the call until the message is sent.
 #[test]
 fn a_message_of_more_than_a_queue_holds_arrives() {
     let machine = Machine::start(2);
@@ -117,7 +118,7 @@ fn a_message_of_more_than_a_queue_holds_arrives() {
     machine.finish();
 }
 
-/// If both wait there for what they would call next, that ends with the deadline.
+/// If both ranks block like that, waiting for each other's next call, the deadline ends it.
 #[test]
 fn calls_that_wait_for_each_other_end() {
     let machine = Machine::start(2);
@@ -125,8 +126,8 @@ fn calls_that_wait_for_each_other_end() {
     machine.finish();
 }
 
-/// Both ranks receive first, more than a queue holds, after a message that is not sent either: the calls end when that is
-/// late, and its work with them.
+/// Both ranks first receive a message that is never sent, then a message that is larger than a queue. The calls fail
+/// once the first one is late, and so does its work.
 pub(super) fn receive_first(rank: &Rank) {
     let late = Duration::from_millis(500);
     let builder = rank.builder().work_timeout(late).heartbeat(Duration::from_millis(100));
@@ -147,7 +148,7 @@ pub(super) fn receive_first(rank: &Rank) {
     assert_eq!(bytes(&memory)[..1000], [4; 1000]);
 }
 
-/// A wait that is over leaves the group as it was.
+/// A wait that times out does not change the group.
 #[test]
 fn a_wait_that_times_out_says_so_and_the_message_comes_all_the_same() {
     let machine = Machine::start(2);
@@ -175,7 +176,7 @@ fn a_wait_that_times_out_says_so_and_the_message_comes_all_the_same() {
     machine.finish();
 }
 
-/// Whoever comes second finds it, whether that is who sends or who receives; all are told.
+/// The rank that comes second finds the difference, whether it sends or receives; all ranks are told.
 #[test]
 fn lengths_that_differ_are_named_and_nothing_is_taken_for_right() {
     for first in [0, 1] {
@@ -219,7 +220,7 @@ fn lengths_that_differ_are_named_and_nothing_is_taken_for_right() {
             };
             stream.synchronize().unwrap();
             if rank.rank == 1 {
-                // Of the first message.
+                // The memory still holds data of the first message.
                 assert_eq!(bytes(&memory)[200..], [vec![0; 100], vec![1; 100]].concat());
             }
             group.abort(far()).unwrap();
@@ -246,7 +247,7 @@ fn a_revoked_group_has_received_nothing() {
     ends(connected, |group| group.revoke(far()).unwrap(), is_it);
 }
 
-/// A group that is dropped with messages that nobody answers, or that cannot be destroyed for them.
+/// Drops a group with messages that nobody answers, or that prevent its destruction.
 #[test]
 fn a_group_that_goes_leaves_nothing_and_no_message_that_seems_to_have_come() {
     for destroys in [false, true] {
@@ -268,7 +269,7 @@ fn a_group_that_goes_leaves_nothing_and_no_message_that_seems_to_have_come() {
                 drop(group);
             }
             stream.synchronize().unwrap();
-            // What was given up is not done.
+            // Work that was given up is not reported as done.
             let error = work.wait_timeout(far()).unwrap_err();
             let is_it = matches!(error, GroupError::Comm(CommError::Closed { .. }) | GroupError::Left { .. });
             assert!(is_it, "{error}");

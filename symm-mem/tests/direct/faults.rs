@@ -14,7 +14,8 @@ use symm_mem::direct::{self, DirectError};
 
 use super::rig::{Machine, buffer, bytes, far, is_given_up, pattern, small};
 
-/// What two ranks make a path by, and which of these calls fail: of what they meet with, of the rings, of the rest.
+/// Driver calls by which two ranks make a path, and which of these calls fail: calls of the rendezvous, of the rings,
+/// and of the rest.
 const MAKING: [(&str, &[u64]); 7] = [
     ("cuDeviceGetUuid_v2", &[1]),
     ("cuMemCreate", &[1, 3]),
@@ -25,8 +26,8 @@ const MAKING: [(&str, &[u64]); 7] = [
     ("cuEventCreate", &[1, 3]),
 ];
 
-/// What a message of 16 chunks is launched by on two streams, and which of these calls fail: the first, some in the midst,
-/// the last.
+/// Driver calls by which a message of 16 chunks is launched on two streams, and which of these calls fail: the first,
+/// some in the middle, the last.
 const LAUNCHING: [(&str, &[u64]); 7] = [
     ("cuStreamGetCaptureInfo_v2", &[1, 2]),
     ("cuStreamCreate", &[1]),
@@ -37,7 +38,7 @@ const LAUNCHING: [(&str, &[u64]); 7] = [
     ("cuEventRecord", &[1, 2, 3]),
 ];
 
-/// What ends the group, once it has.
+/// Waits until the group has ended, and returns the cause.
 fn over(group: &ProcessGroup) -> GroupError {
     loop {
         if let Err(error) = group.standing() {
@@ -51,7 +52,7 @@ fn failure() -> Action {
     Action::Fail(CUresult::CUDA_ERROR_UNKNOWN.0)
 }
 
-/// An error with what caused it.
+/// The message of an error and of its causes.
 fn explained(error: DirectError) -> String {
     let causes = successors(error.source(), |cause: &&dyn Error| (*cause).source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
@@ -75,12 +76,12 @@ fn a_path_that_one_cannot_make_none_has_and_all_may_try_again() {
                 direct::install(&group, small()).unwrap();
                 assert_eq!(group.p2p().communicators, 0);
             }
-            // An abort would end the other's.
+            // An abort would end the other rank's call.
             group.barrier(far()).unwrap();
             group.abort(far()).unwrap();
             made.err().map(explained)
         });
-        // Also those that it did not fail for know what it was, and not that somebody did not come.
+        // Ranks on which the call did not fail are told the cause too, and not that a rank is missing.
         let is_told = |told: &Option<String>| told.as_ref().is_some_and(|told| told.contains(call));
         assert!(made.iter().all(is_told), "{call} {count}: {made:?}");
         machine.finish();
@@ -96,12 +97,12 @@ fn a_message_that_cannot_be_launched_ends_the_group_on_both_ends() {
             let group = rank.group(small());
             let (stream, memory) = (rank.stream(), rank.memory(&pattern(rank.rank, 1000)));
             if rank.rank == 1 {
-                // It waits already, and calls nothing of the driver's that is to fail.
+                // It already waits, and makes no call that is to fail.
                 // SAFETY: the memory lives until the stream is done.
                 let work = unsafe { group.recv(buffer(&memory), 0, &stream) }.unwrap();
                 group.barrier(far()).unwrap();
                 let error = match work.wait_timeout(far()) {
-                    // What fails comes after the message, which is whole.
+                    // The failing call comes after the message, which is complete.
                     Ok(()) => {
                         assert!(call == "cuEventRecord" || call == "cuStreamWaitEvent", "{call} {count}");
                         assert_eq!(bytes(&memory), pattern(0, 1000));
@@ -129,7 +130,7 @@ fn a_message_that_cannot_be_launched_ends_the_group_on_both_ends() {
     }
 }
 
-/// Nobody answers, so that only the group's end can end the waits that are enqueued by then.
+/// Nobody answers, so only the group's end can end the enqueued waits.
 #[test]
 fn what_could_not_be_marked_is_ended_too() {
     for count in 1..=3 {
@@ -153,7 +154,7 @@ fn what_could_not_be_marked_is_ended_too() {
     }
 }
 
-/// Whoever ends its waits has its chunks go into slots that are not free: from then on no message of it is what it seems.
+/// A rank that ends its waits copies chunks into slots that are not free: from then on none of its messages is valid.
 #[test]
 fn what_may_have_been_given_up_is_no_message() {
     for drops in [false, true] {
@@ -170,7 +171,7 @@ fn what_may_have_been_given_up_is_no_message() {
             first.wait_timeout(far()).unwrap();
             meet.wait();
             if rank.rank == 0 {
-                // Nobody takes it.
+                // Nobody receives it.
                 message(buffer(&memory)).unwrap();
                 group.abort(far()).unwrap();
                 meet.wait();
@@ -185,7 +186,8 @@ fn what_may_have_been_given_up_is_no_message() {
                 assert!(!first.is_completed().unwrap(), "it may have been given up");
                 Some(group)
             };
-            // Who aborts by itself tells nobody why: it is known who did, sooner by the path and later by the watch.
+            // A rank that aborts by itself gives no reason. The other rank still learns which rank aborted: first by
+            // the path, later by the health monitor.
             for deadline in [Deadline::now(), far()] {
                 let error = first.wait_timeout(deadline).unwrap_err();
                 assert!(is_given_up(&error, 0), "{error}");
@@ -196,7 +198,7 @@ fn what_may_have_been_given_up_is_no_message() {
     }
 }
 
-/// There the communicators cannot be aborted: the group ends as one that is dropped.
+/// Inside a group of calls, communicators cannot be aborted: the group ends like one that is dropped.
 #[test]
 fn an_abort_inside_a_group_of_calls_leaves_no_message_that_seems_to_have_come() {
     let machine = Machine::start(2);

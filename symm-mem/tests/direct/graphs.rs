@@ -1,4 +1,4 @@
-//! Captured messages: right in every run, or refused before anything is captured.
+//! Captured messages: correct in every run, or refused before anything is captured.
 
 use cuda_driver::graph::CaptureMode;
 use process_group::group::{GroupError, PathError};
@@ -7,7 +7,7 @@ use super::rig::{Machine, buffer, bytes, far, pattern, small};
 
 const LENGTH: usize = 500;
 
-/// Runs of a graph, with other messages between them, bring each what was sent in it.
+/// Every run of a graph delivers its own data, with other messages between the runs.
 #[test]
 fn a_graph_is_right_in_every_run() {
     let machine = Machine::start(2);
@@ -24,7 +24,7 @@ fn a_graph_is_right_in_every_run() {
                     batch.send(buffer(&from), peer)?;
                     batch.recv(buffer(&to), peer)
                 }),
-                // And one after the other.
+                // The same as separate calls.
                 if me == 0 {
                     group.send(buffer(&from), 1, &stream)
                 } else {
@@ -92,7 +92,7 @@ fn without_slots_for_graphs_nothing_is_captured_and_the_group_goes_on() {
     machine.finish();
 }
 
-/// One end captures what the other runs: that would be right once.
+/// One end captures a message and the other runs it eagerly: that could be correct only once.
 #[test]
 fn a_message_that_one_end_alone_captures_is_a_difference() {
     let machine = Machine::start(2);
@@ -125,7 +125,7 @@ fn a_message_that_one_end_alone_captures_is_a_difference() {
     machine.finish();
 }
 
-/// Nobody asks the group when a graph is launched.
+/// A graph is launched without a call to the group.
 #[test]
 fn a_run_long_after_an_abort_ends_too() {
     let machine = Machine::start(2);
@@ -149,7 +149,7 @@ fn a_run_long_after_an_abort_ends_too() {
         while group.standing().is_ok() {
             std::thread::yield_now();
         }
-        // For longer than what is under way is waited for.
+        // Longer than an abort waits for work under way.
         std::thread::sleep(std::time::Duration::from_secs(11));
         if rank.rank == 1 {
             stream.launch(&graph).unwrap();

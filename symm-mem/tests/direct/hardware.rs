@@ -1,4 +1,4 @@
-//! On the machine's own GPUs: needs two, and NCCL, and says so where they are not.
+//! On the machine's own GPUs: needs two of them and NCCL, and reports a skip otherwise.
 
 use std::{collections::BTreeSet, sync::MutexGuard};
 
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::end_to_end::turn;
 
-/// The machine's driver, how many of its devices are used, and NCCL; or why not.
+/// Returns the machine's driver, its NCCL and the number of devices in use; or reports the reason to skip.
 fn gpus() -> Option<(MutexGuard<'static, ()>, Driver, Nccl, usize)> {
     let turn = turn();
     let skip = |why: String| {
@@ -36,8 +36,8 @@ fn gpus() -> Option<(MutexGuard<'static, ()>, Driver, Nccl, usize)> {
     }
 }
 
-/// Has every pair of ranks exchange messages of these lengths, in the way that `exchange` knows: it is handed the group,
-/// what this rank sends each peer, and where it receives each one's.
+/// Exchanges messages of these lengths between all pairs of ranks. `exchange` gets the group, the buffers to send to
+/// each peer, and the buffers to receive from each peer.
 fn all_to_all(
     rank: &Rank,
     (options, lengths): (DirectOptions, &[usize]),
@@ -62,7 +62,7 @@ fn all_to_all(
     kept
 }
 
-/// All in one batch.
+/// Sends and receives everything in one batch.
 fn together(rank: &Rank, group: &ProcessGroup, sent: &[DeviceMemory], received: &[DeviceMemory]) {
     let work = group.batch(&rank.stream(), |batch| {
         (0..rank.size).try_for_each(|peer| {
@@ -76,8 +76,8 @@ fn together(rank: &Rank, group: &ProcessGroup, sent: &[DeviceMemory], received: 
     work.unwrap().wait_timeout(far()).unwrap();
 }
 
-/// Circle by circle, each message by itself, on the streams that the group gives: received first, so that all wait for
-/// what is called later.
+/// Sends to each distance in turn, as separate calls on the group's own streams. Receives come first, so all of them
+/// wait for later calls.
 fn in_circles(rank: &Rank, group: &ProcessGroup, sent: &[DeviceMemory], received: &[DeviceMemory]) {
     let (me, size) = (rank.rank, rank.size);
     received[me].copy_from_host(0, &bytes(&sent[me])).unwrap();
@@ -94,8 +94,8 @@ fn in_circles(rank: &Rank, group: &ProcessGroup, sent: &[DeviceMemory], received
     }
 }
 
-/// Lengths around chunks and rings, and `long`, in rings of few bytes, of an even number of slots, and in those that are
-/// usual.
+/// Sends lengths around the sizes of chunks and rings, and `long`: through small rings, through rings with an even
+/// number of slots, and through default rings.
 fn arrive(long: usize, exchange: impl Fn(&Rank, &ProcessGroup, &[DeviceMemory], &[DeviceMemory]) + Sync) {
     let Some((_turn, driver, nccl, devices)) = gpus() else { return };
     let cases: [(DirectOptions, &[usize]); 3] = [
@@ -105,7 +105,8 @@ fn arrive(long: usize, exchange: impl Fn(&Rank, &ProcessGroup, &[DeviceMemory], 
     ];
     for size in BTreeSet::from([2, devices]) {
         for case in cases {
-            // Freeing waits for the devices of all, and holds up who is about to call what they wait for: not before the end.
+            // Freeing blocks until all devices are idle, and delays a rank that is about to call what they wait for.
+            // So it is done at the end.
             drop(ranks(&driver, &nccl, size, |rank| all_to_all(&rank, case, &exchange)));
         }
         println!("{size} ranks: what was sent is what was received");
@@ -119,7 +120,7 @@ fn hardware_batches_arrive() {
 
 #[test]
 fn hardware_messages_arrive() {
-    // What all receive before they send is what a queue of the device holds.
+    // All ranks receive before they send, so the receives must fit in a queue of the device.
     arrive(10_000, in_circles);
 }
 
@@ -157,7 +158,7 @@ fn hardware_graphs_run_again() {
     });
 }
 
-/// Waits that nobody answers, on more streams than the device has queues for.
+/// Unanswered waits on more streams than the device has queues.
 #[test]
 fn hardware_an_abort_ends_every_wait() {
     let Some((_turn, driver, nccl, _)) = gpus() else { return };

@@ -1,4 +1,4 @@
-//! What is sent is what is received: any sequence, any length, any streams, both directions at once.
+//! Received data equals sent data: for any sequence, any length, any streams, and both directions at once.
 
 use cuda_driver::{Stream, memory::DeviceMemory};
 use process_group::{
@@ -11,7 +11,7 @@ use symm_mem::direct::DirectOptions;
 
 use super::rig::{Machine, Rank, buffer, bytes, far, pattern, small};
 
-/// Streams of a rank.
+/// Number of streams of a rank.
 const STREAMS: usize = 3;
 
 const TYPES: [DataType; 4] = [DataType::U8, DataType::F16, DataType::F32, DataType::I64];
@@ -22,7 +22,7 @@ struct Message {
     to: usize,
     elements: usize,
     dtype: DataType,
-    /// On which of its streams each end has it.
+    /// Index of the stream that each end uses.
     streams: [usize; 2],
 }
 
@@ -32,7 +32,7 @@ impl Message {
     }
 }
 
-/// Messages that every rank calls in this order: by itself each, or together.
+/// Messages that every rank calls in this order: separately, or in one batch.
 #[derive(Debug, Clone)]
 struct Step {
     batched: bool,
@@ -40,18 +40,18 @@ struct Step {
 }
 
 fn message(world: usize) -> impl Strategy<Value = Message> {
-    // Of slots of 64 bytes: nothing, less than a chunk, and several rings.
+    // Slots have 64 bytes: this covers empty messages, messages shorter than a chunk, and messages of several rings.
     let elements = prop_oneof![1 => Just(0usize), 3 => 1usize..20, 2 => 20usize..200];
     (0..world, 0..world, elements, prop::sample::select(&TYPES[..]), prop::array::uniform2(0..STREAMS))
         .prop_map(|(from, to, elements, dtype, streams)| Message { from, to, elements, dtype, streams })
 }
 
-/// Ranks, slots of a ring, and what they call.
+/// Number of ranks, number of slots of a ring, and the calls.
 fn program() -> impl Strategy<Value = (usize, usize, Vec<Step>)> {
     (2usize..5, 1usize..6).prop_flat_map(|(world, slots)| {
         let step = (any::<bool>(), prop::collection::vec(message(world), 1..6)).prop_map(
             move |(batched, mut messages)| {
-                // To oneself only together.
+                // Messages to the own rank are allowed only in a batch.
                 if !batched {
                     messages.retain(|message| message.from != message.to);
                 }
@@ -62,12 +62,12 @@ fn program() -> impl Strategy<Value = (usize, usize, Vec<Step>)> {
     })
 }
 
-/// One rank's part in a program, and its memory.
+/// The part of one rank in a program, and its memory.
 struct Part<'a> {
     rank: &'a Rank,
     group: &'a ProcessGroup,
     streams: Vec<Stream>,
-    /// By number of the message, what this rank sends and where it receives.
+    /// By number of the message: the send buffer and the receive buffer of this rank.
     memory: Vec<[Option<DeviceMemory>; 2]>,
 }
 
@@ -143,7 +143,7 @@ proptest! {
         let machine = Machine::start(world);
         machine.ranks(world, |rank| {
             let group = rank.group(small().slots(slots));
-            // Twice: what one leaves behind is what the next finds.
+            // Twice, since the second run starts from the state that the first one leaves.
             for _ in 0..2 {
                 let part = Part::new(&rank, &group, &steps);
                 part.run(&steps);
@@ -157,7 +157,7 @@ proptest! {
     }
 }
 
-/// Messages larger than their ring, in a circle and in opposite directions, each way that can be wrong.
+/// Messages larger than their ring, around a circle and in opposite directions: every way that could deadlock.
 #[test]
 fn what_does_not_fit_the_ring_goes_round_in_a_circle() {
     let machine = Machine::start(3);
@@ -186,7 +186,7 @@ fn what_does_not_fit_the_ring_goes_round_in_a_circle() {
     machine.finish();
 }
 
-/// One or two chunks go by the caller's stream alone; more take turns on a second, which is made once.
+/// One or two chunks use only the caller's stream; more chunks alternate with a second stream, which is made once.
 #[test]
 fn large_messages_alone_have_a_second_stream() {
     let machine = Machine::start(2);
@@ -220,7 +220,7 @@ fn large_messages_alone_have_a_second_stream() {
     machine.finish();
 }
 
-/// A batch may hold collectives too; what those are made of stays with NCCL.
+/// A batch may also hold collectives; NCCL runs those.
 #[test]
 fn collectives_go_on_beside_messages() {
     let machine = Machine::start(2);
@@ -254,7 +254,7 @@ fn collectives_go_on_beside_messages() {
     machine.finish();
 }
 
-/// Who is far ahead of a peer waits on the host, not for ever, and loses nothing.
+/// A rank that is far ahead of a peer blocks on the host until the peer catches up, and loses no message.
 #[test]
 fn who_is_far_ahead_waits() {
     let machine = Machine::start(2);

@@ -1,4 +1,4 @@
-//! What a group says of its path, and who may have one.
+//! Reports of a group about its path, and the conditions for a path.
 
 use process_group::group::{Explanation, GroupError, P2pPolicy, PeerChannel, Request};
 use symm_mem::direct::{self, DirectError};
@@ -93,7 +93,7 @@ fn a_path_is_for_groups_that_agreed_on_it_once() {
         direct::install(&group, small()).unwrap();
         let refused = direct::install(&group, small()).unwrap_err();
         assert!(matches!(refused, DirectError::Group(GroupError::PathRefused { .. })), "{refused}");
-        // A subgroup has its own, or none.
+        // A subgroup needs a path of its own.
         let pair = group.split("pair", &Request::Color { color: Some(0), key: 0 }).unwrap().unwrap();
         let (stream, memory) = (rank.stream(), rank.memory(&pattern(rank.rank * 3, 1000)));
         // SAFETY: nothing is enqueued.
@@ -116,7 +116,7 @@ fn a_path_is_for_groups_that_agreed_on_it_once() {
     machine.finish();
 }
 
-/// Also such that take as much memory.
+/// Includes options that need the same amount of memory.
 #[test]
 fn options_that_differ_are_named_on_every_member_and_all_may_try_again() {
     let machine = Machine::start(3);
@@ -128,7 +128,7 @@ fn options_that_differ_are_named_on_every_member_and_all_may_try_again() {
             let named = matches!(&error, DirectError::Different { rank: other, .. } if (*other == 2) == (rank.rank != 2));
             assert!(named || matches!(error, DirectError::Rendezvous(_)), "{error}");
         }
-        // Refused by one rank alone, which tells the others.
+        // One rank alone refuses its options, and tells the others.
         let error = direct::install(&group, told(small().slot_bytes(1000))).unwrap_err();
         let [is_own, is_told] =
             [matches!(error, DirectError::Options { .. }), matches!(error, DirectError::Rendezvous(_))];

@@ -1,9 +1,9 @@
-//! Ranks as processes: messages through each other's memory, and what becomes of the others when one is killed.
+//! Ranks as processes: messages through each other's memory, and the effect on the others when one is killed.
 
 use std::{env, path::Path, process::Child, sync::Arc};
 
 use cuda_driver::{Driver, sys::CUresult};
-use gpu_sim::{Action, Injection, World};
+use gpu_sim::{Action, Injection, World, process::test_command};
 use process_group::{
     comm::{Nccl, wait_for_dropped},
     group::GroupError,
@@ -13,16 +13,16 @@ use process_group::{
 use symm_mem::direct::{self, DirectError};
 
 use super::rig::{Rank, buffer, bytes, far, pattern, small};
-use crate::end_to_end::processes::role_command;
 
 const RANKS: usize = 3;
 
-/// The rank that dies where one does.
+/// The rank that dies in some cases.
 const VICTIM: usize = 1;
 
-/// Starts a rank of `one_rank`; doors lie in `folder`.
+/// Starts a rank of `one_rank`; sockets lie in `folder`.
 fn start(case: &str, rank: usize, store: &TcpStore, folder: &Path) -> Child {
-    role_command(concat!(module_path!(), "::one_rank"))
+    test_command(concat!(module_path!(), "::one_rank"))
+        .unwrap()
         .env("DIRECT_TEST_CASE", case)
         .env("DIRECT_TEST_RANK", rank.to_string())
         .env("DIRECT_TEST_STORE", store.address())
@@ -56,7 +56,7 @@ fn a_rank_that_has_no_board_keeps_nobody_waiting() {
     assert_eq!(run("boardless"), [true; RANKS]);
 }
 
-/// The body of a rank, when it is started by one of the tests above.
+/// The body of a rank; the tests above start it.
 #[test]
 #[ignore = "the body of a process that a test starts"]
 fn one_rank() {
@@ -86,7 +86,7 @@ fn one_rank() {
     world.finish().unwrap();
 }
 
-/// Rank 0 cannot make its board: it says so, before anybody comes to its door.
+/// Rank 0 cannot make its board. It tells the others before any of them connects to its socket.
 fn boardless(world: &World, rank: &Rank) {
     let group = rank.builder().build().unwrap();
     if rank.rank == 0 {
@@ -120,7 +120,7 @@ fn body(case: &str, rank: &Rank) {
         return group.destroy(far()).unwrap();
     }
     if me == VICTIM {
-        // The others wait by then.
+        // The others are waiting by then.
         barrier(&*rank.store, "launched", me, RANKS, far()).unwrap();
         std::process::abort();
     }
@@ -131,7 +131,7 @@ fn body(case: &str, rank: &Rank) {
     assert!(named, "{error}");
     stream.synchronize().unwrap();
     group.abort(far()).unwrap();
-    // The context is as good as before.
+    // The context is still usable.
     to.copy_from_host(0, &[4u8; 2000]).unwrap();
     assert_eq!(bytes(&to), [4; 2000]);
 }

@@ -1,4 +1,4 @@
-//! Ranks as threads with a group whose messages go directly, and memory that can be looked at.
+//! Ranks as threads, with groups whose messages go directly, and helpers to fill and read memory.
 
 use std::{
     sync::{Arc, MutexGuard},
@@ -18,7 +18,7 @@ use symm_mem::direct::{self, DirectOptions};
 
 use crate::end_to_end::turn;
 
-/// How long anything may take.
+/// Limit for anything that should succeed.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(super) fn far() -> Deadline {
@@ -30,10 +30,10 @@ pub(super) fn small() -> DirectOptions {
     DirectOptions::default().slot_bytes(64).slots(3).graph_slots(2)
 }
 
-/// A message of more calls of the driver's, with slots as [`small`] ones, than a queue of the device holds.
+/// Bytes of a message that needs more driver calls than a device queue holds, with slots as in [`small`].
 pub(super) const MORE_THAN_A_QUEUE: usize = 64 * 600;
 
-/// An embedded machine, as the crates see it.
+/// An embedded machine with its driver and NCCL.
 pub(super) struct Machine {
     pub(super) world: World,
     driver: Driver,
@@ -55,12 +55,12 @@ impl Machine {
         Self { world, driver: Driver::new(cuda).unwrap(), nccl: Nccl::new(nccl), _turn: turn }
     }
 
-    /// Runs `body` on a thread for each rank; what it returns in their order.
+    /// Runs `body` on a thread for each rank; returns the results in the order of the ranks.
     pub(super) fn ranks<T: Send>(&self, size: usize, body: impl Fn(Rank) -> T + Sync) -> Vec<T> {
         ranks(&self.driver, &self.nccl, size, body)
     }
 
-    /// Nothing is left behind.
+    /// Checks that nothing is left behind.
     pub(super) fn finish(self) {
         let Self { world, driver, nccl, _turn } = self;
         wait_for_dropped(far());
@@ -69,7 +69,7 @@ impl Machine {
     }
 }
 
-/// Runs `body` on a thread for each rank, a device each.
+/// Runs `body` on a thread for each rank, each with its own device.
 pub(super) fn ranks<T: Send>(
     driver: &Driver,
     nccl: &Nccl,
@@ -138,8 +138,8 @@ impl Rank {
         memory
     }
 
-    /// Writes these bytes. What the host copies from pageable memory may be on its way still when the call returns, and the
-    /// ranks' streams do not wait for it.
+    /// Writes these bytes, and waits until they have arrived: a copy from pageable memory may still be under way when
+    /// the call returns, and the ranks' streams do not wait for it.
     pub(super) fn fill(&self, memory: &DeviceMemory, bytes: &[u8]) {
         memory.copy_from_host(0, bytes).unwrap();
         self.context.synchronize().unwrap();
@@ -157,16 +157,16 @@ pub(super) fn bytes(memory: &DeviceMemory) -> Vec<u8> {
     found
 }
 
-/// What message `number` holds.
+/// The content of message `number`.
 pub(super) fn pattern(number: usize, length: usize) -> Vec<u8> {
     (0..length).map(|at| (number * 37 + at * 11 + at / 251) as u8 | 1).collect()
 }
 
-/// Whether it says that this member has ended what was under way.
+/// Returns whether the error reports that member `by` has ended its work.
 pub(super) fn is_given_up(error: &GroupError, by: usize) -> bool {
     match error {
         GroupError::Path { source, .. } => matches!(**source, PathError::GivenUp { peer } if peer == by),
-        // It has left the group, and the watch has told that.
+        // The member has left the group, and the health monitor has reported that.
         GroupError::Left { rank, .. } => *rank == by,
         _ => false,
     }

@@ -1,4 +1,4 @@
-//! What is found before anything is registered: told to all members, and the group goes on.
+//! Problems that are found before anything is registered: all members are told, and the group stays usable.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::{
 
 const MIB: u64 = 1 << 20;
 
-/// The refusal of a commit, which is the same on all.
+/// The refusal of a commit, which is the same on all ranks.
 fn refused(result: Result<CommitReport, CommitError>) -> Refusal {
     match result {
         Err(CommitError::Refused { refusal, .. }) => refusal,
@@ -91,7 +91,7 @@ fn memory_that_is_a_window_already_is_refused_on_all() {
         let (pool, other) = (rank.pool(), rank.pool());
         let [first, second] = [0, 1].map(|_| pool.allocate(2 * MIB).expect("there is room"));
         let elsewhere = other.allocate(2 * MIB).expect("there is room");
-        // The program makes a window itself, which on rank 1 shows the pool's second segment.
+        // The program makes a window itself; on rank 1 it covers the pool's second segment.
         let at = if rank.rank == 1 { second.ptr() } else { elsewhere.ptr() };
         let communicator = rank.world.communicator();
         let request = WindowRequest::symmetric(at, 2 << 20);

@@ -1,4 +1,4 @@
-//! Deadlines: one for all groups of a call, and short ones, which refuse.
+//! Deadlines: one for all groups of a call; and short ones, which lead to a refusal.
 
 use std::{sync::Barrier, thread, time::Duration};
 
@@ -10,7 +10,7 @@ use super::{
     job::{self, options, run},
 };
 
-/// How long each group of a call waited for the rank that is not there.
+/// Milliseconds that each group of a call waited for the missing rank.
 fn waits(rank: &job::Rank) -> Vec<u64> {
     let (pool, bucket) = rank.pool_with_bucket();
     let commits = [&rank.world, &rank.tp].map(|group| (&pool, group as &dyn SymmetricGroup));
@@ -36,18 +36,19 @@ fn a_call_for_several_groups_has_one_deadline() {
         },
     );
     let Some([first, second]) = results[0].as_deref() else { panic!("{results:?}") };
-    // Half of the deadline is for who comes late; what the first group took is gone for the second.
+    // Half of the deadline is reserved for late ranks; the time that the first group used is not available to the
+    // second.
     assert!(second < first, "{first} ms and {second} ms");
 }
 
-/// A registration with a library that takes a while for it.
+/// Makes a registration take a while.
 fn slow(function: &str) -> Injection {
     Injection::new(function, Action::Delay(Duration::from_millis(60))).forever()
 }
 
 #[test]
 fn a_short_deadline_refuses_a_commit_and_leaves_the_group_as_it_was() {
-    // Milliseconds for each rank; rank 1 comes last, first, or at the same time.
+    // The ranks' deadlines in milliseconds, and the delay of rank 1 in milliseconds.
     let cases = [([60_000, 0], 300), ([0, 60_000], 300), ([100, 100], 0), ([0, 0], 0), ([60_000, 10], 300)];
     for release in [NCCL_2_28_9, NCCL_2_28_3] {
         for (deadlines, late) in cases {
@@ -66,7 +67,7 @@ fn a_short_deadline_refuses_a_commit_and_leaves_the_group_as_it_was() {
                     matches!(result, Err(CommitError::Refused { refusal: Refusal::SyncTimeout { .. }, .. }));
                 assert!(result.is_ok() || refused, "{deadlines:?} ms: {result:?}");
                 assert_eq!(pool.poison(rank.world.id()), None);
-                // The group is as good as before.
+                // The group is still usable.
                 let again = pool.commit(&rank.world, options()).expect("the ranks agree");
                 assert_eq!(again.segments, 1);
                 rank.sum(&bucket, &rank.world);

@@ -1,11 +1,8 @@
-//! Ranks that wait for each other at two pools, make other domains than the rest, or name other ranks.
+//! Ranks that wait for each other at two pools, make other domains than the rest, or list other ranks.
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use process_group::{
-    ProcessGroup,
-    store::{Deadline, PrefixStore, Store, StoreError},
-};
+use process_group::{ProcessGroup, store::Store};
 use symm_mem::{
     AgreedError, CommitError, CommunicatorGroup, Domain, Geometry, GroupId, Refusal, RetireError,
     SymmetricPool,
@@ -13,11 +10,12 @@ use symm_mem::{
 };
 
 use super::{
+    super::intercept::{Intercept, Intercepted},
     job::{Rank, options, soon},
     on_ranks, windows,
 };
 
-/// How long who gives up first is given, and who waits for that.
+/// Deadlines of the rank that gives up first, and of the ranks that wait for it.
 const SHORT: Duration = Duration::from_secs(2);
 const LONG: Duration = Duration::from_secs(120);
 
@@ -31,7 +29,7 @@ fn domain_of(rank: &Rank, uid: u64, ranks: &[u32]) -> Domain {
     Domain::new(store, uid, rank.rank, ranks.iter().copied()).expect("a member")
 }
 
-/// What ranks of a domain do together.
+/// A call that all ranks of a domain make together.
 #[derive(Debug, Clone, Copy)]
 enum Call {
     Commit,
@@ -60,7 +58,7 @@ impl Call {
         Err(refusal)
     }
 
-    /// A key of the members' arrival in the first call of a pool: the record of the rank of this number, or `count`.
+    /// Store key of the arrival at the first call of a pool: the record of rank `of`, or the `count`.
     fn arrival(self, pool: &SymmetricPool, group: &ProcessGroup, of: impl fmt::Display) -> String {
         let (pool, GroupId { uid, epoch }) = (pool.id(), group.id());
         let what = match self {
@@ -72,7 +70,7 @@ impl Call {
     }
 }
 
-/// Rank 0 commits the one pool first, rank 1 the other. Both are told so, wherever the pools' domains come from.
+/// Rank 0 commits one pool first, rank 1 the other. Both are told so, for pools of one domain and of two.
 #[test]
 fn commits_of_two_pools_that_cross_are_told_as_a_circle() {
     for one_domain in [true, false] {
@@ -137,7 +135,8 @@ fn a_domain_too_many_is_told_with_both_generations() {
                 };
                 let sides: Vec<_> =
                     generations.sides.iter().map(|side| (side.ranks.clone(), side.value)).collect();
-                // Where rank 1 comes next, rank 0 has been before and has not met it; and rank 0 finds nobody waiting.
+                // On the second attempt, rank 1 enters the meeting that rank 0 has given up, and rank 0 finds no rank
+                // in its own.
                 let (least, waiting) = match (attempt, rank.rank) {
                     (0, _) | (_, 1) => (2, 2),
                     _ => (3, 0),
@@ -153,10 +152,10 @@ fn a_domain_too_many_is_told_with_both_generations() {
     }
 }
 
-/// All orders of three.
+/// All orders of three ranks.
 const ORDERS: [[u32; 3]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
 
-/// The ranks come in this order to a call in which each has its own list for the domain. What each is told.
+/// The ranks enter a call in this order, each with its own list for the domain. Returns each rank's error.
 fn come(rank: &Rank, call: Call, order: [u32; 3], uid: u64, lists: [&[u32]; 3]) -> Result<(), Refusal> {
     let pool = make(rank, &domain_of(rank, uid, lists[rank.rank as usize]));
     drop(pool.allocate(2 << 20).expect("there is room"));
@@ -190,29 +189,35 @@ fn a_rank_whose_domain_lacks_another_is_named_to_all() {
     }
 }
 
-/// Ranks 0 and 1 are alone for themselves, and go on. Rank 2 takes nothing for agreed in which it had no part.
+/// Ranks 0 and 1 agree without rank 2, which has another domain, unless rank 2 came and refused before they decided.
+/// Rank 2 never takes their agreement for its own.
 #[test]
 fn a_rank_that_is_in_no_other_domain_does_not_take_their_decision() {
     let lists: [&[u32]; 3] = [&[0, 1], &[0, 1], &[0, 1, 2]];
     for call in [Call::Retire, Call::Length] {
-        on_ranks(3, |rank| {
-            for (at, order) in (0..).zip(ORDERS) {
-                let told = come(&rank, call, order, 800 + at, lists);
-                match told {
-                    Ok(()) if rank.rank < 2 => {}
-                    Err(Refusal::MembersMismatch { what: Membership::Domain, lists }) if rank.rank == 2 => {
+        let told = on_ranks(3, |rank| {
+            let told = (0..).zip(ORDERS).map(|(at, order)| come(&rank, call, order, 800 + at, lists));
+            let told: Vec<_> = told.collect();
+            rank.leave();
+            told
+        });
+        for (at, order) in ORDERS.iter().enumerate() {
+            for (rank, told) in told.iter().enumerate() {
+                match &told[at] {
+                    Ok(()) if rank < 2 => {}
+                    Err(Refusal::MembersMismatch { what: Membership::Domain, lists }) => {
                         let own = lists.sides.iter().find(|side| side.ranks == [2]);
                         assert_eq!(own.map(|side| side.value.0.len()), Some(3), "{lists:?}");
                     }
-                    told => panic!("{call:?} in order {order:?}, rank {}: {told:?}", rank.rank),
+                    told => panic!("{call:?} in order {order:?}, rank {rank}: {told:?}"),
                 }
             }
-            rank.leave();
-        });
+            assert_eq!(told[0][at], told[1][at], "{call:?} in order {order:?}");
+        }
     }
 }
 
-/// A group that one rank takes to be outside of its domain: the others do not wait for it.
+/// A group that one rank considers outside of its domain: the others do not wait for that rank.
 #[test]
 fn a_group_outside_of_one_domain_is_told_to_the_others() {
     on_ranks(3, |rank| {
@@ -233,7 +238,7 @@ fn a_group_outside_of_one_domain_is_told_to_the_others() {
                 error => panic!("rank {}: {error}", rank.rank),
             }
         }
-        // In a group that is inside of both, their lists are compared.
+        // For a group inside both domains, the lists are compared.
         if rank.rank < 2 {
             let refusal = Call::Commit.make(&pool, &rank.tp, LONG).expect_err("the lists differ");
             let Refusal::MembersMismatch { what: Membership::Domain, lists } = &refusal else {
@@ -268,11 +273,11 @@ fn a_list_of_ranks_that_does_not_fit_the_communicator_is_refused_on_all() {
                     _ => panic!("{wrong:?}: {error}"),
                 }
             }
-            // With the right list the same group goes on.
+            // With the right list, the same group is still usable.
             assert_eq!(windows(&commit(&pool, uid, &[0, 1])), (1, 1));
             drop((bucket, pool));
         }
-        // Alike on all, and wrong on all.
+        // The same on all ranks, and wrong.
         let pool = rank.pool();
         let error = commit(&pool, 80, &[1, 0]).expect_err("the order is that of no communicator");
         assert!(matches!(error.refusal(), Some(Refusal::PeerPrepareFailed { .. })), "{error}");
@@ -281,8 +286,8 @@ fn a_list_of_ranks_that_does_not_fit_the_communicator_is_refused_on_all() {
     });
 }
 
-/// Rank 1 refuses two commits without waiting. Rank 0 is through both before rank 2 comes, and must not have removed what
-/// rank 2 is to be told.
+/// Rank 1 refuses two commits without waiting. Rank 0 has finished both before rank 2 arrives, and must not have
+/// removed the keys that rank 2 needs.
 #[test]
 fn a_rank_that_comes_late_is_told_of_commits_that_another_has_refused_alone() {
     on_ranks(3, |rank| {
@@ -315,11 +320,11 @@ fn a_rank_that_comes_late_is_told_of_commits_that_another_has_refused_alone() {
     });
 }
 
-/// A store as a release sees it whose messages are one version on.
-struct OtherRelease(PrefixStore);
+/// Shows a store as the next version of the protocol sees it. That version's messages carry a number that is one higher.
+struct NextVersion;
 
-impl OtherRelease {
-    /// The message of another version; what every version reads stays as it is.
+impl NextVersion {
+    /// Changes the version of a message; the part that every version can read stays as it is.
     fn shift(mut bytes: Vec<u8>, by: i16) -> Vec<u8> {
         if let [b'S', b'Y', low, high, ..] = bytes.as_mut_slice() {
             let version = u16::from_le_bytes([*low, *high]);
@@ -331,73 +336,31 @@ impl OtherRelease {
     }
 }
 
-type Stored<T> = Result<T, StoreError>;
-
-impl Store for OtherRelease {
-    fn set(&self, key: &str, value: &[u8]) -> Stored<()> {
-        self.0.set(key, &Self::shift(value.to_vec(), 1))
+impl<S> Intercept<S> for NextVersion {
+    fn write(&self, value: &[u8]) -> Vec<u8> {
+        Self::shift(value.to_vec(), 1)
     }
-    fn get(&self, key: &str, deadline: Deadline) -> Stored<Vec<u8>> {
-        Ok(Self::shift(self.0.get(key, deadline)?, -1))
-    }
-    fn check(&self, keys: &[&str]) -> Stored<bool> {
-        self.0.check(keys)
-    }
-    fn wait(&self, keys: &[&str], deadline: Deadline) -> Stored<()> {
-        self.0.wait(keys, deadline)
-    }
-    fn add(&self, key: &str, delta: i64) -> Stored<i64> {
-        self.0.add(key, delta)
-    }
-    fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> Stored<Vec<u8>> {
-        Ok(Self::shift(self.0.compare_set(key, expected, &Self::shift(new.to_vec(), 1))?, -1))
-    }
-    fn append(&self, key: &str, value: &[u8]) -> Stored<()> {
-        self.0.append(key, value)
-    }
-    fn multi_get(&self, keys: &[&str], deadline: Deadline) -> Stored<Vec<Vec<u8>>> {
-        let values = self.0.multi_get(keys, deadline)?;
-        Ok(values.into_iter().map(|value| Self::shift(value, -1)).collect())
-    }
-    fn multi_set(&self, entries: &[(&str, &[u8])]) -> Stored<()> {
-        self.0.multi_set(entries)
-    }
-    fn delete(&self, key: &str) -> Stored<bool> {
-        self.0.delete(key)
-    }
-    fn num_keys(&self) -> Stored<u64> {
-        self.0.num_keys()
-    }
-    fn list_keys(&self) -> Stored<Vec<String>> {
-        self.0.list_keys()
-    }
-    fn queue_push(&self, key: &str, value: &[u8]) -> Stored<()> {
-        self.0.queue_push(key, value)
-    }
-    fn queue_pop(&self, key: &str, deadline: Deadline) -> Stored<Vec<u8>> {
-        self.0.queue_pop(key, deadline)
-    }
-    fn queue_try_pop(&self, key: &str) -> Stored<Option<Vec<u8>>> {
-        self.0.queue_try_pop(key)
-    }
-    fn queue_len(&self, key: &str) -> Stored<u64> {
-        self.0.queue_len(key)
+    fn read(&self, value: Vec<u8>) -> Vec<u8> {
+        Self::shift(value, -1)
     }
 }
 
-/// Whoever comes last decides, and the others cannot read each other.
+/// The rank that arrives last decides. Ranks of different versions cannot read each other's messages.
 #[test]
 fn two_versions_of_the_protocol_are_told_alike_on_both_sides() {
     for (call, order) in CALLS.into_iter().flat_map(|call| [(call, [0, 1]), (call, [1, 0])]) {
         let told = on_ranks(2, |rank| {
             let store = rank.world.job_store();
-            let store: Arc<dyn Store> =
-                if rank.rank == 1 { Arc::new(OtherRelease(store)) } else { Arc::new(store) };
+            let store: Arc<dyn Store> = if rank.rank == 1 {
+                Arc::new(Intercepted { inner: store, intercept: NextVersion })
+            } else {
+                Arc::new(store)
+            };
             let domain = Domain::new(store.clone(), 950, rank.rank, 0..2).expect("a member");
             let pool = make(&rank, &domain);
             drop(pool.allocate(1 << 20).expect("there is room"));
             if rank.rank == order[1] {
-                // The other is counted too, so that this rank counts last and decides.
+                // The other rank is counted first, so that this rank counts last and decides.
                 let count = call.arrival(&pool, &rank.world, "count");
                 store.wait(&[&count], soon()).expect("the other comes before");
             }
@@ -408,7 +371,7 @@ fn two_versions_of_the_protocol_are_told_alike_on_both_sides() {
         });
         let Refusal::VersionMismatch { versions } = &told[0] else { panic!("{call:?}: {}", told[0]) };
         assert_eq!(told[0], told[1], "{call:?}");
-        // Rank 1 counts one less.
+        // Rank 1 counts one less, as its store shifts versions.
         let own = PROTOCOL_VERSION - u16::from(order[1] == 1);
         let sides: Vec<_> = versions.sides.iter().map(|side| (side.ranks.clone(), side.value)).collect();
         assert_eq!(sides, [(vec![0], own), (vec![1], own + 1)], "{call:?}");

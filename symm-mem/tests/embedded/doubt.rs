@@ -1,4 +1,4 @@
-//! A member that loses the store in a meeting: it finds out what the others agreed on, or its group is over.
+//! A member that loses the store in a meeting. It learns the decision of the others, or its group ends.
 
 use std::{
     sync::{
@@ -8,49 +8,34 @@ use std::{
     time::{Duration, Instant},
 };
 
-use process_group::store::{Deadline, Result, Store, StoreError};
+use process_group::store::{PrefixStore, Result, Store, StoreError};
 use symm_mem::{CommitError, Domain, Geometry, RetireError, SymmetricBlock, SymmetricPool};
 
 use super::{
+    super::intercept::{Intercept, Intercepted, MEETING_CALLS},
     NCCL_2_28_3, NCCL_2_28_9,
     job::{Rank, options, run, soon},
 };
 
-/// A store that fails from its `nth` request on, for some time. Only the requests that meetings make are counted.
-struct Cut {
-    inner: Arc<dyn Store>,
+/// Makes a store fail for some time, from a chosen request on. Counts only the requests that meetings make.
+struct Outage {
+    /// Requests that still succeed, plus one.
     left: AtomicU64,
-    lasts: Duration,
-    since: OnceLock<Instant>,
+    duration: Duration,
+    began: OnceLock<Instant>,
 }
 
-impl Cut {
-    fn new(rank: &Rank, lasts: Duration) -> Arc<Self> {
-        let (inner, left) = (Arc::new(rank.world.store()), AtomicU64::new(u64::MAX));
-        Arc::new(Self { inner, left, lasts, since: OnceLock::new() })
-    }
-
-    /// Fails from the `nth` request from now on.
-    fn arm(&self, nth: u64) {
-        self.left.store(nth, Ordering::SeqCst);
-    }
-
-    fn disarm(&self) {
-        self.left.store(u64::MAX, Ordering::SeqCst);
-    }
-
-    /// Whether the request to fail at was made.
-    fn has_failed(&self) -> bool {
-        self.since.get().is_some()
-    }
-
-    fn count(&self) -> Result<()> {
+impl<S: Store> Intercept<S> for Outage {
+    fn before(&self, _: &S, call: &'static str, _: &str) -> Result<()> {
+        if !MEETING_CALLS.contains(&call) {
+            return Ok(());
+        }
         let left = self.left.load(Ordering::SeqCst);
         if left > 1 {
             self.left.store(left.saturating_sub(u64::from(left != u64::MAX)), Ordering::SeqCst);
             return Ok(());
         }
-        if self.since.get_or_init(Instant::now).elapsed() >= self.lasts {
+        if self.began.get_or_init(Instant::now).elapsed() >= self.duration {
             return Ok(());
         }
         let (address, operation) = ("a test's host".to_owned(), "get".to_owned());
@@ -58,65 +43,31 @@ impl Cut {
     }
 }
 
-impl Store for Cut {
-    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.count()?;
-        self.inner.set(key, value)
+type FailingStore = Intercepted<PrefixStore, Outage>;
+
+impl FailingStore {
+    fn new(rank: &Rank, duration: Duration) -> Arc<Self> {
+        let intercept = Outage { left: AtomicU64::new(u64::MAX), duration, began: OnceLock::new() };
+        Arc::new(Self { inner: rank.world.store(), intercept })
     }
-    fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
-        self.count()?;
-        self.inner.get(key, deadline)
+
+    /// Fails from the `nth` request from now on.
+    fn arm(&self, nth: u64) {
+        self.intercept.left.store(nth, Ordering::SeqCst);
     }
-    fn check(&self, keys: &[&str]) -> Result<bool> {
-        self.count()?;
-        self.inner.check(keys)
+
+    fn disarm(&self) {
+        self.intercept.left.store(u64::MAX, Ordering::SeqCst);
     }
-    fn wait(&self, keys: &[&str], deadline: Deadline) -> Result<()> {
-        self.inner.wait(keys, deadline)
-    }
-    fn add(&self, key: &str, delta: i64) -> Result<i64> {
-        self.count()?;
-        self.inner.add(key, delta)
-    }
-    fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> Result<Vec<u8>> {
-        self.count()?;
-        self.inner.compare_set(key, expected, new)
-    }
-    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.inner.append(key, value)
-    }
-    fn multi_get(&self, keys: &[&str], deadline: Deadline) -> Result<Vec<Vec<u8>>> {
-        self.count()?;
-        self.inner.multi_get(keys, deadline)
-    }
-    fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<()> {
-        self.inner.multi_set(entries)
-    }
-    fn delete(&self, key: &str) -> Result<bool> {
-        self.inner.delete(key)
-    }
-    fn num_keys(&self) -> Result<u64> {
-        self.inner.num_keys()
-    }
-    fn list_keys(&self) -> Result<Vec<String>> {
-        self.inner.list_keys()
-    }
-    fn queue_push(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.inner.queue_push(key, value)
-    }
-    fn queue_pop(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
-        self.inner.queue_pop(key, deadline)
-    }
-    fn queue_try_pop(&self, key: &str) -> Result<Option<Vec<u8>>> {
-        self.inner.queue_try_pop(key)
-    }
-    fn queue_len(&self, key: &str) -> Result<u64> {
-        self.inner.queue_len(key)
+
+    /// Returns true if a request has failed.
+    fn has_failed(&self) -> bool {
+        self.intercept.began.get().is_some()
     }
 }
 
 /// A pool with a block whose ranks agree through `store`.
-fn pool_over(store: &Arc<Cut>, rank: &Rank) -> (SymmetricPool, SymmetricBlock) {
+fn pool_over(store: &Arc<FailingStore>, rank: &Rank) -> (SymmetricPool, SymmetricBlock) {
     let domain = Domain::new(store.clone(), 900, rank.rank, [0, 1]).expect("the store answers");
     let geometry = Geometry { first_segment: 2 << 20, largest_segment: 2 << 20 };
     let pool = SymmetricPool::new(&domain, &rank.context, geometry).expect("virtual memory");
@@ -124,19 +75,19 @@ fn pool_over(store: &Arc<Cut>, rank: &Rank) -> (SymmetricPool, SymmetricBlock) {
     (pool, block)
 }
 
-/// What a rank holds of its group after a meeting.
+/// The state of a rank after a meeting.
 #[derive(Debug)]
 struct After {
-    /// Whether it was told that the meeting has changed what the members hold, if it was told anything.
+    /// True if the call reported that the meeting changed the members' registrations. `None` if it did not report that.
     changed: Option<bool>,
-    /// Whether the request at which its store was to fail was made.
+    /// True if a request of its store has failed.
     cut: bool,
     poisoned: bool,
-    /// Whether the group is over.
+    /// True if the group has ended.
     over: bool,
 }
 
-/// What a meeting of two ranks is.
+/// The kind of a meeting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Meeting {
     Commit,
@@ -151,7 +102,7 @@ fn meet_without_store(meeting: Meeting, release: i32, nth: u64) -> Vec<After> {
         release,
         |_| {},
         |rank| {
-            let store = Cut::new(&rank, Duration::MAX);
+            let store = FailingStore::new(&rank, Duration::MAX);
             let (pool, block) = pool_over(&store, &rank);
             let short = options().deadline(Duration::from_millis(800));
             let arm = || {
@@ -168,7 +119,7 @@ fn meet_without_store(meeting: Meeting, release: i32, nth: u64) -> Vec<After> {
                         Ok(report) => Some(report.new_segments > 0),
                         Err(CommitError::Refused { .. }) => Some(false),
                         Err(CommitError::Poisoned { .. }) => Some(true),
-                        // Nobody has told it what was agreed.
+                        // It was not told the agreement.
                         Err(_) => None,
                     }
                 }
@@ -198,8 +149,8 @@ fn meet_without_store(meeting: Meeting, release: i32, nth: u64) -> Vec<After> {
     )
 }
 
-/// For each third request of rank 1: whatever rank 0 was told, rank 1 does not hold a group for healthy of which it does not
-/// know what the others hold. A doubt lasts for seconds here; the simulation does it at every request.
+/// Fails the store of rank 1 from each third request on. Rank 1 must not report a healthy group if it does not know the
+/// result on rank 0. Each failure costs seconds here. The simulation covers every request.
 fn at_each_third_request(meeting: Meeting, release: i32) {
     let mut doubted = 0;
     for nth in (2..).step_by(3) {
@@ -244,7 +195,7 @@ fn a_store_that_answers_again_before_the_deadline_ends_the_doubt() {
             NCCL_2_28_9,
             |_| {},
             |rank| {
-                let store = Cut::new(&rank, Duration::from_millis(120));
+                let store = FailingStore::new(&rank, Duration::from_millis(120));
                 let (pool, block) = pool_over(&store, &rank);
                 if rank.rank == 1 {
                     store.arm(nth);
@@ -267,7 +218,7 @@ fn a_store_that_fails_before_anything_is_posted_costs_the_commit_alone() {
         NCCL_2_28_9,
         |_| {},
         |rank| {
-            let store = Cut::new(&rank, Duration::MAX);
+            let store = FailingStore::new(&rank, Duration::MAX);
             let (pool, block) = pool_over(&store, &rank);
             if rank.rank == 1 {
                 store.arm(1);

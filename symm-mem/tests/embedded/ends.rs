@@ -1,4 +1,4 @@
-//! How commits and retirements end on a member whose group ends, or whose store is written to by others.
+//! Commits and retirements on a member whose group ends, or whose store is written to by others.
 
 use std::{thread, time::Duration};
 
@@ -19,7 +19,7 @@ use super::{
     on_ranks, windows,
 };
 
-/// A group that is over on this rank as soon as something stands in a vote of its first commit.
+/// A group that ends on this rank as soon as a vote of its first commit has a value.
 struct OverAfter<'a> {
     group: &'a ProcessGroup,
     decided: String,
@@ -48,12 +48,12 @@ fn pool_key(pool: &SymmetricPool) -> String {
     format!("symm/{domain:x}.{generation}/{pool}")
 }
 
-/// Where the decision of a vote of the pool's first commit for a group stands.
+/// Store key of the decision of a vote in the pool's first commit for a group.
 fn decision_key(pool: &SymmetricPool, group: GroupId, vote: &str) -> String {
     format!("{}/{}.{}/0/{vote}/stands", pool_key(pool), group.uid, group.epoch)
 }
 
-/// Ends a job one of whose groups may be aborted already.
+/// Ends a job of which some groups may be aborted already.
 fn give_up(rank: Rank) {
     let Rank { world, tp, dp, .. } = rank;
     for group in [dp, tp, world] {
@@ -100,8 +100,12 @@ fn who_cannot_read_how_a_registration_ended_has_a_dead_group() {
         let error = pool.commit(&rank.world, options()).expect_err("the verdict is none");
         let poison = pool.poison(id);
         let again = pool.commit(&rank.world, options()).expect_err("the group is dead");
-        // The first to find that aborts the group, which the other may hear of before it has looked itself.
-        let is_told = matches!(&error, CommitError::GroupOver { source, .. } if matches!(**source, GroupError::Left { .. }));
+        // The first rank that finds this ends the group, and the other may hear of it before it has looked itself.
+        let is_told = matches!(
+            &error,
+            CommitError::GroupOver { source, .. }
+                if matches!(**source, GroupError::Left { .. } | GroupError::MemberFailed { .. })
+        );
         if !is_told {
             assert!(matches!(error, CommitError::Unreadable { .. }), "{error}");
             assert!(matches!(poison, Some(Poison::StoreLost { .. })), "{poison:?}");

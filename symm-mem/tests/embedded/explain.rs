@@ -1,4 +1,4 @@
-//! What a pool says of the way that a group takes to a buffer.
+//! Explanations of a pool about a group's path to a buffer.
 
 use cuda_driver::DevicePtr;
 use gpu_sim::{Action, Injection};
@@ -26,7 +26,7 @@ fn a_buffer_is_explained_for_each_group() {
         assert_eq!((found.path, found.why), (Path::Plain, Why::NoWindow(NoWindows::SingleMember {})));
         assert_eq!(explain(&rank.tp).why, Why::NotCommitted(None));
 
-        // The window that device code names, and where in it the buffer begins.
+        // The window that device code names, and the first byte of the buffer in it.
         let window = |group: GroupId| pool.window(block.ptr(), 4096, group).expect("in one segment");
         let (handle, offset) = window(rank.world.id()).expect("it is one");
         assert_eq!((offset, handle.ptr().0 + offset), (4096, block.ptr().0));
@@ -44,7 +44,8 @@ fn a_buffer_is_explained_for_each_group() {
         let wide = CommunicatorGroup { id: GroupId { uid: 77, epoch: 0 }, ranks: vec![0, 5], communicator };
         assert_eq!(explain(&wide).why, Why::OutsideDomain(vec![5]));
 
-        // What the last commit left out, it says why; and what is registered with the communicator alone.
+        // Explains a segment that the last commit left out, and a buffer that is registered with the communicator
+        // alone.
         let extra = pool.allocate((2 << 20) + u64::from(rank.rank) * (2 << 20)).expect("room");
         let report =
             pool.commit(&rank.world, options().policy(Policy::Prefix)).expect("nothing is in common");

@@ -1,5 +1,5 @@
-//! Graphs keep the blocks that they use, whichever call used them, without a declaration; and no window comes or goes while
-//! a stream captures.
+//! Graphs keep the blocks that they use, for any call and without a declaration. No window is made or removed while a
+//! stream captures.
 
 use std::{sync::Barrier, time::Duration};
 
@@ -57,8 +57,8 @@ fn holds(rank: &Rank, at: DevicePtr, value: f32) {
     assert!(wrong.is_none(), "rank {}: {wrong:?}, not {value}", rank.rank);
 }
 
-/// A block that a graph uses is not placed again before the graph goes, and then it is. `launch` runs the graph, and looks
-/// at what it did in the block that lay there.
+/// Checks that a block is not reused while the graph lives, and that it is afterwards. `launch` runs the graph, and
+/// checks its effect in the block's memory.
 fn is_kept(
     rank: &Rank,
     pool: &SymmetricPool,
@@ -90,7 +90,7 @@ fn launch(rank: &Rank, graph: &GraphExec) {
     rank.stream.synchronize().expect("the work is done");
 }
 
-/// What an all-reduce over `group` of each rank's number plus one comes to.
+/// The result of an all-reduce over `group` in which each rank contributes its number plus one.
 fn sum(group: &ProcessGroup) -> f32 {
     group.global_ranks().iter().map(|rank| (rank + 1) as f32).sum()
 }
@@ -98,7 +98,7 @@ fn sum(group: &ProcessGroup) -> f32 {
 #[test]
 fn a_collective_that_a_stream_captures_pins_its_blocks() {
     on_ranks(2, |rank| {
-        // Committed for the group, or not.
+        // Both with a commit for the group and without.
         for commits in [true, false] {
             let (pool, block) = rank.pool_with_bucket();
             if commits {
@@ -136,7 +136,7 @@ fn a_collective_of_a_communicator_pins_its_blocks() {
     });
 }
 
-/// Each rank's first block goes to the other's second one, by messages of `group`.
+/// By messages of `group`, each rank's first block goes to the other's second one.
 fn messages(rank: &Rank, group: &ProcessGroup) {
     let pool = rank.pool();
     let [from, to] = [0, 1].map(|_| pool.allocate(MIB).expect("there is room"));
@@ -152,7 +152,7 @@ fn messages(rank: &Rank, group: &ProcessGroup) {
         };
         sent.expect("the messages are captured");
     });
-    // The graph has the other half of this segment too.
+    // The graph also holds the other half of this segment.
     let sender = from.placement();
     drop(from);
     is_kept(rank, &pool, to, graph, |graph, at| {
@@ -235,7 +235,7 @@ fn a_transfer_that_a_stream_captures_pins_its_blocks() {
         holds(&rank, block.ptr(), 1.0);
         drop((plan, transfer));
         assert!(exchange.close(Deadline::after(LONG)).is_empty(), "all have let go");
-        // Without the plan it is not launched any more, but it is there.
+        // Without the plan the graph must not be launched, but it still exists.
         is_kept(&rank, &pool, block, graph, |_, at| holds(&rank, at, 1.0));
         drop((rendezvous, pool));
         rank.leave();
@@ -247,7 +247,7 @@ fn what_is_allocated_during_a_capture_stays_until_the_graph_goes() {
     on_ranks(1, |rank| {
         let pool = rank.pool();
         let mut block = None;
-        // Used by work that this crate knows nothing of.
+        // The block is used by work that this crate does not see.
         let graph = capture(&rank, || {
             let new = pool.allocate(MIB).expect("there is room");
             fill(&rank, new.ptr(), 7.0);
@@ -264,7 +264,7 @@ fn what_is_allocated_during_a_capture_stays_until_the_graph_goes() {
 
 #[test]
 fn an_operation_whose_capture_the_driver_does_not_tell_is_an_error() {
-    // Of the calls that ask: the first begins the capture.
+    // Fails the second and the third query. The first one belongs to the begin of the capture.
     for nth in 2..4 {
         let fail = Injection::new("cuStreamGetCaptureInfo_v2", Action::Fail(CUresult::CUDA_ERROR_UNKNOWN.0));
         let prepare = |world: &World| world.faults().inject(fail.nth(nth)).expect("there is such a function");
@@ -343,7 +343,7 @@ fn a_capture_that_another_library_began_keeps_its_blocks_as_declared_or_for_good
             assert_ne!(place(), placement);
             launch(&rank, &graph);
             holds(&rank, at, sum(&rank.world));
-            // Nobody says when the graph goes, but who has declared the capture.
+            // No call reports the end of such a graph; only a declared capture releases the block.
             drop(graph);
             assert_ne!(place(), placement);
             drop(pin);
@@ -372,7 +372,7 @@ fn a_commit_or_a_retirement_is_refused_on_all_members_while_one_captures_and_lea
                 assert_eq!(error.refusal(), Some(&refusal), "{mode:?}: {error}");
                 let error = pool.retire(&[0], &groups, LONG).expect_err("a stream captures");
                 assert_eq!(error.refusal(), Some(&refusal), "{mode:?}: {error}");
-                // The capture is no worse for it, nor is the group.
+                // The capture and the group are still usable.
                 if let Some(recording) = recording {
                     rank.fill(&block);
                     let graph = recording.end().expect("the capture is valid");

@@ -18,7 +18,7 @@ use crate::end_to_end::turn;
 
 const MIB: u64 = 1 << 20;
 
-/// How long anything may take.
+/// Limit for anything that should succeed.
 pub(crate) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
@@ -51,7 +51,7 @@ impl Rank {
         (pool, bucket)
     }
 
-    /// Begins another group of all ranks of the job, which meet at the world's own part of the store.
+    /// Begins another group of all ranks of the job; it uses the world's part of the store.
     pub(crate) fn builder(&self) -> Builder {
         ProcessGroup::builder()
             .rank(self.rank as usize)
@@ -62,7 +62,7 @@ impl Rank {
             .timeout(Duration::from_secs(60))
     }
 
-    /// The groups in the order of their numbers.
+    /// The groups in ascending order of their numbers.
     pub(crate) fn groups(&self) -> [&ProcessGroup; 3] {
         [&self.world, &self.tp, &self.dp]
     }
@@ -114,8 +114,8 @@ impl Rank {
     }
 }
 
-/// Runs `job` on `size` ranks with the NCCL of `release`, a thread each, in a fresh world in which nothing may leak
-/// or be misused. What the ranks return comes back in their order.
+/// Runs `job` on `size` ranks with the NCCL of `release`, one thread each, in a fresh world that reports leaks and
+/// misuse. Returns the results in the order of the ranks.
 pub(crate) fn run<T: Send>(
     size: u32,
     release: i32,
@@ -130,7 +130,7 @@ pub(crate) fn run<T: Send>(
     })
 }
 
-/// As [`run`], for a job in which one thread drives all ranks.
+/// Like [`run`], for a job in which one thread drives all ranks.
 pub(crate) fn run_on_one_thread<T>(
     size: u32,
     release: i32,
@@ -140,7 +140,7 @@ pub(crate) fn run_on_one_thread<T>(
     run_seen(size, release, prepare, |_, ranks| job(ranks))
 }
 
-/// As [`run_on_one_thread`], for a job that looks at the world itself.
+/// Like [`run_on_one_thread`], for a job that also uses the world itself.
 pub(crate) fn run_seen<T>(
     size: u32,
     release: i32,
@@ -154,7 +154,7 @@ fn machine(size: u32, release: i32) -> gpu_sim::Builder {
     World::builder().devices(size as usize).capacity(256 * MIB).nccl_release(release)
 }
 
-/// As [`run`], in a world that does what hardware does with calls that do not fit: it says nothing.
+/// Like [`run`], in a world that handles mismatched calls as hardware does: without an error.
 pub(crate) fn run_faithful(size: u32, release: i32, job: impl Fn(Rank) + Sync) {
     let on_threads = |_: &World, ranks: Vec<Rank>| {
         thread::scope(|scope| ranks.into_iter().for_each(|rank| _ = scope.spawn(|| job(rank))));
@@ -184,7 +184,7 @@ fn run_in<T>(
     result
 }
 
-/// The ranks of a job on the first devices of a driver, joined.
+/// Joins the ranks of a job, on the first devices of a driver.
 pub(crate) fn ranks(driver: &Driver, nccl: &Nccl, size: u32) -> Vec<Rank> {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     thread::scope(|scope| {
@@ -194,7 +194,7 @@ pub(crate) fn ranks(driver: &Driver, nccl: &Nccl, size: u32) -> Vec<Rank> {
     })
 }
 
-/// One of them.
+/// Joins one rank of a job.
 pub(crate) fn join(driver: &Driver, nccl: &Nccl, store: Arc<dyn Store>, rank: u32, size: u32) -> Rank {
     let context = driver.device(rank).and_then(|device| device.retain_primary()).expect("a device for each");
     let world = ProcessGroup::builder()

@@ -1,4 +1,4 @@
-//! Windows over several segments, where the library has them.
+//! Windows over several segments, if the library supports them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,14 +12,14 @@ const MIB: u64 = 1 << 20;
 /// The first release with windows over several segments, and the first that maps each registration anew.
 const NCCL_2_30: [i32; 2] = [23003, 23007];
 
-/// Two blocks, each a segment of its own.
+/// Two blocks, each in a segment of its own.
 fn two(pool: &SymmetricPool) -> [SymmetricBlock; 2] {
     let blocks = [0, 1].map(|_| pool.allocate(2 * MIB).expect("there is room"));
     assert_eq!(blocks.each_ref().map(|block| block.placement().ordinal), [0, 1]);
     blocks
 }
 
-/// How many windows two new segments take with a release, and with these options.
+/// Number of windows that two new segments need with this release and these options.
 fn windows_of_two(release: i32, options: CommitOptions) -> Vec<usize> {
     run(
         2,
@@ -72,8 +72,8 @@ fn a_block_of_a_later_segment_lies_behind_the_first_in_the_window() {
                 let (window, offset) = window.expect("it is a window");
                 assert_eq!((window.bytes() as u64, offset), (4 * MIB, 2 * MIB));
 
-                // The peers' memory behind it is theirs, over both segments.
-                // SAFETY: used before the group ends.
+                // The peers' memory behind the window is valid over both segments.
+                // SAFETY: the addresses are used before the group ends.
                 let peers = unsafe { pool.peers(&second, &rank.world, soon()) }.expect("they are reached");
                 rank.fill(&second);
                 rank.stream.synchronize().expect("it is filled");
@@ -87,7 +87,7 @@ fn a_block_of_a_later_segment_lies_behind_the_first_in_the_window() {
                 rank.world.barrier(soon()).expect("both come");
                 rank.sum(&second, &rank.world);
 
-                // What comes later is a window of its own.
+                // A later segment gets a window of its own.
                 let third = pool.allocate(2 * MIB).expect("there is room");
                 assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 2));
                 rank.sum(&third, &rank.world);
@@ -144,7 +144,7 @@ fn segments_that_do_not_follow_each_other_on_one_rank_have_windows_of_their_own_
                     .expect("its steps are small")
             };
             let pool = if rank.rank == 1 { apart() } else { rank.pool() };
-            // Where there is more between them, they do not lie side by side by chance either.
+            // On rank 1, memory in between keeps the segments from being adjacent by chance.
             let first = pool.allocate(2 * MIB).expect("there is room");
             let between = (rank.rank == 1).then(apart).map(|other| (other.allocate(2 * MIB), other));
             let second = pool.allocate(2 * MIB).expect("there is room");

@@ -32,7 +32,7 @@ fn windows(result: &Result<CommitReport, CommitError>) -> (usize, usize) {
     (report.new_windows, report.windows)
 }
 
-/// Runs a job with an NCCL that has all there is to have, on devices as they come.
+/// Runs a job with an NCCL that has all features, and with the default devices.
 fn on_ranks<T: Send>(size: u32, job: impl Fn(job::Rank) -> T + Sync) -> Vec<T> {
     run(size, NCCL_2_28_9, |_| {}, job)
 }
@@ -55,7 +55,7 @@ fn groups_share_a_pool_and_reduce_from_its_windows() {
             assert!(matches!(found.standing, Standing::Window { .. }), "{found:?}");
         }
 
-        // The pool grows; only what is new is registered, and a commit of nothing new registers nothing.
+        // The pool grows: only the new segment is registered. A commit without new segments registers nothing.
         let more = pool.allocate(6 << 20).expect("there is room");
         let pending =
             pool.lookup(more.ptr(), 4, rank.world.id()).expect("in one segment").expect("in the pool");
@@ -95,7 +95,7 @@ fn a_rank_that_differs_is_named_to_every_member_of_its_groups_and_the_others_go_
             for (group, result) in rank.groups().iter().zip(&results) {
                 assert_eq!(result.is_err(), group.global_ranks().contains(&2), "{result:?}");
             }
-            // What was committed before still works in all groups; and the prefix, nothing new, can be committed.
+            // Earlier commits still work in all groups; and the prefix, which has nothing new, can be committed.
             for group in rank.groups() {
                 rank.sum(&bucket, group);
             }
@@ -106,7 +106,7 @@ fn a_rank_that_differs_is_named_to_every_member_of_its_groups_and_the_others_go_
                     (1, group.global_ranks().contains(&2))
                 );
             }
-            // Once the others have done the same, all agree again.
+            // Once the others have made the same allocation, all agree again.
             let extra = extra.unwrap_or_else(|| pool.allocate(20 << 20).expect("there is room"));
             assert!(commit(Policy::Strict).iter().all(|result| windows(result) == (1, 2)));
             rank.sum(&extra, &rank.world);
@@ -115,7 +115,7 @@ fn a_rank_that_differs_is_named_to_every_member_of_its_groups_and_the_others_go_
             results
         },
     );
-    // Results of world, TP, DP.
+    // Results of world, TP and DP.
     let of_world: Vec<_> =
         results.iter().map(|results| results[0].as_ref().expect_err("rank 2 is in it")).collect();
     for error in &of_world {
@@ -152,7 +152,7 @@ fn a_release_without_windows_is_a_uniform_fallback() {
                 pool.lookup(bucket.ptr(), 4, rank.world.id()).expect("in one segment").expect("in the pool");
             assert_eq!(found.standing, Standing::Registered);
             rank.sum(&bucket, &rank.world);
-            // A difference is found all the same.
+            // A difference is still found.
             let extra = (rank.rank == 2).then(|| pool.allocate(20 << 20).expect("there is room"));
             let error = pool.commit(&rank.world, options()).expect_err("rank 2 differs");
             assert_eq!(error.name(), "SegmentCountMismatch");
@@ -254,10 +254,10 @@ fn a_failed_registration_poisons_the_group_on_all_members() {
             let error = pool.commit(&rank.world, options()).expect_err("a registration fails");
             let poison = pool.poison(rank.world.id());
             assert!(matches!(poison, Some(Poison::RegistrationFailed { .. })), "{poison:?}");
-            // Whoever tries again is told at once, and by all members together.
+            // All members are told again at once when they retry together.
             let again = pool.commit(&rank.world, options()).expect_err("the group is dead");
             assert_eq!(again.name(), "RegistrationFailed");
-            // The other groups go on.
+            // The other groups stay usable.
             let report = pool.commit(&rank.dp, options());
             assert!(report.is_ok(), "{report:?}");
             rank.sum(&bucket, &rank.dp);
@@ -334,7 +334,7 @@ fn one_thread_commits_for_all_ranks() {
             let blocks: Vec<_> = pools.iter().map(|pool| pool.allocate(1 << 20)).collect();
             let groups =
                 |(rank, pool)| job::Rank::groups(rank).map(|group| (pool, group as &dyn SymmetricGroup));
-            // In an order that would hang if it were taken as it is.
+            // An order that would hang if it were used as given.
             let commits: Vec<_> = ranks.iter().zip(&pools).flat_map(groups).rev().collect();
             let open = comm::Group::begin(ranks[0].world.nccl()).expect("none is open");
             for result in commit_all(&commits, options()) {
@@ -366,7 +366,7 @@ fn a_commit_of_nothing_new_does_not_call_the_library() {
                 .collect();
             let calls = || {
                 let mut calls = world.faults().all_calls();
-                // What the watchdog asks in the background, whoever does what.
+                // The watchdog polls this in the background at any time.
                 calls.retain(|name, _| name.starts_with("nccl") && name != "ncclCommGetAsyncError");
                 calls
             };
@@ -389,8 +389,8 @@ fn a_group_that_was_forgotten_does_not_find_its_former_decisions() {
         let (pool, bucket) = rank.pool_with_bucket();
         assert_eq!(windows(&pool.commit(&rank.dp, options())), (0, 0));
         assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
-        // Another communicator under the same name, which the caller has promised not to make: what was decided
-        // for the first must not be taken for the members' agreement about the second.
+        // Another communicator of the same name, which the caller has promised not to make: decisions for the first
+        // one must not be taken for an agreement about the second.
         pool.forget(rank.world.id());
         let again = CommunicatorGroup {
             id: rank.world.id(),
@@ -449,8 +449,8 @@ fn two_pools_are_committed_for_a_group_one_after_the_other() {
 
 #[test]
 fn a_commit_ends_with_its_group() {
-    // Rank 1 never comes, and the library reports an error in the background, which the watchdog asks for ten times a
-    // second: all groups are over then, on all ranks.
+    // Rank 1 never comes, and the library reports an asynchronous error, for which the watchdog polls ten times a
+    // second. Then all groups end on all ranks.
     let prepare = |world: &World| {
         let remote_error = Action::Fail(6);
         world

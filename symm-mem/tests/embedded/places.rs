@@ -1,4 +1,4 @@
-//! Groups that compare where their buffers lie: all of them in what they called, some before each operation.
+//! Groups that compare the places of their buffers: all groups in their call history, some before each operation.
 
 use std::{sync::Arc, thread, time::Duration};
 
@@ -39,7 +39,7 @@ fn a_buffer_elsewhere_is_told_to_all_before_anything_is_launched() {
             }
             other => panic!("{other:?}"),
         };
-        // What is not committed may lie anywhere.
+        // Buffers that are not committed may lie anywhere.
         sum(here(1, blocks[1].ptr())).expect("nothing is symmetric yet");
         pool.commit(&group, options()).expect("the ranks agree");
         pool.commit(&group, options()).expect("the ranks agree");
@@ -60,7 +60,7 @@ fn a_buffer_elsewhere_is_told_to_all_before_anything_is_launched() {
     });
 }
 
-/// What ends the group.
+/// Waits until the group has ended, and returns the cause.
 fn over(group: &ProcessGroup) -> GroupError {
     let until = soon();
     while !until.expired() {
@@ -72,11 +72,12 @@ fn over(group: &ProcessGroup) -> GroupError {
     panic!("nothing has ended the group")
 }
 
-/// A rank that takes the wrong block of a window is named to all, with both places, though nothing was compared before.
+/// A rank that uses the wrong block of a window is named to all, with both places, without a comparison before the
+/// call.
 #[test]
 fn a_buffer_elsewhere_in_a_window_is_a_divergence() {
     let alike: fn(Builder) -> Builder = |builder| builder;
-    // Also one that does not look at buffers knows where they lie.
+    // A group without buffer checks knows the places of buffers too.
     let unlooked: fn(Builder) -> Builder = |builder| builder.check_buffers(false);
     for odd in [alike, unlooked] {
         run_faithful(3, NCCL_2_28_9, |rank| {
@@ -94,13 +95,13 @@ fn a_buffer_elsewhere_in_a_window_is_a_divergence() {
             };
             let [first, second] = [0, 1].map(|at: usize| blocks[at].ptr());
             let other = |here, elsewhere| if rank.rank == 1 { elsewhere } else { here };
-            // What is in no window may lie anywhere: it is not committed, or no part of the pool.
+            // A buffer outside of windows may lie anywhere: it is not committed, or not in the pool.
             sum(other(first, second), first).expect("nothing is symmetric yet");
             pool.commit(&group, options()).expect("the ranks agree");
             for _ in 0..3 {
                 sum(other(outside[0].ptr(), outside[1].ptr()), outside[0].ptr()).expect("it is launched");
                 sum(first + 256usize, second).expect("it lies alike");
-                // Retired and made anew, at whatever address.
+                // Allocated, retired and allocated again, at any address.
                 let passing = pool.allocate(8 << 20).expect("there is room");
                 pool.commit(&group, options()).expect("the ranks agree");
                 sum(passing.ptr(), passing.ptr()).expect("it lies alike");
@@ -109,7 +110,7 @@ fn a_buffer_elsewhere_in_a_window_is_a_divergence() {
                 drop(passing);
                 pool.retire(&[segment], &[&group], Duration::from_secs(60)).expect("the ranks agree");
             }
-            // Longer than what was called before takes to be compared.
+            // Longer than the comparison of the earlier calls takes.
             thread::sleep(Duration::from_millis(600));
             group.check().expect("all have called the same");
 
@@ -133,7 +134,8 @@ fn a_buffer_elsewhere_in_a_window_is_a_divergence() {
     }
 }
 
-/// The second pool of a domain, and the first of the domain with the next number: the same place of another pool.
+/// The second pool of a domain, and the first pool of the domain with the next number: the same place in another
+/// pool.
 #[test]
 fn a_buffer_of_another_pool_is_a_divergence() {
     run_faithful(3, NCCL_2_28_9, |rank| {

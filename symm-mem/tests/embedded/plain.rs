@@ -9,7 +9,7 @@ use super::{NCCL_2_28_3, options, run};
 
 const MIB: u64 = 1 << 20;
 
-/// What two ranks without windows are told of their pool's block.
+/// The results of two ranks without windows for a block of their pool.
 fn explained(prepare: impl FnOnce(&World)) -> Vec<(bool, Path, Why)> {
     run(2, NCCL_2_28_3, prepare, |rank| {
         let (pool, block) = rank.pool_with_bucket();
@@ -37,7 +37,7 @@ fn what_cannot_be_a_window_is_registered_plainly_on_all_members() {
 
 #[test]
 fn where_one_cannot_register_none_does_and_all_are_told_who() {
-    // The second registration of the job fails, whosever it is.
+    // The second registration of the job fails, on either rank.
     let fail = |world: &World| {
         world.faults().inject(Injection::new("ncclCommRegister", Action::Fail(2)).nth(2)).unwrap();
     };
@@ -70,7 +70,7 @@ fn a_retired_segment_is_registered_no_more_and_the_others_are() {
             assert!(!communicator.is_registered(at, 4));
             assert!(communicator.is_registered(second.ptr(), second.bytes()));
             rank.sum(&second, &rank.world);
-            // It stays with the communicator, and goes with it.
+            // The registration stays until the communicator ends.
             let at = second.ptr();
             drop((second, pool));
             assert!(communicator.is_registered(at, 4));

@@ -1,5 +1,5 @@
-//! Commits and retirements by ranks that are processes: the orders in which they come to several groups, and what is
-//! left when one of them is killed.
+//! Commits and retirements by ranks that are processes: the orders in which they commit for several groups, and the
+//! remains when one of them is killed.
 
 use std::{sync::Arc, thread, time::Duration};
 
@@ -25,14 +25,14 @@ use crate::end_to_end::processes::{
 
 const RANKS: usize = 4;
 
-/// The test that is a rank.
+/// Name of the test that runs one rank.
 const BODY: &str = concat!(module_path!(), "::one_rank");
 
-/// The rank that is killed where one is.
+/// The rank that is killed in some cases.
 const VICTIM: usize = 1;
 
-/// What is given to calls that somebody may not come to: half of it passes where nobody is known to be lost. All that are
-/// to come are there when it begins.
+/// Deadline of calls from which a rank may be missing. Half of it passes if the missing rank is not known to be lost.
+/// All ranks that are to come are ready when it begins.
 const SHORT: Duration = Duration::from_secs(24);
 
 /// One rank as a process.
@@ -75,20 +75,20 @@ impl Member {
         barrier(&self.store.inner, name, self.rank, RANKS, far()).unwrap();
     }
 
-    /// A group of those of the same `color`.
+    /// Splits off the group of the ranks with the same `color`.
     fn split(&self, name: &str, color: usize) -> ProcessGroup {
         let request = Request::Color { color: Some(color as u32), key: self.rank as i64 };
         self.world.split(name, &request).unwrap().unwrap()
     }
 
-    /// Whoever is the victim dies at the `nth` call of `what` from now.
+    /// On the victim: dies at the `nth` call of `what` from now.
     fn doom(&self, what: &str, nth: u64) {
         if self.rank == VICTIM {
             self.store.doom(what, nth, RANKS, &self.machine);
         }
     }
 
-    /// Ends all groups by force, and looks whether anything is left.
+    /// Aborts all groups, and checks that nothing is left.
     fn leave(self, others: Vec<ProcessGroup>) {
         let Self { machine, world, store, pool, .. } = self;
         drop((pool, store));
@@ -100,7 +100,7 @@ impl Member {
     }
 }
 
-/// The body of a rank, when it is started by one of the tests below.
+/// The body of a rank; the tests below start it.
 #[test]
 #[ignore = "the body of a process that a test starts"]
 fn one_rank() {
@@ -115,7 +115,7 @@ fn one_rank() {
                 "commit" => commit_with_a_victim(&told, what, nth.parse().unwrap()),
                 _ => retire_with_a_victim(&told, what, nth.parse().unwrap()),
             }
-            // Threads that are about to end close theirs.
+            // Threads that are about to end still close their descriptors.
             let late = soon();
             while descriptors() > before && !late.expired() {
                 thread::sleep(Duration::from_millis(10));
@@ -125,7 +125,8 @@ fn one_rank() {
     }
 }
 
-/// Commits for the rank's neighbour (TP) and for its stride (DP), that one first if the rank's digit of `dp_first` is 1.
+/// Commits for the rank's neighbours (TP) and for its stride (DP); DP comes first if the rank's digit of `dp_first`
+/// is 1.
 fn commit_in_order(told: &Told, dp_first: &str) {
     let member = Member::join(told);
     let (tp, dp) = (member.split("tp", member.rank / 2), member.split("dp", member.rank % 2));
@@ -144,7 +145,7 @@ fn commit_in_order(told: &Told, dp_first: &str) {
         ([Err(first), Err(second)], true) => {
             let Some(Refusal::SyncTimeout { circle, .. }) = first.refusal() else { panic!("{first}") };
             assert!(circle.iter().map(|waiting| waiting.rank).eq(0..RANKS as u32), "{first}");
-            // Who comes late finds what was decided without it.
+            // A rank that arrives late finds the decision that was made without it.
             assert_eq!(second.name(), "SyncTimeout", "{second}");
             member
                 .store
@@ -161,7 +162,8 @@ fn commit_in_order(told: &Told, dp_first: &str) {
     member.leave(vec![tp, dp]);
 }
 
-/// Commits once well, and once while a rank is killed at the `nth` call of `what`: of the store, or of the library.
+/// Commits once successfully, and once while a rank is killed at the `nth` call of `what`: a call of the store or of
+/// the library.
 fn commit_with_a_victim(told: &Told, what: &str, nth: u64) {
     let member = Member::join(told);
     let first = member.pool.allocate(2 << 20).unwrap();
@@ -175,7 +177,7 @@ fn commit_with_a_victim(told: &Told, what: &str, nth: u64) {
         member.store.survived(&told.case, result.is_ok());
     }
     match &result {
-        // It died when it had read that all was well, or before anybody could notice; or the watchdog was faster.
+        // It died after it had read the verdict, or before any rank could notice; or the watchdog was faster.
         Ok(_) | Err(CommitError::GroupOver { .. }) => {}
         Err(CommitError::Refused { refusal: Refusal::SyncTimeout { missing, .. }, .. }) => {
             assert!(missing.iter().any(|absentee| absentee.rank == VICTIM as u32), "{missing:?}");
@@ -183,7 +185,8 @@ fn commit_with_a_victim(told: &Told, what: &str, nth: u64) {
         Err(CommitError::Poisoned { poison: Poison::MembersLost { missing, .. }, .. }) => {
             assert!(missing.contains(&(VICTIM as u32)), "{missing:?}");
         }
-        // A watchdog was faster, where windows were registered or on a rank that had not come yet: it says who is lost.
+        // A watchdog was faster, while windows were registered or on a rank that had not arrived yet: it names the
+        // lost rank.
         Err(CommitError::Poisoned { poison: Poison::RegistrationFailed { cause, .. }, .. })
         | Err(CommitError::Refused { refusal: Refusal::PeerPrepareFailed { cause, .. }, .. }) => {
             assert!(cause.contains(&format!("rank {VICTIM}")), "{what} {nth}: {cause}");
@@ -194,8 +197,8 @@ fn commit_with_a_victim(told: &Told, what: &str, nth: u64) {
     member.leave(Vec::new());
 }
 
-/// Retires a segment of two that is in windows of two groups and mapped by all peers, while a rank is killed at the `nth`
-/// call of `what`.
+/// Retires one of two segments that is in windows of two groups and mapped by all peers, while a rank is killed at
+/// the `nth` call of `what`.
 fn retire_with_a_victim(told: &Told, what: &str, nth: u64) {
     let member = Member::join(told);
     let tp = member.split("tp", member.rank / 2);
@@ -214,14 +217,14 @@ fn retire_with_a_victim(told: &Told, what: &str, nth: u64) {
     if member.rank == VICTIM {
         member.store.survived(&told.case, result.is_ok());
     }
-    // The survivors were told the same, but that each sees its own groups.
+    // The survivors were told the same, except that each lists its own groups.
     let said = match &result {
-        // It died when it had read that all was well.
+        // It died after it had read the verdict.
         Ok(RetireReport { bytes, windows, .. }) => format!("{bytes} bytes of {windows} windows"),
         Err(RetireError::Refused { refusal, .. }) => {
             let is_named = match refusal {
                 Refusal::SyncTimeout { missing, .. } => missing.iter().any(|it| it.rank == VICTIM as u32),
-                // Who began when the group had ended says so.
+                // A rank that begins after the group has ended reports that.
                 Refusal::PeerPrepareFailed { cause, .. } => cause.contains(&format!("rank {VICTIM}")),
                 _ => false,
             };
@@ -231,12 +234,13 @@ fn retire_with_a_victim(told: &Told, what: &str, nth: u64) {
         Err(RetireError::Poisoned { poison, groups, .. }) => {
             let silent: &[u32] = match poison {
                 Poison::MembersLost { missing, .. } => missing,
-                // It had said that its windows were gone.
+                // It had reported that its windows were gone.
                 Poison::RetirementFailed { cause, .. } if cause.contains(&format!("rank {VICTIM}")) => &[],
                 other => panic!("{what} {nth}: {other}"),
             };
             assert!(silent.is_empty() || silent.contains(&(VICTIM as u32)), "{what} {nth}: {poison}");
-            // Who was silent takes its groups along; of the groups of one that was not, those go that were seen to be over.
+            // The groups of a rank that did not report are poisoned. Of the groups of a rank that did, only those are
+            // poisoned that were seen to have ended.
             let [world, pair] = [&member.world, &tp].map(|group| groups.contains(&group.id()));
             let is_pair_of = |rank: u32| rank as usize / 2 == member.rank / 2;
             let is_right = match silent {

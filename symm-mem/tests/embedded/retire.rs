@@ -1,4 +1,4 @@
-//! Segments that go, graphs that keep them, groups that come late.
+//! Retirement of segments, graphs that keep them, and groups that are committed later.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::{NCCL_2_28_9, job, on_ranks, options, run, windows};
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// A pool with two segments, each of one block, committed for the world and for pairs.
+/// A pool with two segments of one block each, committed for the world and for pairs.
 fn pool_of_two(rank: &job::Rank) -> (SymmetricPool, [SymmetricBlock; 2]) {
     let pool = rank.pool();
     let blocks = [0, 1].map(|_| pool.allocate(2 << 20).expect("there is room"));
@@ -44,7 +44,7 @@ fn a_segment_is_retired_everywhere_or_nowhere() {
         let (pool, [first, second]) = pool_of_two(&rank);
         let (at, groups): (_, [&dyn SymmetricGroup; 2]) = (first.ptr(), [&rank.world, &rank.tp]);
 
-        // Rank 2 lets go last.
+        // Rank 2 drops the block last.
         let kept = (rank.rank == 2).then(|| first.clone());
         drop(first);
         let Refusal::SegmentInUse { ordinal: 0, blocks } = refusal(retire(&pool, &[0], &groups)) else {
@@ -80,7 +80,7 @@ fn a_segment_is_retired_everywhere_or_nowhere() {
         assert_eq!(pool.lookup(at, 4, rank.world.id()), Ok(None));
         rank.sum(&second, &rank.world);
 
-        // Its number stays taken, and a group that comes late passes it over, on all members alike.
+        // Its ordinal stays in use, and a group that is committed later skips it on all members.
         let third = pool.allocate(1 << 20).expect("there is room");
         assert_eq!(third.placement().ordinal, 2);
         assert_eq!(windows(&pool.attach(&rank.dp, options())), (2, 2));
@@ -110,7 +110,7 @@ fn a_graph_keeps_what_it_looked_up() {
         let groups: [&dyn SymmetricGroup; 2] = [&rank.world, &rank.tp];
         let (at, placement) = (first.ptr(), first.placement());
 
-        // Rank 1 alone captures, and drops the block while it does.
+        // Only rank 1 captures, and drops the block during the capture.
         let pin = (rank.rank == 1).then(|| {
             let capture = pool.begin_capture();
             let found = pool.lookup(at, 1 << 20, rank.world.id()).expect("in one segment");
@@ -127,7 +127,7 @@ fn a_graph_keeps_what_it_looked_up() {
         assert_eq!(sides, [(0, [0].as_slice()), (1, [1].as_slice())]);
         drop(pin);
 
-        // Where the block was, another one is placed, now that no graph uses it.
+        // Another block is placed there, now that no graph uses the memory.
         let again = pool.allocate(2 << 20).expect("there is room");
         assert_eq!(again.placement(), placement);
         let capture = pool.begin_capture();
@@ -135,7 +135,7 @@ fn a_graph_keeps_what_it_looked_up() {
         drop(again);
         let refused = refusal(retire(&pool, &[0], &groups));
         assert_eq!(refused, Refusal::CommitDuringCapture { ranks: vec![0, 1] });
-        // A capture that is given up keeps nothing.
+        // A capture that is dropped keeps nothing.
         drop(capture);
         retire(&pool, &[0], &groups).expect("nothing holds it");
         rank.sum(&second, &rank.world);
@@ -211,7 +211,7 @@ fn a_failed_deregistration_is_told_to_all_and_the_memory_stays() {
             let RetireError::Poisoned { poison, groups, .. } = error else { panic!("{error}") };
             assert_eq!(*groups, [rank.world.id()]);
             assert!(matches!(pool.poison(rank.world.id()), Some(Poison::RetirementFailed { .. })));
-            // The segment is out of use on both, so that they still agree where the next one lies.
+            // The segment is out of use on both ranks, so that they still agree on the place of the next one.
             let next = pool.allocate(2 << 20).expect("there is room");
             assert_eq!(next.placement().ordinal, 1);
             let again = pool.commit(&rank.world, options()).expect_err("the group is dead");
@@ -240,7 +240,7 @@ fn half_enqueued_collectives_stop_a_retirement() {
         if rank.rank == 1 {
             rank.all_reduce(second.ptr(), second.bytes(), &rank.world);
         }
-        // What runs is waited for.
+        // Running work is waited for.
         retire(&pool, &[0], &groups).expect("nothing holds it");
         rank.check(&second, &rank.world);
         drop((second, pool));

@@ -9,7 +9,7 @@ use symm_mem::exchange::{Exchange, ExchangeError, Fault, Part, Plan, TransferErr
 
 use super::{LONG, Rank, on_world, options, pattern};
 
-/// What an exchange asks of the driver, where ranks are threads.
+/// Driver calls of an exchange, if ranks are threads.
 const OPENING: [&str; 7] = [
     "cuMemsetD32Async",
     "cuStreamSynchronize",
@@ -20,7 +20,7 @@ const OPENING: [&str; 7] = [
     "cuMemSetAccess",
 ];
 
-/// What transfers ask of it, on the end that copies; and whether anything has been enqueued before.
+/// Driver calls of a transfer on the end that copies, and whether anything has been enqueued before.
 const COPYING: [(&str, bool); 5] = [
     ("cuStreamIsCapturing", false),
     ("cuStreamWaitValue32_v2", false),
@@ -34,7 +34,7 @@ fn inject(world: &World, call: &str, nth: u64) {
     world.faults().inject(Injection::new(call, action).nth(nth)).unwrap();
 }
 
-/// A plan of two transfers, from rank 0 to rank 1: by put into plain memory, by get from virtual memory.
+/// A plan of two transfers from rank 0 to rank 1: a put into plain memory, and a get from virtual memory.
 fn plan(rank: &Rank<'_>) -> Result<(Plan, Vec<Part>), ExchangeError> {
     let parts = match rank.rank {
         0 => vec![Part::PutTo, Part::GetBy],
@@ -51,7 +51,7 @@ fn plan(rank: &Rank<'_>) -> Result<(Plan, Vec<Part>), ExchangeError> {
     Ok((plan, parts))
 }
 
-/// All is as it was: the next exchange works.
+/// Checks that the next exchange works.
 fn works(rank: &Rank<'_>) {
     let (plan, parts) = plan(rank).unwrap();
     rank.round(&plan, &parts);
@@ -68,7 +68,7 @@ fn a_call_that_fails_is_the_same_refusal_on_all_and_leaves_nothing() {
         for nth in 1..=2 {
             let told = Mutex::new(Vec::new());
             on_world(2, options(), |world, rank| {
-                // Peer access, once there, is not asked for again.
+                // Peer access stays enabled, so a second exchange would not call this.
                 if call != "cuCtxEnablePeerAccess" {
                     works(rank);
                 }
@@ -104,7 +104,7 @@ fn a_call_that_fails_is_the_same_refusal_on_all_and_leaves_nothing() {
     }
 }
 
-/// What the making of an exchange asks of it, before and in its rendezvous.
+/// Driver calls of making an exchange, before and in its rendezvous.
 const MAKING: [&str; 8] = [
     "cuMemCreate",
     "cuMemsetD8Async",
@@ -128,7 +128,7 @@ fn an_exchange_that_cannot_be_made_is_an_error_on_all_and_the_next_one_is_made()
             let error = Exchange::new(&rank.rendezvous, options()).unwrap_err();
             (rank.meet)();
             let hit = error.to_string().contains(call);
-            // One fails itself, the other is told of it; or both are told.
+            // One rank fails itself and the other is told; or both are told.
             assert!(hit, "{call} is not in {error}");
             (rank.meet)();
             let exchange = Exchange::new(&rank.rendezvous, options()).unwrap();
@@ -166,7 +166,7 @@ fn a_transfer_that_fails_is_an_error_on_both_and_nothing_hangs() {
                         plan.wait(0, &rank.stream, if enqueued { soon } else { LONG }).unwrap();
                     }
                 }
-                // Where nothing was enqueued, nothing has happened: again.
+                // Nothing was enqueued, so the call can be repeated.
                 if rank.rank == 0 && !enqueued {
                     plan.put(0, &rank.stream, LONG).unwrap();
                 }
@@ -174,7 +174,7 @@ fn a_transfer_that_fails_is_an_error_on_both_and_nothing_hangs() {
             rank.stream.synchronize().unwrap();
             match (enqueued, plan.check(), rank.rank) {
                 (false, Ok(()), _) => {}
-                // All of it was enqueued; the peer may have it before it is told.
+                // Everything was enqueued; the peer may complete before it is told.
                 (true, Ok(()), 1) if call == "cuEventRecord" => {}
                 (true, Err(TransferError::Fault(Fault::Broken { transfer: 0, cause })), 0) => {
                     assert!(cause.contains(call), "{cause}");
@@ -193,7 +193,7 @@ fn a_transfer_that_fails_is_an_error_on_both_and_nothing_hangs() {
     }
 }
 
-/// Who asks whether something has ended, and is not told, asks again: what is under way is not taken to be over.
+/// A query that fails is repeated: work under way is not considered ended.
 #[test]
 fn a_question_that_fails_is_asked_again() {
     on_world(2, options(), |world, rank| {
@@ -206,7 +206,7 @@ fn a_question_that_fails_is_asked_again() {
             while world.faults().hits() < 3 {
                 thread::yield_now();
             }
-            // What the plan needs is there: the peer is not ready yet.
+            // The plan still holds its memory: the peer is not ready yet.
             assert_eq!(rank.exchange.open_handles(), 1);
             (rank.meet)();
         } else {
@@ -231,7 +231,7 @@ fn a_question_that_fails_is_asked_again() {
     });
 }
 
-/// Who gives up tells its peer, and lets its waits go, though the calls for that fail at first.
+/// Giving up repeats its calls if they fail at first: the peer is told, and the waits are released.
 #[test]
 fn giving_up_is_done_again_until_it_is_done() {
     on_world(2, options(), |world, rank| {

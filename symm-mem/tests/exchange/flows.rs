@@ -1,4 +1,4 @@
-//! Transfers that go well.
+//! Successful transfers.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::{LONG, Rank, on_ranks, on_world, options, pattern};
 
 const PARTS: [Part; 4] = [Part::PutTo, Part::PutFrom, Part::GetFrom, Part::GetBy];
 
-/// What a rank has with each other one: all four parts, of `bytes` bytes at `offset` of an allocation each.
+/// A rank's transfers with each other rank: all four roles, each with `bytes` bytes at `offset` of an allocation.
 struct Mesh {
     plan: Plan,
     parts: Vec<Part>,
@@ -21,7 +21,7 @@ struct Mesh {
     memory: Vec<Memory>,
 }
 
-/// All four between all ranks, in the lower one's order.
+/// All four roles between all ranks, in the order of the lower rank.
 fn everyone(rank: &Rank<'_>) -> Vec<(usize, Part)> {
     let peers = (0..rank.world).filter(|peer| *peer != rank.rank);
     let with =
@@ -29,7 +29,7 @@ fn everyone(rank: &Rank<'_>) -> Vec<(usize, Part)> {
     peers.flat_map(with).collect()
 }
 
-/// From each to the next one: a put and a get. Both ends name them in the order of who begins them.
+/// A put and a get from each rank to the next one. Both ends list them in the order of the rank that begins them.
 fn ring(rank: &Rank<'_>) -> Vec<(usize, Part)> {
     let (next, last) = ((rank.rank + 1) % rank.world, (rank.rank + rank.world - 1) % rank.world);
     let begun = [(next, Part::PutTo), (next, Part::GetFrom)];
@@ -37,7 +37,7 @@ fn ring(rank: &Rank<'_>) -> Vec<(usize, Part)> {
     if rank.rank < last { [begun, taken].concat() } else { [taken, begun].concat() }
 }
 
-/// Exchanges these transfers, whose buffers lie in plain and in virtual memory.
+/// Exchanges these transfers; their buffers lie in plain and in virtual memory.
 fn mesh(
     rank: &Rank<'_>,
     name: &str,
@@ -64,7 +64,7 @@ fn mesh(
 }
 
 impl Mesh {
-    /// Fills what goes out with this rank's pattern, and what comes in with nothing.
+    /// Fills outgoing buffers with this rank's pattern, and clears incoming ones.
     fn fill(&self, rank: &Rank<'_>, round: usize) {
         for (part, memory) in self.parts.iter().zip(&self.memory) {
             match part {
@@ -88,7 +88,7 @@ impl Mesh {
     }
 }
 
-/// Transfers of these sizes at these offsets between all, a few rounds each, eager and as graphs.
+/// Transfers of these sizes at these offsets between all ranks, a few rounds each, eager and captured.
 pub(super) fn all_pairs(rank: &Rank<'_>, cases: &[(usize, usize)]) {
     for case in cases {
         let mesh = mesh(rank, "mesh", everyone(rank), *case);
@@ -115,7 +115,7 @@ fn eager(rank: &Rank<'_>, mesh: &Mesh, round: usize) {
     (rank.meet)();
 }
 
-/// A graph of `times` rounds, which use the toggles one after the other, launched for each of `rounds`.
+/// A graph of `times` rounds, which use the same toggles one after the other, launched for each of `rounds`.
 fn graphs(rank: &Rank<'_>, mesh: &Mesh, times: usize, rounds: std::ops::Range<usize>) {
     let capture = rank.stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
     (0..times).for_each(|_| rank.enqueue_round(&mesh.plan, &mesh.parts, LONG));
@@ -173,7 +173,7 @@ fn a_block_of_a_pool_is_reached_in_its_segment() {
     });
 }
 
-/// Stores count alike, so that their pools have the same numbers.
+/// Stores count alike, so their pools have the same numbers.
 #[test]
 fn blocks_of_two_stores_are_told_apart() {
     let stores: [Arc<dyn Store>; 2] = [Arc::new(HashStore::new()), Arc::new(HashStore::new())];
@@ -199,7 +199,7 @@ fn blocks_of_two_stores_are_told_apart() {
     });
 }
 
-/// Many rounds that no host waits between, on streams in turn.
+/// Many rounds without a host wait in between, on alternating streams.
 #[test]
 fn rounds_follow_each_other_on_any_stream() {
     on_ranks(2, options(), |rank| {
@@ -215,13 +215,13 @@ fn rounds_follow_each_other_on_any_stream() {
                 if rank.rank == 0 {
                     stream.fill_u32(memory.ptr(), round + 1, 1024).unwrap();
                     plan.put(0, stream, LONG).unwrap();
-                    // The next fill is on the other stream.
+                    // The next fill runs on the other stream.
                     stream.synchronize().unwrap();
                 } else {
                     plan.ready(0, stream).unwrap();
                     plan.wait(0, stream, LONG).unwrap();
                     stream.copy(sums.ptr() + 4 * u64::from(round), memory.ptr() + 4092usize, 4).unwrap();
-                    // The next round overwrites what is copied here.
+                    // The next round overwrites the source of this copy.
                     stream.synchronize().unwrap();
                 }
             }
@@ -250,7 +250,7 @@ fn an_allocation_is_opened_once_and_closed_with_its_last_plan() {
         (rank.meet)();
         let mapped = world.faults().calls("cuMemMap");
         (rank.meet)();
-        // Another plan, another part: the same allocation.
+        // Another plan with another part of the memory: the same allocation.
         let second = exchange("second", 300);
         assert_eq!((rank.exchange.open_handles(), first.generation(), second.generation()), (opened, 1, 1));
         assert_eq!(world.faults().calls("cuMemMap"), mapped, "something was mapped again");
@@ -259,7 +259,7 @@ fn an_allocation_is_opened_once_and_closed_with_its_last_plan() {
         rank.round(&second, &[part]);
         assert_eq!(rank.exchange.open_handles(), opened);
         (rank.meet)();
-        // A local hit meets no less than a miss does.
+        // An exchange votes even if everything is already open.
         let third = exchange("second", 600);
         assert_eq!(third.generation(), 2);
         drop((second, third));
@@ -271,7 +271,7 @@ fn an_allocation_is_opened_once_and_closed_with_its_last_plan() {
     });
 }
 
-/// Memory of another owner, which is somewhere in its allocation, and lives until nobody needs it.
+/// Memory of another owner, somewhere inside its allocation. It lives until no rank needs it.
 #[test]
 fn foreign_memory_is_reached_where_it_is() {
     on_ranks(2, options(), |rank| {
@@ -290,7 +290,7 @@ fn foreign_memory_is_reached_where_it_is() {
         rank.round(&plan, &[part]);
         assert!(rank.read(&memory) == pattern(0, 0, 7000));
         drop((plan, memory));
-        // The last of those that need it is the peer's plan.
+        // The peer's plan is the last one that needs it.
         while Arc::strong_count(&whole) > 1 {
             std::thread::yield_now();
         }
@@ -298,7 +298,7 @@ fn foreign_memory_is_reached_where_it_is() {
     });
 }
 
-/// In a circle of three, each exchanges among pairs too.
+/// Pairs out of three ranks exchange plans, in a circle.
 #[test]
 fn pairs_exchange_by_themselves() {
     on_ranks(3, options(), |rank| {

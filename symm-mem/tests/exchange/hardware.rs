@@ -1,6 +1,6 @@
-//! Put and get on the machine's own GPUs: ranks as threads and as processes. Needs one GPU; with more, ranks are on all of
-//! them. With more ranks than GPUs their streams share queues of the hardware unless there are enough of them:
-//! `CUDA_DEVICE_MAX_CONNECTIONS=32`.
+//! Put and get on the machine's own GPUs: ranks as threads and as processes. Needs one GPU; with more, the ranks are
+//! spread over all of them. If there are more ranks than GPUs, their streams share hardware queues, unless
+//! `CUDA_DEVICE_MAX_CONNECTIONS=32` gives enough of them.
 
 use std::sync::{
     Arc,
@@ -17,13 +17,13 @@ use crate::end_to_end::{
     turn,
 };
 
-/// Bytes, and where they begin.
+/// Length in bytes, and offset of the first byte.
 const CASES: [(usize, usize); 6] = [(1, 0), (1, 7), (3, 1), (4096, 0), (65_537, 13), ((1 << 20) + 5, 4093)];
 
-/// One direction of each kind.
+/// Sizes for one direction of each kind.
 const LARGE: [(usize, usize); 2] = [(16 << 20, 3), (64 << 20, 0)];
 
-/// The driver and how many of its devices are used, or why there are none.
+/// Returns the driver and the number of devices in use, or reports the reason to skip.
 fn gpus() -> Option<(Driver, usize)> {
     let found = Driver::load().and_then(|driver| {
         let devices = driver.devices()?;

@@ -26,7 +26,7 @@ use symm_mem::{
 
 use crate::end_to_end::turn;
 
-/// Longer than anything takes.
+/// Longer than anything should take.
 const LONG: Duration = Duration::from_secs(60);
 
 fn options() -> ExchangeOptions {
@@ -45,7 +45,7 @@ struct Rank<'a> {
 }
 
 impl<'a> Rank<'a> {
-    /// Collective: rank `rank` of `world`, on the device of `context`.
+    /// Joins as rank `rank` of `world`, on the device of `context`. Collective.
     fn join(
         context: Context,
         store: Arc<dyn Store>,
@@ -70,8 +70,8 @@ impl<'a> Rank<'a> {
     }
 
     fn write(&self, memory: &Memory, bytes: &[u8]) {
-        // On this rank's stream: to wait for all of the device would break what a rank beside this one captures.
-        // SAFETY: the memory is as long, and nobody else uses it now.
+        // On this rank's stream: synchronizing the whole device would invalidate a capture of another rank on it.
+        // SAFETY: the memory is as long as the bytes, and nothing else uses it now.
         unsafe { self.stream.copy_from_host(memory.ptr(), bytes.as_ptr().cast(), bytes.len()) }.unwrap();
         self.stream.synchronize().unwrap();
     }
@@ -87,7 +87,7 @@ impl<'a> Rank<'a> {
         self.exchange.transfer(peer, part, memory).unwrap()
     }
 
-    /// This rank's operations of one round of all transfers.
+    /// Enqueues this rank's operations of one round of all transfers.
     fn enqueue_round(&self, plan: &Plan, parts: &[Part], deadline: Duration) {
         let all: Vec<(usize, Part)> = parts.iter().copied().enumerate().collect();
         enqueue(plan, &all, &self.stream, deadline);
@@ -99,21 +99,21 @@ impl<'a> Rank<'a> {
         plan.check().unwrap();
     }
 
-    /// Ends the exchange; nobody holds anything that was lent.
+    /// Ends the exchange, and checks that all lent memory was returned.
     fn leave(self) {
         let overdue = self.exchange.close(Deadline::after(LONG));
         assert!(overdue.is_empty(), "{overdue:?}");
     }
 }
 
-/// A rank's operations of one round of these transfers.
+/// Enqueues a rank's operations of one round of these transfers.
 fn enqueue(plan: &Plan, transfers: &[(usize, Part)], stream: &Stream, deadline: Duration) {
     let of = |wanted: &'static [Part]| {
         transfers.iter().filter(move |(_, part)| wanted.contains(part)).map(|(at, _)| *at)
     };
     // SAFETY: the buffers are used by nobody else until the stream is done.
     unsafe {
-        // First what lets the peers go on: one stream holds it all.
+        // Operations that let the peers proceed come first, since one stream holds them all.
         of(&[Part::PutFrom, Part::GetBy]).for_each(|at| plan.ready(at, stream).unwrap());
         of(&[Part::PutTo]).for_each(|at| plan.put(at, stream, deadline).unwrap());
         of(&[Part::GetFrom]).for_each(|at| plan.get(at, stream, deadline).unwrap());
@@ -121,12 +121,12 @@ fn enqueue(plan: &Plan, transfers: &[(usize, Part)], stream: &Stream, deadline: 
     }
 }
 
-/// Bytes that tell who wrote them in which round, and where.
+/// Bytes that depend on the writing rank, the round and the position.
 fn pattern(rank: usize, round: usize, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| (at * 31 + at / 251 + rank * 97 + round * 57 + 1) as u8).collect()
 }
 
-/// Runs `job` on ranks of one process, each on a device, in a world in which nothing may leak.
+/// Runs `job` on ranks of one process, each on its own device, in a world that reports leaks.
 fn on_ranks(size: usize, options: ExchangeOptions, job: impl Fn(&Rank<'_>) + Sync) {
     on_world(size, options, |_, rank| job(rank));
 }
@@ -141,7 +141,7 @@ fn on_world(size: usize, options: ExchangeOptions, job: impl Fn(&World, &Rank<'_
     world.finish().expect("nothing is left behind");
 }
 
-/// Runs `job` on `size` ranks of one process, in turn on the driver's first `devices` devices.
+/// Runs `job` on `size` ranks of one process, spread over the driver's first `devices` devices.
 fn threads(
     driver: &Driver,
     devices: usize,
@@ -155,7 +155,7 @@ fn threads(
             let (job, store) = (&job, store.clone());
             scope.spawn(move || {
                 let round = AtomicU64::new(0);
-                // Who waits for a rank that has panicked says so.
+                // Fails at the deadline if another rank has panicked.
                 let meet = || {
                     let name = format!("met/{}", round.fetch_add(1, Ordering::Relaxed));
                     barrier(&*store, &name, rank, size, Deadline::after(LONG)).unwrap();

@@ -1,4 +1,5 @@
-//! Ranks as processes: each with a machine of its own, joined by a store; and what is left when one of them is killed.
+//! Ranks as processes: each has its own machine, and a store joins them. Checks also the remains when one of them is
+//! killed.
 
 use std::{
     sync::{
@@ -29,16 +30,16 @@ use crate::end_to_end::processes::{
 
 const RANKS: usize = 3;
 
-/// The rank that is killed where one is.
+/// The rank that is killed in some cases.
 const VICTIM: usize = 1;
 
-/// The test that is a rank.
+/// Name of the test that runs one rank.
 const BODY: &str = concat!(module_path!(), "::one_rank");
 
-/// The bound of a wait for one that was killed.
+/// Limit of a wait for the killed rank.
 const SOON: Duration = Duration::from_secs(3);
 
-/// The body of a rank, when it is started by one of the tests below.
+/// The body of a rank; the tests below start it.
 #[test]
 #[ignore = "the body of a process that a test starts"]
 fn one_rank() {
@@ -58,7 +59,7 @@ fn one_rank() {
     };
     match told.what() {
         (what @ ("fabric" | "hosts"), _) => {
-            // With nothing said, also where each is on a host of its own.
+            // With default options, also if every rank is on another host.
             let allocator = if what == "hosts" {
                 on_host(told.rank);
                 CudaAllocator::new(&context).unwrap()
@@ -83,7 +84,7 @@ fn one_rank() {
     world.finish().unwrap_or_else(|left| panic!("{}: {left}", told.case));
 }
 
-/// Each gets from the next one, whose memory can be had by fabric handle alone.
+/// Each rank gets from the next one, whose memory can be shared by fabric handle only.
 fn by_fabric(rank: &Rank<'_>, allocator: &CudaAllocator) {
     let [own, got] = [0, 1].map(|_| Memory::from(&allocator.allocate(70_000).unwrap()));
     let (next, last) = ((rank.rank + 1) % RANKS, (rank.rank + RANKS - 1) % RANKS);
@@ -95,7 +96,7 @@ fn by_fabric(rank: &Rank<'_>, allocator: &CudaAllocator) {
     assert!(rank.read(&got) == pattern(next, 0, 70_000));
 }
 
-/// This rank's transfers with each other one: of both kinds of memory.
+/// This rank's transfers with each other rank, of both kinds of memory.
 fn transfers(rank: &Rank<'_>) -> Vec<Transfer> {
     let peers = (0..RANKS).filter(|peer| *peer != rank.rank);
     let with = |peer: usize| {
@@ -109,7 +110,7 @@ fn transfers(rank: &Rank<'_>) -> Vec<Transfer> {
     peers.flat_map(with).collect()
 }
 
-/// The victim dies at the step; the others are told, and leave nothing behind.
+/// The victim dies at the given step; the others are told, and leave nothing behind.
 fn killed(
     told: &Told,
     world: &World,
@@ -125,14 +126,14 @@ fn killed(
     let free = || context.memory_info().unwrap().0;
     let at_first = free();
     all_pairs(&first, &[(100, 1)]);
-    // Who dies before it has let go of what it was lent leaves that to the lease.
+    // If a rank dies before it has closed its plans, only the lease ends its borrows.
     let late = far();
     while free() < at_first && !late.expired() {
         thread::sleep(Duration::from_millis(1));
     }
     let rank = Rank::join(context.clone(), store.clone(), place, short, meet);
     let all = transfers(&rank);
-    // What is there before, and stays.
+    // Descriptors that existed before stay.
     let before = descriptors();
     meet();
     if rank.rank == VICTIM {
@@ -147,7 +148,7 @@ fn killed(
             }
             match outcome {
                 Ok(()) => {}
-                // It, or who has given up for its sake.
+                // Late is the victim; a rank that gave up because of it is reported as abandoned.
                 Err(TransferError::Fault(Fault::Late { peer, .. })) => assert_eq!(peer, VICTIM as u32),
                 Err(TransferError::Fault(Fault::Abandoned { .. })) => {}
                 Err(other) => panic!("{case}: {other}"),
@@ -160,7 +161,7 @@ fn killed(
                 | ExchangeRefusal::MembersLost { missing, .. } => {
                     assert_eq!(*missing, [VICTIM as u32], "{case}: {refusal}");
                 }
-                // A legacy handle ends with its process: whose it is, is said.
+                // A legacy handle ends with its process; the error names the owner.
                 ExchangeRefusal::OpeningFailed { cause, .. } => {
                     assert!(cause.contains("of rank 1: cuIpcOpenMemHandle_v2"), "{case}: {refusal}");
                 }
@@ -178,7 +179,7 @@ fn killed(
     let is_plan = result.is_ok();
     drop((result, all));
     for (rank, had_plan) in [(rank, is_plan), (first, false)] {
-        // The first exchange's leases are over: its plans went before.
+        // The leases of the first exchange are over: its plans were dropped before.
         let overdue = rank.exchange.close(Deadline::after(LONG));
         for kept in overdue {
             assert!(had_plan, "{case}: {kept:?}");
@@ -190,7 +191,8 @@ fn killed(
     assert!(descriptors() <= before, "{case}: descriptors are left");
 }
 
-/// One round of all transfers: those with each peer on a stream, that none stands behind one that waits for the victim.
+/// One round of all transfers. Each peer has its own stream, so that no transfer is queued behind one that waits for
+/// the victim.
 fn round(rank: &Rank<'_>, plan: &Plan, all: &[Transfer]) -> Result<(), TransferError> {
     let mut streams = Vec::new();
     for peer in (0..RANKS).filter(|peer| *peer != rank.rank) {

@@ -1,4 +1,4 @@
-//! What ranks do differently, or wrongly.
+//! Plans in which ranks differ, and invalid calls.
 
 use process_group::comm::DataType;
 use std::{sync::Mutex, time::Duration};
@@ -11,7 +11,8 @@ use symm_mem::{
 
 use super::{LONG, Rank, on_ranks, options, pattern};
 
-/// Each of two ranks comes with what `job` gives it; both are told the same. Then they exchange what is right.
+/// Two ranks exchange the transfers that `job` gives them; both are told the same refusal. Then they exchange valid
+/// ones.
 fn refused(job: impl Fn(&Rank<'_>) -> Vec<Transfer> + Sync) -> ExchangeRefusal {
     let told = Mutex::new(Vec::new());
     on_ranks(2, options(), |rank| {
@@ -120,7 +121,7 @@ fn channels_run_out_by_type() {
         let error = rank.exchange.exchange("more", &transfers).unwrap_err();
         assert!(matches!(error, ExchangeError::NoChannels { free: 1, channels: 3, .. }), "{error}");
         drop(two);
-        // What was dropped on both ends is there again.
+        // Slots of a plan that both ends dropped are free again.
         while rank.exchange.free_channels() < 3 {
             std::thread::yield_now();
         }
@@ -128,7 +129,7 @@ fn channels_run_out_by_type() {
         let plan: Plan = rank.exchange.exchange("more", &transfers[..2]).unwrap();
         rank.round(&plan, &[part, part]);
         (rank.meet)();
-        // One rank alone has too many: the other is told by whom.
+        // Only one rank has too many transfers: the other is told which rank.
         drop(plan);
         while rank.exchange.free_channels() < 3 {
             std::thread::yield_now();
@@ -162,7 +163,7 @@ fn what_cannot_be_transferred_is_refused_before_anything_is_said() {
         let nothing = rank.exchange.transfer(1 - rank.rank, Part::PutTo, &nothing).unwrap_err();
         assert!(matches!(nothing, TransferError::Empty), "{nothing}");
         assert!(matches!(memory.part(40, 9), Err(TransferError::OutOfBounds { whole: 48, .. })));
-        // Tensors: what lies together, in order, is bytes; whatever has gaps is not.
+        // A contiguous tensor in row-major order is a range of bytes; a tensor with gaps is not.
         let layout =
             |shape: &[usize], strides: &[usize]| Layout::strided(shape, strides, DataType::F32).unwrap();
         let at = |layout: &Layout, offset| memory.view(layout, offset).map(|view| (view.ptr(), view.bytes()));

@@ -1,4 +1,4 @@
-//! Waits that end by their deadline, plans that are given up, leases.
+//! Waits that end at their deadline, plans that are given up, and leases.
 
 use std::{
     sync::mpsc,
@@ -15,7 +15,7 @@ use super::{LONG, Rank, on_ranks, on_world, options, pattern};
 
 const SHORT: Duration = Duration::from_millis(50);
 
-/// A plan of two ranks with one transfer; `parts` are theirs.
+/// A plan of two ranks with one transfer; `parts` are their roles.
 fn one(rank: &Rank<'_>, name: &str, memory: &Memory, parts: [Part; 2]) -> Plan {
     let transfer = rank.transfer(1 - rank.rank, parts[rank.rank], memory);
     rank.exchange.exchange(name, &[transfer]).unwrap()
@@ -28,7 +28,7 @@ fn fault(plan: &Plan) -> Fault {
     }
 }
 
-/// Everything works that worked before.
+/// Checks that a new exchange of the plan works.
 fn goes_on(rank: &Rank<'_>, name: &str, parts: [Part; 2]) {
     let memory = rank.mapped(4096);
     let plan = one(rank, name, &memory, parts);
@@ -45,7 +45,7 @@ fn a_late_peer_is_an_error_on_both_and_the_context_lives() {
     on_ranks(2, options(), late);
 }
 
-/// Rank 0 waits in vain, in each part that waits.
+/// Rank 0 waits in vain, in each role that waits.
 pub(super) fn late(rank: &Rank<'_>) {
     for (part, awaited) in [
         (Part::PutTo, Awaited::Ready),
@@ -69,7 +69,7 @@ pub(super) fn late(rank: &Rank<'_>) {
             (rank.meet)();
         } else {
             (rank.meet)();
-            // What is done now is not done in time: it is let go at once, and it is told why.
+            // The work of rank 1 is too late: it is released at once, and the reason is reported.
             rank.enqueue_round(&plan, &[part.counterpart()], LONG);
             rank.stream.synchronize().unwrap();
             assert_eq!(fault(&plan), Fault::Abandoned { peer: 0 });
@@ -79,7 +79,7 @@ pub(super) fn late(rank: &Rank<'_>) {
     }
 }
 
-/// Who waits, with time enough, for one that gives up is let go then.
+/// A rank that waits for a peer is released when the peer gives up, long before its own deadline.
 #[test]
 fn who_is_abandoned_does_not_wait_for_the_deadline() {
     on_ranks(2, options(), |rank| {
@@ -87,7 +87,7 @@ fn who_is_abandoned_does_not_wait_for_the_deadline() {
         let parts = [Part::PutTo, Part::PutFrom];
         let plan = one(rank, "plan", &memory, parts);
         if rank.rank == 1 {
-            // As good as for ever.
+            // Practically without a deadline.
             rank.enqueue_round(&plan, &parts[1..], 100 * LONG);
             (rank.meet)();
             rank.stream.synchronize().unwrap();
@@ -102,7 +102,7 @@ fn who_is_abandoned_does_not_wait_for_the_deadline() {
     });
 }
 
-/// What a released copy says to the peer is not taken for a copy in time.
+/// The signal of a released copy is not taken for a copy that was done in time.
 #[test]
 fn a_copy_that_was_let_go_does_not_count_for_the_peer() {
     on_ranks(2, options(), |rank| {
@@ -115,7 +115,7 @@ fn a_copy_that_was_let_go_does_not_count_for_the_peer() {
         }
         (rank.meet)();
         if rank.rank == 1 {
-            // The word says "done" already: nothing is waited for.
+            // The word already has the value for "done", so the wait returns at once.
             rank.enqueue_round(&plan, &parts[1..], LONG);
             rank.stream.synchronize().unwrap();
             assert_eq!(fault(&plan), Fault::Abandoned { peer: 0 });
@@ -144,7 +144,7 @@ pub(super) fn graph_is_bounded(rank: &Rank<'_>) {
         rank.stream.synchronize().unwrap();
         let late = fault(&plan);
         assert!(matches!(late, Fault::Late { peer: 1, awaited: Awaited::Graph, .. }), "{late}");
-        // A run that is launched by itself meanwhile ends too, and says so.
+        // A run that is launched separately meanwhile ends too, and reports the fault.
         rank.stream.launch(&graph).unwrap();
         let refused = plan.watch(&rank.stream, LONG).unwrap_err();
         assert!(matches!(refused, TransferError::Fault(Fault::Late { .. })), "{refused}");
@@ -159,7 +159,7 @@ pub(super) fn graph_is_bounded(rank: &Rank<'_>) {
     goes_on(rank, "plan", parts);
 }
 
-/// Closing waits for the device, in a driver that ranks as threads share.
+/// Closing blocks until the device is idle, in a driver that the ranks of a process share.
 #[test]
 fn nothing_is_closed_while_a_rank_of_the_process_has_a_transfer_under_way() {
     on_ranks(2, options(), |rank| {
@@ -172,7 +172,7 @@ fn nothing_is_closed_while_a_rank_of_the_process_has_a_transfer_under_way() {
         (rank.meet)();
         drop(gone);
         if rank.rank == 0 {
-            // Long enough for its thread to look many times.
+            // Long enough for many polls of its thread.
             thread::sleep(Duration::from_millis(100));
             assert_eq!(rank.exchange.open_handles(), 2);
             rank.enqueue_round(&kept, &parts[..1], LONG);
@@ -188,7 +188,7 @@ fn nothing_is_closed_while_a_rank_of_the_process_has_a_transfer_under_way() {
     });
 }
 
-/// Rounds of a plan's one transfer, one behind the other, until it is given up.
+/// Rounds of a plan's only transfer, one after the other, until the plan is given up.
 fn rounds_without_end(plan: &Plan, part: Part, streams: &[Stream]) {
     for stream in streams.iter().cycle() {
         stream.synchronize().unwrap();
@@ -210,7 +210,7 @@ fn rounds_without_end(plan: &Plan, part: Part, streams: &[Stream]) {
     }
 }
 
-/// There is always something under way, but what follows can be held back.
+/// Some transfer is always under way, but new rounds can be held back.
 #[test]
 fn what_is_over_is_closed_also_while_transfers_follow_each_other_without_end() {
     on_ranks(2, options(), |rank| {
@@ -236,7 +236,8 @@ fn what_is_over_is_closed_also_while_transfers_follow_each_other_without_end() {
     });
 }
 
-/// Though the one behind it has the shorter deadline, and a peer that has done its part.
+/// The peer that blocks the stream is named, even though the transfer behind it has the shorter deadline and a peer
+/// that is ready.
 #[test]
 fn who_holds_up_a_stream_is_named() {
     on_ranks(3, options(), |rank| {
@@ -266,7 +267,8 @@ fn who_holds_up_a_stream_is_named() {
     });
 }
 
-/// A meeting says what is open, and holds it so; whose memory that is keeps it, though the plan is over that it was lent to.
+/// An exchange in progress reports open memory and keeps it open. So the peer that owns it keeps it too, even after
+/// the plan to which it was lent has ended.
 #[test]
 fn what_a_meeting_holds_is_not_said_to_be_let_go() {
     on_ranks(2, options(), |rank| {
@@ -275,7 +277,7 @@ fn what_a_meeting_holds_is_not_said_to_be_let_go() {
         let gone = one(rank, "gone", &memory, parts);
         let (open, gate) = mpsc::channel::<()>();
         if rank.rank == 0 {
-            // Under way until the next meeting has begun.
+            // Under way until the next exchange has begun.
             rank.stream.launch_host_fn(move || gate.recv().unwrap_or_default()).unwrap();
         }
         rank.enqueue_round(&gone, &parts[rank.rank..=rank.rank], LONG);
@@ -292,7 +294,7 @@ fn what_a_meeting_holds_is_not_said_to_be_let_go() {
             thread::sleep(SHORT);
             drop(open);
             rank.stream.synchronize().unwrap();
-            // Longer than it takes to close it and to say so.
+            // Longer than it takes to close the memory and to report that.
             thread::sleep(6 * SHORT);
             (rank.meet)();
             next.join().unwrap()
@@ -305,7 +307,8 @@ fn what_a_meeting_holds_is_not_said_to_be_let_go() {
     });
 }
 
-/// What is under way waits for what its rank does only when another has closed: there is no moment for that.
+/// The transfer under way depends on a call that its rank makes only after the other rank has closed. So there is
+/// never a quiet moment.
 #[test]
 fn closing_ends_also_where_nothing_can_be_closed() {
     on_ranks(2, options(), |rank| {
@@ -319,7 +322,7 @@ fn closing_ends_also_where_nothing_can_be_closed() {
         drop(gone);
         if rank.rank == 0 {
             let overdue = rank.exchange.clone().close(Deadline::after(SHORT));
-            // Peers were not told that it is closed, so nothing is overdue.
+            // The peers were not told that the plan is closed, so nothing is overdue.
             assert!(overdue.is_empty(), "{overdue:?}");
             assert_eq!(rank.exchange.open_handles(), 2);
             rank.enqueue_round(&kept, &parts[..1], LONG);
@@ -330,7 +333,7 @@ fn closing_ends_also_where_nothing_can_be_closed() {
     });
 }
 
-/// Also a call that was inside the driver when another thread gave the plan up.
+/// Includes a call that was inside the driver while another thread gave the plan up.
 #[test]
 fn what_is_enqueued_while_a_plan_is_given_up_is_let_go() {
     on_world(2, options(), |world, rank| {
@@ -347,7 +350,7 @@ fn what_is_enqueued_while_a_plan_is_given_up_is_let_go() {
                 thread::sleep(SHORT);
                 plan.abort();
                 let put = put.join().unwrap();
-                // Where the thread was late itself, it is told.
+                // A call that begins after the abort fails.
                 assert!(matches!(put, Ok(()) | Err(TransferError::Fault(Fault::Aborted))), "{put:?}");
             });
             rank.stream.synchronize().unwrap();
@@ -379,7 +382,7 @@ fn an_aborted_plan_lets_everybody_go() {
     });
 }
 
-/// Who closes does not wait for what is under way: it is given up at the deadline.
+/// Closing does not wait for transfers under way: they are given up at the deadline.
 #[test]
 fn closing_ends_by_its_deadline() {
     on_ranks(2, options(), |rank| {
@@ -387,7 +390,7 @@ fn closing_ends_by_its_deadline() {
         let parts = [Part::PutTo, Part::PutFrom];
         let plan = one(rank, "plan", &memory, parts);
         if rank.rank == 0 {
-            // As good as for ever.
+            // Practically without a deadline.
             rank.enqueue_round(&plan, &parts[..1], 100 * LONG);
             drop(plan);
             let overdue = rank.exchange.clone().close(Deadline::after(SHORT));
@@ -409,7 +412,7 @@ fn closing_ends_by_its_deadline() {
     });
 }
 
-/// A peer that does not let go in time has what was lent to it; nobody frees it.
+/// Memory lent to a peer that does not close it in time is kept, and never freed.
 #[test]
 fn what_a_peer_holds_on_to_is_kept_and_reported() {
     on_ranks(2, ExchangeOptions { lease: SHORT, ..options() }, |rank| {
@@ -426,7 +429,7 @@ fn what_a_peer_holds_on_to_is_kept_and_reported() {
             };
             assert_eq!((overdue.plan(), overdue.generation(), overdue.peers()), ("plan", 1, &[0][..]));
             assert!(overdue.memory().all(|lent| lent.ptr() == memory.ptr()));
-            // The slot stays with it.
+            // The plan's slot is kept too.
             assert_eq!(rank.exchange.free_channels(), 63);
             (rank.meet)();
             // SAFETY: the peer has dropped the plan when the ranks meet again.

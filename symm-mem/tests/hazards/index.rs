@@ -1,8 +1,8 @@
-//! Which test makes each hazard and each error happen.
+//! The tests that cause each hazard and each error.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-/// The hazard or error, the file (from the workspace's root) and the tests.
+/// The hazard or error, the path of the file from the workspace's root, and the tests.
 type Entry = (&'static str, &'static str, &'static [&'static str]);
 
 const AGREEMENT: &str = "symm-mem/src/agreement/tests.rs";
@@ -29,16 +29,16 @@ const HAZARDS: &[Entry] = &[
     ),
     // Different numbers of calls.
     ("H3", EMBEDDED, &["a_rank_that_differs_is_named_to_every_member_of_its_groups_and_the_others_go_on"]),
-    // What a rank decides by what it remembers.
+    // Decisions that a rank makes from its own memory of earlier commits.
     ("H4", HERE, &["nothing_new_where_others_have_something"]),
-    // Groups that reach outside of who promised to allocate alike.
+    // Groups that extend beyond the ranks that promised equal allocations.
     ("H5", EMBEDDED, &["one_rank_in_an_open_group_or_outside_the_domain_is_an_error_for_all"]),
-    // Groups that come late.
+    // Groups that are committed late.
     ("H6", RETIRE, &["a_segment_is_retired_everywhere_or_nowhere"]),
     ("H6", HERE, &["different_retirements"]),
     // Growth during a capture.
     ("H7", EMBEDDED, &["a_captured_graph_reduces_from_windows_and_keeps_its_blocks"]),
-    // Graphs that outlive what they use.
+    // Graphs that outlive the memory that they use.
     ("H8", RETIRE, &["a_block_that_a_graph_uses_is_not_placed_again", "a_graph_keeps_what_it_looked_up"]),
     // Deregistration is local.
     (
@@ -64,7 +64,7 @@ const HAZARDS: &[Entry] = &[
     ("H14", EMBEDDED, &["a_failed_registration_poisons_the_group_on_all_members"]),
     // Another environment, and success without a window.
     ("H15", HERE, &["another_environment", "no_window_after_success"]),
-    // Twice the same.
+    // The same memory registered twice.
     ("H16", "process-group/src/comm/window/request.rs", &["accepted_requests_are_disjoint"]),
     ("H16", CHECKS, &["memory_that_is_a_window_already_is_refused_on_all"]),
     ("H16", EMBEDDED, &["a_commit_of_nothing_new_does_not_call_the_library"]),
@@ -110,7 +110,7 @@ const ERRORS: &[Entry] = &[
     ("CapabilityMismatch", HERE, &["another_library", "another_environment"]),
     ("PeerPrepareFailed", HERE, &["a_rank_that_fails_before"]),
     ("PeerPrepareFailed", CHECKS, &["memory_that_cannot_be_shared_is_refused_on_all"]),
-    // It is told as what keeps a rank from taking part.
+    // It is reported as the reason why a rank cannot take part.
     ("AlreadyRegistered", CHECKS, &["memory_that_is_a_window_already_is_refused_on_all"]),
     (
         "CollectivesOutstanding",

@@ -1,8 +1,8 @@
-//! What can go wrong with memory that several ranks share, and the test that makes it happen.
+//! Hazards of memory that several ranks share, and the tests that cause them.
 //!
-//! Here: every way in which a commit's records can differ, at every member, for groups of two to five ranks: all
-//! members are given the same error, with rank, ordinal and both values. And an index of the tests of every hazard
-//! and of every error, wherever they are; a test looks that they exist.
+//! This file covers every way in which a commit's records can differ, at every member, for groups of two to five
+//! ranks: all members are given the same error, with rank, ordinal and both values. An index lists the tests of every
+//! hazard and every error in all files; a test checks that they exist.
 
 mod index;
 
@@ -22,13 +22,13 @@ use super::{
 
 const NCCL: i32 = 22809;
 
-/// What a rank brings to a commit.
+/// A rank's contribution to a commit.
 #[derive(Clone)]
 struct Side {
     epoch: u64,
-    /// Sizes of its allocations, each with a segment of its own.
+    /// Sizes of the allocations that have a segment of their own.
     sizes: Vec<u64>,
-    /// Sizes of those that it made in the first segment before it had the second.
+    /// Sizes of the allocations in the first segment, before it had the second one.
     blocks: Vec<u64>,
     retired: Vec<u32>,
     readiness: Readiness,
@@ -102,7 +102,7 @@ impl Side {
     }
 }
 
-/// All members commit, those that are absent (`None`) excepted. What came of it on each that was there.
+/// Runs a commit of all members, except the absent ones (`None`). Returns the result of each member that takes part.
 fn commit(sides: &[Option<Side>]) -> Vec<Ending> {
     let mut store = Store::default();
     let mut now = Duration::ZERO;
@@ -147,8 +147,8 @@ fn commit(sides: &[Option<Side>]) -> Vec<Ending> {
     ends.into_values().collect()
 }
 
-/// For groups of two to five ranks, with each rank in turn as the one that differs: all members are given one error,
-/// which `is_right` looks at, with the culprit and the number of ranks.
+/// For groups of two to five ranks, each rank in turn is the one that differs. All members must be given one error,
+/// which `is_right` checks; it gets the culprit and the number of ranks.
 fn everywhere(differ: impl Fn(&mut Side), is_right: impl Fn(&Ending, u32, u32) -> bool) {
     for members in 2..=5u32 {
         for culprit in 0..members {
@@ -175,7 +175,7 @@ fn refusal(end: &Ending) -> &Refusal {
     }
 }
 
-/// The culprit's value and the others'; of two ranks the first has the first side.
+/// The culprit's value, and the value of the others. With two ranks, the first rank has the first side.
 fn both<V: Clone>(split: &symm_mem::agreement::Split<V>, culprit: u32, members: u32) -> (V, V) {
     let of = |rank: u32| {
         let side =
@@ -212,7 +212,7 @@ fn an_extra_segment() {
 
 #[test]
 fn nothing_new_where_others_have_something() {
-    // A rank that looks into what it has committed, and finds nothing to do, comes all the same.
+    // A rank with nothing new to commit takes part all the same.
     everywhere(
         |side| side.sizes.clear(),
         |end, culprit, members| {
@@ -241,7 +241,7 @@ fn another_size() {
 
 #[test]
 fn the_same_sizes_by_another_way() {
-    // The segments are the same everywhere, but on one rank another allocation came before the second.
+    // The segments are equal everywhere, but one rank made another allocation before the second.
     everywhere(
         |side| side.blocks = vec![MIB],
         |end, culprit, members| {
@@ -273,7 +273,8 @@ fn another_epoch() {
     everywhere(
         |side| side.epoch = 3,
         |end, culprit, members| {
-            // Nobody meets: each epoch has its own keys, and who gives up sees where the others wait.
+            // The ranks do not meet, since each epoch has its own keys. A rank that gives up sees where the others
+            // wait.
             let Refusal::EpochMismatch { epochs } = refusal(end) else { return false };
             both(epochs, culprit, members) == (3, 0)
         },
@@ -401,7 +402,7 @@ fn subgroups_may_commit_more_often() {
         |_| {},
         |rank| {
             let (pool, bucket) = rank.pool_with_bucket();
-            // Pairs of ranks have counted more commits than others when all meet.
+            // Some pairs of ranks have counted more commits than others when all meet.
             for _ in 0..rank.rank / 2 * 2 {
                 pool.commit(&rank.tp, options()).expect("the pair agrees");
             }

@@ -1,4 +1,4 @@
-//! The committed PTX: what is in it, and which of it a driver is given.
+//! The committed PTX: its content, and the choice for a driver.
 
 use cuda_driver::sys::CUresult;
 use process_group::comm::DataType;
@@ -23,7 +23,7 @@ fn every_unit_is_there_for_both_toolkits() {
 macro_rules! version {
     ($code:literal) => {{
         unsafe extern "C" fn version(out: *mut std::ffi::c_int) -> CUresult {
-            // SAFETY: whoever asks gives a place for the answer.
+            // SAFETY: the caller passes a valid pointer for the result.
             unsafe { out.write($code) };
             CUresult::CUDA_SUCCESS
         }
@@ -47,7 +47,7 @@ fn a_driver_is_given_code_that_it_takes() {
         let context = driver.device(0).unwrap().retain_primary().unwrap();
         let kernels = Kernels::load(&context).unwrap();
         assert_eq!(kernels.code_set(), set);
-        // Every kernel that is asked for is in the code.
+        // Every requested kernel is in the code.
         DataType::ALL.iter().for_each(|dtype| kernels.prepare(*dtype).unwrap());
     }
     world.finish().unwrap();

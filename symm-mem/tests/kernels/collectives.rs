@@ -1,5 +1,5 @@
-//! Collectives of every kind, type, operation, length and alignment, against the reference; ranks get the same bits,
-//! and nothing beside the outcome is written.
+//! Collectives of every kind, type, operation, length and alignment, checked against the reference. All ranks get the
+//! same bits, and nothing beside the result is written.
 
 use cuda_driver::graph::CaptureMode;
 use cuda_driver::{DevicePtr, Driver};
@@ -15,7 +15,7 @@ use super::rig::{self, Rank, all_done};
 use super::{LONG, SHORT, on_devices, reference};
 use crate::simulation::Random;
 
-/// Which collective.
+/// The collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     AllReduce(Algorithm),
@@ -24,13 +24,13 @@ pub(crate) enum Kind {
     AllToAll,
 }
 
-/// Where the outcome goes.
+/// Destination of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum To {
     InPlace,
-    /// So many bytes past the middle of the own block, and on each rank as many more as its number.
+    /// An address in the own block: this many bytes behind its middle, plus the rank's number.
     Address(u64),
-    /// So many bytes past the middle of the block.
+    /// An offset this many bytes behind the middle of the block.
     Offset(u64),
 }
 
@@ -41,9 +41,9 @@ pub(crate) struct Case {
     pub(crate) to: To,
     pub(crate) dtype: DataType,
     pub(crate) op: ReduceOp,
-    /// Of each rank, or for each.
+    /// Number of elements of each rank, or for each rank.
     pub(crate) elements: u64,
-    /// Where the input begins.
+    /// First byte of the input.
     pub(crate) input: u64,
 }
 
@@ -60,7 +60,7 @@ pub(crate) const KINDS: [(Kind, &[To]); 5] = {
 };
 
 impl To {
-    /// The same, so many bytes further.
+    /// The same destination, `by` bytes further.
     pub(crate) fn shifted(self, by: u64) -> Self {
         match self {
             Self::InPlace => Self::InPlace,
@@ -79,7 +79,7 @@ impl Case {
         self.elements as usize * self.dtype.size()
     }
 
-    /// Bytes of the input on each rank, and of the outcome, if that lies elsewhere.
+    /// Number of bytes of the input on each rank, and of the result if it lies elsewhere.
     fn sizes(&self, world: usize) -> (usize, usize) {
         let part = self.part();
         match self.kind {
@@ -91,7 +91,7 @@ impl Case {
         }
     }
 
-    /// Where the outcome lies in a rank's block.
+    /// First byte of the result in a rank's block.
     fn place(&self, rank: usize, block: usize) -> usize {
         let input = self.input as usize;
         match (self.to, self.kind) {
@@ -134,7 +134,7 @@ impl Case {
         }
     }
 
-    /// The outcome that `rank` should have, of the blocks as they were: the bytes where they are only moved.
+    /// The expected result on `rank`, computed from the initial blocks; `None` for collectives that combine values.
     fn moved(&self, rank: usize, before: &[Vec<u8>]) -> Option<Vec<u8>> {
         let (part, input) = (self.part(), self.input as usize);
         let of = |peer: usize, at: usize| &before[peer][at..at + part];
@@ -146,7 +146,7 @@ impl Case {
         matches!(self.kind, Kind::AllGather | Kind::AllToAll).then(|| parts.collect::<Vec<_>>().concat())
     }
 
-    /// Checks a rank's outcome.
+    /// Checks a rank's result.
     fn check(&self, rank: usize, before: &[Vec<u8>], found: &[u8]) -> Result<(), String> {
         if let Some(expected) = self.moved(rank, before) {
             let at = expected.iter().zip(found).position(|(expected, found)| expected != found);
@@ -167,7 +167,7 @@ impl Case {
     }
 }
 
-/// Runs a case on ranks whose blocks have room for it, and checks everything.
+/// Runs a case on ranks whose blocks are large enough, and checks everything.
 pub(crate) fn run(ranks: &[Rank], case: &Case, seed: u64) {
     let mut random = Random(seed);
     let world = ranks.len();
@@ -198,7 +198,7 @@ pub(crate) fn run(ranks: &[Rank], case: &Case, seed: u64) {
         rank.block.copy_to_host(0, &mut after).unwrap();
         let place = case.place(number, after.len());
         let outcome = place..place + written;
-        // All ranks of an all-reduce have the same, or what comes last says so.
+        // All ranks of an all-reduce have the same result; the comparison at the end checks that.
         if number == 0 || !case.is_all_reduce() {
             case.check(number, &before, &after[outcome.clone()])
                 .unwrap_or_else(|why| panic!("{}", told(why)));
@@ -213,7 +213,7 @@ pub(crate) fn run(ranks: &[Rank], case: &Case, seed: u64) {
     }
 }
 
-/// Every kind, target, type and operation with lengths about packs, rows of a block and shares of a grid.
+/// Every kind, target, type and operation, with lengths around packs, rows of a block and shares of a grid.
 pub(crate) fn everything(ranks: &[Rank], lengths: &[u64]) -> u64 {
     let mut cases = 0;
     for dtype in reference::TYPES {
@@ -224,7 +224,7 @@ pub(crate) fn everything(ranks: &[Rank], lengths: &[u64]) -> u64 {
             {
                 for to in targets {
                     for elements in lengths {
-                        // Alignments of 1 to 16 bytes, of input and outcome by turns.
+                        // Alternates alignments of 1 to 16 bytes, for input and result.
                         let [input, past] = [cases * 7 % 33, cases * 5 % 17];
                         let case = Case { kind, to: to.shifted(past), dtype, op, elements: *elements, input };
                         run(ranks, &case, cases);
@@ -237,25 +237,25 @@ pub(crate) fn everything(ranks: &[Rank], lengths: &[u64]) -> u64 {
     cases
 }
 
-/// The ranks' device code for every type, before any of it is launched.
+/// Loads the ranks' device code for every type, before any of it is launched.
 pub(crate) fn prepare(ranks: &[Rank]) {
     for rank in ranks {
         reference::TYPES.iter().for_each(|dtype| rank.kernels.prepare(*dtype).unwrap());
     }
 }
 
-/// Ranks with blocks of so many bytes, ready for every collective.
+/// Ranks with blocks of this many bytes, with all kernels loaded.
 pub(crate) fn ranks(driver: &Driver, devices: u32, world: u32, bytes: usize) -> Vec<Rank> {
     let ranks = rig::ranks(driver, devices, world, bytes, LONG).unwrap();
     prepare(&ranks);
     ranks
 }
 
-/// Lengths about a pack of each type, and about a row of a block of one-byte elements.
+/// Lengths around a pack of each type, and around a row of a block of one-byte elements.
 pub(crate) const SHORT_LENGTHS: [u64; 6] = [0, 1, 7, 17, 64, 519];
 
-/// Collectives of a megabyte, of rows that no grid shares out evenly: of each kind with each target two, and others with
-/// another number of ranks, since the processor takes its time to compare them.
+/// Collectives of a megabyte, with rows that no grid shares evenly: two of each kind with each target, and different
+/// ones for another number of ranks, since the host comparison is slow.
 pub(crate) fn some_long(ranks: &[Rank]) -> u64 {
     let mut cases = 0;
     let world = ranks.len() as u64;
@@ -277,7 +277,7 @@ pub(crate) fn some_long(ranks: &[Rank]) -> u64 {
     cases / 3
 }
 
-/// Any collectives: of every length up to 300,000 bytes, alignment, type and operation.
+/// Random collectives: any length up to 300,000 bytes, alignment, type and operation.
 pub(crate) fn random(ranks: &[Rank], mut runner: TestRunner) {
     let outcome = runner.run(&case(ranks.len()), |(case, seed)| {
         run(ranks, &case, seed);
@@ -286,7 +286,7 @@ pub(crate) fn random(ranks: &[Rank], mut runner: TestRunner) {
     outcome.unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// What [`random`] is given for so many cases.
+/// The configuration of [`random`] for this many cases.
 pub(crate) fn config(cases: u32) -> Config {
     Config { cases, failure_persistence: None, ..Config::default() }
 }
@@ -294,7 +294,7 @@ pub(crate) fn config(cases: u32) -> Config {
 fn case(world: usize) -> impl Strategy<Value = (Case, u64)> {
     let place = (0..KINDS.len(), any::<Index>(), 0_u64..40, 0_u64..17);
     let what = (select(&reference::TYPES[..]), select(&ReduceOp::ALL[..]));
-    // About packs, about a row of a block, about all rows of all blocks.
+    // Around packs, around a row of a block, and around all rows of all blocks.
     let bytes = prop_oneof![0_u64..70, 8_100_u64..8_300, 196_500_u64..196_700, 0_u64..300_000];
     (place, what, bytes, any::<u64>())
         .prop_map(move |((kind, target, input, past), (dtype, op), bytes, seed)| {
@@ -307,7 +307,7 @@ fn case(world: usize) -> impl Strategy<Value = (Case, u64)> {
         .prop_filter("averages are not of truth values", |(case, _)| case.op.allows(case.dtype))
 }
 
-/// A graph of several collectives, one reading what the one before wrote.
+/// A graph of several collectives; each reads the result of the one before.
 pub(crate) fn graphs(driver: &Driver, devices: u32, world: u32) {
     const N: u64 = 3000;
     let ranks = ranks(driver, devices, world, 1 << 18);
@@ -352,7 +352,8 @@ pub(crate) fn graphs(driver: &Driver, devices: u32, world: u32) {
     }
 }
 
-/// A collective of one rank alone: it gives up, whatever its blocks, and names one that did not come.
+/// A collective that only one rank launches: it gives up with any number of blocks, and names a rank that did not
+/// arrive.
 pub(crate) fn absent(driver: &Driver, devices: u32) {
     for (kind, targets) in KINDS {
         let ranks = rig::ranks(driver, devices, 3, 1 << 20, SHORT).unwrap();

@@ -1,4 +1,4 @@
-//! Every call that loading and launching make, made to fail once: an error that says so, and nothing left behind.
+//! Each driver call of loading and launching fails once: an error reports it, and nothing is left behind.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,10 +11,10 @@ use super::rig::{self, Rank};
 use super::{LONG, driver, start};
 use crate::end_to_end::turn;
 
-/// What calls are made to fail with: a code that no driver has.
+/// Error code of an injected failure: a code that no driver uses.
 const INJECTED: u32 = 99_999;
 
-/// Every kernel once. A launch that fails is tried once more, so that all ranks come; the first error stays.
+/// Launches every kernel once. A failed launch is tried once more, so that all ranks arrive; the first error is kept.
 fn flow(driver: &Driver) -> Result<(), KernelError> {
     let ranks = rig::ranks(driver, 2, 2, 4096, LONG)?;
     let mut outcome = Ok(());
@@ -75,7 +75,7 @@ fn run(fault: Option<(&str, u64)>) -> (Result<(), KernelError>, World) {
     (outcome, world)
 }
 
-/// What was asked of the driver, in an error.
+/// The message of an error, with the driver call that failed.
 fn told(error: &KernelError) -> String {
     match error {
         KernelError::Driver(Error::Module(module)) => {
@@ -100,7 +100,7 @@ fn every_call_may_fail() {
     world.finish().unwrap();
     assert!(calls.contains_key("cuLaunchKernel") && calls.contains_key("cuModuleLoadDataEx"), "{calls:?}");
     for (function, count) in calls {
-        // Asked by the driver's own making.
+        // Making the driver itself calls these.
         if ["cuInit", "cuDriverGetVersion"].contains(&function.as_str()) {
             continue;
         }
@@ -111,8 +111,8 @@ fn every_call_may_fail() {
             assert_eq!(world.faults().hits(), 1, "{place} was reached");
             match &outcome {
                 Err(error) => assert!(told(error).contains(&function), "{place}: {}", told(error)),
-                // None can fail the call that asks: an error without its name is that error, and a mode that cannot
-                // be relaxed only matters in a capture.
+                // These calls cannot fail the operation: an error without its name is still that error, and the
+                // capture mode only matters in a capture.
                 Ok(()) => assert!(
                     said.contains(&function)
                         || ["cuGetErrorName", "cuGetErrorString", "cuThreadExchangeStreamCaptureMode"]

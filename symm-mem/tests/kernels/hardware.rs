@@ -1,4 +1,5 @@
-//! The PTX on the machine's own GPUs: the same flows as the twins. Needs one GPU; with more, ranks are on all of them.
+//! The PTX on the machine's own GPUs: the same flows as for the twins. Needs one GPU; with more, the ranks are spread
+//! over all of them.
 
 use std::sync::MutexGuard;
 
@@ -8,11 +9,11 @@ use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use super::{collectives, rig, signals};
 use crate::end_to_end::turn;
 
-/// Random collectives of each number of ranks.
+/// Number of random collectives for each number of ranks.
 const RANDOM: u32 = 36;
 
-/// The machine's driver and how many of its devices are used, or why there are none. One test at a time: the kernels of
-/// all ranks have to run at once, so nobody else's may take their room.
+/// Returns the machine's driver and the number of devices in use, or reports the reason to skip. Only one test runs
+/// at a time: the kernels of all ranks must run concurrently, so they need all of the device.
 fn gpus() -> Option<(MutexGuard<'static, ()>, Driver, u32)> {
     let turn = turn();
     let found = Driver::load().and_then(|driver| {
@@ -46,7 +47,7 @@ fn hardware_collectives() {
         let ranks = |bytes| collectives::ranks(&driver, devices, world.into(), bytes);
         let cases = collectives::everything(&ranks(1 << 17), &collectives::SHORT_LENGTHS);
         let long = collectives::some_long(&ranks(4 << 20));
-        // The same ones each time.
+        // A fixed seed: the same cases in each run.
         let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[world; 32]);
         collectives::random(&ranks(1 << 20), TestRunner::new_with_rng(collectives::config(RANDOM), rng));
         println!(

@@ -1,4 +1,4 @@
-//! The kernels: their twins on the embedded device, and their PTX on GPUs where there are some.
+//! The kernels: their twins on the embedded device, and their PTX on GPUs if there are any.
 
 mod code;
 mod collectives;
@@ -16,9 +16,9 @@ use gpu_sim::World;
 
 use crate::end_to_end::turn;
 
-/// How long a kernel waits for one that does come.
+/// Deadline of a kernel whose peers do arrive.
 const LONG: Duration = Duration::from_secs(60);
-/// How long a kernel waits for one that does not.
+/// Deadline of a kernel that waits for an absent rank.
 const SHORT: Duration = Duration::from_millis(30);
 
 fn start(devices: usize) -> World {
@@ -32,7 +32,7 @@ fn driver(table: Table) -> Driver {
     Driver::new(unsafe { Api::from_parts(table) }.unwrap()).unwrap()
 }
 
-/// Runs `test` in a fresh world, where nothing may leak.
+/// Runs `test` in a fresh world that reports leaks.
 fn on_devices(devices: usize, test: impl FnOnce(&World, &Driver)) {
     let _turn = turn();
     let world = start(devices);

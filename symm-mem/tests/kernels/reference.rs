@@ -1,9 +1,9 @@
-//! What collectives should give, by arithmetic of its own: integers in 128 bits, floats in f64 with a bound.
+//! Expected results of collectives, computed independently: integers in 128 bits, floats in f64 with an error bound.
 
 use half::{bf16, f16};
 use process_group::comm::{DataType, ReduceOp};
 
-/// The types that are combined.
+/// The types that can be combined.
 pub(super) const TYPES: [DataType; 11] = [
     DataType::I8,
     DataType::U8,
@@ -18,7 +18,7 @@ pub(super) const TYPES: [DataType; 11] = [
     DataType::Bool,
 ];
 
-/// An element of random bits: of floats a number of magnitude 1/2 to 2, so that no product leaves the type's range.
+/// An element of random bits. For floats, a number of magnitude 1/2 to 2, so that no product leaves the type's range.
 pub(super) fn element(dtype: DataType, random: u64) -> Vec<u8> {
     let fraction = (random >> 12) as f64 / (1_u64 << 52) as f64;
     let magnitude = if random & 1 == 0 { 0.5 + fraction / 2.0 } else { 1.0 + fraction };
@@ -35,7 +35,7 @@ pub(super) fn element(dtype: DataType, random: u64) -> Vec<u8> {
 
 enum Number {
     Integer(i128),
-    /// With the unit of its type's last place, relative to 1.
+    /// The value, and the unit in the last place of its type, relative to 1.
     Float(f64, f64),
 }
 
@@ -60,7 +60,7 @@ fn read(dtype: DataType, bytes: &[u8]) -> Number {
     }
 }
 
-/// What an integer type keeps of a number.
+/// Wraps a number to an integer type.
 fn wrapped(dtype: DataType, number: i128) -> i128 {
     match dtype {
         DataType::I8 => (number as i8).into(),
@@ -73,7 +73,7 @@ fn wrapped(dtype: DataType, number: i128) -> i128 {
     }
 }
 
-/// Whether `found` is what the ranks' elements, in their order, combine to. `Err`: what it should be.
+/// Checks that `found` is the combination of the ranks' elements, in their order. The error is the expected value.
 pub(super) fn check(dtype: DataType, op: ReduceOp, elements: &[&[u8]], found: &[u8]) -> Result<(), String> {
     let count = elements.len();
     let numbers: Vec<_> = elements.iter().map(|bytes| read(dtype, bytes)).collect();
@@ -99,7 +99,7 @@ pub(super) fn check(dtype: DataType, op: ReduceOp, elements: &[&[u8]], found: &[
         Number::Float(found, unit) => {
             let floats =
                 || numbers.iter().map(|number| if let Number::Float(f, _) = number { *f } else { 0.0 });
-            // What each step, and the rounding at the end, may be off by.
+            // Error bound: one rounding for each step, and one at the end.
             let steps = |size: f64| size * (unit + count as f64 * unit.min(2f64.powi(-24)));
             let size: f64 = floats().map(f64::abs).sum();
             let (expected, bound) = match op {

@@ -1,7 +1,7 @@
-//! Ranks in one process, driven by one thread: each with a block, a pad and a record on its device.
+//! Ranks in one process, driven by one thread: each has a block, a pad and a fault record on its device.
 //!
-//! With more ranks than devices several share one, on streams of their own. They wait for each other, so all of their
-//! blocks have to fit on the device at once: eight ranks of 32 blocks of 512 threads do on a GPU with 64
+//! If there are more ranks than devices, several ranks share a device, on separate streams. They wait for each other,
+//! so all of their blocks must fit on the device at once: eight ranks of 32 blocks of 512 threads do on a GPU with 64
 //! multiprocessors or more.
 
 use std::time::Duration;
@@ -10,7 +10,8 @@ use cuda_driver::memory::DeviceMemory;
 use cuda_driver::{Context, Device, Driver, Stream, StreamFlags};
 use symm_mem::kernels::{FaultRecord, KernelError, Kernels, PadLayout, Ranks};
 
-/// One rank. Fields are dropped in order: the kernels outlive what is in flight, which [`Rank::done`] waits for.
+/// One rank. Fields are dropped in declaration order: the kernels outlive the work in flight, for which
+/// [`Rank::done`] waits.
 pub(crate) struct Rank {
     pub(crate) stream: Stream,
     pub(crate) block: DeviceMemory,
@@ -22,7 +23,7 @@ pub(crate) struct Rank {
 }
 
 impl Rank {
-    /// Waits until everything is done. What a kernel said, if it gave up.
+    /// Waits until all work is done. Returns the error of a kernel that gave up.
     pub(crate) fn done(&self) -> Result<(), KernelError> {
         self.stream.synchronize()?;
         self.record.check()
@@ -33,7 +34,7 @@ impl Rank {
     }
 }
 
-/// Ranks on the driver's first `devices` devices, the ranks in turn, each with a block of `bytes` bytes.
+/// Ranks on the driver's first `devices` devices, assigned in turn, each with a block of `bytes` bytes.
 pub(crate) fn ranks(
     driver: &Driver,
     devices: u32,
@@ -46,7 +47,7 @@ pub(crate) fn ranks(
     for a in &contexts {
         for b in contexts.iter().filter(|b| *b != a) {
             match a.enable_peer_access(b) {
-                // An earlier rig of this process did.
+                // An earlier rig of this process enabled it.
                 Err(error)
                     if error.code()
                         == Some(cuda_driver::sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) => {}
@@ -89,13 +90,13 @@ pub(crate) fn ranks(
     Ok(ranks)
 }
 
-/// Waits for what the host has copied to the ranks: from pageable memory it may still be on its way when the call
+/// Waits for copies from the host to the ranks: a copy from pageable memory may still be under way when the call
 /// returns, and the ranks' streams do not wait for it.
 pub(crate) fn settle(ranks: &[Rank]) {
     ranks.iter().for_each(|rank| rank.context().synchronize().unwrap());
 }
 
-/// Waits for all ranks. What their kernels said comes back in their order.
+/// Waits for all ranks. Returns their kernels' errors, in the order of the ranks.
 pub(crate) fn done(ranks: &[Rank]) -> Vec<Result<(), KernelError>> {
     ranks.iter().map(Rank::done).collect()
 }
@@ -107,7 +108,7 @@ pub(crate) fn all_done(ranks: &[Rank]) {
     }
 }
 
-/// Whether every pair of the devices reaches each other.
+/// Returns whether every pair of the devices has peer access.
 pub(crate) fn peers(devices: &[Device]) -> cuda_driver::Result<bool> {
     for a in devices {
         for b in devices.iter().filter(|b| b.ordinal() != a.ordinal()) {

@@ -1,4 +1,5 @@
-//! Barriers and signals: what was written before is seen after; what does not come is told; nothing else is done then.
+//! Barriers and signals: earlier writes are visible afterwards; a missing rank is reported; after a failure, kernels
+//! do nothing.
 
 use cuda_driver::Driver;
 use cuda_driver::graph::CaptureMode;
@@ -22,7 +23,7 @@ fn late(result: Result<(), KernelError>) -> Late {
     }
 }
 
-/// Rank after rank, each fills its first words and signals the next, which copies them behind its own.
+/// In rank order, each rank fills its first words and signals the next one, which copies them behind its own.
 pub(super) fn a_signal_brings_what_was_written_before(driver: &Driver, devices: u32, world: u32) {
     let ranks = rig::ranks(driver, devices, world, WORDS * 8, LONG).unwrap();
     for round in 1..4_u32 {
@@ -51,7 +52,8 @@ pub(super) fn a_signal_brings_what_was_written_before(driver: &Driver, devices: 
     }
 }
 
-/// A barrier of one rank alone: it says so, its context lives, and its kernels do nothing from then on.
+/// A barrier that only one rank launches: it reports the failure, its context lives, and its kernels do nothing from
+/// then on.
 pub(super) fn an_absent_rank_is_named_and_the_context_lives(driver: &Driver, devices: u32) {
     let ranks = rig::ranks(driver, devices, 3, 4096, SHORT).unwrap();
     let Some(present) = ranks.first() else { unreachable!("three ranks") };
@@ -69,8 +71,8 @@ pub(super) fn an_absent_rank_is_named_and_the_context_lives(driver: &Driver, dev
     );
     assert!(late.peer != 0 && late.waited >= SHORT, "{late}");
 
-    // The device works; but no kernel of this rank signals any more, though its peer waits.
-    // SAFETY: as above.
+    // The device works; but kernels of this rank send no more signals, though its peer waits.
+    // SAFETY: the block has this many words, and nothing else uses it now.
     unsafe {
         present.stream.fill_u32(present.block.ptr(), 9, WORDS).unwrap();
         present.kernels.put_signal(&present.stream, &present.ranks, 2, 8).unwrap();
@@ -83,7 +85,7 @@ pub(super) fn an_absent_rank_is_named_and_the_context_lives(driver: &Driver, dev
     let first = present.record.read().unwrap();
     assert_eq!((first.kernel, first.channel), (Some(Kernel::Barrier), 7), "the first fault stays");
 
-    // With pads and records as they were at first, all can meet again.
+    // With zeroed pads and cleared records, all ranks can synchronize again.
     for rank in &ranks {
         rank.pad.copy_from_host(0, &vec![0_u8; rank.pad.bytes()]).unwrap();
         rank.record.clear();
@@ -93,7 +95,7 @@ pub(super) fn an_absent_rank_is_named_and_the_context_lives(driver: &Driver, dev
     all_done(&ranks);
 }
 
-/// A signal that nobody takes leaves no room for the next one.
+/// A signal that nobody takes blocks the next one.
 pub(super) fn a_signal_that_is_not_taken_stops_the_next(driver: &Driver, devices: u32) {
     let ranks = rig::ranks(driver, devices, 2, 4096, SHORT).unwrap();
     let rank = &ranks[0];
@@ -106,7 +108,7 @@ pub(super) fn a_signal_that_is_not_taken_stops_the_next(driver: &Driver, devices
     assert_eq!(told, (Some(Kernel::PutSignal), Waiting::Room, 1, 0), "{late}");
 }
 
-/// Captured once, launched again and again.
+/// Captured once, launched several times.
 pub(super) fn graphs_meet_as_often_as_they_are_launched(driver: &Driver, devices: u32) {
     let ranks = rig::ranks(driver, devices, 2, WORDS * 8, LONG).unwrap();
     let graphs: Vec<_> = ranks

@@ -1,10 +1,10 @@
-//! Every order of calls: four ranks in pairs (TP) and strides (DP), then with the world besides, each rank committing one
-//! pool for its groups in an order of its own, or for each group another pool.
+//! Every order of calls. Four ranks form pairs (TP) and strides (DP), later also the world. Each rank commits one
+//! pool for its groups in an order of its own, or another pool for each group.
 //!
-//! What has to come of it is worked out with nothing but sets of ranks that block. The commit's machine is then run in
-//! every order, with every order of precedence among the ranks: where the calls do not cross, all commit; where
-//! they do, every rank of the circle is told so, and who waits where; members agree; nobody waits past the deadline.
-//! [`tracing`] does the same in orders in which several ranks look for the circle at a time.
+//! The expected result is computed from sets of blocked ranks only. Then the commit's state machine runs in every
+//! order, with every precedence among the ranks. If the calls do not cross, all commit. If they do, every rank of the
+//! circle is told so, with the group at which each of them waits. Members agree, and no rank waits past the deadline.
+//! [`tracing`] does the same in orders in which several ranks search for the circle at the same time.
 
 mod tracing;
 
@@ -30,13 +30,13 @@ fn members(group: u64) -> &'static [u32] {
 
 type Result = std::result::Result<Agreed, Ending>;
 
-/// What a rank is at.
+/// State of a rank.
 pub(crate) enum At {
-    /// This is its next answer.
+    /// Its next answer is available.
     Ready(Input),
     /// It waits for a key.
     Key(String, Duration),
-    /// It is inside the library.
+    /// It is in a library call.
     Library,
     Finished,
 }
@@ -46,13 +46,13 @@ struct Rank {
     next: usize,
     machine: Option<(Commit, Seat, Vec<Segment>, Duration)>,
     at: At,
-    /// The keys that it looks at, one after the other, as a driver does; and what stood there.
+    /// The keys that it reads, one after the other as a driver does; and the values read so far.
     looks: (Vec<String>, Vec<Option<Vec<u8>>>),
     results: BTreeMap<u64, Result>,
 }
 
 impl Rank {
-    /// Looks at the next key, if there is one left to look at.
+    /// Reads the next key, if one is left.
     fn look(&mut self, store: &Store) -> bool {
         let (keys, values) = &mut self.looks;
         let Some(key) = keys.get(values.len()) else { return false };
@@ -65,20 +65,20 @@ impl Rank {
     }
 }
 
-/// The store, in one thread.
+/// The store, without threads.
 #[derive(Default)]
 pub(crate) struct Store {
     values: BTreeMap<String, Vec<u8>>,
     counts: BTreeMap<String, u64>,
 }
 
-/// Which pool is committed for a group.
+/// The pool that is committed for a group.
 type PoolOf = fn(u64) -> u32;
 const ONE_POOL: PoolOf = |_| 0;
 const A_POOL_EACH: PoolOf = |group| group as u32;
 
-/// Runs the ranks, each with its order of groups; of those that can go on, the one goes on that `choose` names. If none
-/// can, time passes until the first gives up, and with it all whose patience ends not more than `drift` later.
+/// Runs the ranks, each with its order of groups; `choose` picks the next one among those that can proceed. If none
+/// can, time passes until the first rank gives up, and with it every rank whose patience ends at most `drift` later.
 fn run(
     orders: &[Vec<u64>],
     pool_of: PoolOf,
@@ -147,7 +147,7 @@ fn run(
     ranks.into_iter().map(|rank| rank.results).collect()
 }
 
-/// Gives a rank's machine what it waits for; `None` when a commit has ended.
+/// Gives a rank's state machine the input that it waits for; `None` when a commit has ended.
 fn go_on(number: usize, rank: &mut Rank, pool_of: PoolOf, store: &Store, now: Duration) -> Option<Output> {
     let input = store.input(&mut rank.at);
     let group = rank.order[rank.next];
@@ -184,7 +184,7 @@ fn begin(rank: u32, group: u64, pool: u32, now: Duration) -> (Commit, Seat, Vec<
 }
 
 impl Store {
-    /// Whether a rank that is at `at` can go on.
+    /// Returns whether a rank in state `at` can proceed.
     pub(crate) fn lets_go_on(&self, at: &At) -> bool {
         match at {
             At::Ready(_) => true,
@@ -193,7 +193,7 @@ impl Store {
         }
     }
 
-    /// What a rank goes on with.
+    /// The next input of a rank.
     pub(crate) fn input(&self, at: &mut At) -> Input {
         match at {
             At::Ready(input) => std::mem::replace(input, Input::Start),
@@ -206,6 +206,10 @@ impl Store {
         At::Ready(match request {
             Output::Set { key, value } => {
                 self.values.insert(key, value);
+                Input::Stored
+            }
+            Output::Post { key, value } => {
+                assert_eq!(self.values.insert(key, value), None, "a member posts once");
                 Input::Stored
             }
             Output::Add { key } => {
@@ -223,8 +227,8 @@ impl Store {
     }
 }
 
-/// Where ranks get to if a call blocks until all members have made it: the groups that are done, and for ranks that
-/// are stuck, where.
+/// The final state if each call blocks until all members have made it: the groups that are done, and the group at
+/// which each stuck rank waits.
 fn block(orders: &[Vec<u64>]) -> (BTreeSet<u64>, BTreeMap<u32, u64>) {
     let (mut done, mut next) = (BTreeSet::new(), vec![0; orders.len()]);
     loop {
@@ -238,7 +242,7 @@ fn block(orders: &[Vec<u64>]) -> (BTreeSet<u64>, BTreeMap<u32, u64>) {
     }
 }
 
-/// The ranks that wait in a circle of meetings with that of `rank`; none if there is no circle.
+/// The ranks that wait in a circle with `rank`; empty if there is no circle.
 fn circle_of(rank: u32, stuck: &BTreeMap<u32, u64>) -> BTreeSet<u32> {
     let reached = |from: u32| {
         let (mut reached, mut front) = (BTreeSet::from([stuck[&from]]), vec![stuck[&from]]);
@@ -256,7 +260,7 @@ fn circle_of(rank: u32, stuck: &BTreeMap<u32, u64>) -> BTreeSet<u32> {
     if circle.len() > 1 { stuck.iter().filter_map(inside).collect() } else { BTreeSet::new() }
 }
 
-/// Checks what came of these orders; `at` says how they were run.
+/// Checks the results of these orders; `at` names the run in messages.
 fn check(
     orders: &[Vec<u64>],
     results: &[BTreeMap<u64, Result>],
@@ -293,7 +297,8 @@ fn check(
         else {
             panic!("{at}: rank {rank} in group {group}: {:?}", results[*rank as usize][group])
         };
-        // Who waits where, for all of the circle; and who is missing here is one of it, and where it is instead.
+        // The error lists the group of each rank in the circle, and the missing ranks of this group with the place
+        // where they wait instead.
         let told: BTreeMap<u32, u64> = circle
             .iter()
             .map(|waiting| match waiting.place.errand {
@@ -341,19 +346,19 @@ fn all_orders(with_world: bool) -> Vec<Vec<Vec<u64>>> {
     all
 }
 
-/// All orders of precedence among these ranks.
+/// All precedences among these ranks.
 fn precedences(ranks: &[u64]) -> Vec<Vec<usize>> {
     let orders = orders_of(ranks).into_iter();
     orders.map(|order| order.into_iter().map(|rank| rank as usize).collect()).collect()
 }
 
-/// The first in `precedence` of those that can go on.
+/// The first rank in `precedence` that can proceed.
 fn first(precedence: &[usize], able: &[usize]) -> usize {
     let mut first = precedence.iter().copied().filter(|rank| able.contains(rank));
     first.next().expect("all ranks have a precedence")
 }
 
-/// All orders of all ranks under every order of precedence.
+/// All orders of all ranks under every precedence.
 fn explore(with_world: bool, pool_of: PoolOf) -> (usize, BTreeMap<&'static str, u64>) {
     let (all, mut tally) = (all_orders(with_world), BTreeMap::new());
     for orders in &all {
@@ -369,7 +374,8 @@ fn explore(with_world: bool, pool_of: PoolOf) -> (usize, BTreeMap<&'static str, 
 fn every_order_of_two_calls_commits_or_tells_the_circle() {
     for pool_of in [ONE_POOL, A_POOL_EACH] {
         let (orders, tally) = explore(false, pool_of);
-        // Two of the sixteen cross: all ranks take the way round the square that no other takes.
+        // Two of the sixteen cross: those in which all ranks take the direction around the square that no other
+        // takes.
         assert_eq!((orders, tally["committed"], tally["crossing"]), (16, 14 * 24, 2 * 24));
     }
 }

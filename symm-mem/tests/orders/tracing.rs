@@ -1,5 +1,5 @@
-//! Ranks whose patience ends at one time, so that several look for their circle at once and each sees what the others have
-//! refused so far.
+//! Ranks whose patience ends at the same time: several search for their circle at once, and each sees the refusals
+//! that the others have written so far.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ fn all_are_told_of_the_circle_whatever_step_one_of_them_pauses_at() {
         for slow in 0..RANKS {
             let others: Vec<u64> = (0..RANKS as u64).filter(|rank| *rank != slow as u64).collect();
             for precedence in precedences(&others) {
-                // More steps than a rank has: at last it does not pause.
+                // More steps than a rank has, so that in the last run it does not pause.
                 for steps in 0..64 {
                     let mut left = steps;
                     let results = run(&orders, A_POOL_EACH, DEADLINE, |able| {
@@ -37,7 +37,7 @@ fn all_are_told_of_the_circle_whatever_step_one_of_them_pauses_at() {
     assert_eq!(tally["crossing"], 2 * 4 * 6 * 64);
 }
 
-/// Under `seeds` schedules that are drawn: whoever goes on goes on for some steps.
+/// Random schedules, one for each of `seeds` seeds; the chosen rank runs for some steps.
 fn explore_drawn(with_world: bool, pool_of: PoolOf, seeds: u64) {
     let mut tally = BTreeMap::new();
     for orders in all_orders(with_world) {

@@ -20,7 +20,7 @@ use symm_mem::{
 use super::each_reads_each;
 use crate::end_to_end::turn;
 
-/// What a rendezvous asks of the driver.
+/// Driver calls of a rendezvous.
 const CALLS: [&str; 8] = [
     "cuMemRetainAllocationHandle",
     "cuMemGetAllocationPropertiesFromHandle",
@@ -41,7 +41,7 @@ fn a_call_that_fails_is_an_error_on_every_member_and_leaves_nothing() {
     }
 }
 
-/// What a rank asks to know its device.
+/// Driver calls by which a rank identifies its device.
 const KNOWING: [&str; 3] = ["cuDeviceGetCount", "cuDeviceCanAccessPeer", "cuDeviceGetUuid_v2"];
 
 #[test]
@@ -82,7 +82,7 @@ fn who_does_not_know_its_device_says_so_and_the_next_rendezvous_is_made() {
     world.finish().expect("nothing is left behind");
 }
 
-/// The `nth` call of a function among those of both ranks' rendezvous fails.
+/// Makes the `nth` call of a function fail, counted over both ranks' rendezvous.
 fn fails(call: &str, nth: u64) {
     let _turn = turn();
     let world = World::builder().devices(2).capacity(256 << 20).start().unwrap();
@@ -114,7 +114,7 @@ fn fails(call: &str, nth: u64) {
         assert_eq!(result.is_err(), refusal.is_some(), "{result:?}");
         drop(result);
         meet();
-        // The next one has what this one could not get.
+        // The next rendezvous succeeds.
         each_reads_each(&rendezvous.rendezvous(&memory).unwrap(), &meet);
         each_reads_each(&rendezvous.rendezvous(&block).unwrap(), &meet);
         refusal

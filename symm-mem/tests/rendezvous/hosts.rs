@@ -1,5 +1,5 @@
-//! Ranks on several hosts, with what is the default: each is a process with a machine of its own, and says which host it
-//! is on.
+//! Ranks on several hosts, with default options: each is a process with its own machine, and declares the host that
+//! it is on.
 
 use std::sync::{
     Arc,
@@ -23,13 +23,14 @@ use crate::end_to_end::processes::{End, Told, far, on_host, run};
 
 const RANKS: usize = 3;
 
-/// The rank whose process is refused fabric handles, where one is.
+/// The rank to which the driver refuses fabric handles, in some cases.
 const REFUSED: usize = 1;
 
-/// The test that is a rank.
+/// Name of the test that runs one rank.
 const BODY: &str = concat!(module_path!(), "::one_rank");
 
-/// The body of a rank, when it is started by one of the tests below: told what the driver grants, and the hosts' number.
+/// The body of a rank; the tests below start it. The case gives the handle types that the driver grants, and the
+/// number of hosts.
 #[test]
 #[ignore = "the body of a process that a test starts"]
 fn one_rank() {
@@ -38,13 +39,13 @@ fn one_rank() {
         return local::sweep();
     }
     let (granted, hosts) = told.what();
-    // Of two hosts one has two ranks: those have each other's memory by descriptor.
+    // With two hosts, one host has two ranks; those share memory by descriptor.
     on_host(if told.rank + 1 == RANKS { hosts as usize - 1 } else { 0 });
     let world = World::builder().devices(RANKS).capacity(256 << 20);
     let world = if granted == "nothing" { world } else { world.fabric() }.start().unwrap();
     let is_refused = (granted, told.rank) == ("most", REFUSED);
     if is_refused {
-        // As a host does without an IMEX channel: to the first who asks, which is the attempt to find out.
+        // Like a host without an IMEX channel: the first call fails, which is the probe for fabric handles.
         let refusal = Action::Fail(CUresult::CUDA_ERROR_NOT_PERMITTED.0);
         world.faults().inject(Injection::new("cuMemCreate", refusal)).unwrap();
     }
@@ -68,7 +69,7 @@ fn one_rank() {
     world.finish().unwrap();
 }
 
-/// Memory of an allocator and of a pool.
+/// Checks memory of an allocator and of a pool.
 fn of_all_kinds(rendezvous: &Rendezvous, context: &Context, store: &Arc<TcpStore>, rank: usize) {
     let round = AtomicU64::new(0);
     let meet = || {
@@ -84,7 +85,7 @@ fn of_all_kinds(rendezvous: &Rendezvous, context: &Context, store: &Arc<TcpStore
     each_reads_each(&rendezvous.rendezvous(&block).unwrap(), &meet);
 }
 
-/// The refusal says who cannot, and is what every member is given.
+/// Checks that the refusal names the rank that cannot share its memory. Every member is given it.
 fn check(granted: &str, refusal: &RendezvousRefusal) {
     let ways = (0..).zip([(); RANKS]).map(|(rank, ())| match rank == REFUSED as u32 {
         true => (rank, "file descriptor".to_owned()),

@@ -1,4 +1,4 @@
-//! What members of a group come to have of each other, and what they are told where they differ.
+//! Results of a rendezvous on the members of a group, and their errors if members differ.
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,7 +30,7 @@ fn options() -> RendezvousOptions {
     RendezvousOptions::default().deadline(Duration::from_secs(60))
 }
 
-/// Where somebody does not come: half of it passes.
+/// For a rendezvous with an absent rank: half of the deadline passes.
 fn short() -> RendezvousOptions {
     RendezvousOptions::default().deadline(Duration::from_secs(6))
 }
@@ -45,7 +45,7 @@ impl Rank {
     }
 }
 
-/// The same refusal on all ranks.
+/// Checks that all ranks have the same refusal, and returns it.
 fn all_refused(results: Vec<Result<SymmetricMemory, RendezvousError>>) -> RendezvousRefusal {
     let refusals: Vec<RendezvousRefusal> =
         results.into_iter().map(|result| result.unwrap_err().refusal().unwrap().clone()).collect();
@@ -70,7 +70,7 @@ fn every_rank_has_the_memory_of_every_other() {
         assert_eq!(words[symmetric.rank()], memory.ptr().0);
         assert_eq!(symmetric.global_ranks(), [0, 1, 2, 3]);
 
-        // Again is the same, and so is a part of it, from its own place.
+        // A repeated rendezvous returns the same addresses, and one of a part returns the part's own offset.
         let again = rendezvous.rendezvous(&memory).unwrap();
         assert_eq!(again.buffers().addresses(), buffers.addresses());
         let part = Buffer::from(&memory).part(1000, 400).unwrap();
@@ -84,7 +84,7 @@ fn every_rank_has_the_memory_of_every_other() {
     });
 }
 
-/// Of the kind that forbids the most: by this thread, which makes all of it meanwhile.
+/// Uses the capture mode with the most restrictions; the capturing thread itself makes all objects meanwhile.
 #[test]
 fn an_open_capture_goes_on() {
     on_ranks(2, |rank| {
@@ -98,7 +98,7 @@ fn an_open_capture_goes_on() {
         capture.end().unwrap();
         rank.meet();
         drop((symmetric, memory));
-        // Its threads would end later than the machine.
+        // Its threads would otherwise end later than the machine.
         assert!(exchange.close(soon()).is_empty());
         drop(rendezvous);
         rank.leave();
@@ -159,7 +159,7 @@ fn blocks_of_a_segment_share_what_the_first_brought() {
         let third = rendezvous.rendezvous(&blocks[2]).unwrap();
         assert_eq!(third.buffers().array(), first.buffers().array());
 
-        // A block of a new segment has had none.
+        // A block of a new segment has had no rendezvous.
         let other = pool.allocate(4 << 20).unwrap();
         assert!(matches!(rendezvous.get(&other), Err(RendezvousError::RendezvousMissing { .. })));
         each_reads_each(&rendezvous.rendezvous(&other).unwrap(), &|| rank.meet());
@@ -222,7 +222,7 @@ fn who_comes_with_something_else_is_named_to_all() {
         let refusal = all_refused(on_ranks(3, |rank| {
             let rendezvous = Rendezvous::of(&rank.world, options()).unwrap();
             let result = rendezvous.rendezvous(come(&rank));
-            // Nothing is spoiled by it.
+            // Later rendezvous still succeed.
             let memory = rank.own(4096);
             each_reads_each(&rendezvous.rendezvous(&memory).unwrap(), &|| rank.meet());
             drop((memory, rendezvous));
@@ -240,7 +240,7 @@ fn a_rank_that_never_comes_is_named_and_finds_out() {
         let rendezvous = Rendezvous::of(&rank.world, short()).unwrap();
         let memory = rank.own(4096);
         if rank.rank == 2 {
-            // It comes when the others have given up, and is told the same.
+            // It arrives when the others have given up, and is told the same.
             rank.world.store().wait(&["given up/0", "given up/1"], soon()).unwrap();
         }
         let result = rendezvous.rendezvous(&memory);
@@ -269,7 +269,7 @@ fn nothing_is_left_in_the_store() {
             drop(symmetric);
         }
         rank.meet();
-        // How often each rank has made it, and no more.
+        // Only the count of each rank's attempts is left.
         let left = keys(&store);
         assert!(left.iter().all(|key| key.contains("/life/")), "{left:?}");
         rank.meet();
@@ -295,7 +295,7 @@ fn persistent_memory_is_found_again() {
         drop(symmetric);
         let other = make(&Layout::contiguous([32], DataType::F32)).unwrap_err();
         assert!(matches!(other, AllocationError::OtherSize { id: 7, bytes: 4096, asked: 128 }), "{other}");
-        // With its peers.
+        // Its peers' addresses are the same.
         let memory = make(&layout).unwrap();
         assert_eq!(rendezvous.get(&memory).unwrap().buffers().addresses(), at);
         let none = allocators.empty_strided(&DeviceKind::Other("tpu".into()), &layout, None).unwrap_err();
@@ -320,7 +320,7 @@ fn groups_are_set_once_by_name() {
         assert!(GroupInfo::new("tp", 2, [4, 9], stores.clone()).is_err());
         assert!(GroupInfo::new("tp", 0, [4, 4], stores.clone()).is_err());
 
-        // A name that comes again is another group: neither meets what the other left.
+        // A reused name is another group: the two do not meet each other's leftovers.
         for _ in 0..2 {
             let info = groups.get("tp").unwrap();
             let rendezvous = Rendezvous::new(info, &rank.context, options()).unwrap();
@@ -339,7 +339,7 @@ fn groups_are_set_once_by_name() {
 fn ranks_on_one_device_are_refused_unless_they_may() {
     let stores: Arc<dyn Store> = Arc::new(HashStore::new());
     on_ranks(2, |rank| {
-        // All on the device of rank 0.
+        // All ranks use the device of rank 0.
         let context = rank.context.driver().device(0).unwrap().retain_primary().unwrap();
         let info = || GroupInfo::new("one device", rank.rank as usize, [0, 1], stores.clone()).unwrap();
         let refused = Rendezvous::new(info(), &context, options()).unwrap_err();

@@ -9,8 +9,8 @@ mod windows;
 
 use symm_mem::rendezvous::{PeerBuffers, SymmetricMemory};
 
-/// Fills this rank's buffer with its place, and reads every other's through its own device. The ranks wait for each other
-/// by `meet`, before and after.
+/// Fills this rank's buffer with its place, and reads every other rank's buffer through its own device. `meet`
+/// synchronizes the ranks before and after.
 fn each_reads_each(memory: &SymmetricMemory, meet: &dyn Fn()) {
     let context = memory.context();
     let words = memory.bytes() / 4;
@@ -27,7 +27,7 @@ fn each_reads_each(memory: &SymmetricMemory, meet: &dyn Fn()) {
     meet();
 }
 
-/// What an array of addresses on the device holds.
+/// The contents of an array of addresses on the device.
 fn array(memory: &SymmetricMemory, buffers: &PeerBuffers) -> Vec<u64> {
     let mut words = vec![0u64; memory.world_size()];
     // SAFETY: nothing writes the array.

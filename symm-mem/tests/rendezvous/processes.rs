@@ -1,4 +1,5 @@
-//! Ranks as processes: each with a machine of its own, joined by a store; and what is left when one of them is killed.
+//! Ranks as processes: each has its own machine, and a store joins them. Checks also the remains when one of them is
+//! killed.
 
 use std::{
     sync::{
@@ -26,13 +27,13 @@ use crate::end_to_end::processes::{
 
 const RANKS: usize = 3;
 
-/// The rank that is killed where one is.
+/// The rank that is killed in some cases.
 const VICTIM: usize = 1;
 
-/// The test that is a rank.
+/// Name of the test that runs one rank.
 const BODY: &str = concat!(module_path!(), "::one_rank");
 
-/// The body of a rank, when it is started by one of the tests below.
+/// The body of a rank; the tests below start it.
 #[test]
 #[ignore = "the body of a process that a test starts"]
 fn one_rank() {
@@ -50,7 +51,7 @@ fn one_rank() {
     let info = GroupInfo::new("processes", rank, 0..RANKS as u32, store.clone()).unwrap();
     let long = RendezvousOptions::default().deadline(Duration::from_secs(100));
     let (allocator, long) = match by_fabric {
-        // No descriptor goes from process to process.
+        // No descriptor is passed between processes.
         true => {
             (CudaAllocator::with_handles(&context, HandleTypes::FABRIC), long.handles(HandleTypes::FABRIC))
         }
@@ -76,7 +77,7 @@ fn one_rank() {
         return;
     }
 
-    // Those that are to come are there before the deadline runs.
+    // All ranks that are to come are ready before the deadline starts.
     let short = RendezvousOptions::default().deadline(Duration::from_secs(16));
     let second = Rendezvous::new(info.clone(), &context, short).unwrap();
     let before = descriptors();
@@ -90,7 +91,7 @@ fn one_rank() {
         store.survived(case, result.is_ok());
     }
     let said = match &result {
-        // It died when it had read that all was well, or before its peers could notice.
+        // It died after it had read the verdict, or before its peers could notice.
         Ok(_) => "well".to_owned(),
         Err(RendezvousError::Refused { refusal, .. }) => {
             let missing = match refusal {
@@ -107,7 +108,7 @@ fn one_rank() {
     store.inner.set(&format!("said/{rank}"), said.as_bytes()).unwrap();
     let other = RANKS - rank - VICTIM;
     assert_eq!(store.inner.get(&format!("said/{other}"), far()).unwrap(), said.as_bytes(), "{case}");
-    // What was mapped lies with the memory.
+    // Mappings end with the memory.
     drop((result, memory));
     assert_eq!(descriptors(), before, "{case}: descriptors are left");
     drop((first, second, allocator, info));

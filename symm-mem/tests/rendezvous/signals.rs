@@ -16,7 +16,7 @@ use symm_mem::{
 
 use crate::end_to_end::turn;
 
-/// Longer than anything takes.
+/// Longer than anything should take.
 const LONG: Duration = Duration::from_secs(60);
 
 struct Rank<'a> {
@@ -32,13 +32,13 @@ impl Rank<'_> {
 
     fn word(&self) -> u32 {
         let mut word = [0u32];
-        // SAFETY: the callers have waited for who writes it.
+        // SAFETY: the callers have waited for the rank that writes it.
         unsafe { self.memory.context().copy_to_host(&mut word, self.memory.own().ptr()) }.unwrap();
         word[0]
     }
 }
 
-/// Runs `job` on ranks that have had a rendezvous for 4096 bytes, in a world in which nothing may leak.
+/// Runs `job` on ranks that have had a rendezvous for 4096 bytes, in a world that reports leaks.
 fn on_ranks(size: u32, job: impl Fn(Rank<'_>) + Sync) {
     let _turn = turn();
     let world = World::builder().devices(size as usize).capacity(256 << 20).start().unwrap();
@@ -116,7 +116,7 @@ fn all_meet_at_a_barrier_on_any_stream() {
             assert_eq!(rank.word(), round);
             // SAFETY: as above.
             unsafe { memory.barrier(stream, 0, LONG) }.unwrap();
-            // What writes next is on the other stream.
+            // The next writer uses the other stream.
             stream.synchronize().unwrap();
         }
         memory.check().unwrap();
@@ -130,7 +130,7 @@ fn a_wait_does_not_hold_up_what_lets_its_peer_answer() {
         let memory = &rank.memory;
         let peer = 1 - memory.rank();
         let [first, second] = [rank.stream(), rank.stream()];
-        // Both wait first, on one stream, and put later, on another: of one channel, and of two.
+        // Both ranks first wait on one stream, and then put on another: on the same channel, and on two channels.
         for put in [5, 6] {
             // SAFETY: nothing is captured.
             unsafe {
@@ -150,7 +150,7 @@ fn barriers_of_one_channel_pair_in_their_order() {
     on_ranks(2, |rank| {
         let memory = &rank.memory;
         let streams = [rank.stream(), rank.stream()];
-        // Many on two streams, that no host waits between: each is behind the one before.
+        // Many barriers on two streams without a host wait in between: each runs behind the one before.
         for round in 0..40 {
             // SAFETY: nothing is captured.
             unsafe { memory.barrier(&streams[round % 2], 1, LONG) }.unwrap();
@@ -173,7 +173,7 @@ fn a_late_signal_is_an_error_and_the_context_lives() {
             assert_eq!((late.waiting, late.peer, late.channel), (Waiting::Signal, 1, 7));
             assert_eq!(memory.late(), Some(late));
         }
-        // The memory is as it was, and new pads have new signals.
+        // The memory is unchanged, and a new rendezvous gives new pads.
         let again = Rendezvous::new(
             rank.rendezvous.group().clone(),
             memory.context(),

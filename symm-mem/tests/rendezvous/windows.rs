@@ -1,4 +1,4 @@
-//! Peers' buffers that come from NCCL's windows.
+//! Addresses of peers' buffers from NCCL's windows.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use symm_mem::{
 
 use crate::end_to_end::embedded::job::{Rank, options, run, soon};
 
-/// On `size` ranks, with memory that is a window of the world's communicator as long as `test` runs.
+/// Runs `test` on `size` ranks, with memory that is a window of the world's communicator during the test.
 fn with_windows(size: u32, release: i32, test: impl Fn(&Rank, &Communicator, &PeerMemory, &Window) + Sync) {
     run(
         size,
@@ -99,7 +99,7 @@ fn a_pool_tells_where_the_members_have_a_block() {
                 assert_eq!(found, vec![7 + peer; 1024]);
             }
             rank.world.barrier(soon()).unwrap();
-            // The peers keep the block, and so its segment.
+            // The peers' addresses keep the block, and so its segment.
             drop((first, block));
             let refused = pool.retire(&[0], &[&rank.world], Duration::from_secs(60)).unwrap_err();
             assert!(matches!(refused.refusal(), Some(Refusal::SegmentInUse { ordinal: 0, .. })), "{refused}");

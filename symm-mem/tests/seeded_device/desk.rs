@@ -1,4 +1,4 @@
-//! What one actor leaves for another.
+//! Queues between actors.
 
 use std::{
     collections::VecDeque,
@@ -31,13 +31,13 @@ impl<T> Desk<T> {
         self.signal.notify();
     }
 
-    /// Nothing more will come.
+    /// Closes the queue: no more items will come.
     pub(super) fn close(&self) {
         self.state().1 = true;
         self.signal.notify();
     }
 
-    /// The next item; `None` once the desk is closed, or when nothing came until `deadline`.
+    /// Returns the next item; `None` once the queue is closed, or if nothing came until `deadline`.
     pub(super) fn take(&self, what: &str, deadline: Option<Duration>) -> Option<T> {
         let waited = sched::wait(
             &self.signal,

@@ -1,4 +1,4 @@
-//! A rank's communicators through NCCL's raw table. Blocking calls suspend the actor that makes them.
+//! A rank's communicators, through NCCL's raw function table. Blocking calls suspend the actor that makes them.
 
 use std::{
     ffi::{c_int, c_void},
@@ -12,7 +12,7 @@ use symm_mem::agreement::Outcome;
 
 use super::desk::Desk;
 
-/// The code of an NCCL call.
+/// Makes an NCCL call, and returns its code.
 macro_rules! nccl {
     ($api:expr, $name:ident($($argument:expr),*)) => {{
         let function = $api.$name().expect(stringify!($name));
@@ -21,7 +21,7 @@ macro_rules! nccl {
     }};
 }
 
-/// An NCCL call that must succeed.
+/// Makes an NCCL call that must succeed.
 macro_rules! must {
     ($api:expr, $name:ident($($argument:expr),*)) => {{
         let code = nccl!($api, $name($($argument),*));
@@ -29,12 +29,12 @@ macro_rules! must {
     }};
 }
 
-/// A group of ranks on one rank.
+/// One rank's communicator for a group of ranks.
 pub(super) struct Group {
     pub(super) uid: u64,
     pub(super) members: Vec<u32>,
     api: Api,
-    /// The handle's number, until the communicator is destroyed or aborted: by whoever takes it.
+    /// The communicator's handle as a number, until a call takes it to destroy or abort the communicator.
     handle: Mutex<Option<usize>>,
 }
 
@@ -50,7 +50,7 @@ impl Group {
         Self::new(api, 0, (0..size).collect(), handle)
     }
 
-    /// Splits off the group of those members that give the same colour.
+    /// Splits off the group of the members with the same colour.
     pub(super) fn split(&self, uid: u64, color: impl Fn(u32) -> u32, rank: u32) -> Self {
         let mut child = ptr::null_mut();
         let own = color(rank);
@@ -69,7 +69,7 @@ impl Group {
         taken.map(|handle| handle as ncclComm_t)
     }
 
-    /// Frees whoever is inside the communicator. The first call does it.
+    /// Aborts the communicator, which ends blocked calls. Only the first call has an effect.
     pub(super) fn abort(&self) {
         if let Some(handle) = self.take() {
             must!(self.api, ncclCommAbort(handle));
@@ -83,7 +83,7 @@ impl Group {
         }
     }
 
-    /// Whether it was neither aborted nor destroyed.
+    /// Returns whether it was neither aborted nor destroyed.
     pub(super) fn is_alive(&self) -> bool {
         self.handle().is_some()
     }
@@ -104,7 +104,7 @@ impl Group {
         must!(self.api, ncclGroupStart());
         let mut failure = None;
         for ((at, bytes), handle) in windows.iter().zip(&mut handles) {
-            // The communicator may have been aborted while the call before was slow.
+            // The communicator may have been aborted during a slow previous call.
             let Some(comm) = self.handle() else { break };
             let at = at.0 as *mut c_void;
             let code = nccl!(
@@ -130,14 +130,14 @@ impl Group {
     }
 }
 
-/// How a registration ended.
+/// Result of a registration.
 pub(super) struct Registration {
     pub(super) outcome: Outcome,
     /// A call was refused on this rank alone, before it met the others.
     pub(super) refused: bool,
 }
 
-/// What the rank's service actor is asked to do.
+/// A request to the rank's service actor.
 pub(super) struct Job {
     pub(super) group: Arc<Group>,
     pub(super) context: Context,
@@ -145,7 +145,7 @@ pub(super) struct Job {
     pub(super) answer: Arc<Desk<Registration>>,
 }
 
-/// The rank's service actor: makes the calls that block in the library, so that the rank can keep its deadline.
+/// The rank's service actor. It makes the library's blocking calls, so that the rank can keep its deadline.
 pub(super) fn serve(jobs: &Desk<Job>) {
     while let Some(Job { group, context, windows, answer }) = jobs.take("windows to register", None) {
         let register = || answer.put(group.register(&windows));

@@ -1,4 +1,4 @@
-//! A rank's rendezvous: for its first block, over the memory that ranks of one process have of each other.
+//! A rank's rendezvous for its first block, with the memory that ranks of one process share.
 
 use std::{
     collections::BTreeMap,
@@ -22,10 +22,10 @@ use crate::{
     rendezvous::mapped,
 };
 
-/// Whose memory it is, of which rendezvous: the group, its number there, the rank.
+/// Key of shared memory: the group, the number of its rendezvous, and the owner.
 type Whose = (u64, u64, u32);
 
-/// What ranks lend each other while they meet.
+/// Memory that ranks share during a rendezvous.
 #[derive(Default)]
 pub(super) struct Offers(Mutex<BTreeMap<Whose, PhysicalMemory>>);
 
@@ -34,17 +34,17 @@ impl Offers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nothing of a dead rank can be had any more.
+    /// Removes the memory of a dead rank.
     pub(super) fn forget(&self, rank: u32) {
         self.lock().retain(|(.., owner), _| *owner != rank);
     }
 }
 
-/// Peers' first blocks, mapped with the segments that they lie in.
+/// Mappings of the segments that contain the peers' first blocks.
 type Peers = Vec<(u32, Mapping)>;
 
 impl Rank {
-    /// A rendezvous of a group.
+    /// Runs a rendezvous of a group.
     pub(super) fn meet(&mut self, uid: u64, deadline: Duration) -> Result<Ended, Killed> {
         let begun = sched::now();
         let Some(member) = self.members.get_mut(&uid) else { panic!("the rank is in the group") };
@@ -88,7 +88,7 @@ impl Rank {
         })
     }
 
-    /// What this rank tells the others.
+    /// This rank's record for the others.
     fn record(&self, uid: u64, number: u64, members: &[u32], deadline: Duration) -> Record {
         let block =
             self.first_block().map(|(place, _)| (place, &self.arena.segments()[place.ordinal as usize]));
@@ -124,7 +124,7 @@ impl Rank {
         }
     }
 
-    /// Maps what the others lend.
+    /// Maps the memory that the others share.
     fn map(&self, uid: u64, round: u64, records: &[Record], peers: &mut Peers) -> Outcome {
         if self.scenario.trouble == Trouble::CannotMap && self.rank == self.scenario.culprit {
             return Outcome::Failed { cause: "no addresses".to_owned() };
@@ -143,7 +143,7 @@ impl Rank {
         if gone.is_empty() { Outcome::Mapped } else { Outcome::Alone { gone } }
     }
 
-    /// Whether a peer's block holds what that rank has left there. It lies at the same place as this rank's.
+    /// Returns whether a peer's block holds the mark of that rank. The block has the same place as this rank's.
     fn finds_its_mark(&self, (rank, mapping): &(u32, Mapping)) -> bool {
         let Some((place, _)) = self.first_block() else { return false };
         let mut found = [0];

@@ -1,13 +1,17 @@
-//! Whole ranks on the embedded device under its one seeded scheduler: the machines of commits and of rendezvous over the
-//! store's machines, NCCL's raw table, and an arena over virtual memory that peers map.
+//! Whole ranks on the embedded device, under its seeded scheduler. They combine the state machines of commits and of
+//! rendezvous, the store's state machines, NCCL's raw function table, and an arena over virtual memory that peers
+//! map.
 //!
-//! Every rank is an actor with two helpers, as in life: a service that makes the calls which block in the library,
-//! and a watch that frees it when the members' verdict is that the group is dead. Everything that waits does so
-//! by the scheduler, on the virtual clock.
+//! Every rank is an actor with two helpers, as in a real program: a service actor that makes the library's blocking
+//! calls, and a watch actor that aborts the group if the members' verdict is that it is dead. All waits go through
+//! the scheduler, on the virtual clock.
 //!
-//! Checked for every seed: members are given the same result, before its deadline; nobody waits for ever; who is at
-//! fault is named; groups without the culprit go on; sums over windows are right, and so is what peers' memory holds;
-//! nothing leaks and nothing is misused, also where a rank dies; and the seed gives the same run again.
+//! Checked for every seed:
+//! - Members are given the same result, before its deadline, and no rank waits forever.
+//! - The culprit is named, and groups without it stay usable.
+//! - Sums over windows and the contents of peers' memory are correct.
+//! - Nothing leaks and nothing is misused, also if a rank dies.
+//! - The same seed repeats the same run.
 
 mod desk;
 mod library;
@@ -37,11 +41,11 @@ use self::{
 };
 use crate::{end_to_end::turn, simulation::Random};
 
-/// What came of a seed.
+/// Result of a seed.
 struct Run {
     scenario: Scenario,
     ended: Vec<Ended>,
-    /// How many calls were made to fail or to be slow.
+    /// Number of calls that were made to fail or to be slow.
     struck: u64,
     /// A hash of the scheduler's decisions.
     record: u64,
@@ -104,7 +108,7 @@ fn run(seed: u64) -> Run {
     Run { scenario, ended, struck, record: record.finish(), steps: history.len() }
 }
 
-/// How many seeds to run: `SYMM_MEM_DEVICE_SEEDS`, or enough for every trouble many times over.
+/// Number of seeds to run: `SYMM_MEM_DEVICE_SEEDS`, or enough to cover every trouble many times.
 fn seeds() -> u64 {
     std::env::var("SYMM_MEM_DEVICE_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(300)
 }
@@ -128,7 +132,7 @@ fn ranks_on_devices_agree_whatever_happens_and_a_seed_repeats_its_run() {
     records.sort_unstable();
     records.dedup();
     assert_eq!(records.len(), distinct, "two seeds give the same run");
-    // The scenarios reach every end that they are made for.
+    // The scenarios reach every result for which they are made.
     for name in [
         "committed and summed",
         "prefix",

@@ -1,5 +1,5 @@
-//! The store's machines under the seeded scheduler: a server and its clients, joined by links on which everything
-//! takes a drawn time, in fragments. What goes over one link stays in order, as TCP keeps it; links overtake each
+//! The store's state machines under the seeded scheduler: a server and its clients, joined by links. Every message
+//! takes a random time, in fragments. Data on one link stays in order, as with TCP; different links can overtake each
 //! other.
 
 use std::{
@@ -15,10 +15,10 @@ use process_group::store::machine::{
 
 use crate::simulation::Random;
 
-/// How long a client waits for an answer that needs no waiting.
+/// Time that a client waits for an answer that is available at once.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Bytes on their way, each piece with the time at which it arrives.
+/// Bytes in flight, each piece with its time of arrival.
 type Way = VecDeque<(Duration, Vec<u8>)>;
 
 #[derive(Debug, Default)]
@@ -45,7 +45,7 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// A store that `clients` clients will use; a message takes up to `slowest` µs.
+    /// A store for `clients` clients; a message takes up to `slowest` µs.
     pub(super) fn new(random: Random, slowest: u64, clients: u64) -> Self {
         let server =
             Server::new(ServerLimits { greeting: Duration::from_secs(60), ..ServerLimits::default() });
@@ -58,17 +58,17 @@ impl Network {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A rank is lost, as all are told at once.
+    /// Marks a rank as lost; all learn that at once.
     pub(super) fn lose(&self, rank: u32) {
         self.state().lost = Some(rank);
     }
 
-    /// Whether one of `members` is lost.
+    /// Returns whether one of `members` is lost.
     pub(super) fn has_lost(&self, members: &[u32]) -> bool {
         self.state().lost.is_some_and(|rank| members.contains(&rank))
     }
 
-    /// The store's actor: serves until all clients have come and gone.
+    /// The store's actor: serves until all clients have connected and closed.
     pub(super) fn serve(&self) {
         loop {
             let (due, over) = {
@@ -78,7 +78,7 @@ impl Network {
             match due {
                 None if over => return,
                 Some(due) if due <= sched::now() => self.state().serve_one(),
-                // A message that is sent meanwhile may arrive before the one that is waited for.
+                // A message that is sent meanwhile may arrive before the expected one.
                 due => wait(&self.signal, "a request to the store", due, || {
                     let state = self.state();
                     state.next_request().map(|(due, _)| due) != due
@@ -101,7 +101,7 @@ impl State {
         self.step(server::Input::Received(id, &bytes));
     }
 
-    /// Does all work that the input makes, also what takes the server several turns.
+    /// Handles an input and all resulting work, also if that takes several turns of the server.
     fn step(&mut self, input: server::Input<'_>) {
         self.turn(input);
         while self.server.wake_at() == Some(Duration::ZERO) {
@@ -118,7 +118,7 @@ impl State {
                     outputs.extend(self.server.step(server::Input::Sent(id, bytes.len()), sched::now()));
                     self.send(id, bytes, |link| &mut link.down);
                 }
-                // Requests are handed in as they arrive.
+                // Requests are passed in as they arrive.
                 server::Output::Read(_) => {}
                 server::Output::Close(id, why) => {
                     panic!("the store closes the connection of client {id}: {why}")
@@ -127,7 +127,7 @@ impl State {
         }
     }
 
-    /// Puts bytes on their way, sometimes in two pieces.
+    /// Sends bytes, sometimes in two pieces.
     fn send(&mut self, id: ClientId, mut bytes: Vec<u8>, way: fn(&mut Link) -> &mut Way) {
         let cut = match self.random.one_in(4) {
             true => self.random.below(bytes.len() as u64) as usize,
@@ -161,7 +161,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects and greets.
+    /// Connects, and sends the greeting.
     pub(super) fn open(network: Arc<Network>) -> Self {
         let id = {
             let mut state = network.state();
@@ -178,14 +178,14 @@ impl Connection {
         connection
     }
 
-    /// Serves a request that does not wait.
+    /// Makes a request that does not wait.
     pub(super) fn ask(&mut self, request: Request) -> Option<Reply> {
         let name = request.name();
         self.drive(client::Input::Call(Call::Now(request)))
             .unwrap_or_else(|failure| panic!("the store does not serve {name}: {failure:?}"))
     }
 
-    /// The value under `key`, once it is there; `None` if it is not until `deadline`.
+    /// Returns the value under `key` once it exists; `None` if it does not until `deadline`.
     pub(super) fn get(&mut self, key: String, deadline: Duration) -> Option<Vec<u8>> {
         let key = key.into_bytes();
         let then = Some(Request::Get { key: key.clone() });
@@ -215,7 +215,7 @@ impl Connection {
         }
     }
 
-    /// The next bytes, or `None` when the machine's timer is due.
+    /// Returns the next bytes, or `None` when the machine's timer is due.
     fn receive(&mut self) -> Option<Vec<u8>> {
         let timer = self.machine.wake_at();
         loop {
@@ -232,7 +232,7 @@ impl Connection {
         }
     }
 
-    /// When the next bytes arrive.
+    /// Time of arrival of the next bytes.
     fn due(&self) -> Option<Duration> {
         self.network.state().links.get(&self.id)?.down.front().map(|(due, _)| *due)
     }

@@ -1,4 +1,4 @@
-//! What must hold of a run.
+//! Checks of a run.
 
 use std::collections::BTreeMap;
 
@@ -13,19 +13,19 @@ use super::{
     scenario::{DEADLINE, Scenario, Trouble},
 };
 
-/// How often which result came of a meeting.
+/// Number of meetings for each result.
 pub(super) type Tally = BTreeMap<&'static str, u64>;
 
-/// A meeting, as its members were told of it, and what its scenario makes likely.
+/// A meeting: its results on the members, and the scenario that explains them.
 struct Told<'a> {
     ended: &'a [&'a Ended],
     scenario: &'a Scenario,
     members: &'a [u32],
-    /// Whether it was the last of its group, which has all the time that it takes.
+    /// It is the last meeting of its group, which has ample time.
     last: bool,
     /// The first request for which the culprit's device had no memory.
     lacking: Option<u64>,
-    /// What to begin a complaint with.
+    /// Prefix of failure messages.
     at: String,
 }
 
@@ -43,7 +43,7 @@ pub(super) fn check(seed: u64, run: &Run, tally: &mut Tally) {
         let (first, members) = (ended[0], &ended[0].members);
         let at =
             format!("seed {seed}, {trouble:?} on rank {culprit}, group {group} {members:?}, round {round}");
-        // Who is dead is told nothing, nor is who knows of it before it begins.
+        // A dead rank has no result. Neither has a rank that learns of the death before it begins.
         let is_bereft = matches!(trouble, Trouble::Killed(_)) && members.contains(&culprit);
         let expected = members.iter().filter(|rank| trouble != Trouble::Absent || **rank != culprit).count();
         assert!(is_bereft || ended.len() == expected, "{at}: {ended:#?}");
@@ -75,17 +75,17 @@ pub(super) fn check(seed: u64, run: &Run, tally: &mut Tally) {
 }
 
 impl Told<'_> {
-    /// Whether the culprit is a member.
+    /// Returns whether the culprit is a member.
     fn is_affected(&self) -> bool {
         self.members.contains(&self.scenario.culprit)
     }
 
-    /// Whether there is somebody to whom the culprit can be different.
+    /// Returns whether the culprit and another rank are members, so that they can differ.
     fn is_parted(&self) -> bool {
         self.is_affected() && self.members.len() > 1
     }
 
-    /// The result of a commit is one that the trouble makes, and names the culprit.
+    /// Checks that the scenario explains the result of a commit, and that the result names the culprit.
     fn check_commit(&self, result: &Result<Agreed, Ending>, was_poisoned: bool) {
         let Self { scenario, members, lacking, at, .. } = self;
         let Scenario { trouble, culprit, extra_at, .. } = **scenario;
@@ -153,7 +153,7 @@ impl Told<'_> {
                 assert!(matches!(trouble, Trouble::RegistrationFails(_)), "{at}: {poison}");
                 let refused = ended.iter().find(|it| it.refused).map(|it| it.rank);
                 assert!(was_poisoned || refused == Some(*rank), "{at}: {poison}, but {refused:?}");
-                // Whoever was blocked in the library is freed by the verdict, long before it would give up.
+                // The verdict frees blocked ranks from the library, long before their own deadline.
                 let all_here = ended.iter().map(|it| it.begun).max().unwrap_or_default();
                 let freed = ended.iter().all(|it| it.ended < all_here + DEADLINE / 8);
                 assert!(was_poisoned || freed, "{at}: {ended:#?}");
@@ -161,16 +161,16 @@ impl Told<'_> {
             Poison::MembersLost { missing, .. } if matches!(trouble, Trouble::Killed(_)) => {
                 self.check_lost(missing, &poison.to_string());
             }
-            // A registration that is only slow has the time that it takes.
+            // A slow registration gets the time that it needs.
             other => panic!("{at}: {other}"),
         }
     }
 
-    /// The result of a rendezvous is one that the trouble makes, and names the culprit.
+    /// Checks that the scenario explains the result of a rendezvous, and that the result names the culprit.
     fn check_meeting(&self, result: &Result<u64, protocol::Ending>) {
         let Self { scenario, lacking, at, .. } = self;
         let Scenario { trouble, culprit, extra_at, .. } = **scenario;
-        // What the culprit comes with is no block of the others, or none at all.
+        // The culprit comes with another block than the others, or with none.
         let is_other = matches!(trouble, Trouble::Extra(_)) && extra_at == 0 && self.is_parted();
         let is_none = *lacking == Some(0) && self.is_affected();
         let refusal = match result {
@@ -206,26 +206,27 @@ impl Told<'_> {
         }
     }
 
-    /// Who knows that a rank is dead waits no longer for the outcomes of the others either.
+    /// The culprit must be missing. Others may be too, since a rank that knows of the death does not wait for their
+    /// outcomes.
     fn check_lost(&self, missing: &[u32], text: &str) {
         let Self { scenario: Scenario { culprit, .. }, members, at, .. } = self;
         assert!(missing.contains(culprit), "{at}: {text}");
         assert!(missing.iter().all(|rank| members.contains(rank)), "{at}: {text}");
     }
 
-    /// Ranks did not come, for which there is a reason; what is last waits for all that live.
+    /// Checks that there is a reason for the missing ranks. The last meeting must not miss a living rank.
     fn check_missing(&self, missing: Vec<u32>, text: &str) {
         let Self { scenario: Scenario { trouble, culprit, .. }, members, last, at, .. } = self;
         assert!(missing.iter().all(|rank| members.contains(rank)), "{at}: {text}");
         match trouble {
-            // Missing is the dead, or who knew of it and did not begin.
+            // The dead rank is missing, or a rank that knew of the death and did not begin.
             Trouble::Killed(_) => {
                 let began = |rank: &u32| self.ended.iter().any(|it| it.rank == *rank);
                 assert!(self.is_affected() && !missing.iter().any(began), "{at}: {text}");
                 return;
             }
             Trouble::Absent if self.is_affected() => assert_eq!(missing, [*culprit], "{at}: {text}"),
-            // Whoever waited for the culprit elsewhere may come too late here.
+            // A rank that waited for the culprit elsewhere may arrive too late here.
             Trouble::Absent | Trouble::Late(_) | Trouble::Swapped | Trouble::RegistrationSlow(..) => {}
             _ => panic!("{at}: {text}"),
         }

@@ -1,4 +1,5 @@
-//! One rank: a device, an arena over its virtual memory, groups, and the machines of its meetings over the store's.
+//! One rank: a device, an arena over its virtual memory, its groups, and the state machines of its meetings and of
+//! the store.
 
 use std::{
     collections::BTreeMap,
@@ -37,21 +38,21 @@ use super::{
 use crate::commit::offer::{operation, segment};
 
 const MIB: u64 = 1 << 20;
-/// How many floats are summed.
+/// Number of floats in a sum.
 const COUNT: usize = 256;
-/// Where in its first block a rank leaves its mark for peers, in bytes: behind what is summed.
+/// Byte offset of the mark for peers in a rank's first block: behind the summed floats.
 pub(super) const MARK: usize = 4 * COUNT;
-/// How often who waits for a member looks whether that is lost.
+/// Interval at which a rank that waits for a member checks whether it is lost.
 const GLANCE: Duration = Duration::from_millis(50);
 
-/// What members were told.
+/// Result of a meeting on a member.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Said {
     Commit(Result<Agreed, Ending>),
     Meet(Result<u64, protocol::Ending>),
 }
 
-/// A meeting as it went on one rank.
+/// A meeting on one rank.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Ended {
     pub(super) rank: u32,
@@ -64,21 +65,21 @@ pub(super) struct Ended {
     pub(super) deadline: Duration,
     /// A registration call was refused on this rank.
     pub(super) refused: bool,
-    /// Whether a sum over the group was right, or what peers' memory holds, if that was looked at.
+    /// The sum over the group was correct, or the contents of peers' memory were; `None` if that was not checked.
     pub(super) right: Option<bool>,
-    /// The first of the rank's requests for which its device had no memory.
+    /// The first request of the rank for which its device had no memory.
     pub(super) lacking: Option<u64>,
 }
 
-/// The rank is dead: it does nothing more.
+/// The rank is dead, and does nothing more.
 pub(super) struct Killed;
 
-/// The word that a rank leaves for its peers.
+/// The mark of a rank for its peers.
 pub(super) fn mark(rank: u32) -> u32 {
     0x6d61_0000 + rank
 }
 
-/// What a rank starts from.
+/// Initial state of a rank.
 pub(super) struct Start {
     pub(super) rank: u32,
     pub(super) scenario: Scenario,
@@ -87,7 +88,7 @@ pub(super) struct Start {
     pub(super) id: ncclUniqueId,
     pub(super) network: Arc<Network>,
     pub(super) offers: Arc<Offers>,
-    /// Every rank's.
+    /// The queues of every rank.
     pub(super) desks: Vec<Arc<Desks>>,
 }
 
@@ -104,11 +105,11 @@ pub(super) struct Rank {
     pub(super) scenario: Scenario,
     pub(super) context: Context,
     stream: Stream,
-    /// What others have taken of the device.
+    /// Memory that fills the device, if the scenario limits it.
     taken: Option<DeviceMemory>,
     pub(super) source: Arc<VirtualMemorySource>,
     pub(super) arena: SymmetricArena,
-    /// One for each request.
+    /// The block of each request.
     blocks: Vec<Option<Placement>>,
     pub(super) lacking: Option<u64>,
     pub(super) members: BTreeMap<u64, Member>,
@@ -119,7 +120,7 @@ pub(super) struct Rank {
     desks: Vec<Arc<Desks>>,
 }
 
-/// The rank's actor: from its communicators to their end.
+/// The rank's actor, from joining its communicators to their end.
 pub(super) fn live(start: Start) -> Vec<Ended> {
     let _leave = Leave(start.desks[start.rank as usize].clone());
     let mut rank = Rank::join(start);
@@ -180,7 +181,7 @@ impl Rank {
         }
     }
 
-    /// Makes the rank's requests, and leaves its mark in the first block.
+    /// Makes the rank's requests, and writes its mark into the first block.
     fn allocate(&mut self) {
         if let Some(left) = self.scenario.left(self.rank) {
             let (free, _) = self.context.memory_info().expect("the device is well");
@@ -203,7 +204,7 @@ impl Rank {
         }
     }
 
-    /// The block of the first request, if it has one.
+    /// The block of the first request, if there was memory for it.
     pub(super) fn first_block(&self) -> Option<(Placement, DevicePtr)> {
         let placement = (*self.blocks.first()?)?;
         Some((placement, DevicePtr(self.arena.address(placement)?)))
@@ -222,7 +223,7 @@ impl Rank {
         for group in order {
             self.visit(group, Policy::Strict, DEADLINE, ended)?;
         }
-        // Once more, with all the time that it takes: what can be agreed on is.
+        // Once more with ample time: the ranks must agree as far as they can.
         let absent = |members: &[u32]| trouble == Trouble::Absent && members.contains(&culprit);
         let order: Vec<u64> =
             self.members.iter().filter(|(_, it)| !absent(&it.group.members)).map(|(uid, _)| *uid).collect();
@@ -232,7 +233,7 @@ impl Rank {
         Ok(())
     }
 
-    /// A commit for a group, and then a rendezvous of it: none for a group that is over.
+    /// Runs a commit for a group, and then a rendezvous, unless the group has ended.
     fn visit(
         &mut self,
         group: u64,
@@ -254,7 +255,7 @@ impl Rank {
         self.members.get(&group).is_some_and(|it| self.network.has_lost(&it.group.members))
     }
 
-    /// One more step of a meeting.
+    /// Counts one more step of a meeting.
     pub(super) fn step(&mut self) -> Result<(), Killed> {
         self.steps += 1;
         let dies = self.rank == self.scenario.culprit && self.scenario.trouble == Trouble::Killed(self.steps);
@@ -273,7 +274,8 @@ impl Rank {
         drop((stream, taken));
     }
 
-    /// The rank's process ends: its connection, and what the system takes back; the others' watchdogs are told.
+    /// Ends the rank's process: its connection and the resources that the system frees. The others' watchdogs are
+    /// told.
     fn die(self) {
         let Self { rank, context, stream, taken, arena, members, store, network, offers, desks, .. } = self;
         network.lose(rank);
@@ -334,7 +336,7 @@ impl Rank {
         }
     }
 
-    /// Runs the commit's machine to its end.
+    /// Runs the commit's state machine to its end.
     fn agree(
         &mut self,
         mut machine: Commit,
@@ -365,13 +367,21 @@ impl Rank {
         }
     }
 
-    /// Asks the store. Nobody is waited for once one of `members` is lost.
+    /// Makes a request to the store. A wait ends once one of `members` is lost.
     pub(super) fn ask(&mut self, output: Output, members: &[u32]) -> Input {
         match output {
             Output::Set { key, value } => match self.store.ask(Request::Set { key: key.into(), value }) {
                 None => Input::Stored,
                 other => panic!("{other:?} in answer to set"),
             },
+            Output::Post { key, value } => {
+                let request =
+                    Request::CompareSet { key: key.into(), expected: Vec::new(), new: value.clone() };
+                match self.store.ask(request) {
+                    Some(Reply::Bytes(stands)) if stands == value => Input::Stored,
+                    other => panic!("{other:?} in answer to a post of {value:?}"),
+                }
+            }
             Output::Add { key } => match self.store.ask(Request::Add { key: key.into(), delta: 1 }) {
                 Some(Reply::Integer(count)) => Input::Count(count.unsigned_abs()),
                 other => panic!("{other:?} in answer to add"),
@@ -399,7 +409,7 @@ impl Rank {
     }
 
     fn stands(&mut self, key: &str, until: Duration, members: &[u32]) -> Input {
-        // To look costs steps, and nobody is lost where nobody dies.
+        // Polling costs steps, and no rank is lost unless one dies.
         let looks = matches!(self.scenario.trouble, Trouble::Killed(_));
         loop {
             let glance = if looks { until.min(sched::now() + GLANCE) } else { until };
@@ -435,13 +445,14 @@ impl Rank {
         });
         let registration = answer.take("the registration of windows", Some(until));
         over.store(true, Relaxed);
-        // Who was freed because a member is lost says no more than that it waited for it.
+        // A rank that was freed because a member is lost reports only that it was blocked.
         let registration =
             registration.filter(|_| !self.network.has_lost(&group.members) || group.is_alive());
         registration.map_or((Outcome::Blocked, false), |Registration { outcome, refused }| (outcome, refused))
     }
 
-    /// Sums over the group in the first block, if that lies in a committed segment. Whether the sum is right.
+    /// Sums over the group in the first block, if that lies in a committed segment. Returns whether the sum is
+    /// correct.
     fn sum(&mut self, group: &Group, committed: u64) -> Option<bool> {
         let (block, at) = self.first_block()?;
         if u64::from(block.ordinal) >= committed {
@@ -454,7 +465,7 @@ impl Rank {
         let reduce = || group.all_reduce(at, COUNT, &self.stream);
         self.context.with_current(reduce).expect("the device is well");
         let made = self.stream.synchronize();
-        // Freed, since a member was lost before it had come.
+        // The call was aborted, because a member was lost before it arrived.
         if !group.is_alive() {
             return None;
         }

@@ -1,4 +1,4 @@
-//! What a seed chooses: how many ranks there are, what they allocate, and what goes wrong.
+//! Random choices of a seed: the number of ranks, their allocations, and the fault.
 
 use std::time::Duration;
 
@@ -9,26 +9,27 @@ use crate::simulation::Random;
 
 const MIB: u64 = 1 << 20;
 
-/// What a meeting is given at first.
+/// Deadline of the first meetings.
 pub(super) const DEADLINE: Duration = Duration::from_secs(1);
-/// What it is given afterwards: enough for a rank that has waited for the absent in all its other groups.
+/// Deadline of later meetings: enough for a rank that has waited for absent ranks in all of its other groups.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What goes wrong.
+/// The fault of a scenario.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Trouble {
     None,
-    /// The culprit allocates so many bytes more: segments that the others do not have, or no more than a block.
+    /// The culprit allocates this many bytes more: in segments that the others do not have, or only in a further
+    /// block.
     Extra(u64),
-    /// The culprit's device has so many bytes for its pool.
+    /// The culprit's device has this many bytes for its pool.
     Exhausted(u64),
-    /// The culprit comes so much later.
+    /// The culprit arrives this much later.
     Late(Duration),
     /// The culprit does not commit.
     Absent,
-    /// The registration of this number fails on whichever rank makes it.
+    /// The registration with this number fails, on any rank.
     RegistrationFails(u64),
-    /// The registration of this number takes so long.
+    /// The registration with this number takes this long.
     RegistrationSlow(u64, Duration),
     /// The culprit visits its groups in the opposite order.
     Swapped,
@@ -47,9 +48,9 @@ pub(super) struct Scenario {
     pub(super) size: u32,
     pub(super) trouble: Trouble,
     pub(super) culprit: u32,
-    /// What every rank allocates, in bytes.
+    /// The allocations of every rank, in bytes.
     pub(super) blocks: Vec<u64>,
-    /// Before which of them the culprit allocates what is extra.
+    /// Index of the allocation before which the culprit makes the extra one.
     pub(super) extra_at: usize,
     /// The longest time of a message, in µs.
     pub(super) slowest: u64,
@@ -67,19 +68,20 @@ impl Scenario {
         let share = |random: &mut Random, sixteenths| DEADLINE / 16 * (random.below(sixteenths) as u32);
         let trouble = match random.below(13) {
             0 => Trouble::None,
-            // No block of all ranks has one of these sizes.
+            // These sizes differ from all sizes of the common blocks.
             1 => Trouble::Extra(*random.pick(&[20 * MIB, MIB / 2])),
             2 => Trouble::Late(share(random, 32)),
             3 => Trouble::Absent,
             4 => Trouble::RegistrationFails(1 + random.below(12)),
-            // Less than a member waits for another: then the service actor is free for the rank's next group in time.
+            // Less than the wait of a member for another: then the service actor is free in time for the rank's next
+            // group.
             5 => Trouble::RegistrationSlow(1 + random.below(12), share(random, 7)),
             6 => Trouble::Swapped,
             7 => Trouble::Exhausted(2 * MIB * random.below(10)),
             8 => Trouble::OtherRelease,
             9 => Trouble::OtherEnvironment,
             10 => Trouble::CannotMap,
-            // Early ends are of strict commits, late ones of those that have time.
+            // Small numbers kill the rank in a strict commit, large ones in a meeting with ample time.
             _ => {
                 let scale = *random.pick(&[15, 50, 150]);
                 Trouble::Killed(1 + random.below(scale))
@@ -95,7 +97,7 @@ impl Scenario {
         }
     }
 
-    /// What is done to the library.
+    /// The fault to inject into the library.
     pub(super) fn injection(&self) -> Option<Injection> {
         const CALL: &str = "ncclCommWindowRegister";
         match self.trouble {
@@ -110,7 +112,7 @@ impl Scenario {
         }
     }
 
-    /// What `rank` allocates.
+    /// The allocations of `rank`, in bytes.
     pub(super) fn requests(&self, rank: u32) -> Vec<u64> {
         let mut requests = self.blocks.clone();
         if let Trouble::Extra(bytes) = self.trouble
@@ -121,7 +123,7 @@ impl Scenario {
         requests
     }
 
-    /// What `rank` says of its library.
+    /// The library's capabilities on `rank`.
     pub(super) fn capabilities(&self, rank: u32) -> Capabilities {
         let (library, windows) = (22809, WindowSupport::Available);
         match self.trouble {
@@ -134,7 +136,7 @@ impl Scenario {
         }
     }
 
-    /// What is left of `rank`'s device for its pool, in bytes, if that is not all.
+    /// Bytes of `rank`'s device that are left for its pool; `None` if all are.
     pub(super) fn left(&self, rank: u32) -> Option<u64> {
         match self.trouble {
             Trouble::Exhausted(left) if rank == self.culprit => Some(left),

@@ -1,4 +1,4 @@
-//! What the actors of a rank have of each other, and the one that watches.
+//! Shared state of a rank's actors, and its watch actor.
 
 use std::{
     sync::{
@@ -16,7 +16,7 @@ use super::{
     network::{Connection, Network},
 };
 
-/// What the actors of a rank share.
+/// State that the actors of a rank share.
 #[derive(Default)]
 pub(super) struct Desks {
     pub(super) jobs: Desk<Job>,
@@ -31,15 +31,15 @@ impl Desks {
     }
 }
 
-/// What the rank's watch is asked to do.
+/// A request to the rank's watch actor.
 pub(super) enum Watch {
-    /// Free the group if the members' verdict is that it is dead.
+    /// Abort the group if the members' verdict is that it is dead.
     Verdict { group: Arc<Group>, key: String, until: Duration, over: Arc<AtomicBool> },
-    /// Free the groups of a rank that is lost.
+    /// Abort the groups of a rank that is lost.
     Lost(u32),
 }
 
-/// The rank's watching actor.
+/// The rank's watch actor.
 pub(super) fn watch(network: Arc<Network>, desks: &Desks) {
     let mut store = Connection::open(network);
     while let Some(watch) = desks.watches.take("something to watch", None) {
@@ -58,7 +58,7 @@ pub(super) fn watch(network: Arc<Network>, desks: &Desks) {
     }
 }
 
-/// Closes the desks when the rank ends, also by a panic.
+/// Closes the queues when the rank ends, also by a panic.
 pub(super) struct Leave(pub(super) Arc<Desks>);
 
 impl Drop for Leave {

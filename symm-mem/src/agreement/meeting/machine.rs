@@ -1,15 +1,15 @@
 //! A member's part in one meeting, as a state machine: no thread, socket, clock or lock.
 //!
-//! The driver gives [`Meeting::step`] an input and the time, does what the output says, and gives the answer back as the
-//! next input. The phases, and what they may take, in sixteenths of a deadline, with the floors of a
+//! The driver gives [`Meeting::step`] an input and the time, executes the output, and returns the answer as the next
+//! input. The phases and their limits, in sixteenths of a deadline, with the lower bounds of a
 //! [commit](crate::agreement::Commit):
 //!
-//! | phase | what | until |
+//! | phase | action | limit |
 //! |---|---|---|
-//! | arrival | the rank posts what it comes with; [`Contribution::decide`] | 8, of the rank's own deadline |
-//! | opening | [`Output::Open`], unless nobody lacks anything | 4, of the longest deadline |
-//! | outcome | every member posts how it went; [`verdict`] | 2, of the longest deadline |
-//! | farewell | the rank says that it has read; who sees that all have removes the keys | none: it does not wait |
+//! | arrival | the rank posts its contribution; [`Contribution::decide`] | 8, of the rank's own deadline |
+//! | opening | [`Output::Open`], unless no member lacks anything | 4, of the longest deadline |
+//! | outcome | every member posts its outcome; [`verdict`] | 2, of the longest deadline |
+//! | acknowledgement | the rank posts that it has read the result; a rank that finds all acknowledgements removes the keys | none: it does not wait |
 
 use std::time::Duration;
 
@@ -22,60 +22,60 @@ use crate::agreement::{
     wire::Message,
 };
 
-/// What the driver tells the machine.
+/// An input from the driver to the state machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Input {
-    /// To begin, and then the store's answers to [`Output::Store`].
+    /// The start, and then the store's answers to [`Output::Store`].
     Store(Answer),
     /// The answer to [`Output::Open`].
     Opened(Outcome),
 }
 
-/// What the machine wants from its driver.
+/// A request of the state machine to its driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output<C: Contribution> {
     /// A request to the store: `Set`, `Add`, `Fetch`, `Propose` or `Await`.
     Store(Request),
-    /// Give the others what they lack of this rank's memory, and open what it lacks of theirs.
+    /// Share this rank's memory with the peers that lack it, and open the peers' memory that this rank lacks.
     Open {
-        /// What all look at for it.
+        /// The data that all members need for that.
         opening: C::Opening,
-        /// When to give up.
+        /// The time limit.
         until: Duration,
     },
     /// The meeting has ended.
     Done(Conclusion<C>),
 }
 
-/// How a meeting ended on this member.
+/// The conclusion of a meeting on this member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conclusion<C: Contribution> {
-    /// What it gave.
+    /// The agreement, or the reason for its failure.
     pub result: Result<C::Agreed, Ending<C>>,
-    /// Keys that all have read: to be removed.
+    /// The keys that all members have read, to be removed.
     pub read: Vec<String>,
 }
 
-/// Why a meeting gave nothing.
+/// The reason why a meeting ended without an agreement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending<C: Contribution> {
-    /// It gave no member anything.
+    /// The meeting was refused on all members.
     Refused(C::Refusal),
-    /// This member could not reach the store: the others may have what was agreed, and will miss it there.
+    /// This member could not reach the store. The others may hold the agreement, and will miss this member.
     StoreFailed,
-    /// What stands in the store cannot be read: another program writes there.
+    /// A value in the store cannot be decoded: another program writes there.
     Unreadable(Malformed),
-    /// The driver answered something that was not asked.
+    /// The driver gave an input that was not requested.
     OutOfStep,
 }
 
 impl<C: Contribution> Ending<C> {
-    /// Whether all members were given this, and for another reason than that some of them are missing.
+    /// Returns true if all members got this ending, for another reason than missing members.
     pub(crate) fn is_agreed(&self) -> bool {
         matches!(self, Ending::Refused(_)) && !self.is_of_the_missing()
     }
 
-    /// Whether members did not come, or were lost.
+    /// Returns true if members did not come, or were lost.
     pub(crate) fn is_of_the_missing(&self) -> bool {
         matches!(self, Ending::Refused(refusal) if C::is_of_the_missing(refusal))
     }
@@ -93,7 +93,8 @@ enum Phase<C: Contribution> {
         agreed: C::Agreed,
         vote: Vote,
     },
-    /// Posting that this rank has read, then looking who else has.
+    /// The acknowledgement phase: posts that this rank has read the result, then checks the other members'
+    /// acknowledgements.
     Farewell {
         result: Result<C::Agreed, Ending<C>>,
         posted: bool,
@@ -112,13 +113,13 @@ pub struct Meeting<C: Contribution> {
 }
 
 impl<C: Contribution> Meeting<C> {
-    /// The meeting to which this rank comes with `own`, of `members` (ranks of the job, in the group's order). `prefix`
-    /// begins its keys, and those of no other meeting.
+    /// Creates the meeting of `members` (ranks of the job, in the group's order) with the contribution `own` of this
+    /// rank. Its keys begin with `prefix`, which no other meeting uses.
     pub fn new(prefix: String, own: C, members: Vec<u32>) -> Self {
         Self { prefix, own, members, begun: Duration::ZERO, phase: Phase::Begin }
     }
 
-    /// Takes an input at the time `now` (since any fixed moment) and says what to do next.
+    /// Processes an input at the time `now` (since any fixed moment) and returns the next request.
     pub fn step(&mut self, input: Input, now: Duration) -> Output<C> {
         let phase = std::mem::replace(&mut self.phase, Phase::Done);
         match (phase, input) {
@@ -167,7 +168,7 @@ impl<C: Contribution> Meeting<C> {
         Output::Store(ask)
     }
 
-    /// What this member would have all do, from what is there.
+    /// Returns this member's decision for all, from the posted contributions.
     fn decide(&self, posted: &[Option<Vec<u8>>], now: Duration) -> Decision<C> {
         let mut contributions = Vec::new();
         let mut missing = Vec::new();
@@ -254,8 +255,8 @@ impl<C: Contribution> Meeting<C> {
         format!("{}/read/{rank}", self.prefix)
     }
 
-    /// Everything that the members may have written. What they have read comes last: while it is there, whoever looks
-    /// finds that all have.
+    /// All keys that the members may have written. The acknowledgements come last: while they exist, every member
+    /// that looks finds them complete.
     fn all_keys(&self) -> Vec<String> {
         let votes = ["records", "outcomes"].map(|name| self.vote_prefix(name));
         let mut keys: Vec<String> = votes

@@ -1,9 +1,10 @@
-//! What a [rendezvous](crate::rendezvous::protocol) and an [exchange](crate::exchange::protocol) are alike in: each member
-//! says what it comes with, all decide, each opens what the others lend it, and all have it or none.
+//! The common part of a [rendezvous](crate::rendezvous::protocol) and an [exchange](crate::exchange::protocol). Each
+//! member posts its contribution, all decide, and each opens the memory that the others share. All members succeed or
+//! none.
 //!
-//! - [`Contribution`]: what a member comes with; all that is particular to one kind of meeting.
-//! - [`Decision`], [`Outcome`], [`verdict`]: what all do, how it went on each, and what they make of that.
-//! - [`Failure`]: what every kind of meeting can end with.
+//! - [`Contribution`]: the message of a member, and everything specific to one kind of meeting.
+//! - [`Decision`], [`Outcome`], [`verdict`]: the common decision, the outcome on each member, and the common result.
+//! - [`Failure`]: the failures common to all kinds of meetings.
 //! - [`Meeting`]: one member's part in one meeting.
 
 mod machine;
@@ -14,55 +15,55 @@ pub use outcome::{Failure, Outcome, Verdict, verdict};
 
 use super::wire::{Message, Wire, wire_enum};
 
-/// What a member comes with, which is what it posts; and with it what the meeting is about: the records of the two kinds
-/// of meeting, and nothing outside of this crate.
+/// The message that a member posts in a meeting. Its type defines the kind of meeting. It is implemented by the
+/// records of the two kinds of meeting, and by no type outside of this crate.
 pub trait Contribution: Message {
-    /// What all look at to open what they lack.
+    /// The data that members need to open the memory that they lack.
     type Opening: Wire;
-    /// What the meeting gives.
+    /// The result of a meeting.
     type Agreed: Wire;
-    /// Why it gives nothing, in the words that every member is given.
+    /// The reason for a refused meeting, equal on all members.
     type Refusal: Wire + From<Failure>;
 
-    /// The kind of the message that a [`Decision`] is.
+    /// The message kind of a [`Decision`].
     const DECISION: u8;
-    /// The kind of the message that a [`Verdict`] is.
+    /// The message kind of a [`Verdict`].
     const VERDICT: u8;
 
-    /// Whose it is, a rank of the job.
+    /// The sender, as a rank of the job.
     fn rank(&self) -> u32;
 
-    /// Whether `refusal` says no more than that members did not come, or were lost.
+    /// Returns true if `refusal` only reports that members did not come, or were lost.
     fn is_of_the_missing(refusal: &Self::Refusal) -> bool;
 
-    /// The time that the meeting may take, in milliseconds.
+    /// The rank's deadline for the meeting, in milliseconds.
     fn deadline_ms(&self) -> u64;
 
-    /// Decides what the members do, from what all of them came with, in the order of the group.
+    /// Decides from the contributions of all members, in the order of the group.
     fn decide(contributions: &[Self]) -> Decision<Self>;
 
-    /// What the meeting gives this member once all have opened what they lack.
+    /// The result for this member after all members have opened the memory that they lack.
     fn agreed(&self, opening: &Self::Opening) -> Self::Agreed;
 }
 
-/// What all members do.
+/// The decision that all members follow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision<C: Contribution> {
-    /// Each opens what it lacks of the others' memory; then all say how it went.
+    /// Each member opens the memory that it lacks, then posts its outcome.
     Open {
-        /// What they have to know for it.
+        /// The data needed for that.
         opening: C::Opening,
-        /// The longest deadline among them, in milliseconds: the budgets of what follows.
+        /// The longest deadline among the members, in milliseconds. It sets the budgets of the later phases.
         deadline_ms: u64,
     },
-    /// Nobody lacks anything.
+    /// No member lacks anything.
     Settled {
-        /// What all have.
+        /// The result on all members.
         agreed: C::Agreed,
     },
     /// Nothing is opened.
     Refuse {
-        /// Why.
+        /// The reason.
         refusal: C::Refusal,
     },
 }

@@ -1,4 +1,4 @@
-//! How opening went on each member, and what all make of it.
+//! The outcome of opening on each member, and the common result.
 
 use std::collections::BTreeSet;
 
@@ -8,14 +8,14 @@ use crate::agreement::{
     wire::{Message, wire_enum},
 };
 
-/// How opening the others' memory ended on one rank.
+/// The outcome of opening the others' memory on one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// All of it is mapped.
     Mapped,
-    /// A call failed, or what a peer sent was wrong.
+    /// A call failed, or a peer sent invalid data.
     Failed {
-        /// What.
+        /// A description of the failure.
         cause: String,
     },
     /// Peers are gone, or did not answer.
@@ -30,14 +30,14 @@ impl Message for Outcome {
     const KIND: u8 = 18;
 }
 
-/// What the members make of their outcomes.
+/// The common result of the members' outcomes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict<C: Contribution> {
-    /// All have all.
+    /// All members have opened all memory.
     Opened,
-    /// All let go of what they have opened.
+    /// All members close the memory that they have opened.
     Failed {
-        /// Why.
+        /// The reason.
         refusal: C::Refusal,
     },
 }
@@ -47,46 +47,47 @@ impl<C: Contribution> Message for Verdict<C> {
     const KIND: u8 = C::VERDICT;
 }
 
-/// What a meeting can end with, whatever it is about.
+/// The failures common to all kinds of meetings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
-    /// Ranks, ascending, did not come within this time.
+    /// Ranks did not come within the deadline.
     Absent {
-        /// The ranks.
+        /// The missing ranks, ascending.
         missing: Vec<u32>,
-        /// How long they were waited for.
+        /// The time that the others waited, in milliseconds.
         waited_ms: u64,
     },
-    /// What a rank came with cannot be read.
+    /// A rank's contribution cannot be decoded.
     Unreadable {
         /// The rank.
         rank: u32,
-        /// Why not.
+        /// The decoding error.
         cause: String,
     },
-    /// Ranks speak different versions of the protocol.
+    /// Ranks use different versions of the protocol.
     Versions {
         /// Each rank's version.
         versions: Split<u16>,
     },
-    /// A rank could not open what it lacks, or lend its own.
+    /// A rank could not open the memory that it lacks, or share its own.
     Opening {
         /// The rank, the lowest of several.
         rank: u32,
-        /// Why not.
+        /// A description of the failure.
         cause: String,
     },
     /// Ranks were lost after all had come.
     Lost {
-        /// The ranks that did not say how it went, ascending; if all did, those that others found gone.
+        /// The ranks that posted no outcome, ascending. If all did, the ranks that others found gone.
         missing: Vec<u32>,
-        /// Those that waited for them in vain.
+        /// The ranks that waited for them and timed out or found them gone.
         noticed: Vec<u32>,
     },
 }
 
-/// Judges the outcomes of all members (rank, and what it posted): the same for every order of them. A failure outweighs
-/// silence, and silence outweighs one who only waited for the silent.
+/// Computes the verdict from the outcomes of all members (rank, and its outcome if it posted one). The result does
+/// not depend on their order. A failure takes precedence over a missing outcome. A missing outcome takes precedence
+/// over [`Outcome::Alone`] of a rank that only waited for the missing one.
 pub fn verdict<C: Contribution>(outcomes: &[(u32, Option<Outcome>)]) -> Verdict<C> {
     let mut outcomes: Vec<&(u32, Option<Outcome>)> = outcomes.iter().collect();
     outcomes.sort_by_key(|(rank, _)| *rank);
@@ -94,7 +95,7 @@ pub fn verdict<C: Contribution>(outcomes: &[(u32, Option<Outcome>)]) -> Verdict<
         Some(Outcome::Failed { cause }) => Some((*rank, cause.clone())),
         _ => None,
     });
-    // A rank that has said how it went, and is gone all the same for one that came later.
+    // A rank may post its outcome and then be gone for a rank that opens its memory later.
     let gone = outcomes.iter().filter_map(|(_, outcome)| match outcome {
         Some(Outcome::Alone { gone }) => Some(gone.iter().copied()),
         _ => None,

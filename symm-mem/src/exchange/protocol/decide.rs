@@ -1,4 +1,4 @@
-//! The decisions, as pure functions of what the members said.
+//! The decisions, as pure functions of the members' records.
 
 use super::{
     Decision,
@@ -10,21 +10,21 @@ use crate::{
     rendezvous::protocol::Readiness,
 };
 
-/// A plan, as all members hold it.
+/// An agreed plan, the same value on all members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agreement {
     /// The generation of the plan.
     pub generation: u64,
-    /// What the members have said, in the order of the group.
+    /// The records of the members, in the order of the group.
     pub records: Vec<Record>,
 }
 wire_struct!(Agreement { generation, records });
 
-/// Decides what the members do, from the records of all of them, in the order of the group.
+/// Decides from the records of all members, in the order of the group.
 ///
-/// Checked in this order: that every record fits together; that all speak of the same plan and are ready; that every
-/// transfer has two ends that belong together and are of one size; that memory can be had, and reached, where it is
-/// needed. All of it before anything is opened.
+/// Checks in this order: every record is consistent; all records name the same plan and are ready; every transfer has
+/// two ends that match in role and size; memory can be shared and accessed where it is needed. All checks come before
+/// anything is opened.
 pub fn decide(records: &[Record]) -> Decision {
     let checks = [flawed, other_plan, unready, unmatched, out_of_reach, unreachable];
     if let Some(refusal) = checks.iter().find_map(|check| check(records)) {
@@ -45,7 +45,7 @@ fn pairs(records: &[Record]) -> impl Iterator<Item = (&Record, &Record)> {
     records.iter().flat_map(move |a| records.iter().filter(|b| b.rank != a.rank).map(move |b| (a, b)))
 }
 
-/// What `to` reaches into of the memory of `from`, as places in its exports, each once and ascending.
+/// The exports of `from` that `to` accesses, as indices into `from.exports`, each once and ascending.
 fn reached(from: &Record, to: &Record) -> Vec<usize> {
     let exports = from.with(to.rank).filter(|end| !end.part.copies()).filter_map(|end| end.export);
     let mut exports: Vec<usize> = exports.map(|at| at as usize).collect();
@@ -54,7 +54,8 @@ fn reached(from: &Record, to: &Record) -> Vec<usize> {
     exports
 }
 
-/// What `to` has to open of the memory of `from`, as places in its exports, ascending: the same on both.
+/// The exports of `from` that `to` has to open, as indices into `from.exports`, ascending. Both ranks compute the
+/// same list.
 pub fn missing(from: &Record, to: &Record) -> Vec<usize> {
     let mut lacking = reached(from, to);
     lacking.retain(|at| {
@@ -112,7 +113,7 @@ fn mismatch(a: &Record, b: &Record) -> Option<ExchangeRefusal> {
         (bytes != found).then_some(ExchangeRefusal::SizeMismatch { at, rank, bytes, peer, found })
     });
     let (own, other) = (a.with(peer).count() as u64, b.with(rank).count() as u64);
-    // Where a transfer was left out, those after it differ: that one is missing says more.
+    // A missing transfer shifts those after it, so the count difference explains more than the first mismatch.
     if own != other {
         let (rank, transfers, peer, found) =
             if own > other { (rank, own, peer, other) } else { (peer, other, rank, own) };

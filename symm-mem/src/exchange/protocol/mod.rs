@@ -1,12 +1,12 @@
-//! The agreement on a plan, without I/O: how the members come to know that both ends of every transfer mean the same.
+//! The agreement on a plan, without I/O: the members check that both ends of every transfer match.
 //!
-//! - [`Record`]: what a member tells the others: its transfers, what it exports, what it has open already.
-//! - [`decide()`]: what all do, a pure function of what the members said.
-//! - [`Agreement`]: the plan, and the [`Route`]s that a rank's transfers have by it.
+//! - [`Record`]: the message of a member: its transfers, its exports, and the memory that it has already open.
+//! - [`decide()`]: the decision, a pure function of the members' records.
+//! - [`Agreement`]: the plan, and the [`Route`]s of a rank's transfers in it.
 //! - [`ExchangeRefusal`]: why there is no plan, the same value on every member.
 //!
-//! One exchange is a [`meeting`]. All transfers of all members are one vote: no order of them, and nothing that a member has
-//! open already, lets one wait for another that does not come.
+//! One exchange is a [`meeting`]. All transfers of all members are one vote. So neither the order of the transfers
+//! nor memory that is already open can make a member wait for one that does not come.
 
 mod decide;
 mod record;
@@ -53,15 +53,15 @@ impl Contribution for Record {
     }
 }
 
-/// What all members do.
+/// The decision for all members.
 pub type Decision = meeting::Decision<Record>;
-/// What the members make of their outcomes.
+/// The verdict over the members' outcomes.
 pub type Verdict = meeting::Verdict<Record>;
-/// One member's part in one exchange.
+/// The state machine of one member in one exchange.
 pub type Meeting = meeting::Meeting<Record>;
-/// What it wants from its driver.
+/// A request of the state machine to its driver.
 pub type Output = meeting::Output<Record>;
-/// How an exchange ended on this member: with the plan, or why there is none.
+/// The result of an exchange on this member: the plan, or the reason why there is none.
 pub type Conclusion = meeting::Conclusion<Record>;
 /// Why an exchange ended without a plan.
 pub type Ending = meeting::Ending<Record>;

@@ -1,4 +1,4 @@
-//! What a member tells the others before anything is opened.
+//! The record that a member sends to the others before anything is opened.
 
 use std::fmt;
 
@@ -10,10 +10,10 @@ use crate::{
     rendezvous::protocol::{Readiness, Uuid},
 };
 
-/// An allocation of one process, by a number that no other has or had: never by its address, which is used again.
+/// An allocation of one process, identified by a number that is never reused. Addresses are reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AllocationId {
-    /// An allocation of its own, by its number in the process.
+    /// A separate allocation, by its number in the process.
     Own {
         /// The number.
         number: u64,
@@ -22,7 +22,7 @@ pub enum AllocationId {
     Segment {
         /// The pool.
         pool: PoolId,
-        /// The segment's number in it.
+        /// The segment's ordinal in the pool.
         ordinal: u32,
     },
 }
@@ -37,7 +37,8 @@ impl fmt::Display for AllocationId {
     }
 }
 
-/// What a rank does in a transfer. The one end copies, the other says when it may, and waits until it is done.
+/// Role of a rank in a transfer. One end copies; the other signals that the copy may begin, and waits until it is
+/// done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Part {
     /// It copies its buffer to the peer.
@@ -52,7 +53,7 @@ pub enum Part {
 wire_enum!(Part { 0 => PutTo {}, 1 => PutFrom {}, 2 => GetFrom {}, 3 => GetBy {} });
 
 impl Part {
-    /// What the other end does.
+    /// Role of the other end.
     #[must_use]
     pub fn counterpart(self) -> Self {
         match self {
@@ -63,7 +64,7 @@ impl Part {
         }
     }
 
-    /// Whether this end copies, and so reaches into the other's memory.
+    /// Returns whether this end copies, and so accesses the other's memory.
     #[must_use]
     pub fn copies(self) -> bool {
         matches!(self, Self::PutTo | Self::GetFrom)
@@ -81,7 +82,7 @@ impl fmt::Display for Part {
     }
 }
 
-/// How an allocation can be had.
+/// The means by which peers can open an allocation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Way {
     /// Plain memory: the 64 bytes of a legacy handle.
@@ -91,16 +92,16 @@ pub enum Way {
     },
     /// Virtual memory.
     Virtual {
-        /// Whether it can be had as a file descriptor.
+        /// It can be exported as a file descriptor.
         descriptor: bool,
-        /// The fabric handle, where there is one.
+        /// The fabric handle, if there is one.
         fabric: Option<Vec<u8>>,
     },
 }
 wire_enum!(Way { 0 => Legacy { handle }, 1 => Virtual { descriptor, fabric } });
 
 impl Way {
-    /// What it is called.
+    /// Name for messages.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Legacy { .. } => "legacy handle",
@@ -112,30 +113,30 @@ impl Way {
     }
 }
 
-/// An allocation that peers reach into.
+/// An allocation that peers access.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Export {
     /// The allocation.
     pub id: AllocationId,
-    /// The whole of it, in bytes.
+    /// Length of the whole allocation in bytes.
     pub bytes: u64,
-    /// How it can be had.
+    /// The means by which peers can open it.
     pub way: Way,
-    /// What other ranks of its process find it by.
+    /// Token by which other ranks of the process find it.
     pub token: u64,
 }
 wire_struct!(Export { id, bytes, way, token });
 
-/// One end of a transfer. The n-th that a rank has with a peer meets the n-th that the peer has with it.
+/// One end of a transfer. The n-th end that a rank has with a peer matches the n-th end that the peer has with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct End {
     /// The peer, as a rank of the job.
     pub peer: u32,
-    /// What this rank does.
+    /// Role of this rank.
     pub part: Part,
-    /// The bytes that go from one to the other.
+    /// Length of the transfer in bytes.
     pub bytes: u64,
-    /// Where the peer finds this end's buffer, if it copies: which of the [`Export`]s, and the byte in it.
+    /// If the peer copies: index into the record's [`Export`]s of the allocation that contains this end's buffer.
     pub export: Option<u32>,
     /// The buffer's first byte in its allocation.
     pub offset: u64,
@@ -144,7 +145,7 @@ pub struct End {
 }
 wire_struct!(End { peer, part, bytes, export, offset, slot });
 
-/// An allocation of a peer that this rank has open already.
+/// An allocation of a peer that this rank has already open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
     /// The peer, as a rank of the job.
@@ -154,34 +155,34 @@ pub struct Held {
 }
 wire_struct!(Held { peer, id });
 
-/// What a member tells the others.
+/// The record that a member sends to the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// The rank, of the job.
+    /// The rank in the job.
     pub rank: u32,
-    /// What the plan is called.
+    /// Name of the plan.
     pub plan: String,
-    /// The generation that the plan would have here.
+    /// The generation that this rank proposes.
     pub generation: u64,
-    /// The time that the exchange may take, in milliseconds.
+    /// Deadline of the exchange, in milliseconds.
     pub deadline_ms: u64,
-    /// Whether the rank can take part.
+    /// The rank can take part, or the reason why not.
     pub readiness: Readiness,
     /// The rank's host ([`process_group::local::host`]).
     pub host: u64,
-    /// Its process: equal for two ranks of one process alone.
+    /// Its process; two ranks have the same value only if they share a process.
     pub process: u64,
     /// Its device.
     pub device: Uuid,
-    /// Devices that this rank sees and its own cannot reach.
+    /// Devices that this rank sees, and that its own device cannot access.
     pub unreachable: Vec<Uuid>,
-    /// Where the rank listens for those that come for descriptors ([`process_group::local`]).
+    /// Endpoint on which the rank hands out file descriptors ([`process_group::local`]).
     pub card: Vec<u8>,
-    /// How many slots it has for its peers' signals.
+    /// Number of its slots for peers' signals.
     pub channels: u32,
-    /// What its peers reach into.
+    /// Allocations that its peers access.
     pub exports: Vec<Export>,
-    /// What it has open.
+    /// Peers' allocations that it has already open.
     pub held: Vec<Held>,
     /// Its transfers.
     pub ends: Vec<End>,
@@ -208,12 +209,12 @@ impl Message for Record {
 }
 
 impl Record {
-    /// The record in its binary form.
+    /// Encodes the record.
     pub fn encode(&self) -> Vec<u8> {
         self.to_bytes()
     }
 
-    /// Reads a record.
+    /// Decodes a record.
     ///
     /// # Errors
     /// [`Malformed`] for anything that [`encode`](Self::encode) of this protocol version does not write.
@@ -226,12 +227,12 @@ impl Record {
         self.ends.iter().filter(move |end| end.peer == peer)
     }
 
-    /// What an end's peer reaches into, if it does.
+    /// The allocation that the end's peer accesses, if it does.
     pub fn export_of(&self, end: &End) -> Option<&Export> {
         self.exports.get(end.export? as usize)
     }
 
-    /// What does not fit together in the record, if anything: ends that leave their allocation or the slots.
+    /// Describes the first inconsistency of the record, if any: an end that leaves its allocation or the slots.
     pub(super) fn flaw(&self) -> Option<String> {
         self.ends.iter().enumerate().find_map(|(at, end)| {
             if end.slot >= self.channels {

@@ -1,27 +1,27 @@
-//! Why there is no plan, in the words that every member is given.
+//! Refusals: why there is no plan, the same value on every member.
 
 use super::record::Part;
 use crate::agreement::{Split, meeting::Failure, split::Ranks, wire::wire_enum};
 
-/// Why no member has the plan. All members are given the same value; nothing is left open, and a plan that was there under
-/// the same name stays what it was.
+/// Reason why no member has the plan. All members are given the same value. Nothing is left open, and an earlier plan
+/// of the same name is unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExchangeRefusal {
-    /// Ranks did not come.
+    /// Ranks did not arrive in time.
     #[error("ExchangeTimeout: {} did not come within {waited_ms} ms", Ranks(missing))]
     ExchangeTimeout {
         /// The ranks, ascending.
         missing: Vec<u32>,
-        /// How long they were waited for.
+        /// Time waited, in milliseconds.
         waited_ms: u64,
     },
-    /// A rank's message cannot be read, or does not fit together.
+    /// A rank's message cannot be read, or is inconsistent.
     #[error("RecordUnreadable: what rank {rank} posted cannot be used: {cause}")]
     RecordUnreadable {
         /// The rank.
         rank: u32,
-        /// Why not.
+        /// Reason why it cannot be used.
         cause: String,
     },
     /// Ranks speak different versions of the protocol, and cannot read each other's messages.
@@ -33,10 +33,10 @@ pub enum ExchangeRefusal {
         /// Each rank's version.
         versions: Split<u16>,
     },
-    /// Ranks came with different plans.
+    /// Ranks exchange different plans.
     #[error("PlanMismatch: ranks exchange different plans ({})", plans.describe(|name| format!("{name:?}")))]
     PlanMismatch {
-        /// Each rank's.
+        /// Each rank's plan name.
         plans: Split<String>,
     },
     /// A rank failed before the exchange.
@@ -44,10 +44,10 @@ pub enum ExchangeRefusal {
     PeerPrepareFailed {
         /// The rank, the lowest if there are several.
         rank: u32,
-        /// What failed.
+        /// The failure.
         cause: String,
     },
-    /// A transfer has one end.
+    /// One end of a transfer is missing.
     #[error(
         "CounterpartMissing: rank {rank} has {transfers} transfers with rank {peer}, which has {found} with it; both \
          name each of them"
@@ -55,27 +55,27 @@ pub enum ExchangeRefusal {
     CounterpartMissing {
         /// The rank that has more.
         rank: u32,
-        /// How many.
+        /// Its number of transfers with the peer.
         transfers: u64,
         /// Its peer.
         peer: u32,
-        /// How many that has.
+        /// The peer's number of transfers with it.
         found: u64,
     },
-    /// The two ends of a transfer do not belong together.
+    /// The roles of the two ends of a transfer do not match.
     #[error(
         "PartMismatch: in transfer {at} between ranks {rank} and {peer}, rank {rank} {part}, and rank {peer} {found}"
     )]
     PartMismatch {
-        /// Which of the two ranks' transfers, in their order.
+        /// Index among the two ranks' transfers with each other.
         at: u64,
         /// The lower rank.
         rank: u32,
-        /// What it does.
+        /// Its role.
         part: Part,
-        /// The other.
+        /// The higher rank.
         peer: u32,
-        /// What that does.
+        /// The role of the higher rank.
         found: Part,
     },
     /// The two ends of a transfer differ in size.
@@ -84,40 +84,40 @@ pub enum ExchangeRefusal {
          on rank {peer}"
     )]
     SizeMismatch {
-        /// Which of the two ranks' transfers, in their order.
+        /// Index among the two ranks' transfers with each other.
         at: u64,
         /// The lower rank.
         rank: u32,
         /// Its buffer's length.
         bytes: u64,
-        /// The other.
+        /// The higher rank.
         peer: u32,
-        /// That one's.
+        /// The length of the higher rank's buffer.
         found: u64,
     },
-    /// A rank's memory cannot be had where it is needed.
+    /// A rank's memory cannot be shared with a peer that needs it.
     #[error("OutOfReach: the memory of rank {rank} ({way}) cannot be had by rank {peer}{}", match other_host {
         true => ", which is on another host: allocate with fabric handles",
         false => ": allocate with handles that can be exported",
     })]
     OutOfReach {
-        /// Whose memory.
+        /// The rank that owns the memory.
         rank: u32,
-        /// How it can be had.
+        /// The means by which the memory can be shared.
         way: String,
-        /// Who needs it.
+        /// The rank that needs the memory.
         peer: u32,
-        /// Whether they are on different hosts.
+        /// The two ranks are on different hosts.
         other_host: bool,
     },
-    /// A device cannot reach another's memory.
+    /// A device cannot access another's memory.
     #[error(
         "NoPeerAccess: the device of rank {rank} cannot reach that of rank {peer} (no NVLink, or PCIe access is off)"
     )]
     NoPeerAccess {
         /// The rank that would copy.
         rank: u32,
-        /// Whose memory it cannot reach.
+        /// The rank that owns the memory.
         peer: u32,
     },
     /// A rank could not open its peers' memory.
@@ -125,18 +125,18 @@ pub enum ExchangeRefusal {
     OpeningFailed {
         /// The rank, the lowest if there are several.
         rank: u32,
-        /// What failed.
+        /// The failure.
         cause: String,
     },
-    /// Ranks were lost after all had come.
+    /// Ranks were lost after all had arrived.
     #[error("MembersLost: {} lost while the members opened each other's memory{}", Ranks(missing), match noticed.is_empty() {
         true => String::new(),
         false => format!(" (noticed by {})", Ranks(noticed)),
     })]
     MembersLost {
-        /// The ranks that did not say how it went, ascending; if all did, those that others found gone.
+        /// The ranks that did not report their outcome, ascending. If all did: those that others found gone.
         missing: Vec<u32>,
-        /// Those that waited for them in vain.
+        /// The ranks that waited for them in vain.
         noticed: Vec<u32>,
     },
 }
@@ -168,7 +168,7 @@ impl From<Failure> for ExchangeRefusal {
 }
 
 impl ExchangeRefusal {
-    /// The name, as it begins the message.
+    /// Returns the variant's name, with which the message begins.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {

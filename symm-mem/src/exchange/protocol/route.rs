@@ -1,23 +1,23 @@
-//! Where a rank's transfers of an agreed plan lead.
+//! Routes: the peer's side of a rank's transfers in an agreed plan.
 
 use std::collections::HashMap;
 
 use super::{decide::Agreement, record::AllocationId};
 
-/// A transfer of a rank, as the peer's end completes it.
+/// A transfer of a rank, completed by the peer's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
     /// The peer, as a rank of the job.
     pub peer: u32,
-    /// What this end reaches into, if it copies: the peer's allocation, and the byte in it.
+    /// The memory that this end accesses, if it copies: the peer's allocation, and the first byte in it.
     pub remote: Option<(AllocationId, u64)>,
     /// The peer's slot for this rank's signals.
     pub slot: u32,
 }
 
 impl Agreement {
-    /// Where the transfers of `rank` lead, in their order; `None` if it has no part in the plan, or one that nobody would
-    /// have agreed on.
+    /// Returns the routes of the transfers of `rank`, in their order. `None` if the rank is not in the plan, or if
+    /// its transfers do not match their counterparts, which [`decide`](super::decide()) refuses.
     #[must_use]
     pub fn routes(&self, rank: u32) -> Option<Vec<Route>> {
         let record = |of: u32| self.records.iter().find(|record| record.rank == of);

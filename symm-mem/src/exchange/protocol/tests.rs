@@ -23,7 +23,7 @@ fn end(peer: u32, part: Part, export: Option<u32>, slot: u32) -> End {
     End { peer, part, bytes: 4096, export, offset: 64, slot }
 }
 
-/// Of `count` ranks in a ring: each puts to the next one, and the one before lets it get.
+/// Record in a ring of `count` ranks: each puts to the next one, and gets from the one before.
 fn record(rank: u32, count: u32) -> Record {
     let descriptor = Way::Virtual { descriptor: true, fabric: None };
     let export =
@@ -39,7 +39,7 @@ fn record(rank: u32, count: u32) -> Record {
     if count == 1 {
         ends.clear();
     }
-    // Of two the other is next and last: its ends come in the order of the other's.
+    // With two ranks, the peer is both next and last: order the ends as the peer's.
     if count == 2 && rank == 1 {
         ends.rotate_left(2);
     }
@@ -72,7 +72,8 @@ fn refusal(records: &[Record]) -> ExchangeRefusal {
     }
 }
 
-/// A difference that rank 2 of [`COUNT`] makes, what all are told, and how it reads.
+/// A deviation of rank 2 of [`COUNT`]: the refusal that all members are given, words of its message, and the change
+/// to the record.
 type Difference = (&'static str, &'static [&'static str], fn(&mut Record));
 
 const DIFFERENCES: [Difference; 14] = [
@@ -125,7 +126,7 @@ fn every_difference_is_refused_by_its_name_and_both_values() {
         for word in words {
             assert!(text.contains(word), "{word:?} is not in {text:?}");
         }
-        // Whoever decides decides the same, in whatever order it has read.
+        // The decision does not depend on the order of the records.
         records.reverse();
         assert_eq!(self::refusal(&records).name(), name);
     }
@@ -142,7 +143,7 @@ fn what_is_held_is_not_opened_again() {
     }
     let Decision::Settled { agreed: agreement } = decide(&records) else { panic!() };
     assert_eq!((agreement.generation, agreement.records.len()), (3, 4));
-    // One that lacks something has all say how it went.
+    // If one rank lacks an allocation, all of them report an outcome.
     records[0].held.pop();
     assert!(matches!(decide(&records), Decision::Open { .. }));
     // The same number of another rank is another allocation.
@@ -158,7 +159,7 @@ fn the_generation_is_that_of_who_has_counted_furthest() {
     assert_eq!(agreement.generation, 8);
 }
 
-/// Ranks of one protocol version read each other.
+/// Ranks of one protocol version can read each other's messages, so the encoding must not change.
 #[test]
 fn what_stands_in_the_store_keeps_its_form() {
     use crate::agreement::wire::Message;
@@ -179,7 +180,7 @@ proptest! {
     #[test]
     fn records_and_decisions_survive_the_wire(bytes in proptest::collection::vec(any::<u8>(), 0..300), rank in 0u32..4) {
         use crate::agreement::wire::Message;
-        // No input panics, and what was written is read back.
+        // No input panics, and a written record is read back.
         let _ = (Record::decode(&bytes), Decision::from_bytes(&bytes), Verdict::from_bytes(&bytes));
         let mut record = record(rank, COUNT);
         record.card = bytes;
@@ -215,7 +216,7 @@ fn schedule(seed: u64) {
     let mut random = Random(seed);
     let count = 1 + random.below(5) as u32;
     let faulty = random.below(count.into()) as u32;
-    // What differs is said of rank 2 of 4.
+    // The deviations are written for rank 2 of 4.
     let (count, faulty, fault) = match Fault::draw(&mut random, DIFFERENCES.len()) {
         fault @ Fault::Differs(_) => (COUNT, 2, fault),
         fault => (count, faulty, fault),
@@ -266,7 +267,7 @@ fn schedule(seed: u64) {
         (Fault::CannotOpen, Some(ExchangeRefusal::OpeningFailed { rank, .. })) => assert_eq!(*rank, faulty),
         (Fault::CannotOpen, None) => assert!(nothing_to_open),
         (Fault::Differs(at), Some(refusal)) => assert_eq!(refusal.name(), DIFFERENCES[at].0),
-        // Nobody has to open what is open.
+        // Memory that is already open need not be reachable by a handle.
         (Fault::Differs(at), None) => assert!(all_held && DIFFERENCES[at].0 == "OutOfReach", "{}", at),
         (
             Fault::Dies(_) | Fault::CutOff(_),
@@ -278,7 +279,7 @@ fn schedule(seed: u64) {
         (Fault::Dies(_) | Fault::CutOff(_), None) => {}
         (fault, end) => panic!("{fault:?} ended in {end:?}"),
     }
-    // Nobody opens anything before all have agreed.
+    // No member opens anything before all have agreed.
     let early = refusal.is_some_and(|refusal| !matches!(refusal.name(), "OpeningFailed" | "MembersLost"));
     assert!(!(early || nothing_to_open) || !world.told_to_open.contains(&true));
 }

@@ -1,4 +1,4 @@
-//! `gather.cu` and `reduce.cu`.
+//! Twins of `gather.cu` and `reduce.cu`.
 
 use gpu_sim::fault::Fault;
 use gpu_sim::kernel::{Element, Launch, Op, reduce};
@@ -8,7 +8,7 @@ use super::{Peers, parameter};
 use crate::kernels::arguments::{Gather, PACK, Placing, Reduce, share_of};
 use crate::kernels::{Kernel, PadLayout};
 
-/// The kernel of a number, as its launch tells it.
+/// The kernel with this number, as passed in its launch.
 fn named(kernel: u32) -> Result<Kernel, Fault> {
     let known = Kernel::ALL.into_iter().map(|(known, _)| known);
     known
@@ -17,7 +17,8 @@ fn named(kernel: u32) -> Result<Kernel, Fault> {
         .ok_or_else(|| Fault::Trap(format!("kernel {kernel}")))
 }
 
-/// Runs a kernel's blocks one after the other, each between two meetings with that block of all ranks.
+/// Runs a kernel's blocks one after the other. Before and after each block, it synchronizes with the same block of
+/// all ranks.
 fn blocks(
     launch: &Launch<'_>,
     kernel: u32,
@@ -27,7 +28,7 @@ fn blocks(
     let bases = peers.buffers()?;
     for number in 0..launch.grid[0] {
         let channel = PadLayout::USER_CHANNELS + number;
-        // A block that gives up ends alone on the device; the others soon see that one did.
+        // On the device, a block that gives up ends alone; the others soon see the flag.
         if !(peers.meet(channel)? && block(&peers, &bases, number)? && peers.meet(channel)?) {
             break;
         }
@@ -35,7 +36,7 @@ fn blocks(
     Ok(())
 }
 
-/// From which byte to which a share of packs goes, of so many bytes.
+/// The byte range of a range of packs, in data of `bytes` bytes.
 fn range((first, end): (u64, u64), bytes: u64) -> (u64, u64) {
     ((first * PACK).min(bytes), (end * PACK).min(bytes))
 }
@@ -59,7 +60,7 @@ pub(super) fn gather(launch: &Launch<'_>) -> Result<(), Fault> {
     })
 }
 
-/// The kernel of one element and operation.
+/// The twin of the kernel for one element type and operation.
 pub(super) fn reducing(element: Element, op: Op) -> impl Fn(&Launch<'_>) -> Result<(), Fault> {
     move |launch| {
         // SAFETY: `Reduce` is numbers.
@@ -100,7 +101,7 @@ pub(super) fn reducing(element: Element, op: Op) -> impl Fn(&Launch<'_>) -> Resu
     }
 }
 
-/// The bytes at `at` of all buffers, combined.
+/// Combines the bytes at offset `at` of all buffers.
 fn combined(
     launch: &Launch<'_>,
     bases: &[u64],

@@ -1,8 +1,8 @@
-//! Host functions in the kernels' place, for the embedded device: the same algorithm, word by word through checked
-//! views of its memory. They prove the algorithm and its launches, not the PTX.
+//! Host functions in place of the kernels, for the embedded device. They run the same algorithm, word by word,
+//! through checked views of device memory. They test the algorithm and its launches, not the PTX.
 //!
-//! A block after the other, where a device runs them at the same time: a kernel's blocks never wait for each other. What
-//! a twin waits for parks its executor, until the deadline.
+//! Blocks run one after the other; on a device they run concurrently. That is equivalent, since a kernel's blocks
+//! never wait for each other. A twin that waits parks its executor, until the deadline.
 
 mod collectives;
 mod peers;
@@ -18,7 +18,7 @@ use super::Ranks;
 use super::arguments::{Gather, Reduce};
 use super::code::{ELEMENTS, GATHER, OPERATIONS, REDUCE, SIGNALS, UNITS};
 
-/// Puts the twins into a world: once, before kernels are loaded there.
+/// Registers the twins in a world. Call it once, before kernels are loaded there.
 ///
 /// ```
 /// let world = gpu_sim::World::builder().devices(2).start()?;
@@ -42,7 +42,7 @@ pub fn register(world: &World) {
     }
 }
 
-/// What the embedded device calls an element and an operation.
+/// Element type and operation as the embedded device names them.
 fn arithmetic(dtype: DataType, op: ReduceOp) -> Option<(Element, Op)> {
     let element = match dtype {
         DataType::I8 => Element::I8,
@@ -68,7 +68,7 @@ fn arithmetic(dtype: DataType, op: ReduceOp) -> Option<(Element, Op)> {
     Some((element, op))
 }
 
-/// A parameter that is a structure of `repr(C)` without padding.
+/// Returns a parameter that is a `repr(C)` structure without padding.
 ///
 /// # Safety
 /// Any bytes are a valid `T`.

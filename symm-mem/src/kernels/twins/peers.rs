@@ -1,4 +1,4 @@
-//! What a twin reaches of the ranks: pads, buffers, the record.
+//! Access of a twin to the ranks' memory: pads, buffers and the fault record.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use super::parameter;
 use crate::kernels::fault::Layout;
 use crate::kernels::{Kernel, PadLayout, Ranks, Waiting};
 
-/// How a kernel goes on: it does, or it gives up.
+/// `true`: the kernel goes on; `false`: it has given up.
 pub(super) type Met = Result<bool, Fault>;
 
-/// The ranks, as a launch's first parameter names them.
+/// The ranks, from a launch's first parameter.
 pub(super) struct Peers<'a> {
     launch: &'a Launch<'a>,
     pub(super) ranks: Ranks,
@@ -24,7 +24,7 @@ pub(super) struct Peers<'a> {
 }
 
 impl<'a> Peers<'a> {
-    /// Nothing, if a kernel of this rank has given up.
+    /// Returns `None` if a kernel of this rank has given up.
     pub(super) fn enter(launch: &'a Launch<'a>, kernel: Kernel) -> Result<Option<Self>, Fault> {
         // SAFETY: `Ranks` is numbers.
         let ranks: Ranks = unsafe { parameter(launch, 0)? };
@@ -33,7 +33,7 @@ impl<'a> Peers<'a> {
         Ok(if peers.gave_up()? { None } else { Some(peers) })
     }
 
-    /// The ranks' buffers.
+    /// Addresses of the ranks' buffers.
     pub(super) fn buffers(&self) -> Result<Vec<u64>, Fault> {
         addresses(self.launch, self.ranks.buffers.0, self.ranks.world)
     }
@@ -42,7 +42,7 @@ impl<'a> Peers<'a> {
         PadLayout::new(self.ranks.world)
     }
 
-    /// A word of a rank's pad.
+    /// View of a word of a rank's pad.
     fn word(&self, pad: u64, offset: usize) -> Result<View, Fault> {
         self.launch.exec.view(pad + offset as u64, 4, Access::all())
     }
@@ -67,7 +67,8 @@ impl<'a> Peers<'a> {
         self.flip(Waiting::Signal, self.word(self.ranks.pad.0, slot)?, peer, channel)
     }
 
-    /// Meets all ranks. The device has a thread a peer; here all are signalled before any is waited for.
+    /// Synchronizes all ranks. The device uses one thread for each peer; here all signals are sent before any is
+    /// waited for.
     pub(super) fn meet(&self, channel: u32) -> Met {
         let peers = || (0..self.ranks.world).filter(|peer| *peer != self.ranks.rank);
         for peer in peers() {
@@ -115,7 +116,8 @@ impl<'a> Peers<'a> {
         }
         let view = self.launch.exec.view(self.ranks.fault.0, size_of::<Layout>() as u64, Access::all())?;
         view.atomic_u32(0)?;
-        // SAFETY: the view is this long, the record aligned to a page by who made it, and of atomics.
+        // SAFETY: the view has the length of the record, the owner has aligned the record to a page, and it consists
+        // of atomics.
         let record = unsafe { &*view.as_ptr().cast::<Layout>() };
         record.kernel.store(self.kernel as u32, Ordering::Relaxed);
         record.waits.store(waits as u32, Ordering::Relaxed);
@@ -127,7 +129,7 @@ impl<'a> Peers<'a> {
     }
 }
 
-/// An array of addresses.
+/// Reads an array of addresses.
 fn addresses(launch: &Launch<'_>, at: u64, count: u32) -> Result<Vec<u64>, Fault> {
     let view = launch.exec.view(at, u64::from(count) * 8, Access::READ)?;
     let address = |index| {

@@ -1,4 +1,4 @@
-//! `signals.cu`.
+//! Twins of `signals.cu`.
 
 use gpu_sim::fault::Fault;
 use gpu_sim::kernel::Launch;

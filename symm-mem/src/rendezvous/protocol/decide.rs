@@ -1,4 +1,4 @@
-//! The decisions, as pure functions of what the members said.
+//! The decisions, as pure functions of the members' messages.
 
 use super::{
     Decision,
@@ -7,11 +7,11 @@ use super::{
 };
 use crate::agreement::Split;
 
-/// Decides what the members do, from the records of all of them, in the order of the group.
+/// Decides from the records of all members, in the order of the group.
 ///
-/// Checked in this order: that all speak of the same group; that every rank is ready; that they came with the same
-/// memory, of the same size, at the same place; that their devices differ, can be had by each other, and reach each
-/// other. All of it before anything is opened.
+/// The checks, in this order: all ranks refer to the same group; every rank is ready; the ranks have the same memory,
+/// of the same size, at the same offset; their devices differ, can share memory, and can access each other. All
+/// checks come before anything is opened.
 pub fn decide(records: &[Record]) -> Decision {
     let checks = [misaddressed, unready, other_memory, same_device, unshareable, unreachable];
     if let Some(refusal) = checks.iter().find_map(|check| check(records)) {
@@ -107,7 +107,7 @@ fn unshareable(records: &[Record]) -> Option<RendezvousRefusal> {
     let hosts = differs(records, |record| record.host);
     let descriptors = records.iter().all(|record| record.handles.descriptor);
     let fabric = records.iter().filter(|record| record.handles.fabric.is_some()).count();
-    // What some members can have besides does no harm.
+    // Additional handle types on some members are allowed.
     if fabric == records.len() || (descriptors && hosts.is_none()) {
         return None;
     }

@@ -1,11 +1,11 @@
-//! The rendezvous protocol, without I/O: how the members of a group agree that each maps the others' memory.
+//! The rendezvous protocol without I/O: the members of a group agree to map each other's memory.
 //!
-//! - [`Record`]: what a rank tells the others of its buffer, its device, and how its memory can be had.
-//! - [`decide()`]: what all do, a pure function of what the members said.
-//! - [`RendezvousRefusal`]: why there are no peers' buffers, the same value on every member.
+//! - [`Record`]: the message of a rank, which describes its buffer, its device, and the handles of its memory.
+//! - [`decide()`]: the common decision, a pure function of the members' messages.
+//! - [`RendezvousRefusal`]: the reason for a failure, equal on every member.
 //!
-//! One rendezvous is a [`meeting`]. It gives the number of the one in which the memory was mapped: its own, or that of an
-//! earlier one that all have still.
+//! One rendezvous is a [`meeting`]. Its result is the number of the rendezvous that mapped the memory: its own
+//! number, or that of an earlier one if all members still have its mappings.
 
 mod decide;
 mod record;
@@ -51,15 +51,15 @@ impl Contribution for Record {
     }
 }
 
-/// What all members do.
+/// The decision that all members follow.
 pub type Decision = meeting::Decision<Record>;
-/// What the members make of their outcomes.
+/// The common result of the members' outcomes.
 pub type Verdict = meeting::Verdict<Record>;
 /// One member's part in one rendezvous.
 pub type Meeting = meeting::Meeting<Record>;
-/// What it wants from its driver.
+/// A request of the state machine to its driver.
 pub type Output = meeting::Output<Record>;
-/// How a rendezvous ended on this member.
+/// The conclusion of a rendezvous on this member.
 pub type Conclusion = meeting::Conclusion<Record>;
-/// Why a rendezvous ended without peers' buffers.
+/// The reason why a rendezvous failed on this member.
 pub type Ending = meeting::Ending<Record>;

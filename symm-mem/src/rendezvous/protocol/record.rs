@@ -1,4 +1,4 @@
-//! What a rank tells the others before anything is mapped.
+//! The message of a rank to the others before anything is mapped.
 
 use std::fmt;
 
@@ -9,12 +9,12 @@ use crate::agreement::{
     wire::{Malformed, Message, wire_enum, wire_struct},
 };
 
-/// A device's identity, the same in every process: the UUID's two halves.
+/// A device's UUID, in two halves. It is the same in every process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Uuid {
     /// The first 8 bytes, as a little-endian number.
     pub low: u64,
-    /// The other 8.
+    /// The last 8 bytes, as a little-endian number.
     pub high: u64,
 }
 wire_struct!(Uuid { low, high });
@@ -33,12 +33,12 @@ impl fmt::Display for Uuid {
     }
 }
 
-/// Which memory a rendezvous is about.
+/// The memory of a rendezvous.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject {
     /// The group's signal pads.
     Pads,
-    /// A block of a pool, and with it its whole segment.
+    /// A block of a pool. The whole segment of the block is mapped.
     Pool {
         /// The pool.
         pool: PoolId,
@@ -49,7 +49,7 @@ pub enum Subject {
     },
     /// An allocation of its own.
     Allocation,
-    /// An allocation that is found again by its number.
+    /// A persistent allocation, identified by its number.
     Persistent {
         /// The number.
         id: u64,
@@ -67,7 +67,7 @@ impl fmt::Display for Subject {
         match self {
             Self::Pads => out.write_str("the group's signal pads"),
             Self::Pool { pool, ordinal, log } => {
-                write!(out, "segment {ordinal} of {pool} of life {} ({log})", pool.generation)
+                write!(out, "segment {ordinal} of {pool} ({log})")
             }
             Self::Allocation => out.write_str("an allocation"),
             Self::Persistent { id } => write!(out, "the allocation of id {id}"),
@@ -75,73 +75,73 @@ impl fmt::Display for Subject {
     }
 }
 
-/// How a rank's memory can be had by others.
+/// The handles of a rank's memory for other ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Handles {
-    /// Whether it can be had as a file descriptor.
+    /// True if the memory can be exported as a file descriptor.
     pub descriptor: bool,
-    /// The fabric handle, where there is one.
+    /// The fabric handle, if the memory has one.
     pub fabric: Option<Vec<u8>>,
-    /// Where the rank listens for those that come for descriptors ([`process_group::local`]).
+    /// The endpoint of the rank's listener, which sends file descriptors to peers ([`process_group::local`]).
     pub card: Vec<u8>,
-    /// What other ranks of its process find it by.
+    /// The token of the memory for other ranks of the same process.
     pub token: u64,
 }
 wire_struct!(Handles { descriptor, fabric, card, token });
 
-/// Whether the rank can take part now.
+/// The readiness of a rank: it can take part now, or the reason why not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Readiness {
-    /// Yes.
+    /// The rank can take part.
     Ready,
-    /// A stream of its device captures.
+    /// A stream of its device is capturing.
     Capturing,
-    /// Something failed on this rank.
+    /// A step on this rank failed.
     Failed {
-        /// What.
+        /// A description of the failure.
         cause: String,
     },
 }
 wire_enum!(Readiness { 0 => Ready {}, 1 => Capturing {}, 2 => Failed { cause } });
 
-/// What a rank tells the others.
+/// The message of a rank to the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     /// The group.
     pub group: GroupId,
-    /// How often this rank has made the group's rendezvous.
+    /// The number of times that this rank has created the group's rendezvous.
     pub life: u64,
-    /// How many this rank began in this life before this one.
+    /// The number of rendezvous that this rank began before this one, in this life.
     pub number: u64,
-    /// The rank, of the job.
+    /// The sender, as a rank of the job.
     pub rank: u32,
     /// A hash of the members' ranks in their order.
     pub members: u64,
-    /// The time that the rendezvous may take, in milliseconds.
+    /// The rank's deadline for the rendezvous, in milliseconds.
     pub deadline_ms: u64,
-    /// Whether the rank can take part.
+    /// The readiness of the rank.
     pub readiness: Readiness,
-    /// Whether ranks may share a device.
+    /// True if ranks may share a device.
     pub shared_devices: bool,
-    /// Which memory it is about.
+    /// The memory of the rendezvous.
     pub subject: Subject,
-    /// The whole allocation that peers map, in bytes.
+    /// The size of the whole allocation that peers map, in bytes.
     pub segment: u64,
-    /// Where in it the buffer begins, in bytes.
+    /// The offset of the buffer in the allocation, in bytes.
     pub offset: u64,
     /// The buffer's length in bytes.
     pub bytes: u64,
-    /// The number of the rendezvous since which the allocation's peers are mapped here, if they are.
+    /// The number of the rendezvous that mapped the allocation's peers on this rank, if they are still mapped.
     pub mapped: Option<u64>,
     /// The rank's host ([`process_group::local::host`]).
     pub host: u64,
-    /// Its process: equal for two ranks of one process alone.
+    /// The number of the rank's process. It is equal only for ranks of one process.
     pub process: u64,
     /// Its device.
     pub device: Uuid,
-    /// Devices that this rank sees and its own cannot reach.
+    /// The devices visible to this rank that its own device cannot access.
     pub unreachable: Vec<Uuid>,
-    /// How its memory can be had.
+    /// The handles of its memory.
     pub handles: Handles,
 }
 wire_struct!(Record {
@@ -169,27 +169,27 @@ impl Message for Record {
     const KIND: u8 = 16;
 }
 
-/// What begins the keys of a rendezvous, and of whatever is built on the memory that it maps: never a name, and counted by
-/// the group's own rendezvous, not by the process.
+/// The prefix of the store keys of a rendezvous, and of anything built on its mapped memory. It contains the group's
+/// id and no name. The numbers are counted by the group's rendezvous and not by the process.
 pub(crate) fn prefix(group: GroupId, life: u64, number: u64) -> String {
     format!("symm/meeting/{:x}.{}/{life}/{number}", group.uid, group.epoch)
 }
 
 impl Record {
-    /// What begins the keys of the rendezvous that it speaks of.
+    /// The prefix of the store keys of this rendezvous.
     pub fn prefix(&self) -> String {
         prefix(self.group, self.life, self.number)
     }
 
-    /// The record in its binary form.
+    /// Encodes the record.
     pub fn encode(&self) -> Vec<u8> {
         self.to_bytes()
     }
 
-    /// Reads a record.
+    /// Decodes a record.
     ///
     /// # Errors
-    /// [`Malformed`] for anything that [`encode`](Self::encode) of this protocol version does not write.
+    /// [`Malformed`] for all bytes that [`encode`](Self::encode) of this protocol version does not produce.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         Self::from_bytes(bytes)
     }

@@ -1,30 +1,30 @@
-//! Why a rendezvous ends without peers' buffers, in the words that every member is given.
+//! The reasons for a failed rendezvous, as every member gets them.
 
 use super::record::{Subject, Uuid};
 use crate::agreement::{Split, meeting::Failure, split::Ranks, wire::wire_enum};
 
-/// Why no member has the others' memory. All members are given the same value; nothing is left mapped, and the group can
-/// have its next rendezvous.
+/// The reason why no member has the others' memory. All members get the same value. Nothing stays mapped, and the
+/// group can have its next rendezvous.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousRefusal {
-    /// Ranks did not come.
+    /// Ranks did not come within the deadline.
     #[error("RendezvousTimeout: {} did not come within {waited_ms} ms", Ranks(missing))]
     RendezvousTimeout {
         /// The ranks, ascending.
         missing: Vec<u32>,
-        /// How long they were waited for.
+        /// The time that the others waited, in milliseconds.
         waited_ms: u64,
     },
-    /// A rank's message cannot be read.
+    /// A rank's message cannot be decoded.
     #[error("RecordUnreadable: what rank {rank} posted cannot be read: {cause}")]
     RecordUnreadable {
         /// The rank.
         rank: u32,
-        /// Why not.
+        /// The decoding error.
         cause: String,
     },
-    /// Ranks speak different versions of the protocol, and cannot read each other's messages.
+    /// Ranks use different versions of the protocol, and cannot decode each other's messages.
     #[error(
         "VersionMismatch: ranks speak different versions of the protocol ({}); run the same release on every rank",
         versions.describe(u16::to_string)
@@ -33,10 +33,10 @@ pub enum RendezvousRefusal {
         /// Each rank's version.
         versions: Split<u16>,
     },
-    /// Ranks speak of different groups under one name, or were told differently whether they may share a device.
+    /// Ranks use one name for different groups, or differ in the option to share a device.
     #[error("IdentityMismatch: ranks differ in {what} ({})", values.describe(|value| format!("{value:#x}")))]
     IdentityMismatch {
-        /// What differs.
+        /// The property that differs.
         what: String,
         /// Its value on each rank.
         values: Split<u64>,
@@ -46,10 +46,10 @@ pub enum RendezvousRefusal {
     PeerPrepareFailed {
         /// The rank, the lowest if there are several.
         rank: u32,
-        /// What failed.
+        /// A description of the failure.
         cause: String,
     },
-    /// Ranks were capturing.
+    /// Ranks were capturing a graph.
     #[error("RendezvousDuringCapture: {} capturing a graph; have the rendezvous before", Ranks(ranks))]
     RendezvousDuringCapture {
         /// The ranks, ascending.
@@ -58,24 +58,24 @@ pub enum RendezvousRefusal {
     /// Ranks came with different memory.
     #[error("SubjectMismatch: ranks came with different memory ({})", subjects.describe(Subject::to_string))]
     SubjectMismatch {
-        /// What each came with.
+        /// The memory of each rank.
         subjects: Split<Subject>,
     },
     /// Ranks came with memory of different sizes.
     #[error("SizeMismatch: the {what} differs in size ({})", sizes.describe(|bytes| format!("{bytes} bytes")))]
     SizeMismatch {
-        /// `buffer`, or the `allocation` that it lies in.
+        /// `buffer`, or `allocation` for the allocation of the buffer.
         what: String,
         /// Each rank's size in bytes.
         sizes: Split<u64>,
     },
-    /// Ranks' buffers lie at different places of their allocations.
+    /// Ranks' buffers have different offsets in their allocations.
     #[error("OffsetMismatch: the buffer lies elsewhere in its allocation ({})", offsets.describe(|at| format!("at byte {at}")))]
     OffsetMismatch {
         /// Each rank's offset in bytes.
         offsets: Split<u64>,
     },
-    /// Ranks use one device.
+    /// Several ranks use one device, but this was not allowed.
     #[error(
         "SameDevice: {} use the same device {device}; give each its own, or say that they may share",
         Ranks(ranks)
@@ -86,17 +86,17 @@ pub enum RendezvousRefusal {
         /// The device.
         device: Uuid,
     },
-    /// Ranks' memory cannot be had in one way by all.
+    /// The ranks have no common handle type for their memory.
     #[error(
         "HandleKindMismatch: ranks' memory can be had in different ways ({}): expected all by file descriptor on one host, \
          or all by fabric handle on one or several",
         kinds.describe(String::clone)
     )]
     HandleKindMismatch {
-        /// Each rank's ways.
+        /// The handle types of each rank.
         kinds: Split<String>,
     },
-    /// Ranks of several hosts, whose memory can be had on its own host alone.
+    /// The ranks are on several hosts, and their memory can be shared on its own host only.
     #[error(
         "HostsApart: ranks are on different hosts ({}) and their memory has no fabric handles: a file descriptor ends at \
          its host. Make groups of one host, or allocate with fabric handles, which the driver grants where there is an \
@@ -107,14 +107,14 @@ pub enum RendezvousRefusal {
         /// Each rank's host.
         hosts: Split<u64>,
     },
-    /// A device cannot reach another's memory.
+    /// A rank's device cannot access the memory of another device.
     #[error(
         "NoPeerAccess: the device of rank {rank} cannot reach that of rank {peer} (no NVLink, or PCIe access is off)"
     )]
     NoPeerAccess {
-        /// The rank.
+        /// The rank without access.
         rank: u32,
-        /// Whose memory it cannot reach.
+        /// The rank that owns the memory.
         peer: u32,
     },
     /// A rank could not map the others' memory.
@@ -122,7 +122,7 @@ pub enum RendezvousRefusal {
     SharingFailed {
         /// The rank, the lowest if there are several.
         rank: u32,
-        /// What failed.
+        /// A description of the failure.
         cause: String,
     },
     /// Ranks were lost after all had come.
@@ -131,9 +131,9 @@ pub enum RendezvousRefusal {
         false => format!(" (noticed by {})", Ranks(noticed)),
     })]
     MembersLost {
-        /// The ranks that did not say how it went, ascending; if all did, those that others found gone.
+        /// The ranks that posted no outcome, ascending. If all did, the ranks that others found gone.
         missing: Vec<u32>,
-        /// Those that waited for them in vain.
+        /// The ranks that waited for them and timed out or found them gone.
         noticed: Vec<u32>,
     },
 }
@@ -168,7 +168,7 @@ impl From<Failure> for RendezvousRefusal {
 }
 
 impl RendezvousRefusal {
-    /// The name, as it begins the message.
+    /// The name of the refusal. Its message starts with it.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {

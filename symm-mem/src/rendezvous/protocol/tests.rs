@@ -1,5 +1,5 @@
-//! The protocol under seeded schedules: members that come late or die, requests that are slow, repeated or lost, and
-//! every difference between members.
+//! The protocol under seeded schedules. Members come late or die; requests are slow, repeated or lost. Every
+//! difference between members is tested.
 
 use process_group::group::GroupId;
 use proptest::prelude::*;
@@ -48,7 +48,7 @@ fn refusal(records: &[Record]) -> RendezvousRefusal {
     }
 }
 
-/// A difference that one member makes, and what all are told.
+/// The expected refusal, and the change of one member's record that causes it.
 type Difference = (&'static str, fn(&mut Record));
 
 const DIFFERENCES: [Difference; 16] = [
@@ -104,13 +104,13 @@ fn devices_and_hosts() {
     same.iter_mut().for_each(|record| record.shared_devices = true);
     assert!(matches!(decide(&same), Decision::Open { .. }));
 
-    // In one process nothing has to be exported.
+    // In one process, no memory has to be exported.
     let mut together = records(2);
     together.iter_mut().for_each(|record| (record.process, record.handles.descriptor) = (0, false));
     assert!(matches!(decide(&together), Decision::Open { .. }));
 }
 
-/// Whether the memory of each can be had by file descriptor and by fabric handle, and its host.
+/// For each rank: can its memory be shared by file descriptor, can it be shared by fabric handle, and its host.
 type Ways = (bool, bool, u64);
 
 proptest! {
@@ -132,7 +132,7 @@ proptest! {
                 prop_assert!(!ways.iter().enumerate().all(pairs), "{}", refusal);
                 let nobody = ways.iter().all(|(descriptor, fabric, _)| *descriptor && !fabric);
                 prop_assert_eq!(refusal.name(), if nobody { "HostsApart" } else { "HandleKindMismatch" });
-                // Who cannot is named beside what the others can.
+                // The report names the handle types of each rank correctly.
                 if let RendezvousRefusal::HandleKindMismatch { kinds } = &refusal {
                     for (side, rank) in kinds.sides.iter().flat_map(|side| side.ranks.iter().map(move |rank| (side, *rank))) {
                         prop_assert_eq!(side.value.contains("fabric"), ways[rank as usize].1, "{}", refusal);
@@ -149,7 +149,7 @@ fn what_all_have_since_one_rendezvous_is_not_mapped_again() {
     let mut records = records(3);
     records.iter_mut().for_each(|record| record.mapped = Some(1));
     assert_eq!(decide(&records), Decision::Settled { agreed: 1 });
-    // Of those that have it since different ones, or not at all, none keeps the old.
+    // If members have mappings of different rendezvous, or some have none, the old mappings are not kept.
     records[1].mapped = Some(2);
     assert!(matches!(decide(&records), Decision::Open { .. }));
     records[1].mapped = None;
@@ -170,12 +170,12 @@ fn a_failure_outweighs_silence_and_silence_a_wait() {
     let lost = RendezvousRefusal::MembersLost { missing: vec![1], noticed: vec![0] };
     let outcomes = [(1, None), (0, alone.clone()), (2, Some(Outcome::Mapped))];
     assert_eq!(refused(&outcomes), lost);
-    // One that was found gone after it had said so.
+    // A rank was found gone after it had posted its outcome.
     assert_eq!(refused(&[(0, alone), (1, Some(Outcome::Mapped)), (2, Some(Outcome::Mapped))]), lost);
     assert_eq!(verdict(&[(0, Some(Outcome::Mapped)), (1, Some(Outcome::Mapped))]), Verdict::Opened);
 }
 
-/// Ranks of one protocol version read each other.
+/// The stored bytes must not change, so that ranks of one protocol version can decode each other's records.
 #[test]
 fn what_stands_in_the_store_keeps_its_form() {
     use crate::agreement::wire::Message;
@@ -193,7 +193,7 @@ proptest! {
     #[test]
     fn records_and_decisions_survive_the_wire(bytes in proptest::collection::vec(any::<u8>(), 0..200), rank in 0u32..9) {
         use crate::agreement::wire::Message;
-        // No input panics, and what was written is read back.
+        // No input causes a panic, and encoded values decode to themselves.
         let _ = (Record::decode(&bytes), Decision::from_bytes(&bytes), Verdict::from_bytes(&bytes));
         let mut record = record(rank);
         record.handles.card = bytes;
@@ -217,7 +217,7 @@ fn schedule(seed: u64) {
     let meeting = |rank: u32| {
         let mut record = record(rank);
         if let (Fault::Differs(at), true) = (fault, rank == faulty) {
-            // What differs in its key meets nobody, which is the absent's case.
+            // A rank whose store key differs meets no other rank, and so counts as absent.
             if !matches!(at, 0..=2 | 4) {
                 DIFFERENCES[at].1(&mut record);
             }
@@ -249,7 +249,7 @@ fn schedule(seed: u64) {
         (Fault::Differs(at), Some(Err(Ending::Refused(refusal)))) => {
             assert_eq!(refusal.name(), DIFFERENCES[at].0);
         }
-        // A group of one differs from nobody.
+        // A group of one rank has no differences.
         (Fault::Differs(_), Some(Ok(_))) => {}
         (Fault::Dies(_) | Fault::CutOff(_), Some(Err(Ending::Refused(refusal)))) => match refusal {
             RendezvousRefusal::RendezvousTimeout { missing, .. }
@@ -259,7 +259,7 @@ fn schedule(seed: u64) {
         (Fault::Dies(_) | Fault::CutOff(_), Some(Ok(_))) => {}
         (fault, end) => panic!("{fault:?} ended in {end:?}"),
     }
-    // Nobody maps before all have agreed.
+    // No member maps memory before all have agreed.
     let refused_early = matches!(said.first(), Some(Err(Ending::Refused(refusal)))
         if !matches!(refusal.name(), "SharingFailed" | "MembersLost"));
     assert!(!refused_early || !world.told_to_open.contains(&true));
