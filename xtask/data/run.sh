@@ -2,7 +2,7 @@
 # Examines a GPU host, and runs the demo, the tests and the benchmarks of this folder there; needs no Rust.
 #   ./run.sh [all|unpack|doctor|demo|tests|examples|torch|sanitize|benches|replay|peers] [RANKS]
 #   ./run.sh newer LIBRARY
-# The programs are unpacked beside it first: tests/, benches/, examples/.
+# The programs are extracted beside it first: lockstep, tests/, examples/.
 # Benchmarks run beside the peers' programs where those can be built (g++, nvcc, torch).
 # PYTHON names a Python that has torch (default: python3).
 # newer runs the tests that use NCCL with another one, which compares the ranks' buffers (2.29.7 and later).
@@ -13,7 +13,7 @@ ranks=${2:-}
 [ "$what" != newer ] || library=$(realpath -e "${2:?newer needs the library}") || exit
 cd "$(dirname "$0")"
 failed=0
-[ -e tests ] || ./xtask gpu-bundle --unpack . || exit
+[ -e tests ] || ./lab unpack bundle.tar.zst . || exit
 
 # Builds a peer's program and runs it, or says why not: peer NAME WHY BUILD... -- RUN...; WHY is empty if nothing is
 # missing.
@@ -33,7 +33,7 @@ replays() {
     local trace policy
     for trace in traces/*.trace.gz; do
         for policy in remap fixed; do
-            ./xtask replay "$trace" --policy "$policy" --backend cuda --json || return
+            ./lockstep replay "$trace" --policy "$policy" --backend cuda --json || return
         done
         zcat "$trace" | "$1" "$trace" || return
         zcat "$trace" | PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "$1" "$trace" || return
@@ -147,7 +147,7 @@ sanitize() {
 # each other: sanitized_ranks CHECK
 sanitized_ranks() {
     local output
-    if output=$(./xtask launch -n 2 -- "$tool" --tool "$1" --error-exitcode 1 --report-api-errors no \
+    if output=$(./lockstep launch -n 2 -- "$tool" --tool "$1" --error-exitcode 1 --report-api-errors no \
         examples/symm-mem/collectives 2>&1); then
         grep -E '(========= (ERROR|RACECHECK) SUMMARY|were right)' <<<"$output" | sed "s|^|collectives, $1: |"
     else
@@ -172,10 +172,10 @@ sanitized() {
 }
 
 if [ "$what" = all ] || [ "$what" = doctor ]; then
-    ./xtask doctor || failed=1
+    ./lockstep doctor || failed=1
 fi
 if [ "$what" = all ] || [ "$what" = demo ]; then
-    ./xtask demo --backend cuda ${ranks:+--ranks "$ranks"} --json || failed=1
+    ./lockstep demo --backend cuda ${ranks:+--ranks "$ranks"} --json || failed=1
 fi
 if [ "$what" = all ] || [ "$what" = tests ]; then
     for test in tests/*; do
@@ -193,11 +193,11 @@ fi
 if [ "$what" = all ] || [ "$what" = examples ]; then
     examples=examples/symm-mem
     echo "== $examples/symmetric_memory"
-    ./xtask launch -n 2 -- $examples/symmetric_memory || failed=1
+    ./lockstep launch -n 2 -- $examples/symmetric_memory || failed=1
     echo "== $examples/user_kernel"
-    ./xtask launch -n "${ranks:-2}" -- $examples/user_kernel || failed=1
+    ./lockstep launch -n "${ranks:-2}" -- $examples/user_kernel || failed=1
     echo "== $examples/collectives"
-    ./xtask launch -n "${ranks:-2}" -- $examples/collectives || failed=1
+    ./lockstep launch -n "${ranks:-2}" -- $examples/collectives || failed=1
     echo "== $examples/misordered_windows"
     $examples/misordered_windows "${ranks:-2}" || failed=1
 fi
@@ -212,24 +212,23 @@ if [ "$what" = newer ]; then
 fi
 if [ "$what" = all ] || [ "$what" = replay ]; then
     for policy in remap fixed; do
-        ./xtask replay traces/*.trace.gz --policy "$policy" --backend cuda --check || failed=1
+        ./lockstep replay traces/*.trace.gz --policy "$policy" --backend cuda --check || failed=1
     done
 fi
 if [ "$what" = all ] || [ "$what" = benches ]; then
     # Beside PyTorch's, where that is installed.
     echo "== bench alloc"
-    ./xtask bench alloc || failed=1
+    ./lockstep bench alloc || failed=1
     echo "== bench call"
-    ./xtask bench call ${ranks:+--ranks "$ranks"} || failed=1
+    ./lockstep bench call ${ranks:+--ranks "$ranks"} || failed=1
     echo "== bench pool"
-    ./xtask bench pool ${ranks:+--ranks "$ranks"} || failed=1
+    ./lockstep bench pool ${ranks:+--ranks "$ranks"} || failed=1
     echo "== bench symm"
-    ./xtask bench symm ${ranks:+--ranks "$ranks"} || failed=1
-    for bench in benches/*; do
-        case $bench in benches/caching-alloc-alloc | benches/symm-mem-pool | benches/symm-mem-symm) continue ;; esac
-        echo "== $bench"
-        "$bench" ${ranks:+"$ranks"} || failed=1
-    done
+    ./lockstep bench symm ${ranks:+--ranks "$ranks"} || failed=1
+    echo "== bench p2p"
+    ./lockstep bench p2p ${ranks:+--ranks "$ranks"} || failed=1
+    echo "== bench program collectives"
+    ./lockstep bench program collectives ${ranks:+"$ranks"} || failed=1
 fi
 if [ "$what" = all ] || [ "$what" = benches ] || [ "$what" = peers ]; then
     peers

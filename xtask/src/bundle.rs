@@ -1,33 +1,27 @@
 //! `cargo xtask gpu-bundle DIR`: what a GPU host without Rust needs to run the demo, the tests and the benchmarks.
 
-use std::fs::{self, File};
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
-use zstd::{Decoder, Encoder};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::shell::{self, CRATES};
 
-/// What a folder may come to, in bytes: lent GPU hosts take only so much.
+/// The largest size of the folder, in bytes. Rented GPU hosts limit uploads.
 const LIMIT: u64 = 40_000_000;
 
-/// All but the script and this program, which unpacks it.
+/// All files except the script and `lab`, which extracts it.
 const ARCHIVE: &str = "bundle.tar.zst";
-
-/// How hard it is packed; and how far back what is the same is found, as a power of 2: the programs have much of each other.
-const LEVEL: i32 = 12;
-const WINDOW: u32 = 27;
 
 const RUN: &str = include_str!("../data/run.sh");
 
-#[derive(clap::Args)]
 pub(crate) struct Options {
-    /// The folder to write; it must not exist, or be empty
-    dir: PathBuf,
-    /// Unpack the one that lies there
-    #[arg(long, hide = true)]
-    unpack: bool,
+    /// The folder to write. It must not exist, or be empty.
+    pub(crate) dir: PathBuf,
 }
 
 /// An executable that cargo built.
@@ -36,76 +30,65 @@ struct Artifact {
     folder: String,
     target: String,
     path: PathBuf,
-    /// Whether it is a test or a benchmark: cargo builds examples along with them.
+    /// True for a test binary: cargo also reports the examples that it builds with them.
     is_test: bool,
+    /// True if it is built from the crate's library.
+    is_library: bool,
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let dir = &options.dir;
-    if options.unpack {
-        return unpack(dir);
-    }
     let root = shell::workspace()?;
     fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     if fs::read_dir(dir)?.next().is_some() {
         bail!("{} is not empty: expected a new or an empty folder", dir.display());
     }
-    let archive = File::create(dir.join(ARCHIVE)).context("cannot create the archive")?;
-    let mut archive = Encoder::new(archive, LEVEL)?;
-    archive.long_distance_matching(true)?;
-    archive.window_log(WINDOW)?;
-    let mut archive = tar::Builder::new(archive);
-    let mut add = |from: &Path, name: &str| {
-        let added = archive.append_path_with_name(from, name);
-        added.with_context(|| format!("cannot put {} into the archive", from.display()))
-    };
-    for artifact in build(&root, &["build", "--package", "xtask", "--bin", "xtask"])? {
-        fs::copy(&artifact.path, dir.join("xtask")).context("cannot copy xtask")?;
+    let mut files = Files::default();
+    let lab = dir.join("lab");
+    for artifact in build(&root, &["build", "--package", "lab", "--bin", "lab"])? {
+        fs::copy(&artifact.path, &lab).context("cannot copy lab")?;
     }
-    let tests = build(&root, &["test", "--no-run", "--workspace", "--features", &shell::adapters(None)])?;
+    let program = build(&root, &["build", "--package", &shell::package("cli"), "--bin", "lockstep"])?;
+    program.iter().for_each(|artifact| files.add(&artifact.path, "lockstep"));
+    let tests =
+        build(&root, &["test", "--no-run", "--workspace", "--features", &shell::test_features(None)])?;
+    for artifact in tests.iter().filter(|artifact| artifact.is_test) {
+        files.add(&artifact.path, &artifact.test_name());
+    }
     for name in CRATES {
-        let mut binaries = tests.iter().filter(|artifact| artifact.is_test && artifact.folder == name);
-        let (Some(binary), None) = (binaries.next(), binaries.next()) else {
-            bail!("expected one test binary of {name}: its tests belong into one target");
-        };
-        add(&binary.path, &format!("tests/{name}"))?;
+        let is_of_crate = |artifact: &&Artifact| artifact.is_test && artifact.folder == name;
+        ensure!(tests.iter().any(|artifact| is_of_crate(&artifact)), "no test binary of {name} was built");
     }
-    let twins = shell::adapters(Some("symm-mem"));
-    for artifact in build(&root, &["bench", "--no-run", "--workspace", "--benches", "--features", &twins])? {
-        // Without a harness of their own these are the libraries' unit tests, which are there already.
-        if !CRATES.contains(&artifact.target.replace('_', "-").as_str()) {
-            add(&artifact.path, &format!("benches/{}-{}", artifact.folder, artifact.target))?;
-        }
-    }
+    let twins = shell::test_features(Some("symm-mem"));
     for artifact in build(&root, &["build", "--package", &shell::package("nccl-sys"), "--examples"])? {
-        add(&artifact.path, &format!("examples/{}", artifact.target))?;
+        files.add(&artifact.path, &format!("examples/{}", artifact.target));
     }
     let group = "process-group";
     for artifact in build(&root, &["build", "--package", &shell::package(group), "--examples"])? {
-        add(&artifact.path, &format!("examples/{group}/{}", artifact.target))?;
+        files.add(&artifact.path, &format!("examples/{group}/{}", artifact.target));
     }
     let symmetric = "symm-mem";
     let examples = ["build", "--package", &shell::package(symmetric), "--features", &twins, "--examples"];
     for artifact in build(&root, &examples)? {
-        add(&artifact.path, &format!("examples/{symmetric}/{}", artifact.target))?;
+        files.add(&artifact.path, &format!("examples/{symmetric}/{}", artifact.target));
     }
     let script = "examples/torch_all_reduce.py";
-    add(&root.join(group).join(script), &format!("examples/{group}/torch_all_reduce.py"))?;
-    for (folder, to, suffix) in [("xtask/data", "traces", ".trace.gz"), ("xtask/peers", "peers", "")] {
+    files.add(&root.join(group).join(script), &format!("examples/{group}/torch_all_reduce.py"));
+    for (folder, to, suffix) in [("cli/data", "traces", ".trace.gz"), ("cli/peers", "peers", "")] {
         let folder = root.join(folder);
         for entry in fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))? {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
             if name.ends_with(suffix) {
-                add(&entry.path(), &format!("{to}/{name}"))?;
+                files.add(&entry.path(), &format!("{to}/{name}"));
             }
         }
     }
-    archive.into_inner().and_then(Encoder::finish).context("cannot write the archive")?;
+    files.pack(&lab, &dir.join(ARCHIVE))?;
     let script = dir.join("run.sh");
     fs::write(&script, RUN)?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
-    let files = [ARCHIVE, "xtask", "run.sh"].map(|name| Ok(fs::metadata(dir.join(name))?.len()));
+    let files = [ARCHIVE, "lab", "run.sh"].map(|name| Ok(fs::metadata(dir.join(name))?.len()));
     let size: u64 = files.into_iter().sum::<Result<u64>>()?;
     if size > LIMIT {
         bail!("{} came to {size} bytes, more than {LIMIT}", dir.display());
@@ -114,29 +97,51 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn unpack(dir: &Path) -> Result<()> {
-    let archive = dir.join(ARCHIVE);
-    let file = File::open(&archive).with_context(|| format!("cannot open {}", archive.display()))?;
-    let mut decoder = Decoder::new(file)?;
-    decoder.window_log_max(WINDOW)?;
-    tar::Archive::new(decoder).unpack(dir).with_context(|| format!("cannot unpack {}", archive.display()))
+/// The files of an archive.
+#[derive(Default)]
+struct Files {
+    /// A line for each file: its path, a tab, and its name in the archive.
+    list: String,
+}
+
+impl Files {
+    fn add(&mut self, path: &Path, name: &str) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.list, "{}\t{name}", path.display());
+    }
+
+    /// Writes the archive with `lab`.
+    fn pack(&self, lab: &Path, archive: &Path) -> Result<()> {
+        let mut pack = Command::new(lab);
+        pack.arg("pack").arg(archive).stdin(Stdio::piped());
+        let mut pack = pack.spawn().with_context(|| format!("cannot start {}", lab.display()))?;
+        let list = pack.stdin.take().context("the process has no standard input")?;
+        { list }.write_all(self.list.as_bytes()).context("cannot list the files of the archive")?;
+        let status = pack.wait()?;
+        ensure!(status.success(), "cannot write the archive: {status}");
+        Ok(())
+    }
+}
+
+impl Artifact {
+    /// The name in the bundle: the crate's, and that of a target beside its unit tests.
+    fn test_name(&self) -> String {
+        let Self { folder, target, .. } = self;
+        let is_unit_tests = self.is_library || target == folder;
+        if is_unit_tests { format!("tests/{folder}") } else { format!("tests/{folder}-{target}") }
+    }
 }
 
 /// Runs cargo for release binaries without symbols and without paths into the source tree.
 fn build(root: &Path, arguments: &[&str]) -> Result<Vec<Artifact>> {
     let mut command = shell::cargo(root, arguments);
     command.args(["--message-format=json-render-diagnostics", "--target-dir", "target/bundle"]);
-    if arguments[0] != "bench" {
-        command.arg("--release");
-    }
+    command.arg("--release");
     let home = std::env::var("CARGO_HOME")
         .or_else(|_| std::env::var("HOME").map(|home| format!("{home}/.cargo")))
         .unwrap_or_default();
     let flags = format!("--remap-path-prefix={}=. --remap-path-prefix={home}=cargo", root.display());
-    for profile in ["RELEASE", "BENCH"] {
-        command.env(format!("CARGO_PROFILE_{profile}_STRIP"), "symbols");
-    }
-    command.env("RUSTFLAGS", flags).stderr(std::process::Stdio::inherit());
+    command.env("CARGO_PROFILE_RELEASE_STRIP", "symbols").env("RUSTFLAGS", flags).stderr(Stdio::inherit());
     eprintln!("$ {}", shell::line(&command));
     let output = command.output().context("cannot run cargo")?;
     if !output.status.success() {
@@ -157,6 +162,9 @@ fn build(root: &Path, arguments: &[&str]) -> Result<Vec<Artifact>> {
             target: message["target"]["name"].as_str().unwrap_or_default().to_owned(),
             path: path.into(),
             is_test: message["profile"]["test"] == true,
+            is_library: message["target"]["kind"]
+                .as_array()
+                .is_some_and(|kinds| kinds.contains(&"lib".into())),
         });
     }
     Ok(artifacts)

@@ -1,120 +1,174 @@
-//! `cargo xtask ci`: everything that a change has to pass, cheapest first.
+//! `cargo xtask ci`: the checks of a change, cheapest first, and with `--full` those that take longer or download more.
 
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::child::Owned;
-use crate::interleave;
-use crate::run_tests;
+use crate::process::KillOnDrop;
 use crate::shell::{self, CRATES};
-use crate::viz;
+use crate::{interleave, mutants, run_tests};
 
-#[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Leave out what needs the network beyond crates
-    #[arg(long)]
-    offline: bool,
+    /// Run the checks too that take longer or download more than crates.
+    pub(crate) full: bool,
 }
 
-/// The crates that others take alone: they are built with cargo and nothing else.
+/// Crates that can be built without the rest of the workspace, with cargo alone.
 pub(crate) const RAW: [&str; 2] = ["cuda-driver-sys", "nccl-sys"];
+
+/// Final arguments of every clippy run.
+const DENY_WARNINGS: [&str; 3] = ["--", "-D", "warnings"];
+
+/// The steps that have run, with the time that each took.
+#[derive(Default)]
+struct Steps(Vec<(&'static str, Duration)>);
+
+impl Steps {
+    fn run(&mut self, name: &'static str, step: impl FnOnce() -> Result<()>) -> Result<()> {
+        let begun = Instant::now();
+        step().with_context(|| format!("the step `{name}` failed"))?;
+        self.0.push((name, begun.elapsed()));
+        Ok(())
+    }
+
+    fn print(&self) {
+        for (name, time) in &self.0 {
+            println!("{:>7.1} s  {name}", time.as_secs_f64());
+        }
+        println!("{:>7.1} s  in all", self.0.iter().map(|(_, time)| time.as_secs_f64()).sum::<f64>());
+    }
+}
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let root = shell::workspace()?;
-    shell::run(&mut shell::cargo(&root, &["fmt", "--all", "--check"]))?;
-    // A package at a time: together, one crate's features would hide what another forgot to ask for.
-    for name in CRATES {
-        let lint = [
-            "clippy",
-            "--quiet",
-            "--package",
-            &shell::package(name),
-            "--all-targets",
-            "--",
-            "-D",
-            "warnings",
-        ];
-        shell::run(&mut shell::cargo(&root, &lint))?;
+    let mut steps = Steps::default();
+    check_change(&root, &mut steps)?;
+    if options.full {
+        check_rest(&root, &mut steps)?;
     }
-    let minimal = [
-        "clippy",
-        "--quiet",
-        "--package",
-        &shell::package("process-group"),
-        "--no-default-features",
-        "--",
-        "-D",
-        "warnings",
-    ];
-    shell::run(&mut shell::cargo(&root, &minimal))?;
-    for name in ["caching-alloc", "process-group"] {
-        let adapters = ["clippy", "--quiet", "--package", &shell::package(name), "--all-features"];
-        let adapters = [&adapters[..], &["--all-targets", "--", "-D", "warnings"]].concat();
-        shell::run(&mut shell::cargo(&root, &adapters))?;
-    }
-    let document = ["doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"];
-    let adapters = shell::adapters(None);
-    let document = [&document[..], &["--features", &adapters]].concat();
-    shell::run(shell::cargo(&root, &document).env("RUSTDOCFLAGS", "-D warnings"))?;
-    run_tests::run(&run_tests::Options::default())?;
-    interleave::run(&interleave::Options { quick: true })?;
-    shell::run(&mut shell::cargo(&root, &["xtask", "sim", "explore", "--seeds", "0..2000"]))?;
-    // What writes the raw tables is built, linted and tested by itself: the rest does without its feature.
-    let generator = ["--quiet", "--package", "xtask", "--features", "codegen"];
-    let lint = [&["clippy"], &generator[..], &["--all-targets", "--", "-D", "warnings"]].concat();
-    shell::run(&mut shell::cargo(&root, &lint))?;
-    shell::run(&mut shell::cargo(&root, &[&["test"], &generator[..], &["codegen::"]].concat()))?;
-    call_raw(&root)?;
-    symmetric_examples(&root)?;
-    store_example(&root)?;
-    if options.offline {
-        println!(
-            "left out, --offline: the pinned headers, the real NCCL libraries, PyTorch's viewer, packaging"
-        );
-        return Ok(());
-    }
-    shell::run(&mut shell::cargo(&root, &["xtask", "codegen", "--check"]))?;
-    shell::run(&mut shell::cargo(&root, &["xtask", "abi"]))?;
-    viz::check_torch()?;
-    let [driver, nccl] = RAW.map(shell::package);
-    let publish =
-        ["publish", "--quiet", "--dry-run", "--allow-dirty", "--package", &driver, "--package", &nccl];
-    shell::run(&mut shell::cargo(&root, &publish))?;
+    steps.print();
     Ok(())
 }
 
-/// The raw crates' example, over the embedded machine as a shared library: loaded as NVIDIA's are.
+/// The checks of every change. All of them use one build of the workspace, with the features of the tests.
+fn check_change(root: &Path, steps: &mut Steps) -> Result<()> {
+    let features = shell::test_features(None);
+    let with = ["--workspace", "--features", &features];
+    steps.run("format", || shell::run(&mut shell::cargo(root, &["fmt", "--all", "--check"])))?;
+    steps.run("lint", || {
+        let lint = [&["clippy", "--quiet", "--all-targets"], &with[..], &DENY_WARNINGS].concat();
+        shell::run(&mut shell::cargo(root, &lint))
+    })?;
+    steps.run("tests", test)?;
+    steps.run("examples", || {
+        // The tests have built the examples and programs already, with the same features.
+        let build = [&["build", "--quiet", "--bins", "--examples"], &with[..]].concat();
+        shell::run(&mut shell::cargo(root, &build))?;
+        call_raw(root)?;
+        symmetric_examples(root)?;
+        store_example(root)
+    })?;
+    steps.run("seeded programs", || {
+        shell::run(Command::new(program(root, "lab")).args(["sim", "explore", "--seeds", "0..2000"]))
+    })?;
+    steps.run("thread interleavings", || interleave::run(&interleave::Options { quick: true }))
+}
+
+/// The checks that take longer, or download more than crates.
+fn check_rest(root: &Path, steps: &mut Steps) -> Result<()> {
+    let cargo = |arguments: &[&str]| shell::run(&mut shell::cargo(root, arguments));
+    steps.run("documentation", || {
+        let features = shell::test_features(None);
+        let document = [
+            "doc",
+            "--quiet",
+            "--workspace",
+            "--no-deps",
+            "--document-private-items",
+            "--features",
+            &features,
+        ];
+        shell::run(shell::cargo(root, &document).env("RUSTDOCFLAGS", "-D warnings"))
+    })?;
+    // One package at a time: together, the features of one crate would hide a feature that another forgot to enable.
+    steps.run("lint each crate alone", || {
+        for name in CRATES {
+            let package = shell::package(name);
+            let lint = ["clippy", "--quiet", "--all-targets", "--package", &package];
+            cargo(&[&lint[..], &DENY_WARNINGS].concat())?;
+        }
+        let group = shell::package("process-group");
+        let minimal = ["clippy", "--quiet", "--package", &group, "--no-default-features"];
+        cargo(&[&minimal[..], &DENY_WARNINGS].concat())?;
+        for name in ["caching-alloc", "process-group"] {
+            let package = shell::package(name);
+            let lint = ["clippy", "--quiet", "--all-targets", "--all-features", "--package", &package];
+            cargo(&[&lint[..], &DENY_WARNINGS].concat())?;
+        }
+        Ok(())
+    })?;
+    // The generator of the raw tables needs a feature, which the checks above do not set.
+    steps.run("code generator", || {
+        let generator = ["--quiet", "--package", "xtask", "--features", "codegen"];
+        cargo(&[&["clippy", "--all-targets"], &generator[..], &DENY_WARNINGS].concat())?;
+        cargo(&[&["test"], &generator[..], &["codegen::"]].concat())?;
+        cargo(&["xtask", "codegen", "--check"])
+    })?;
+    steps.run("real libraries and headers", || cargo(&["xtask", "abi"]))?;
+    steps.run("PyTorch's viewer", || cargo(&["xtask", "torch-viewer"]))?;
+    steps.run("tests beside PyTorch", || {
+        cargo(&["xtask", "torch-env"])?;
+        test()
+    })?;
+    steps.run("packages", || {
+        let [driver, nccl] = RAW.map(shell::package);
+        cargo(&["publish", "--quiet", "--dry-run", "--allow-dirty", "--package", &driver, "--package", &nccl])
+    })?;
+    steps.run("more seeded programs", || {
+        shell::run(Command::new(program(root, "lab")).args(["sim", "explore", "--seeds", "2000..10000"]))
+    })?;
+    steps.run("more thread interleavings", || interleave::run(&interleave::Options { quick: false }))?;
+    steps.run("mutants", || mutants::run(&mutants::Options { only: Vec::new(), package: None }))
+}
+
+fn test() -> Result<()> {
+    run_tests::run(&run_tests::Options { check_skips: true, ..run_tests::Options::default() })
+}
+
+/// The path of a program of the workspace that a step has built.
+fn program(root: &Path, name: &str) -> PathBuf {
+    shell::target(root).join("debug").join(name)
+}
+
+/// Runs the raw crates' example with the embedded device as a shared library in place of NVIDIA's.
 fn call_raw(root: &Path) -> Result<()> {
     let library = shell::embedded_library(root)?;
-    let stranger = shell::package("nccl-sys");
-    let call = ["run", "--quiet", "--package", &stranger, "--example", "all_reduce"];
-    let mut call = shell::cargo(root, &call);
+    // Another crate has an example of this name, so cargo must put the right one in place.
+    let package = shell::package("nccl-sys");
+    let mut call = shell::cargo(root, &["run", "--quiet", "--package", &package, "--example", "all_reduce"]);
     shell::run(call.env("CUDA_DRIVER_SYS_LIBRARY", &library).env("NCCL_SYS_LIBRARY", &library))
 }
 
 /// symm-mem's examples, their ranks as processes with an embedded device each.
 fn symmetric_examples(root: &Path) -> Result<()> {
-    let (package, twins) = (shell::package("symm-mem"), shell::adapters(Some("symm-mem")));
-    let build = ["build", "--quiet", "--package", &package, "--features", &twins, "--examples"];
-    shell::run(&mut shell::cargo(root, &build))?;
-    let program = |name: &str| shell::target(root).join("debug/examples").join(name);
+    let example = |name: &str| program(root, "examples").join(name);
     for (name, ranks) in
         [("symmetric_memory", "2"), ("user_kernel", "2"), ("user_kernel", "3"), ("collectives", "3")]
     {
-        let launch = ["xtask", "launch", "-n", ranks, "--"];
-        shell::run(shell::cargo(root, &launch).arg(program(name)).arg("--embedded"))?;
+        let mut launch = Command::new(program(root, "lockstep"));
+        shell::run(launch.args(["launch", "-n", ranks, "--"]).arg(example(name)).arg("--embedded"))?;
     }
-    // Starts its ranks itself: some of them hang, as they are to.
+    // This example starts its own ranks, of which some hang on purpose.
     for ranks in ["2", "4"] {
-        shell::run(Command::new(program("misordered_windows")).args(["--embedded", ranks]))?;
+        shell::run(Command::new(example("misordered_windows")).args(["--embedded", ranks]))?;
     }
     Ok(())
 }
 
-/// What is asked of the store's example, and what it prints then; nothing where it is to fail.
+/// Commands of the store's example, and their expected output; `None` for a command that must fail.
 const CONVERSATION: [(&str, Option<&str>); 21] = [
     ("set key value", Some("")),
     ("get key", Some("value\n")),
@@ -141,24 +195,21 @@ const CONVERSATION: [(&str, Option<&str>); 21] = [
 
 /// The store's example: a server, and its clients, with a secret and without.
 fn store_example(root: &Path) -> Result<()> {
-    let package = shell::package("process-group");
-    let build = ["build", "--quiet", "--package", &package, "--example", "tcp_store"];
-    shell::run(&mut shell::cargo(root, &build))?;
     for secret in [None, Some("sixteen bytes or more")] {
-        let program = || {
-            let mut program = Command::new(shell::target(root).join("debug/examples/tcp_store"));
-            secret.map(|secret| program.env("PROCESS_GROUP_STORE_SECRET", secret));
-            program
+        let example = || {
+            let mut example = Command::new(program(root, "examples/tcp_store"));
+            secret.map(|secret| example.env("PROCESS_GROUP_STORE_SECRET", secret));
+            example
         };
-        let mut server = Owned(program().args(["serve", "127.0.0.1:0"]).stdout(Stdio::piped()).spawn()?);
+        let mut server = KillOnDrop(example().args(["serve", "127.0.0.1:0"]).stdout(Stdio::piped()).spawn()?);
         let mut port = String::new();
         BufReader::new(server.stdout.take().context("a server without output")?).read_line(&mut port)?;
         let address = format!("127.0.0.1:{}", port.trim());
         for (question, expected) in CONVERSATION {
-            // What is to fail waits for what never comes.
+            // A command that must fail waits for a key that is never set.
             let timeout = if expected.is_some() { "30" } else { "0.1" };
             let arguments = ["--timeout", timeout, "client", &address];
-            let output = program().args(arguments).args(question.split(' ')).output()?;
+            let output = example().args(arguments).args(question.split(' ')).output()?;
             let answer = String::from_utf8_lossy(&output.stdout);
             let answer = output.status.success().then_some(&*answer);
             ensure!(

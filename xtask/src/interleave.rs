@@ -1,8 +1,8 @@
-//! `cargo xtask interleave`: what threads do to each other, in the orders that checkers choose.
+//! `cargo xtask interleave`: concurrency tests in the thread orders that checkers choose.
 //!
-//! The models are in modules called `interleavings`, beside what they are about. They drive the crates' real code,
-//! built with a checker's mutexes and atomics in place of the standard library's. loom tries every order of the small
-//! models that can differ, up to a bound on preemptions; shuttle also tries many orders of longer programs.
+//! The models are in modules called `interleavings`, beside the code that they test. They run the crates' real code,
+//! built with a checker's mutexes and atomics in place of the standard library's. loom tries all relevant orders of
+//! the small models, up to a bound on preemptions; shuttle also tries many orders of longer programs.
 
 use std::path::Path;
 
@@ -10,14 +10,12 @@ use anyhow::Result;
 
 use crate::shell;
 
-#[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Fewer orders: what `cargo xtask ci` runs
-    #[arg(long)]
+    /// Try fewer interleavings, as `cargo xtask ci` does.
     pub(crate) quick: bool,
 }
 
-/// A checker, by the `cfg` that the crate knows it by, and what bounds its search.
+/// A checker: its `cfg` in the crates, and the bounds of its search.
 struct Checker {
     name: &'static str,
     variable: &'static str,
@@ -61,7 +59,7 @@ fn check(root: &Path, crate_name: &str, checker: &Checker, quick: bool) -> Resul
     let package = shell::package(crate_name);
     let test = ["test", "--quiet", "--package", &package, "--lib", "--", "interleavings::"];
     let mut test = shell::cargo(root, &test);
-    // The flags are of every dependency: a folder of its own keeps those that are built without.
+    // The flags apply to every dependency, so a separate folder keeps the builds without them.
     test.env("RUSTFLAGS", format!("--cfg {name} -D warnings"));
     test.env("CARGO_TARGET_DIR", root.join("target/interleave").join(name));
     test.env(variable, bound).env("SHUTTLE_SILENCE_WARNINGS", "1");

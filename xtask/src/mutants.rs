@@ -1,13 +1,13 @@
-//! `cargo xtask mutants`: whether the tests see what is wrong.
+//! `cargo xtask mutants`: checks that the tests detect bugs.
 //!
 //! Every patch under `xtask/mutants/` puts one bug into one crate. Each is applied by itself to a copy of the workspace
-//! and has to be found there: in the caching allocator and in process-group by the crate's tests (unit, property and
-//! end-to-end: its one test binary), in symm-mem by `cargo xtask sim explore`. A patch whose text has the line
+//! and has to be found there: in the caching allocator and in process-group by the crate's unit tests, in symm-mem by `cargo xtask sim explore`. A patch whose text has the line
 //! `Found by: models` has to be found by the crate's models under loom. A patch that no longer applies, or does not
 //! compile, is an error: it tests nothing. What a patch breaks is written before its first difference.
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::IsTerminal as _;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -15,24 +15,18 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use comfy_table::{ContentArrangement, Table, presets};
-use indicatif::{ProgressBar, ProgressStyle};
-use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::child;
+use crate::process;
 use crate::shell;
 
-#[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Only this patch, by its name without `.patch`
-    #[arg(long, value_name = "NAME")]
-    only: Option<String>,
-    /// Only those that break this crate
-    #[arg(long, short, value_name = "CRATE")]
-    package: Option<String>,
+    /// Only these patches: the names of their files without `.patch`.
+    pub(crate) only: Vec<String>,
+    /// Only the patches of this crate.
+    pub(crate) package: Option<String>,
 }
 
-/// Who has to find the bugs of a crate.
+/// The checks that must detect the bugs of a crate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Finder {
     /// The crate's tests.
@@ -43,17 +37,17 @@ enum Finder {
     Seeds,
 }
 
-/// The crates that patches break, and who finds it unless the patch says otherwise.
+/// The crates that patches break, and the checks that must detect it unless the patch says otherwise.
 const CRATES: [(&str, Finder); 3] =
     [("caching-alloc", Finder::Tests), ("process-group", Finder::Tests), ("symm-mem", Finder::Seeds)];
-/// What a patch says that only the models find.
+/// The line of a patch that only the models can detect.
 const BY_MODELS: &str = "Found by: models";
-/// The seeds that have to be enough.
+/// Seeds within which the bug must be found.
 const SEEDS: &str = "0..10000";
-/// Where the patches are.
+/// The folder of the patches.
 const PATCHES: &str = "xtask/mutants";
-/// Where the copy and what is built of it are, in the target folder. Always the same place: cargo takes a crate that
-/// lies elsewhere for another one, and would build everything anew.
+/// The folder, in the target folder, of the copy and of its build. Its path does not change, because cargo rebuilds a crate
+/// whose path has changed.
 const PLACE: &str = "mutants";
 /// Tests that take longer hang.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -61,13 +55,13 @@ const LIMIT: Duration = Duration::from_secs(600);
 struct Mutant {
     name: String,
     breaks: String,
-    /// The crate, and who finds it.
+    /// The crate, and the check that must find the bug.
     crate_name: &'static str,
     finder: Finder,
     patch: PathBuf,
 }
 
-/// How tests end, or seeds.
+/// The outcome of a run of tests or seeds.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
     Passed,
@@ -81,30 +75,28 @@ enum Outcome {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let root = shell::workspace()?;
     let mut mutants = list(&root.join(PATCHES))?;
-    if let Some(only) = &options.only {
-        mutants.retain(|mutant| mutant.name == *only);
-        ensure!(!mutants.is_empty(), "there is no patch {PATCHES}/{only}.patch");
+    for only in &options.only {
+        let known = mutants.iter().any(|mutant| mutant.name == *only);
+        ensure!(known, "there is no patch {PATCHES}/{only}.patch");
     }
+    mutants.retain(|mutant| options.only.is_empty() || options.only.contains(&mutant.name));
     if let Some(package) = &options.package {
         mutants.retain(|mutant| mutant.crate_name == *package);
         ensure!(!mutants.is_empty(), "no patch breaks {package}");
     }
-    let bar = ProgressBar::new(mutants.len() as u64 + 1);
-    bar.set_style(ProgressStyle::with_template("{wide_bar} {pos} of {len}: {msg}")?);
-    bar.set_message("as it is");
+    let progress = Progress { total: mutants.len(), is_shown: std::io::stderr().is_terminal() };
+    progress.show(0, "without a patch");
     let tree = Tree::copy(&root)?;
     let finders: BTreeSet<_> = mutants.iter().map(|mutant| (mutant.crate_name, mutant.finder)).collect();
     for (name, finder) in finders {
         let whole = tree.find(name, finder)?;
         ensure!(whole == Outcome::Passed, "{name} fails already without any patch: {whole:?}");
     }
-    let mut table = Table::new();
-    table.load_preset(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(["patch", "crate", "what it breaks", "seen by", "s"]);
+    let mut rows =
+        vec!["| patch | crate | effect | detected by | s |".to_owned(), "|---|---|---|---|---|".into()];
     let (mut missed, mut broken) = (Vec::new(), Vec::new());
-    for mutant in &mutants {
-        bar.inc(1);
-        bar.set_message(mutant.name.clone());
+    for (index, mutant) in mutants.iter().enumerate() {
+        progress.show(index + 1, &mutant.name);
         let begin = Instant::now();
         let seen = match tree.with(&mutant.patch, || tree.find(mutant.crate_name, mutant.finder)) {
             Ok(Outcome::Failed(by)) => by,
@@ -113,23 +105,46 @@ pub(crate) fn run(options: &Options) -> Result<()> {
                 missed.push(mutant.name.as_str());
                 if outcome == Outcome::Hung { "NOBODY: it hangs".into() } else { "NOBODY".into() }
             }
-            // What the others show is not lost for it.
+            // The other patches are still tried.
             Err(error) => {
-                eprintln!("{}: {}", mutant.name, shell::explain(&error));
+                eprintln!("{}: {error:#}", mutant.name);
                 broken.push(mutant.name.as_str());
                 "BROKEN".into()
             }
         };
-        let seconds = format!("{:.0}", begin.elapsed().as_secs_f64());
-        table.add_row([&mutant.name, mutant.crate_name, &mutant.breaks, &seen, &seconds]);
+        let Mutant { name, crate_name, breaks, .. } = mutant;
+        rows.push(format!(
+            "| {name} | {crate_name} | {breaks} | {seen} | {:.0} |",
+            begin.elapsed().as_secs_f64()
+        ));
     }
-    bar.finish_and_clear();
-    println!("{table}");
+    progress.clear();
+    println!("{}", rows.join("\n"));
     let seen = mutants.len() - missed.len() - broken.len();
     println!("{seen} of {} bugs are seen", mutants.len());
     ensure!(broken.is_empty(), "what these patches make tests nothing: {}", broken.join(", "));
     ensure!(missed.is_empty(), "nobody sees {}", missed.join(", "));
     Ok(())
+}
+
+/// A progress line that is overwritten on a terminal; elsewhere nothing is printed.
+struct Progress {
+    total: usize,
+    is_shown: bool,
+}
+
+impl Progress {
+    fn show(&self, done: usize, name: &str) {
+        if self.is_shown {
+            eprint!("\r\x1b[K{done} of {}: {name}", self.total);
+        }
+    }
+
+    fn clear(&self) {
+        if self.is_shown {
+            eprint!("\r\x1b[K");
+        }
+    }
 }
 
 /// The patches, by name.
@@ -159,14 +174,14 @@ fn list(folder: &Path) -> Result<Vec<Mutant>> {
     Ok(mutants)
 }
 
-/// A copy of the workspace. It goes when it is dropped; what was built of it stays, for the next time.
+/// A copy of the workspace, deleted on drop. Its build stays for the next run.
 struct Tree {
     root: PathBuf,
     built: PathBuf,
 }
 
 impl Tree {
-    /// Copies what git keeps of the workspace, as it is now.
+    /// Copies the workspace's files that git tracks or would track, with their uncommitted changes.
     fn copy(from: &Path) -> Result<Self> {
         let place = from.join("target").join(PLACE);
         let tree = Self { root: place.join("tree"), built: place.join("built") };
@@ -186,7 +201,7 @@ impl Tree {
         for name in output.stdout.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
             let name = Path::new(std::str::from_utf8(name)?);
             let (from, to) = (from.join(name), tree.root.join(name));
-            // What git still lists may be gone.
+            // Git may list a file that was deleted.
             let Ok(metadata) = from.symlink_metadata() else { continue };
             fs::create_dir_all(to.parent().context("a file has a folder")?)?;
             if metadata.is_symlink() {
@@ -194,7 +209,7 @@ impl Tree {
                     .with_context(|| format!("cannot link {}", to.display()))?;
             } else if metadata.is_file() {
                 fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
-                // What patches change is built anew, and only that.
+                // Only the crates that patches change are rebuilt.
                 if !CRATES.iter().any(|(of, _)| name.starts_with(of)) {
                     fs::File::options().append(true).open(&to)?.set_modified(metadata.modified()?)?;
                 }
@@ -203,7 +218,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Applies a patch as long as `then` runs.
+    /// Applies a patch while `then` runs.
     fn with<T>(&self, patch: &Path, then: impl FnOnce() -> Result<T>) -> Result<T> {
         self.patch(patch, &[]).context("the patch no longer applies; make it anew")?;
         let outcome = then();
@@ -213,7 +228,7 @@ impl Tree {
 
     fn patch(&self, patch: &Path, how: &[&str]) -> Result<()> {
         let mut apply = Command::new("git");
-        // The copy lies inside the checkout, and is none.
+        // The copy lies inside the checkout, but is not a checkout itself.
         apply.env("GIT_CEILING_DIRECTORIES", self.root.parent().unwrap_or(&self.root));
         let output = apply.arg("apply").args(how).arg(patch).current_dir(&self.root).output()?;
         let said = String::from_utf8_lossy(&output.stderr);
@@ -221,7 +236,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Builds what is to find something in the crate, and runs it.
+    /// Builds and runs the check of the crate.
     fn find(&self, crate_name: &str, finder: Finder) -> Result<Outcome> {
         match finder {
             Finder::Tests | Finder::Models => {
@@ -236,18 +251,18 @@ impl Tree {
                 first_failure(&mut tests, failed_test)
             }
             Finder::Seeds => {
-                let mut explore = Command::new(self.build(&["build", "--package", "xtask"], "")?);
+                let mut explore = Command::new(self.build(&["build", "--package", "lab"], "")?);
                 explore.args(["sim", "explore", "--seeds", SEEDS, "--json"]).current_dir(&self.root);
                 first_failure(&mut explore, failed_seed)
             }
         }
     }
 
-    /// Builds a program with these flags of the compiler, and says where it is.
+    /// Builds a program with these compiler flags, and returns its path.
     fn build(&self, build: &[&str], flags: &str) -> Result<PathBuf> {
         let mut build = shell::cargo(&self.root, build);
         build.arg("--quiet").arg("--message-format=json-render-diagnostics");
-        // The flags are of every dependency: a folder of its own keeps those that are built without.
+        // The flags apply to every dependency, so a separate folder keeps the builds without them.
         match flags {
             "" => build.env("CARGO_TARGET_DIR", &self.built),
             flags => build.env("RUSTFLAGS", flags).env("CARGO_TARGET_DIR", self.built.join("loom")),
@@ -268,16 +283,16 @@ impl Tree {
 
 impl Drop for Tree {
     fn drop(&mut self) {
-        // What is left goes the next time.
+        // The next run removes the rest.
         let _ = fs::remove_dir_all(&self.root);
     }
 }
 
-/// Runs a program until a line of it says what failed.
+/// Runs a program until one of its lines reports a failure.
 fn first_failure(tests: &mut Command, failed: fn(&str) -> Option<String>) -> Result<Outcome> {
     tests.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
     let mut child = tests.spawn().context("cannot start what was built")?;
-    let lines = child::lines(child.stdout.take());
+    let lines = process::lines(child.stdout.take());
     let deadline = Instant::now() + LIMIT;
     let outcome = loop {
         match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -291,8 +306,7 @@ fn first_failure(tests: &mut Command, failed: fn(&str) -> Option<String>) -> Res
         }
     };
     if outcome.is_some() {
-        // Not waited for yet, so the number is still its own.
-        let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+        process::kill_group(&mut child);
     }
     let status = child.wait()?;
     match outcome {
@@ -303,12 +317,12 @@ fn first_failure(tests: &mut Command, failed: fn(&str) -> Option<String>) -> Res
     }
 }
 
-/// The test that failed, as a line of the harness says it.
+/// Returns the failed test of a line of the harness.
 fn failed_test(line: &str) -> Option<String> {
     line.strip_prefix("test ")?.strip_suffix(" ... FAILED").map(str::to_owned)
 }
 
-/// The first seed that failed, as `sim explore --json` says it.
+/// Returns the first failed seed of the output of `sim explore --json`.
 fn failed_seed(line: &str) -> Option<String> {
     let report: serde_json::Value = serde_json::from_str(line).ok()?;
     let (seed, seeds) = (report["failing"][0].as_u64()?, report["violations"].as_u64()?);

@@ -1,4 +1,4 @@
-//! Where the workspace is, how its tasks run `cargo`, how they say what went wrong.
+//! The workspace's folders and crates, and cargo commands.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 /// The crates of the workspace, lowest first, by the names of their folders.
-pub(crate) const CRATES: [&str; 8] = [
+pub const CRATES: [&str; 10] = [
     "cuda-driver-sys",
     "nccl-sys",
     "gpu-sim",
@@ -14,30 +14,39 @@ pub(crate) const CRATES: [&str; 8] = [
     "caching-alloc",
     "process-group",
     "symm-mem",
+    "cli",
+    "lab",
     "xtask",
 ];
 
-/// The package of a crate. Short names are taken in the registry, one of them by another project, so what is
-/// published carries one prefix.
-pub(crate) fn package(name: &str) -> String {
-    if name == "xtask" || !CRATES.contains(&name) { name.to_owned() } else { format!("lockstep-{name}") }
+/// The crates that are not published.
+pub const PRIVATE: [&str; 2] = ["lab", "xtask"];
+
+/// Returns the name of a crate's package. Published packages have a prefix, because the registry has other packages with
+/// the short names.
+pub fn package(name: &str) -> String {
+    if PRIVATE.contains(&name) || !CRATES.contains(&name) {
+        name.to_owned()
+    } else {
+        format!("lockstep-{name}")
+    }
 }
 
-/// Optional parts that the tests, the documentation and the bundle are made with, of one crate or of all.
-pub(crate) fn adapters(name: Option<&str>) -> String {
-    const ADAPTERS: [(&str, &str); 5] = [
+/// Returns the optional features that tests, documentation and the bundle are built with, of one crate or of all.
+pub fn test_features(name: Option<&str>) -> String {
+    const FEATURES: [(&str, &str); 5] = [
         ("caching-alloc", "cudarc"),
         ("process-group", "nvtx"),
         ("process-group", "tracing"),
         ("symm-mem", "twins"),
         ("symm-mem", "simulation"),
     ];
-    let wanted = ADAPTERS.iter().filter(|(of, _)| name.is_none_or(|name| name == *of));
+    let wanted = FEATURES.iter().filter(|(of, _)| name.is_none_or(|name| name == *of));
     wanted.map(|(of, feature)| format!("{}/{feature}", package(of))).collect::<Vec<_>>().join(",")
 }
 
 /// Builds the embedded machine as a shared library, for programs that load it as they would NVIDIA's.
-pub(crate) fn embedded_library(root: &Path) -> Result<PathBuf> {
+pub fn embedded_library(root: &Path) -> Result<PathBuf> {
     let machine = package("gpu-sim");
     let build =
         ["build", "--quiet", "--package", &machine, "--features", "exports", "--example", "shared_library"];
@@ -45,13 +54,13 @@ pub(crate) fn embedded_library(root: &Path) -> Result<PathBuf> {
     Ok(target(root).join("debug/examples/libshared_library.so"))
 }
 
-/// Where cargo puts what it builds.
-pub(crate) fn target(root: &Path) -> PathBuf {
+/// Returns cargo's target folder.
+pub fn target(root: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder))
 }
 
-/// The folder that holds the workspace's `Cargo.toml`: cargo names it, wherever the task is started.
-pub(crate) fn workspace() -> Result<PathBuf> {
+/// Returns the folder of the workspace's `Cargo.toml`, as cargo reports it for any current folder.
+pub fn workspace() -> Result<PathBuf> {
     let output = Command::new(cargo_path())
         .args(["locate-project", "--workspace", "--message-format=plain"])
         .output()
@@ -66,30 +75,19 @@ pub(crate) fn workspace() -> Result<PathBuf> {
     manifest.parent().map(Path::to_owned).context("the workspace manifest has no folder")
 }
 
-fn cargo_path() -> PathBuf {
+pub(crate) fn cargo_path() -> PathBuf {
     std::env::var_os("CARGO").map_or_else(|| "cargo".into(), PathBuf::from)
 }
 
-/// An error and its causes in one text, each said once: many errors repeat their cause in their own words.
-pub(crate) fn explain(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        if !text.contains(&cause) {
-            text = if text.is_empty() { cause } else { format!("{text}: {cause}") };
-        }
-    }
-    text
-}
-
 /// A `cargo` command in the workspace's root.
-pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Command {
+pub fn cargo(root: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(cargo_path());
     command.current_dir(root).args(arguments);
     command
 }
 
 /// Prints the command, runs it, and makes a failure an error that repeats it.
-pub(crate) fn run(command: &mut Command) -> Result<()> {
+pub fn run(command: &mut Command) -> Result<()> {
     let line = line(command);
     eprintln!("$ {line}");
     let status = command.status().with_context(|| format!("cannot start `{line}`"))?;
@@ -99,24 +97,12 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// The command as one would type it.
-pub(crate) fn line(command: &Command) -> String {
+/// Formats the command as typed in a shell.
+pub fn line(command: &Command) -> String {
     let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
     std::iter::once(program)
         .chain(command.get_args())
         .map(|word| word.to_string_lossy().into_owned())
         .collect::<Vec<_>>()
         .join(" ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_cause_is_said_once() {
-        let error =
-            anyhow::anyhow!("no such file").context("cannot read x: no such file").context("the demo");
-        assert_eq!(explain(&error), "the demo: cannot read x: no such file");
-    }
 }

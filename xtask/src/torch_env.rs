@@ -1,7 +1,7 @@
-//! `cargo xtask torch-env`: a Python environment with PyTorch, for what is tested and measured beside it.
+//! `cargo xtask torch-env`: a Python environment with PyTorch, for tests and benchmarks that use it.
 //!
-//! Its packages are pinned by version and hash in `torch_env.txt`. It lies in `target/xtask`, where the tests look for
-//! it, takes 4 GB, and needs no GPU.
+//! Its packages are pinned by version and hash in `torch_env.txt`. It lies in `target/xtask`, takes 4 GB, and needs no
+//! GPU.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,15 +9,15 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::headers::TORCH;
+use crate::pins::TORCH;
 use crate::shell;
 
 const REQUIREMENTS: &str = include_str!("torch_env.txt");
 
-/// The Pythons that the requirements are for.
+/// The Python versions that the requirements support.
 const PYTHONS: [&str; 3] = ["python3", "python3.12", "python3.11"];
 
-/// What lies in an environment that is whole: the requirements that it was made from.
+/// The file that marks an environment as complete: the requirements that it was made from.
 const WHOLE: &str = "requirements.txt";
 
 /// Makes the environment unless it is there, and prints the path of its Python.
@@ -31,7 +31,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// The environment's Python, if it was made.
+/// Returns the environment's Python, if the environment exists.
 pub(crate) fn python() -> Result<Option<PathBuf>> {
     Ok(here(&place()?))
 }
@@ -64,12 +64,12 @@ fn make(place: &Path) -> Result<()> {
     pip.args(["--require-hashes", "--only-binary=:all:", "--requirement"]).arg(&wanted);
     shell::run(&mut pip)?;
     shell::run(Command::new(place.join("bin/python")).args(["-c", "import torch.distributed"]))?;
-    // Last: what has this name is whole.
+    // Renamed last, so that the file exists only in a complete environment.
     fs::rename(&wanted, place.join(WHOLE)).context("marking the environment as whole")?;
     Ok(())
 }
 
-/// A Python that the requirements are for: that of the variable `PYTHON`, or one of the usual names.
+/// Returns a Python that the requirements support: that of the variable `PYTHON`, or one of the usual names.
 fn suitable() -> Result<String> {
     let named = std::env::var("PYTHON").ok();
     let candidates: Vec<_> = named.map_or_else(|| PYTHONS.map(str::to_owned).to_vec(), |named| vec![named]);

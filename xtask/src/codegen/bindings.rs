@@ -1,4 +1,4 @@
-//! What bindgen makes of a header, taken apart: enumerations, functions, layout assertions, and the rest.
+//! The output of bindgen for a header, split into enumerations, functions, layout assertions, and the rest.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -9,6 +9,7 @@ use quote::{ToTokens, quote};
 use syn::{Expr, ForeignItem, Ident, ImplItem, Item, ReturnType, Type};
 
 use crate::headers::{self, Part};
+use crate::pins;
 
 /// One C function.
 #[derive(Clone)]
@@ -48,7 +49,7 @@ pub(crate) struct Bindings {
     pub(crate) zeroed: Vec<String>,
     /// Assertions on sizes and offsets.
     pub(crate) assertions: Vec<Item>,
-    /// What they assert: `Size of CUuuid_st` is 16.
+    /// The asserted values: `Size of CUuuid_st` is 16.
     pub(crate) layouts: BTreeMap<String, u64>,
 }
 
@@ -68,23 +69,23 @@ impl Bindings {
 
 /// Points bindgen to the pinned libclang.
 pub(crate) fn load_libclang() -> Result<()> {
-    let [folder] = headers::fetch(&headers::LIBCLANG, [Part::Library])?;
+    let [folder] = headers::fetch(&pins::LIBCLANG, [Part::Library])?;
     let library = headers::find(&folder, "libclang.so")?;
     // SAFETY: `codegen` has started no other thread that could read the environment.
     unsafe { std::env::set_var("LIBCLANG_PATH", library.parent().context("libclang lies in a folder")?) };
     Ok(())
 }
 
-/// What to read of a header.
+/// Settings for reading a header.
 pub(crate) struct Recipe<'a> {
     pub(crate) header: &'a Path,
-    /// Only what files matching this declare is kept, and the types that this needs.
+    /// Only declarations in files that match this are kept, with the types that they need.
     pub(crate) file: &'a str,
-    /// Structures matching this get no default: zero would be none.
+    /// Structures that match this get no default, because all bytes zero is not a valid one.
     pub(crate) no_default: &'a str,
-    /// Types matching this are written by hand, and not generated.
+    /// Types that match this are written by hand, and not generated.
     pub(crate) by_hand: &'a str,
-    /// For clang.
+    /// Arguments for clang.
     pub(crate) arguments: &'a [String],
 }
 
@@ -118,7 +119,7 @@ pub(crate) fn read(recipe: &Recipe) -> Result<Bindings> {
     sort(file.items)
 }
 
-/// Tags that a `pub use tag as Name` renames: the name is what people write.
+/// Returns the tags that a `pub use tag as Name` renames. Programs use the name.
 fn tags(items: &[Item]) -> HashMap<String, String> {
     let mut renames = HashMap::new();
     for item in items {
@@ -221,7 +222,7 @@ fn sort(items: Vec<Item>) -> Result<Bindings> {
     Ok(bindings)
 }
 
-/// A further name of an enumeration; nothing for the name that it has taken over.
+/// Returns a further name of an enumeration; `None` for the name that the enumeration itself has taken over.
 fn alias(item: &syn::ItemUse) -> Result<Option<Item>> {
     let syn::UseTree::Path(path) = &item.tree else { bail!("an import that is no alias") };
     let syn::UseTree::Rename(alias) = &*path.tree else { bail!("an import that is no alias") };
@@ -246,7 +247,7 @@ fn asserted(block: &Expr) -> Result<Vec<(String, u64)>> {
     block.block.stmts.iter().map(|line| assertion(line).context("an assertion in another form")).collect()
 }
 
-/// The type that an item gives a zeroed `Default`.
+/// Returns the type that an item gives a zeroed `Default`.
 fn zeroed(item: &Item) -> Option<String> {
     let Item::Impl(block) = item else { return None };
     let (path, _) = block.trait_.as_ref()?;
@@ -284,7 +285,7 @@ fn function(function: &syn::ForeignItemFn) -> Result<Function> {
     Ok(Function { name: function.sig.ident.to_string(), parameters: parameters.join(", "), result })
 }
 
-/// A type as one writes it, on one line.
+/// Formats a type on one line.
 fn text(ty: &Type) -> String {
     let file = syn::parse2(quote!(type T = #ty;)).expect("an alias is an item");
     let text = prettyplease::unparse(&file);
@@ -293,7 +294,7 @@ fn text(ty: &Type) -> String {
     shorten(&text.join(" ")).replace("( ", "(").replace(", )", ")").replace(",)", ")")
 }
 
-/// Without the paths of what the generated files import.
+/// Removes paths of items that the generated files import.
 pub(crate) fn shorten(text: &str) -> String {
     text.replace("::core::ffi::", "").replace("::core::option::", "")
 }
@@ -302,7 +303,7 @@ pub(crate) fn shorten(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// What bindgen writes of a small header.
+    /// The output of bindgen for a small header, sorted.
     fn sorted() -> Bindings {
         let file: syn::File = syn::parse_quote! {
             impl mode { pub const MODE_A: mode = mode(0); pub const MODE_B: mode = mode(-1); }

@@ -8,17 +8,17 @@ use anyhow::{Context, Result, ensure};
 use syn::Item;
 
 use super::bindings::{Bindings, Enumeration, Function, shorten};
-use super::files::Files;
+use crate::files::Files;
 use crate::shell;
 
-/// A function with where it comes from.
+/// A function with its origin.
 pub(crate) struct Entry {
     pub(crate) function: Function,
     /// The name without the suffix of its ABI, as `cuGetProcAddress` takes it.
     pub(crate) base: String,
-    /// The release whose library first has it.
+    /// The first release whose library has it.
     pub(crate) since: [u32; 3],
-    /// The release whose header first declares it, where that is a later one.
+    /// The first release whose header declares it, if that is later.
     pub(crate) declared: Option<[u32; 3]>,
 }
 
@@ -69,7 +69,7 @@ fn enumerations(enumerations: &[Enumeration]) -> String {
     text
 }
 
-/// Whether an enumeration's constants are combined: C does not tell, names do.
+/// True if an enumeration's constants are combined as flags. C does not say so; names do.
 fn is_flags(name: &str) -> bool {
     let by_other_names =
         ["CUmemAllocationHandleType", "CUflushGPUDirectRDMAWritesOptions", "ncclNvlsHostMode_t"];

@@ -1,7 +1,5 @@
 //! The vendors' wheels: downloaded by name, version and hash into `target/xtask/wheels`, never committed.
 
-mod pins;
-
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
@@ -13,10 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use object::{Object, ObjectSymbol};
 use sha2::{Digest, Sha256};
 
-#[cfg(feature = "codegen")]
-pub(crate) use pins::LIBCLANG;
-pub(crate) use pins::{CUDA_HEADERS, NCCL, NVRTC, Pin, TORCH};
-
+use crate::pins::Pin;
 use crate::shell;
 
 /// Platforms that the pinned wheels were built for.
@@ -26,33 +21,33 @@ const PLATFORMS: [&str; 6] = [
     "manylinux_2_18_x86_64",
     "manylinux_2_27_x86_64",
     "manylinux2010_x86_64",
-    // PyTorch's smallest; the Python files are the same in all.
+    // PyTorch's smallest wheel; the Python files are the same in all.
     "macosx_14_0_arm64",
 ];
 
-/// The Python that wheels are for which are for one only.
+/// The Python release of wheels that support only one.
 const PYTHON: &str = "3.12";
 
-/// How often a download is attempted.
+/// Attempts per download.
 const ATTEMPTS: u32 = 3;
 
-/// How long the second attempt waits; the third waits twice as long.
+/// Pause before the second attempt; the pause before the third is twice as long.
 const PAUSE: Duration = Duration::from_secs(2);
 
 /// The folder of small headers that stand in for others: `c` for the C library's, `cuda` for the CUDA runtime's.
-pub(crate) fn standin(which: &str) -> Result<PathBuf> {
+pub fn standin(which: &str) -> Result<PathBuf> {
     Ok(shell::workspace()?.join("xtask/src/headers/standin").join(which))
 }
 
 /// The three numbers of a release.
-pub(crate) fn release(text: &str) -> Result<[u32; 3]> {
+pub fn release(text: &str) -> Result<[u32; 3]> {
     let numbers: Vec<u32> = text.split('.').map(str::parse).collect::<Result<_, _>>().unwrap_or_default();
     numbers.try_into().map_err(|_| anyhow::anyhow!("{text:?} is no release: three numbers are expected"))
 }
 
-/// What a wheel holds for us.
+/// Contents of a wheel that these tools use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub enum Part {
     /// C headers.
     Headers,
     /// Shared libraries.
@@ -81,11 +76,11 @@ impl Part {
     }
 }
 
-/// Where the parts of `pin`'s wheel lie, extracted once into `target/xtask/wheels`.
+/// Returns the folders of the parts of `pin`'s wheel, extracted once into `target/xtask/wheels`.
 ///
 /// # Errors
-/// The download failed (no network, no pip), or what came has another hash than the pinned one.
-pub(crate) fn fetch<const N: usize>(pin: &Pin, parts: [Part; N]) -> Result<[PathBuf; N]> {
+/// The download failed (no network, no pip), or its hash differs from the pinned one.
+pub fn fetch<const N: usize>(pin: &Pin, parts: [Part; N]) -> Result<[PathBuf; N]> {
     let cache = cache()?;
     let mut places = parts.map(|_| PathBuf::new());
     for (part, slot) in parts.into_iter().zip(&mut places) {
@@ -101,7 +96,7 @@ pub(crate) fn fetch<const N: usize>(pin: &Pin, parts: [Part; N]) -> Result<[Path
         let files = scratch.path().join(part.name());
         unpack(&wheel, part, &files)?;
         ensure!(files.is_dir(), "the wheel of {} {} holds no {}", pin.package, pin.version, part.name());
-        // Another run may have been faster: what is there is the same.
+        // A concurrent run may have been faster; its result is the same.
         if let Err(error) = fs::rename(&files, place)
             && !place.is_dir()
         {
@@ -111,16 +106,17 @@ pub(crate) fn fetch<const N: usize>(pin: &Pin, parts: [Part; N]) -> Result<[Path
     Ok(places)
 }
 
-/// The releases of NCCL whose libraries, 80 to 470 MB each, stay in the cache: oldest, newest, and what many have.
-pub(crate) const KEPT: [&str; 5] = ["2.13.4", "2.18.3", "2.21.5", "2.27.7", "2.32.3"];
+/// The releases of NCCL whose libraries, 80 to 470 MB each, stay in the cache: the oldest, the newest, and widely
+/// used ones.
+pub const KEPT: [&str; 5] = ["2.13.4", "2.18.3", "2.21.5", "2.27.7", "2.32.3"];
 
-/// Whether a part of `pin`'s wheel lies in the cache.
-pub(crate) fn is_cached(pin: &Pin, part: Part) -> Result<bool> {
+/// True if a part of `pin`'s wheel is in the cache.
+pub fn is_cached(pin: &Pin, part: Part) -> Result<bool> {
     Ok(place(pin, part)?.is_dir())
 }
 
 /// Deletes the library of a release of NCCL from the cache, unless it is one that [stays](KEPT).
-pub(crate) fn delete_library(pin: &Pin) -> Result<()> {
+pub fn delete_library(pin: &Pin) -> Result<()> {
     if KEPT.contains(&pin.version) {
         return Ok(());
     }
@@ -128,7 +124,7 @@ pub(crate) fn delete_library(pin: &Pin) -> Result<()> {
     fs::remove_dir_all(&place).with_context(|| format!("deleting {}", place.display()))
 }
 
-/// The symbols that the library of a release of NCCL exports. The list stays in the cache.
+/// Returns the symbols that the library of a release of NCCL exports. The list stays in the cache.
 #[cfg(feature = "codegen")]
 pub(crate) fn nccl_exports(pin: &Pin) -> Result<BTreeSet<String>> {
     let list = cache()?.join(format!("{}-{}-exports.txt", pin.package, pin.version));
@@ -146,7 +142,7 @@ pub(crate) fn nccl_exports(pin: &Pin) -> Result<BTreeSet<String>> {
 }
 
 /// The symbols that a shared library exports.
-pub(crate) fn exports(library: &Path) -> Result<BTreeSet<String>> {
+pub fn exports(library: &Path) -> Result<BTreeSet<String>> {
     let file = object::ReadCache::new(File::open(library)?);
     let file = object::File::parse(&file).with_context(|| format!("reading {}", library.display()))?;
     let symbols = file.dynamic_symbols().filter(|symbol| symbol.is_definition());
@@ -157,7 +153,7 @@ fn cache() -> Result<PathBuf> {
     Ok(shell::workspace()?.join("target/xtask/wheels"))
 }
 
-/// Where a part of `pin`'s wheel lies once it is extracted.
+/// Returns the folder of a part of `pin`'s wheel after extraction.
 fn place(pin: &Pin, part: Part) -> Result<PathBuf> {
     Ok(cache()?.join(format!("{}-{}-{}", pin.package, pin.version, part.name())))
 }
@@ -179,7 +175,7 @@ fn unpack(wheel: &Path, part: Part, target: &Path) -> Result<()> {
 }
 
 /// The one file below `folder` whose path ends in `tail`.
-pub(crate) fn find(folder: &Path, tail: &str) -> Result<PathBuf> {
+pub fn find(folder: &Path, tail: &str) -> Result<PathBuf> {
     let mut open = vec![folder.to_path_buf()];
     while let Some(folder) = open.pop() {
         for entry in fs::read_dir(&folder)? {
@@ -240,6 +236,7 @@ fn download(pin: &Pin, folder: &Path) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pins::NCCL;
 
     #[test]
     fn pins_are_in_order_and_whole() {

@@ -1,5 +1,5 @@
-//! Types, fields and constants by release, read off every header: the list that `cargo xtask abi` holds the real
-//! headers to.
+//! Types, fields and constants by release, read from every header. `cargo xtask abi` compares the real headers with
+//! this list.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write;
@@ -10,7 +10,7 @@ use syn::{Item, Type};
 
 use super::{Bindings, Header, Release};
 
-/// What one header says.
+/// The facts of one header.
 #[derive(Default)]
 struct Facts {
     /// Sizes of types.
@@ -26,7 +26,7 @@ type Fields = Vec<(String, (u64, u64))>;
 /// A value from a release on, ascending.
 type Changes<T> = Vec<(Release, T)>;
 
-/// Types that have grown, and why a driver of another release is none the worse for it. No other may grow.
+/// Types that have grown, and the reason why a driver of another release is not affected. No other type may grow.
 const GROWN: &[(&str, &str)] = &[
     ("CUDA_HOST_NODE_PARAMS_v2", NODE),
     ("CUDA_EXT_SEM_SIGNAL_NODE_PARAMS_v2", NODE),
@@ -39,7 +39,7 @@ const GROWN: &[(&str, &str)] = &[
     ("CUDA_KERNEL_NODE_PARAMS", "names the newest revision; each revision's functions name theirs"),
 ];
 
-/// What older headers have and the newest has not, and what became of it. Nothing else may go.
+/// Names of older headers that the newest lacks, and the reason. No other name may disappear.
 const GONE: &[(&str, &str)] = &[
     ("CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS", "named ..._V1 from 12.0 on"),
     ("CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS_V2", "named without _V2 from 12.0 on"),
@@ -64,7 +64,8 @@ const GONE: &[(&str, &str)] = &[
     ),
 ];
 
-/// Constants whose value is another in older headers; besides these only what counts or covers others changes.
+/// Constants with another value in older headers. Besides these, only constants that count or cover others may
+/// change.
 const CHANGED: &[(&str, &str)] = &[
     ("CUDA_VERSION", "the header's own release"),
     (
@@ -77,7 +78,7 @@ const CHANGED: &[(&str, &str)] = &[
     ),
 ];
 
-/// How the names end of constants that count or cover others.
+/// Suffixes of constants that count or cover others.
 const TOTALS: [&str; 4] = ["_MAX", "_MASK", "_NUM_OPTIONS", "_FLAGS"];
 
 const NODE: &str = "lies only in the union of CUgraphNodeParams, whose size stays";
@@ -126,7 +127,7 @@ pub(super) fn render(headers: &[Header]) -> Result<String> {
     Ok(text + "];\n")
 }
 
-/// Fails if an older header has what the newest has not, [`GONE`] and new names of first revisions aside.
+/// Fails if an older header has a name that the newest lacks, except [`GONE`] and new names of first revisions.
 fn gone(facts: &[(Release, Facts)], newest: &Facts) -> Result<()> {
     for (release, older) in facts {
         let is_gone = |name: &str| GONE.iter().any(|(known, _)| *known == name);
@@ -135,7 +136,7 @@ fn gone(facts: &[(Release, Facts)], newest: &Facts) -> Result<()> {
             bail!("{name}, {value} in the header of {release:?}, is gone; say in GONE what became of it");
         }
         for (name, size) in older.sizes.iter().filter(|(name, _)| !is_gone(name)) {
-            // With a second revision comes a new tag for the first.
+            // With a second revision, the first gets a new tag.
             let first = name.strip_suffix("_st").map(|plain| format!("{plain}_v1_st"));
             let now = first.filter(|_| find(&newest.sizes, name).is_none()).unwrap_or_else(|| name.clone());
             ensure!(find(&newest.sizes, &now).is_some(), "{name}, in the header of {release:?}, is gone");
@@ -160,7 +161,7 @@ fn find<T: Copy>(list: &[(String, T)], name: &str) -> Option<T> {
     list.iter().find(|(known, _)| known == name).map(|(_, value)| *value)
 }
 
-/// From which release on there is which value. What is there stays there.
+/// Returns the values with the first release of each. A name must not disappear again.
 fn changes<T: Copy + PartialEq>(
     facts: &[(Release, Facts)],
     value: impl Fn(&Facts) -> Option<T>,
@@ -202,7 +203,7 @@ fn facts(header: &Header) -> Result<Facts> {
             Item::Type(item) => item.ident.to_string(),
             _ => continue,
         };
-        // Of a handle's structure the header says nothing.
+        // The header does not define a handle's structure.
         let opaque = matches!(item, Item::Struct(_)) && !fields.contains_key(&name);
         if !opaque && !nested.contains(&name) {
             let size = sizes.named(&name).with_context(|| name.clone())?;
@@ -229,7 +230,7 @@ struct Structure<'a> {
     fields: Vec<(String, &'a Type)>,
 }
 
-/// What tells a type's size.
+/// Sources of a type's size.
 struct Sizes<'a> {
     layouts: &'a BTreeMap<String, u64>,
     /// The fields of structures and unions.
@@ -299,8 +300,8 @@ impl<'a> Sizes<'a> {
         }
     }
 
-    /// Lists the fields of `name`, which lies in `root` at `path` and `start`, and theirs where their type is declared
-    /// within: C cannot name it.
+    /// Lists the fields of `name`, which lies in `root` at `path` and `start`. Fields of types that are declared
+    /// within are listed too, since C cannot name these types.
     fn flatten(
         &self,
         name: &str,
@@ -316,7 +317,7 @@ impl<'a> Sizes<'a> {
             let (place, size) = (format!("Offset of field: {name}::{field}"), self.size(ty)?);
             let offset = match self.layouts.get(&place) {
                 Some(offset) => *offset,
-                // What has no name lies where C puts it.
+                // bindgen reports no offset for an unnamed member, so it is computed by C's layout rules.
                 None if *union => 0,
                 None => {
                     end.next_multiple_of(*self.layouts.get(&format!("Alignment of {inner}")).context(place)?)
@@ -324,7 +325,7 @@ impl<'a> Sizes<'a> {
             };
             end = offset + size;
             let offset = start + offset;
-            // C reaches through what has no name.
+            // In C the members of an unnamed structure are accessed directly.
             let path = match field.starts_with("__bindgen_anon") {
                 true => path.to_owned(),
                 false if path.is_empty() => c_name(field).to_owned(),
@@ -342,7 +343,7 @@ impl<'a> Sizes<'a> {
     }
 }
 
-/// A field as C names it: bindgen marks what is a word of Rust's own.
+/// Returns a field's name in C: bindgen appends `_` to names that are keywords of Rust.
 fn c_name(field: &str) -> &str {
     match field.strip_suffix('_') {
         Some(plain) if syn::parse_str::<syn::Ident>(plain).is_err() => plain,
@@ -396,7 +397,7 @@ mod tests {
             |older: Facts, newest: &Facts| gone(&[(OLD, older)], newest).map_err(|error| error.to_string());
         let newest = facts(&["a", "b"], &[("CU_C", 1)]);
         assert_eq!(check(facts(&["a"], &[("CU_C", 1)]), &newest), Ok(()));
-        // On record.
+        // Listed in `GONE`.
         assert_eq!(check(facts(&[], &[("CU_DEV_RESOURCE_TYPE_MAX", 1)]), &newest), Ok(()));
         assert!(
             check(facts(&[], &[("CU_LOST", 1)]), &newest)

@@ -1,5 +1,5 @@
-//! The macros of `cuda.h` that bindgen makes nothing of: handles with a special value, and other names of an
-//! enumeration's constants.
+//! The macros of `cuda.h` that bindgen skips: handles with a special value, and other names of an enumeration's
+//! constants.
 
 use std::collections::HashSet;
 
@@ -9,8 +9,8 @@ use syn::Item;
 use super::Bindings;
 use crate::codegen::bindings::Enumeration;
 
-/// Adds what the text defines and `bindings` lacks, and drops what it defines for itself alone. Answers the values of
-/// what was added.
+/// Adds macros of the text that `bindings` lacks, and drops macros that the text defines only for itself. Returns the
+/// values of the added ones.
 pub(super) fn complete(bindings: &mut Bindings, text: &str) -> Result<Vec<(String, i128)>> {
     let undefined = |name: &str| text.lines().any(|line| line.trim_start() == format!("#undef {name}"));
     bindings
@@ -24,7 +24,7 @@ pub(super) fn complete(bindings: &mut Bindings, text: &str) -> Result<Vec<(Strin
         let value = value.split("/*").next().unwrap_or_default().trim();
         mend_sign(bindings, name, value)?;
         let constant = name.starts_with("CU") && !name.contains('(') && !value.is_empty();
-        // How Windows calls functions is no constant.
+        // Calling conventions of Windows are not constants.
         let windows = value.starts_with("__");
         let known = bound.contains(name) || added.iter().any(|(known, _)| known == name);
         if constant && !windows && !known && !undefined(name) {
@@ -36,7 +36,7 @@ pub(super) fn complete(bindings: &mut Bindings, text: &str) -> Result<Vec<(Strin
     Ok(added)
 }
 
-/// Makes a constant unsigned whose literal says so: bindgen takes `~0u` for -1.
+/// Makes a constant unsigned if its literal is: bindgen reads `~0u` as -1.
 fn mend_sign(bindings: &mut Bindings, name: &str, value: &str) -> Result<()> {
     let unsigned = value.trim_end_matches(')').ends_with(['u', 'U']);
     let negative = bindings
@@ -54,7 +54,7 @@ fn mend_sign(bindings: &mut Bindings, name: &str, value: &str) -> Result<()> {
     Ok(())
 }
 
-/// The macro as Rust, and its value as a number.
+/// Returns the macro as Rust, and its value as a number.
 fn translate(bindings: &Bindings, name: &str, value: &str) -> Result<(Item, i128)> {
     for Enumeration { name: of, constants, .. } in &bindings.enumerations {
         if let Some((constant, number)) = constants.iter().find(|(constant, _)| constant == value) {
@@ -91,7 +91,7 @@ mod tests {
 
     use super::*;
 
-    /// What bindgen makes of a header with these constants.
+    /// The output of bindgen for a header with these constants.
     fn bindings(constants: &[&str]) -> Bindings {
         Bindings {
             constants: constants.iter().map(|text| syn::parse_str(text).unwrap()).collect(),

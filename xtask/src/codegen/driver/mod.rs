@@ -1,7 +1,7 @@
 //! `cuda-driver-sys`: all of `cuda.h`, in the ABI versions that a supported driver may need.
 //!
-//! - [`releases`]: which functions the table has, and since when
-//! - [`macros`]: the macros that bindgen makes nothing of
+//! - [`releases`]: the functions of the table, and the release of each
+//! - [`macros`]: the macros that bindgen skips
 //! - [`history`]: types, fields and constants by release, for `cargo xtask abi`
 
 mod history;
@@ -14,9 +14,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use super::bindings::{self, Bindings, Function, Recipe};
-use super::files::Files;
 use super::render::{self, Entry};
-use crate::headers::{self, Part, Pin};
+use crate::files::Files;
+use crate::headers::{self, Part};
+use crate::pins::{self, Pin};
 
 /// Numbers of a release.
 type Release = [u32; 3];
@@ -26,7 +27,7 @@ struct Header {
     release: Release,
     folder: PathBuf,
     bindings: Bindings,
-    /// Constants that bindgen makes nothing of, with their values as numbers.
+    /// Constants that bindgen skips, with their values as numbers.
     macros: Vec<(String, i128)>,
 }
 
@@ -40,7 +41,7 @@ impl Header {
             file: r".*/cuda\.h",
             no_default: "",
             by_hand: "",
-            // With the revisions that older drivers have.
+            // Includes the revisions for older drivers.
             arguments: &["-D__CUDA_API_VERSION_INTERNAL".to_owned()],
         })?;
         let macros = macros::complete(&mut bindings, &fs::read_to_string(header)?)?;
@@ -49,9 +50,9 @@ impl Header {
 }
 
 pub(crate) fn generate() -> Result<Files> {
-    let mut headers = headers::CUDA_HEADERS.iter().map(Header::read).collect::<Result<Vec<_>>>()?;
+    let mut headers = pins::CUDA_HEADERS.iter().map(Header::read).collect::<Result<Vec<_>>>()?;
     let list = history::render(&headers)?;
-    let pin = headers::CUDA_HEADERS.last().context("a header is pinned")?;
+    let pin = pins::CUDA_HEADERS.last().context("a header is pinned")?;
     let mut newest = headers.pop().context("a header is pinned")?;
     let versions = releases::versions(&headers::find(&newest.folder, "include/cudaTypedefs.h")?)?;
     let functions = std::mem::take(&mut newest.bindings.functions);
@@ -69,12 +70,12 @@ pub(crate) fn generate() -> Result<Files> {
     files.insert(generated.join("superseded.rs"), render::file(subject, &origin, "", &superseded)?);
     let subject = "Types, fields and constants by release.";
     let list = render::file(subject, "`cuda.h` of every pinned release", "", &list)?;
-    files.insert("xtask/src/abi/cuda/facts.rs".into(), list);
+    files.insert("lab/src/abi/cuda/facts.rs".into(), list);
     Ok(files)
 }
 
-/// Fails if an older header has a function that the table does not know, or with another signature, or a field
-/// elsewhere.
+/// Fails if an older header has a function that the table lacks, or with another signature, or a field at another
+/// offset.
 fn compare(table: &releases::Table, newest: &Bindings, header: &Header) -> Result<()> {
     let release = header.release;
     for older in &header.bindings.functions {
@@ -83,7 +84,7 @@ fn compare(table: &releases::Table, newest: &Bindings, header: &Header) -> Resul
         }
         let entry = table.entries.iter().find(|entry| entry.function.name == older.name);
         let entry = entry.with_context(|| format!("{} of {release:?} is in no newer header", older.name))?;
-        // Where a type has several revisions, an older header calls its first by the bare name.
+        // If a type has several revisions, an older header has the bare name for the first.
         let bare =
             |function: &Function| function.types().iter().map(|name| name.replace("_v1", "")).collect();
         let (here, there): (Vec<_>, Vec<_>) = (bare(&entry.function), bare(older));
@@ -95,7 +96,7 @@ fn compare(table: &releases::Table, newest: &Bindings, header: &Header) -> Resul
             older.parameters
         );
     }
-    // Structures grow into what was reserved or padding, but nothing in them moves.
+    // Structures may grow into reserved fields or padding, but no field moves.
     let layouts = &header.bindings.layouts;
     let fields =
         layouts.iter().filter(|(name, _)| name.starts_with("Offset") && !name.ends_with("::reserved"));

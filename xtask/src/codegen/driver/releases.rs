@@ -1,4 +1,4 @@
-//! Which functions the table has, and since when.
+//! The functions of the table, and the release of each.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,17 +9,17 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::{Entry, Function, Header, Release};
 
-/// The oldest driver that we support, as `cuDriverGetVersion` reports it.
+/// The oldest supported driver, as `cuDriverGetVersion` reports it.
 const OLDEST: u32 = 11070;
 
-/// What becomes of the header's functions.
+/// The header's functions, sorted into kept and omitted ones.
 pub(super) struct Table {
     pub(super) entries: Vec<Entry>,
-    /// Functions that are left out as every supported driver has a newer revision: the one to call, by each.
+    /// Functions that are omitted because every supported driver has a newer revision; the value is that revision.
     pub(super) superseded: BTreeMap<String, String>,
 }
 
-/// For each base name the versions of its ABI, ascending: `cuCtxCreate` has 2000, 3020, 11040, 12050.
+/// Returns for each base name the versions of its ABI, ascending: `cuCtxCreate` has 2000, 3020, 11040, 12050.
 pub(super) fn versions(typedefs: &Path) -> Result<BTreeMap<String, Vec<u32>>> {
     let mut versions: BTreeMap<String, Vec<u32>> = BTreeMap::new();
     let text = fs::read_to_string(typedefs)?;
@@ -27,7 +27,7 @@ pub(super) fn versions(typedefs: &Path) -> Result<BTreeMap<String, Vec<u32>>> {
         let name = &text[at + "*PFN_".len()..];
         let name = &name[..name.find(')').context("a function pointer's name is in brackets")?];
         let Some((base, version)) = name.rsplit_once("_v") else { bail!("{name} has no version") };
-        // Variants for the per-thread default stream.
+        // Skip variants for the per-thread default stream.
         let Ok(version) = version.parse() else { continue };
         versions.entry(base.to_owned()).or_default().push(version);
     }
@@ -43,9 +43,9 @@ pub(super) fn variant_of(name: &str) -> Option<&str> {
     ["_ptds", "_ptsz"].iter().find_map(|end| name.strip_suffix(end))
 }
 
-/// The header's functions with the versions of their ABI. Two kinds are left out, and nothing else:
-/// - `…_ptds` and `…_ptsz`, which take the default stream of the thread: streams are passed explicitly;
-/// - revisions that every supported driver has a newer one of, such as those with addresses of 32 bits.
+/// Returns the header's functions with the versions of their ABI. Only two kinds are omitted:
+/// - `…_ptds` and `…_ptsz`, which use the per-thread default stream: streams are passed explicitly;
+/// - revisions of which every supported driver has a newer one, such as those with addresses of 32 bits.
 pub(super) fn table(functions: Vec<Function>, versions: &BTreeMap<String, Vec<u32>>) -> Result<Table> {
     let mut families: BTreeMap<String, Vec<(u32, Function)>> = BTreeMap::new();
     let mut variants = Vec::new();
@@ -76,7 +76,7 @@ pub(super) fn table(functions: Vec<Function>, versions: &BTreeMap<String, Vec<u3
             "{base} has the revisions {:?}, dated {versions:?}",
             family.iter().map(|(_, function)| &function.name).collect::<Vec<_>>()
         );
-        // The newest that the oldest supported driver has; what comes before it nobody needs.
+        // The newest revision that the oldest supported driver has; earlier ones are not needed.
         let first = versions.iter().rposition(|version| *version <= OLDEST).unwrap_or(0);
         let kept = family[first].1.name.clone();
         for (index, (_, function)) in family.into_iter().enumerate() {
@@ -92,7 +92,8 @@ pub(super) fn table(functions: Vec<Function>, versions: &BTreeMap<String, Vec<u3
     Ok(table)
 }
 
-/// Notes where a header declares a function only after its release; it must not do so before.
+/// Records the header's release if it declares a function only after the function's own release. It must not do so
+/// before.
 pub(super) fn date_declarations(entries: &mut [Entry], older: &[Header], newest: Release) -> Result<()> {
     let mut names: Vec<(Release, Vec<&str>)> = Vec::new();
     for Header { release, bindings, .. } in older {
@@ -116,7 +117,7 @@ pub(super) fn date_declarations(entries: &mut [Entry], older: &[Header], newest:
     Ok(())
 }
 
-/// The functions that are left out, as Rust.
+/// Returns the omitted functions, as Rust.
 pub(super) fn superseded(functions: &BTreeMap<String, String>) -> String {
     let mut text = String::from(
         "/// Functions that are left out of the table because every supported driver has a newer revision: each \
@@ -147,14 +148,14 @@ mod tests {
         Header { release, folder: "".into(), bindings, macros: Vec::new() }
     }
 
-    /// A family's functions, named as the header does: the first without a number.
+    /// Returns a family's functions, named like in the header: the first without a number.
     fn family(base: &str, revisions: usize) -> Vec<Function> {
         let name = |revision| if revision == 1 { base.to_owned() } else { format!("{base}_v{revision}") };
         (1..=revisions).map(|revision| function(&name(revision))).collect()
     }
 
     proptest! {
-        /// Whatever the versions: each revision is in the table or left out for one that every driver has.
+        /// For any versions, each revision is in the table, or omitted for one that every driver has.
         #[test]
         fn no_function_is_lost(
             families in proptest::collection::vec(
@@ -171,7 +172,7 @@ mod tests {
             let names: Vec<_> = functions.iter().map(|function| function.name.clone()).collect();
             let table = table(functions, &versions).unwrap();
             prop_assert_eq!(table.entries.len() + table.superseded.len(), names.len());
-            // Of what every driver has, the newest alone.
+            // Only the newest of the revisions that every driver has is kept.
             let old: Vec<_> = table.entries.iter().filter(|entry| entry.since <= [11, 7, 0]).collect();
             for entry in &old {
                 prop_assert_eq!(old.iter().filter(|other| other.base == entry.base).count(), 1);
@@ -231,13 +232,13 @@ mod tests {
         };
         let headers =
             |first: &[&str], second: &[&str]| [header([11, 7, 0], first), header([12, 0, 0], second)];
-        // Due in the first header that is as new, and there.
+        // Due in the first header that is as new, and declared there.
         assert_eq!(date([3, 2, 0], &headers(&["cuA"], &["cuA"])).unwrap(), None);
         assert_eq!(date([11, 8, 0], &headers(&[], &["cuA"])).unwrap(), None);
-        // There only later.
+        // Declared only in a later header.
         assert_eq!(date([11, 6, 0], &headers(&[], &["cuA"])).unwrap(), Some([12, 0, 0]));
         assert_eq!(date([11, 6, 0], &headers(&[], &[])).unwrap(), Some([13, 0, 0]));
-        // There too early, gone again, newer than all.
+        // Declared too early, gone again, newer than all headers.
         for (since, older) in [
             ([12, 0, 0], headers(&["cuA"], &["cuA"])),
             ([3, 2, 0], headers(&["cuA"], &[])),

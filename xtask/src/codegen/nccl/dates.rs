@@ -1,4 +1,4 @@
-//! The generated file that says since when each structure, field and constant is as it is.
+//! The generated file with the first release of each structure, field and constant in its present form.
 
 use std::fmt::Write;
 
@@ -11,10 +11,10 @@ use super::reading::{self, BY_HAND, canonical};
 use crate::codegen::bindings::Bindings;
 use crate::codegen::render::triple;
 
-/// The structure whose fields a user asks for by release.
+/// The structure whose fields users query by release.
 const CONFIGURATION: &str = "ncclConfig_t";
 
-/// The head of every structure that says its own size: not for a user to set.
+/// The first fields of every structure that contains its own size; users do not set them.
 const HEAD: [&str; 3] = ["size", "magic", "version"];
 
 /// The text, as calls of `structures!`, `config_fields!` and `constants!`.
@@ -76,7 +76,7 @@ fn sizes(name: &str, history: &History) -> String {
     format!("[{}]", sizes.join(", "))
 }
 
-/// The fields in their order, with the release since which each lies there.
+/// Returns the fields in their order, with the release since which each has its offset.
 fn fields(structure: &str, history: &History) -> Result<Vec<(String, [u32; 3])>> {
     let mut fields = Vec::new();
     for ((kind, name), offset) in history.newest()? {

@@ -1,8 +1,8 @@
-//! What each release of NCCL exports and declares, and when that changed: `history.txt`, which
-//! `cargo xtask codegen --history` writes from all pinned wheels.
+//! Exports and declarations of NCCL by release: `history.txt`, which `cargo xtask codegen --history` writes from all
+//! pinned wheels.
 //!
-//! The file tells the changes of each release, oldest first: `+` a fact that is new or has another value, `-` one
-//! that is gone.
+//! The file lists the changes of each release, oldest first: `+` for a fact that is new or has another value, `-` for
+//! one that is gone.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,17 +11,18 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 
 use super::reading;
-use crate::headers::{self, NCCL, Part};
+use crate::headers::{self, Part};
+use crate::pins::NCCL;
 use crate::shell;
 
-/// Where the file lies, below the repository's root.
+/// Path of the file, relative to the repository's root.
 const PLACE: &str = "xtask/src/codegen/nccl/history.txt";
 
 const HEAD: &str = "# What each release of NCCL exports and declares: the changes from one to the next.
 # Written by `cargo xtask codegen --history` from the pinned wheels; not edited by hand.
 ";
 
-/// What a fact is about.
+/// Kind of a fact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     /// The library exports a symbol.
@@ -55,7 +56,7 @@ impl Kind {
     }
 }
 
-/// By kind and name, the value.
+/// Values by kind and name.
 pub(super) type Facts = BTreeMap<(Kind, String), String>;
 
 /// The facts of every release, oldest first.
@@ -138,7 +139,7 @@ impl History {
         Ok(&self.0.last().context("the history has a release")?.1)
     }
 
-    /// The release since which this fact holds as it does in the newest; `None` if it does not hold there.
+    /// Returns the release since which this fact has the same value as in the newest; `None` if the newest lacks it.
     pub(super) fn since(&self, kind: Kind, name: &str) -> Option<[u32; 3]> {
         let key = (kind, name.to_owned());
         let value = self.0.last()?.1.get(&key)?;
@@ -146,13 +147,13 @@ impl History {
         same.last().map(|(release, _)| *release)
     }
 
-    /// The first release with a fact of this name, whatever its value.
+    /// Returns the first release with a fact of this name, with any value.
     pub(super) fn first(&self, kind: Kind, name: &str) -> Option<[u32; 3]> {
         let key = (kind, name.to_owned());
         Some(self.0.iter().find(|(_, facts)| facts.contains_key(&key))?.0)
     }
 
-    /// A fact's values, each with the release since which it has it.
+    /// Returns a fact's values, each with its first release.
     pub(super) fn values(&self, kind: Kind, name: &str) -> Vec<([u32; 3], &str)> {
         let key = (kind, name.to_owned());
         let mut values: Vec<([u32; 3], &str)> = Vec::new();

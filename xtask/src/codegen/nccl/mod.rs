@@ -3,8 +3,8 @@
 //! | module | subject |
 //! |---|---|
 //! | `reading` | one release's headers |
-//! | `history` | what changed from release to release |
-//! | `dates` | the generated file that says since when each thing is as it is |
+//! | `history` | the changes from release to release |
+//! | `dates` | the generated file with the first release of each item |
 
 mod dates;
 mod history;
@@ -17,23 +17,24 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 
 use super::bindings::{Bindings, Function};
-use super::files::Files;
 use super::render::{self, Entry};
+use crate::files::Files;
 use crate::headers;
+use crate::pins;
 use history::{History, Kind};
 
-/// Declared, and exported by no library: `codegen` fails if one that is not named here appears.
+/// Functions that headers declare but no library exports: `codegen` fails if another one appears.
 const NEVER_EXPORTED: [&str; 1] = ["ncclCftBarrierCreateRequirement"];
 
-/// Macros with a value that bindgen cannot give: `nccl-sys` has them by hand, and `abi` compares them.
+/// Macros whose value bindgen cannot read: `nccl-sys` defines them by hand, and `abi` compares them.
 const MACROS_BY_HAND: [&str; 3] = ["NCCL_COMM_NULL", "NCCL_CONFIG_UNDEF_INT", "NCCL_CONFIG_UNDEF_PTR"];
 
-/// Functions one of whose types has changed its name: to the machine they are what they were.
+/// Functions with a renamed parameter type; their ABI is unchanged.
 const RENAMED: &str = "ncclParam";
 
 /// The generated files, from the newest headers and the committed history.
 pub(crate) fn generate() -> Result<Files> {
-    let pin = headers::NCCL.last().context("a release is pinned")?;
+    let pin = pins::NCCL.last().context("a release is pinned")?;
     let [include] = headers::fetch(pin, [headers::Part::Headers])?;
     let mut bindings = reading::read(&include, false)?;
     let by_hand = syn::parse_quote!(
@@ -73,13 +74,13 @@ pub(crate) fn generate() -> Result<Files> {
     Ok(files)
 }
 
-/// Reads every pinned release and writes down what each has.
+/// Reads every pinned release and returns the history file.
 pub(crate) fn history() -> Result<Files> {
     let (place, text) = History::read()?.file();
     Ok(Files::from([(place.to_owned(), text)]))
 }
 
-/// The macros with a value that are neither generated nor written by hand.
+/// Returns the macros with a value that are neither generated nor written by hand.
 fn unread(include: &Path, bindings: &Bindings) -> Result<Vec<String>> {
     let constants: BTreeSet<_> = bindings
         .constants
@@ -92,7 +93,7 @@ fn unread(include: &Path, bindings: &Bindings) -> Result<Vec<String>> {
     for header in ["include/nccl.h", "nccl_device/host.h", "nccl_device/core.h"] {
         let text = fs::read_to_string(headers::find(include, header)?)?;
         for line in text.lines().filter_map(|line| line.trim_start().strip_prefix("#define ")) {
-            // A macro that takes arguments has its bracket in the name.
+            // The name of a macro with arguments contains its bracket.
             let Some((name, _)) = line.trim_start().split_once(' ') else { continue };
             let by_hand = MACROS_BY_HAND.contains(&name) || name.ends_with("_INITIALIZER");
             if !name.contains('(') && !by_hand && !constants.contains(name) {
@@ -103,7 +104,7 @@ fn unread(include: &Path, bindings: &Bindings) -> Result<Vec<String>> {
     Ok(unread)
 }
 
-/// Dates a function by the library, and notes a header that is later.
+/// Dates a function by the library, and records a header that declares it later.
 fn entry(function: Function, history: &History) -> Result<Entry> {
     let name = &function.name;
     let since = history.since(Kind::Export, name);
@@ -125,7 +126,7 @@ fn entry(function: Function, history: &History) -> Result<Entry> {
 mod tests {
     use super::*;
 
-    /// What becomes of a function with this history.
+    /// Returns the dates of a function with this history.
     fn dated(name: &str, history: &str) -> Result<([u32; 3], Option<[u32; 3]>), String> {
         let function = Function { name: name.into(), parameters: String::new(), result: String::new() };
         let history = History::parse(history).unwrap();

@@ -1,4 +1,4 @@
-//! One release's headers, read by bindgen, and the facts that are in them.
+//! One release's headers, read by bindgen, and their facts.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -11,14 +11,15 @@ use super::history::{Facts, Kind};
 use crate::codegen::bindings::{self, Bindings, Recipe};
 use crate::headers;
 
-/// Structures whose layout differs by release and whose fields are not ours: written by hand, as room and as handle.
+/// Structures whose layout differs by release and whose fields are private to NCCL: written by hand, as opaque
+/// storage and as a handle.
 pub(super) const BY_HAND: [&str; 2] = ["ncclDevComm", "ncclWindow_vidmem"];
 
-/// What only these hold, and what only device code names.
+/// Types that are used only by these structures, or only by device code.
 const HIDDEN: &str = "ncclDevComm_t|ncclDevCommWindowTable.*|ncclResourceWindow_vidmem.*|ncclSegmentWindow\
     |ncclGinWindow_t|CUmemLocationType|ncclSymPtr.*|ncclTeamTag.*";
 
-/// Reads `nccl.h` and the host side of the device headers, as C++: those of some releases are no C.
+/// Reads `nccl.h` and the host side of the device headers, as C++: those of some releases are not valid C.
 ///
 /// With `all`, also the structures that are [written by hand](BY_HAND).
 pub(super) fn read(include: &Path, all: bool) -> Result<Bindings> {
@@ -35,7 +36,7 @@ pub(super) fn read(include: &Path, all: bool) -> Result<Bindings> {
             "-xc++".to_owned(),
             "-std=c++17".to_owned(),
             "-DNCCL_OS_LINUX=1".to_owned(),
-            // Older headers name bfloat16 only where CUDA's headers have it.
+            // Older headers declare bfloat16 only if CUDA's headers define this macro.
             "-D__CUDA_BF16_TYPES_EXIST__=1".to_owned(),
             format!("-I{}", stand_ins.display()),
             format!("-I{}", folder.display()),
@@ -43,7 +44,7 @@ pub(super) fn read(include: &Path, all: bool) -> Result<Bindings> {
     })
 }
 
-/// What a release declares.
+/// Returns the declarations of a release as facts.
 pub(super) fn facts(bindings: &Bindings) -> Facts {
     let mut facts = Facts::new();
     for function in &bindings.functions {
@@ -87,10 +88,10 @@ pub(super) fn constants(bindings: &Bindings) -> Vec<(String, String)> {
     numbers.collect()
 }
 
-/// For each nameless structure inside another, where it lies: the outer one, and the field.
+/// Location of each unnamed structure inside another: the outer one, and the field.
 type Parts = HashMap<String, (String, String)>;
 
-/// The nameless structures of these types.
+/// Returns the unnamed structures of these types.
 pub(super) fn parts(types: &[Item]) -> Parts {
     let mut parts = Parts::new();
     for item in types {
@@ -112,7 +113,7 @@ pub(super) fn parts(types: &[Item]) -> Parts {
     parts
 }
 
-/// `Outer__bindgen_ty_1::field` as `Outer` and `inner.field`, with the offset of `inner`.
+/// Splits `Outer__bindgen_ty_1::field` into `Outer` and `inner.field`, with the offset of `inner`.
 fn outermost(field: &str, parts: &Parts, layouts: &BTreeMap<String, u64>) -> (String, (String, u64)) {
     let (mut name, mut path) =
         field.split_once("::").map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap_or_default();
@@ -124,7 +125,7 @@ fn outermost(field: &str, parts: &Parts, layouts: &BTreeMap<String, u64>) -> (St
     (name, (path, offset))
 }
 
-/// The name that a structure has in every release: `ncclConfig_t` for `ncclConfig_v23100`.
+/// Returns the name that a structure has in every release: `ncclConfig_t` for `ncclConfig_v23100`.
 pub(super) fn canonical(name: &str) -> String {
     match name.rsplit_once("_v") {
         Some((base, revision)) if revision.bytes().all(|c| c.is_ascii_digit()) => format!("{base}_t"),

@@ -1,0 +1,197 @@
+//! `lockstep bench call`: runs process-group's benchmark of calls and PyTorch's peer of it, and compares them.
+
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+
+use super::figures::{Bar, Figure, compare, find, medians, read, table};
+use super::programs::Program;
+use super::{check, ours, peer};
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Number of ranks, with one GPU each
+    #[arg(long, default_value_t = 2)]
+    ranks: usize,
+    /// Fail if a figure exceeds its bar
+    #[arg(long)]
+    check: bool,
+    /// Print the figures as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Baseline of the ratios.
+const RAW: &str = "ncclAllReduce";
+/// The same call, followed by an event record.
+const RAW_AND_EVENT: &str = "ncclAllReduce and an event";
+const GROUP: &str = "ProcessGroup";
+const TORCH: &str = "torch.distributed";
+/// Cases that the summary line uses.
+const LOOP: &str = "loop of 2000";
+const GRAPHS: &str = "graphs of 50";
+
+#[derive(Serialize)]
+struct Report {
+    /// The GPUs or embedded devices that our benchmark used.
+    machine: String,
+    figures: Vec<Figure>,
+    results: Vec<Results>,
+    /// Reason if PyTorch was not measured.
+    torch: Option<String>,
+    #[serde(flatten)]
+    bars: Bars,
+}
+
+/// Comparison of a contender's results with those of NCCL's own function.
+#[derive(Debug, PartialEq, Serialize)]
+struct Results {
+    contender: String,
+    compared: f64,
+    differ: f64,
+}
+
+/// Measured overheads of a call through `ProcessGroup`, and their bars.
+#[derive(Debug, PartialEq, Serialize)]
+struct Bars {
+    /// Time above NCCL's own function, in µs: at most 0.5.
+    above_raw_us: Option<f64>,
+    /// Time above NCCL's own function and an event record, in µs. No bar.
+    above_raw_and_event_us: Option<f64>,
+    /// Time divided by PyTorch's: at most a third.
+    of_torch: Option<f64>,
+    /// Time in a graph divided by that of NCCL's own function: at most 1.
+    in_graph: Option<f64>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    ensure!((2..=64).contains(&options.ranks), "{} ranks: expected 2 to 64", options.ranks);
+    let ranks = options.ranks.to_string();
+    let mut ours = ours(Program::Collectives, &[&ranks])?;
+    let mut torch = peer::torch_distributed(&peer::CALL, options.ranks);
+    let (mut opening, mut lines) = (String::new(), String::new());
+    ours.round(&mut opening).context("process-group's benchmark")?;
+    while ours.round(&mut lines).context("process-group's benchmark")? {
+        if let Ok((player, _)) = &mut torch
+            && let Err(why) = player.round(&mut lines)
+        {
+            torch = Err(why);
+        }
+    }
+    let (machine, results) = opened(&opening)?;
+    let figures = compare(medians(&lines)?, &[RAW]);
+    let torch = torch.err().map(|why| format!("{why:#}"));
+    let report = Report { machine, bars: Bars::of(&figures), figures, results, torch };
+    if options.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print(&report);
+    }
+    if options.check { check(&report.bars.all()) } else { Ok(()) }
+}
+
+/// Reads the first round: the machine, and the comparison of the results.
+fn opened(lines: &str) -> Result<(String, Vec<Results>)> {
+    let (first, rest) = lines.split_once('\n').unwrap_or((lines, ""));
+    let machine = first.strip_prefix("machine\t").context("process-group's benchmark names no machine")?;
+    let told = read(rest)?;
+    let of = |wanted: &str, who: &str| told.iter().find(|(what, by, _)| (*what, *by) == (wanted, who));
+    let results = |(_, contender, compared): &(&str, &str, f64)| {
+        let &(.., differ) =
+            of("results that differ", contender).context("no count of results that differ")?;
+        Ok(Results { contender: (*contender).to_owned(), compared: *compared, differ })
+    };
+    let all = told.iter().filter(|(what, ..)| *what == "results").map(results);
+    Ok((machine.to_owned(), all.collect::<Result<_>>()?))
+}
+
+impl Bars {
+    fn of(figures: &[Figure]) -> Self {
+        let ns = |case, contender| find(figures, case, contender);
+        let of = |contender, other, case| Some(ns(case, contender)? / ns(case, other)?);
+        let above = |other| Some((ns(LOOP, GROUP)? - ns(LOOP, other)?) / 1e3);
+        Self {
+            above_raw_us: above(RAW),
+            above_raw_and_event_us: above(RAW_AND_EVENT),
+            of_torch: of(GROUP, TORCH, LOOP),
+            in_graph: of(GROUP, RAW, GRAPHS),
+        }
+    }
+
+    /// Returns the bars whose figures were measured.
+    fn all(&self) -> Vec<Bar> {
+        let bars = [
+            Bar::at_most("µs above NCCL's own function", self.above_raw_us, 0.5),
+            Bar::at_most("part of PyTorch's time", self.of_torch, 1.0 / 3.0),
+            Bar::at_most("times NCCL's own function in a graph", self.in_graph, 1.0),
+        ];
+        bars.into_iter().flatten().collect()
+    }
+
+    /// Formats the figures with their bars.
+    fn words(&self) -> String {
+        let bar = |figure: Option<f64>, most: f64, words: &dyn Fn(f64) -> String| {
+            let figure = figure?;
+            let holds = if figure <= most { "holds" } else { "does not hold" };
+            Some(format!("{} ({holds})", words(figure)))
+        };
+        let beside_event = self.above_raw_and_event_us.map(|us| format!("raw and an event {us:+.2} µs"));
+        let bars = [
+            bar(self.above_raw_us, 0.5, &|us| format!("raw {us:+.2} µs, at most +0.50")),
+            beside_event,
+            bar(self.of_torch, 1.0 / 3.0, &|part| format!("{part:.2} of PyTorch's, at most 0.33")),
+            bar(self.in_graph, 1.0, &|times| format!("in a graph {times:.3} of raw, at most 1")),
+        ];
+        format!("{GROUP}: {}", bars.into_iter().flatten().collect::<Vec<_>>().join("; "))
+    }
+}
+
+fn print(report: &Report) {
+    println!("all-reduce of 8 bytes on {}", report.machine);
+    println!("{}", table(&report.figures, ("µs a call", 1e3), "times raw"));
+    if let Some(why) = &report.torch {
+        println!("PyTorch: skipped: {why}");
+    }
+    for Results { contender, compared, differ } in &report.results {
+        println!("{contender}: {differ} of {compared} results differ from raw in any bit");
+    }
+    println!("{}", report.bars.words());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bars_are_of_the_loop_and_of_graphs() {
+        let lines = "loop of 2000\tncclAllReduce\t5000\nloop of 2000\tProcessGroup\t5400\n\
+                     loop of 2000\tncclAllReduce and an event\t5300\n\
+                     loop of 2000\ttorch.distributed\t20000\nbursts of 20\tProcessGroup\t1\n\
+                     graphs of 50\tncclAllReduce\t6000\ngraphs of 50\tProcessGroup\t6600\n";
+        let figures = compare(medians(lines).unwrap(), &[RAW]);
+        let bars = Bars::of(&figures);
+        assert_eq!(
+            bars.words(),
+            "ProcessGroup: raw +0.40 µs, at most +0.50 (holds); raw and an event +0.10 µs; 0.27 of PyTorch's, at most 0.33 (holds); \
+             in a graph 1.100 of raw, at most 1 (does not hold)"
+        );
+    }
+
+    #[test]
+    fn what_is_not_measured_has_no_bar() {
+        let bars = Bars::of(&medians("loop of 2000\tProcessGroup\t5400\n").unwrap());
+        assert_eq!(
+            bars,
+            Bars { above_raw_us: None, above_raw_and_event_us: None, of_torch: None, in_graph: None }
+        );
+    }
+
+    #[test]
+    fn the_first_round_says_where_and_what_differs() {
+        let lines = "machine\t2 x H200\nresults\tCommunicator\t7\nresults that differ\tCommunicator\t1\n";
+        let (machine, results) = opened(lines).unwrap();
+        assert_eq!(machine, "2 x H200");
+        assert_eq!(results, [Results { contender: "Communicator".into(), compared: 7.0, differ: 1.0 }]);
+        assert!(opened("loop\tours\t1\n").is_err());
+        assert!(opened("machine\tx\nresults\tours\t1\n").is_err());
+    }
+}

@@ -1,0 +1,81 @@
+//! `lockstep bench`: measures the crates, and compares them with the software that they replace in one run.
+
+mod alloc;
+mod call;
+mod figures;
+mod p2p;
+mod peer;
+mod pool;
+mod programs;
+mod store;
+mod symm;
+mod turns;
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use figures::Bar;
+use programs::Program;
+use turns::Player;
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(clap::Subcommand)]
+enum What {
+    /// Caching allocator: host time of a call, compared with a best-fit map and, on a GPU, `cuMemAllocAsync` and PyTorch
+    Alloc(alloc::Options),
+    /// Collectives: host time of an 8-byte all-reduce through each layer, compared with NCCL and PyTorch
+    Call(call::Options),
+    /// Point-to-point messages: time and device memory under each policy
+    P2p(p2p::Options),
+    /// Symmetric pools: one pool for each group compared with one shared pool; time of entry, exit and address look-up
+    Pool(pool::Options),
+    /// Store: time of set, get and add through the TCP server, and of many clients that join, compared with PyTorch
+    Store(store::Options),
+    /// Symmetric memory: time of commits, rendezvous, signals and transfers, compared with NCCL, the copy engine and PyTorch
+    Symm(symm::Options),
+    /// Run one benchmark program, and print its lines
+    #[command(hide = true)]
+    Program(programs::Options),
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    if !matches!(options.what, What::Program(_)) {
+        note_debug_build();
+    }
+    match &options.what {
+        What::Alloc(options) => alloc::run(options),
+        What::Call(options) => call::run(options),
+        What::P2p(options) => p2p::run(options),
+        What::Pool(options) => pool::run(options),
+        What::Store(options) => store::run(options),
+        What::Symm(options) => symm::run(options),
+        What::Program(options) => programs::run(options),
+    }
+}
+
+/// Starts one of this workspace's benchmark programs.
+fn ours(program: Program, arguments: &[&str]) -> Result<Player> {
+    let mut command = Command::new(std::env::current_exe().context("the path of this program")?);
+    command.args(["bench", "program", program.name()]).args(arguments);
+    Player::start(&mut command)
+}
+
+/// Prints a note that times of a debug build are meaningless.
+fn note_debug_build() {
+    if cfg!(debug_assertions) {
+        eprintln!("note: this is a debug build; for meaningful times use a release build");
+    }
+}
+
+/// Fails if a figure exceeds its bar.
+fn check(bars: &[Bar]) -> Result<()> {
+    let failed: Vec<_> = bars.iter().filter(|bar| !bar.holds).map(ToString::to_string).collect();
+    ensure!(failed.is_empty(), "{}", failed.join("\n"));
+    Ok(())
+}

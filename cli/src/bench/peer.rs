@@ -1,0 +1,94 @@
+//! PyTorch's benchmark programs, if their requirements are installed.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
+
+use super::turns::Player;
+use crate::child;
+
+const ALLOC: &str = include_str!("../../peers/alloc_bench.cpp");
+
+/// A Python program of several ranks. Its argument is the number of ranks.
+pub(super) struct Script {
+    name: &'static str,
+    text: &'static str,
+}
+
+/// Calls of `torch.distributed`.
+pub(super) const CALL: Script =
+    Script { name: "call_bench.py", text: include_str!("../../peers/call_bench.py") };
+/// Symmetric memory of `torch.distributed`.
+pub(super) const SYMM: Script =
+    Script { name: "symm_bench.py", text: include_str!("../../peers/symm_bench.py") };
+
+/// On a slow host, a compiler needs a minute for PyTorch's headers.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// Libraries to link. The allocator depends on registrations that run when `torch_cuda` is loaded, but no symbol refers
+/// to that library.
+const LIBRARIES: [&str; 6] =
+    ["-Wl,--no-as-needed", "-ltorch_cuda", "-ltorch_cpu", "-lc10_cuda", "-lc10", "-lcudart"];
+
+/// Builds and starts `peers/alloc_bench.cpp`. Returns the program, and the folder of its files.
+///
+/// # Errors
+/// The reason why it is not available on this host.
+pub(super) fn torch_allocator() -> Result<(Player, TempDir)> {
+    let find = "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])";
+    let python = child::output_within(Command::new("python3").args(["-c", find]), LIMIT)
+        .context("looking for torch with python3")?;
+    if !python.status.success() {
+        bail!("python3 has no torch");
+    }
+    let torch = PathBuf::from(String::from_utf8_lossy(&python.stdout).trim());
+    let cuda = std::env::var_os("CUDA_HOME").map_or_else(|| PathBuf::from("/usr/local/cuda"), PathBuf::from);
+    if !cuda.join("include/cuda_runtime.h").exists() {
+        bail!("no CUDA toolkit in {} (CUDA_HOME names another)", cuda.display());
+    }
+    let folder = tempfile::tempdir().context("a folder for the program")?;
+    let (source, program) = (folder.path().join("alloc_bench.cpp"), folder.path().join("alloc_bench"));
+    std::fs::write(&source, ALLOC).with_context(|| format!("cannot write {}", source.display()))?;
+    let mut compiler = Command::new("g++");
+    compiler.args(["-O2", "-std=c++20"]).arg(&source).arg("-o").arg(&program);
+    compiler.arg("-pthread").args(flags("-I", &[torch.join("include"), cuda.join("include")]));
+    let libraries = [torch.join("lib"), cuda.join("lib64")];
+    compiler.args(flags("-L", &libraries)).args(LIBRARIES);
+    compiler.args(flags("-Wl,-rpath,", &libraries));
+    let built = child::output_within(&mut compiler, LIMIT).context("building it")?;
+    if !built.status.success() {
+        bail!("building it: {}: {}", built.status, String::from_utf8_lossy(&built.stderr).trim());
+    }
+    Ok((Player::start(&mut Command::new(&program))?, folder))
+}
+
+/// Starts the script with Python's `torch` (the variable `PYTHON` names another Python than python3). Returns the
+/// program, and the folder of its files.
+///
+/// # Errors
+/// The reason why it is not available on this host.
+pub(super) fn torch_distributed(script: &Script, ranks: usize) -> Result<(Player, TempDir)> {
+    let python = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
+    let count =
+        "import torch, torch.distributed as d; print(torch.cuda.device_count() * d.is_nccl_available())";
+    let found = child::output_within(Command::new(&python).args(["-c", count]), LIMIT)
+        .with_context(|| format!("looking for torch with {}", python.display()))?;
+    if !found.status.success() {
+        bail!("{} has no torch", python.display());
+    }
+    let devices: usize = String::from_utf8_lossy(&found.stdout).trim().parse().unwrap_or_default();
+    if devices < ranks {
+        bail!("torch reaches {devices} GPUs with NCCL, for {ranks} ranks");
+    }
+    let folder = tempfile::tempdir().context("a folder for the program")?;
+    let program = folder.path().join(script.name);
+    std::fs::write(&program, script.text).with_context(|| format!("cannot write {}", program.display()))?;
+    Ok((Player::start(Command::new(&python).arg(&program).arg(ranks.to_string()))?, folder))
+}
+
+fn flags<'a>(flag: &'a str, folders: &'a [PathBuf]) -> impl Iterator<Item = String> + 'a {
+    folders.iter().map(move |folder: &PathBuf| format!("{flag}{}", Path::display(folder)))
+}

@@ -1,0 +1,145 @@
+//! `lockstep bench symm`: runs symm-mem's benchmarks and PyTorch's peer of them, and compares them.
+
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+
+use super::figures::{Bar, Figure, compare, find, medians, table};
+use super::programs::Program;
+use super::{check, ours, peer, pool};
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Number of ranks, with one GPU each: an even number
+    #[arg(long, default_value_t = 2)]
+    ranks: usize,
+    /// Fail if a figure exceeds its bar
+    #[arg(long)]
+    check: bool,
+    /// Print the figures as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Baseline of each case's ratios: the first of these contenders that the case has.
+const BASES: [&str; 3] = [BARE, TORCH, COPY];
+const BARE: &str = "bare registration";
+const TORCH: &str = "torch";
+const COPY: &str = "copy engine";
+/// The copy engine, driven by the receiver.
+const READING: &str = "copy engine, reading";
+const OURS: &str = "SymmetricMemory";
+
+/// Sizes whose rate has a bar.
+const LARGE: [&str; 2] = ["64 MiB", "256 MiB"];
+
+#[derive(Serialize)]
+struct Report {
+    /// The GPUs or embedded devices that our benchmark used.
+    machine: String,
+    figures: Vec<Figure>,
+    /// Allocation and look-up.
+    pools: pool::Report,
+    bars: Vec<Bar>,
+    /// Reason if PyTorch was not measured.
+    torch: Option<String>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let ranks = options.ranks;
+    ensure!(
+        (2..=64).contains(&ranks) && ranks.is_multiple_of(2),
+        "{ranks} ranks: expected an even number up to 64"
+    );
+    let mut pools = pool::measure(ranks)?;
+    let mut ours = ours(Program::Symm, &[&ranks.to_string()])?;
+    let mut torch = peer::torch_distributed(&peer::SYMM, ranks);
+    let (mut opening, mut lines) = (String::new(), String::new());
+    ours.round(&mut opening).context("symm-mem's benchmark")?;
+    while ours.round(&mut lines).context("symm-mem's benchmark")? {
+        if let Ok((player, _)) = &mut torch
+            && let Err(why) = player.round(&mut lines)
+        {
+            torch = Err(why);
+        }
+    }
+    let machine =
+        opening.trim().strip_prefix("machine\t").context("symm-mem's benchmark names no machine")?;
+    let figures = compare(medians(&lines)?, &BASES);
+    let mut bars = bars(&figures);
+    bars.append(&mut pools.bars);
+    let torch = torch.err().map(|why| format!("{why:#}"));
+    let report = Report { machine: machine.to_owned(), figures, pools, bars, torch };
+    if options.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        report.print();
+    }
+    if options.check { check(&report.bars) } else { Ok(()) }
+}
+
+fn bars(figures: &[Figure]) -> Vec<Bar> {
+    let ns = |case: &str, contender: &str| find(figures, case, contender);
+    let of = |case: &str, contender: &str, base: &str| Some(ns(case, contender)? / ns(case, base)?);
+    let votes = ["commit of 1 segment", "commit of 4 segments", "commit of 16 segments"].map(|case| {
+        let vote = ns(case, "commit_all").zip(ns(case, BARE)).map(|(ours, bare)| (ours - bare) / 1e6);
+        // The commit covers two groups, each with one vote.
+        Bar::at_most(&format!("{case}, what a vote adds, ms"), vote.map(|ms| ms / 2.0), 2.0)
+    });
+    let beside_torch = ["rendezvous of 64 MiB", "barrier", "signal, put to wait"]
+        .map(|case| Bar::at_most(&format!("{case}, times PyTorch's"), of(case, OURS, TORCH), 1.0));
+    let rates = LARGE
+        .iter()
+        .flat_map(|size| [("put", COPY, "writes"), ("get", READING, "reads")].map(|way| (size, way)));
+    let rates = rates.flat_map(|(size, (way, alike, does))| {
+        let (one, both) = (format!("{size} one way"), format!("{size} both ways"));
+        let at_once = ns(&both, way).zip(ns(&one, way)).map(|(both, one)| both / one);
+        let at_most =
+            |what: &str, figure| Bar::at_most(&format!("{way} of {size}{what}"), figure, 1.0 / 0.95);
+        [
+            at_most(", times the copy engine's", of(&one, way, COPY)),
+            at_most(" both ways, times one way", at_once),
+            // Compared with the copy engine in the same direction, so that the device's own cost of two directions is
+            // excluded.
+            at_most(&format!(" both ways, times the bare engine's {does} both ways"), of(&both, way, alike)),
+        ]
+    });
+    votes.into_iter().chain(beside_torch).chain(rates).flatten().collect()
+}
+
+impl Report {
+    fn print(&self) {
+        println!("symmetric memory on {}", self.machine);
+        println!("{}", table(&self.figures, ("µs", 1e3), "of the base"));
+        println!("{}", table(&self.pools.figures, ("ns", 1.0), "of the first"));
+        if let Some(why) = &self.torch {
+            println!("PyTorch: skipped: {why}");
+        }
+        self.bars.iter().for_each(|bar| println!("{bar}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bars_are_of_one_run() {
+        let lines = "commit of 1 segment\tbare registration\t30000000\ncommit of 1 segment\tcommit_all\t33000000\n\
+                     barrier\tSymmetricMemory\t2500\nbarrier\ttorch\t2000\n64 MiB one way\tcopy engine\t100\n\
+                     64 MiB one way\tput\t104\n64 MiB both ways\tput\t104\n\
+                     64 MiB both ways\tget\t210\n64 MiB both ways\tcopy engine, reading\t200\n";
+        let bars = bars(&medians(lines).unwrap());
+        let told: Vec<_> = bars.iter().map(|bar| (bar.what.as_str(), bar.figure, bar.holds)).collect();
+        assert_eq!(
+            told,
+            [
+                ("commit of 1 segment, what a vote adds, ms", 1.5, true),
+                ("barrier, times PyTorch's", 1.25, false),
+                ("put of 64 MiB, times the copy engine's", 1.04, true),
+                ("put of 64 MiB both ways, times one way", 1.0, true),
+                ("get of 64 MiB both ways, times the bare engine's reads both ways", 1.05, true),
+            ]
+        );
+        assert!(super::bars(&[]).is_empty());
+    }
+}

@@ -1,0 +1,78 @@
+//! The command line of `lockstep`.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use crate::{bench, demo, doctor, exit, fr, kill_test, launch, probe, replay, viz};
+
+/// Tools for programs that use several GPUs: a demo, diagnosis, a launcher, analysis of recordings, benchmarks
+#[derive(Parser)]
+#[command(name = "lockstep", version)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Run a whole job on this host: allocation replay, a symmetric pool, all-reduces, and the detection of a diverging rank
+    Demo(demo::Options),
+    /// Run one rank of the demo
+    #[command(hide = true)]
+    DemoRank(demo::RankOptions),
+    /// Examine the libraries, GPUs and settings of this host, and say which crates work here
+    Doctor(doctor::Options),
+    /// Start the ranks of a job on this host, as torchrun does
+    Launch(launch::Options),
+    /// Analyze flight recorder dumps of all ranks, from these crates or from PyTorch
+    Fr(fr::Options),
+    /// Replay recorded allocations through the caching allocator, and report its memory use, driver calls and time
+    Replay(replay::Options),
+    /// Draw a memory snapshot or an allocation trace as one self-contained HTML page
+    Viz(viz::Options),
+    /// Measure the crates, and compare them with PyTorch and NCCL where those are installed
+    Bench(bench::Options),
+    /// Kill or stop one rank of a job, and measure how soon the other ranks notice and recover
+    KillTest(kill_test::Options),
+    /// Run one rank of the kill test
+    #[command(hide = true)]
+    KillTestRank(kill_test::RankOptions),
+    /// Load one library, and print its functions and features as JSON
+    #[command(hide = true)]
+    Probe(probe::Options),
+}
+
+/// Runs the command that the process's arguments name.
+pub fn main() -> ExitCode {
+    let task = Arguments::parse().task;
+    exit::exit_code(|| perform(task))
+}
+
+fn perform(task: Task) -> Result<ExitCode> {
+    match task {
+        Task::Demo(options) => return Ok(demo::run(&options)),
+        Task::DemoRank(options) => return Ok(demo::run_rank(&options)),
+        Task::Launch(options) => return Ok(launch::run(&options)),
+        Task::Doctor(options) => doctor::run(&options),
+        Task::Fr(options) => fr::run(&options),
+        Task::Replay(options) => replay::run(&options),
+        Task::Viz(options) => viz::run(&options),
+        Task::Bench(options) => bench::run(&options),
+        Task::KillTest(options) => kill_test::run(&options),
+        Task::KillTestRank(options) => kill_test::run_rank(&options),
+        Task::Probe(options) => probe::print(&options),
+    }?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Arguments::command().debug_assert();
+    }
+}

@@ -1,0 +1,53 @@
+//! The parts of a job that one rank's stages share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use cuda_driver::{Context, Stream};
+use process_group::ProcessGroup;
+use process_group::store::{Deadline, Store};
+
+use super::groups::Group;
+use super::options::RankOptions;
+
+/// A group of this rank, with its communicator.
+pub(super) struct Member {
+    /// Its index in the layout, which the launcher knows too.
+    pub(super) number: u32,
+    pub(super) group: Group,
+    pub(super) process_group: ProcessGroup,
+}
+
+/// The state shared by all stages of a rank.
+pub(super) struct Job<'a> {
+    pub(super) options: &'a RankOptions,
+    pub(super) context: &'a Context,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) stream: Stream,
+    /// The world first, then the others in the order of their communicators' numbers.
+    pub(super) members: Vec<Member>,
+}
+
+impl Job<'_> {
+    pub(super) fn deadline(&self) -> Deadline {
+        Deadline::after(self.options.deadline)
+    }
+
+    /// Waits until the stream has finished work of `member`'s group that has no work handles of its own, such as a
+    /// graph.
+    pub(super) fn finish_stream(&self, member: &Member) -> Result<()> {
+        let deadline = self.deadline();
+        while !self.stream.query()? {
+            member.process_group.communicator().async_error()?;
+            ensure!(
+                !deadline.expired(),
+                "{}: its work is not done after {:?}",
+                member.group,
+                deadline.waited()
+            );
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,64 @@
+//! `lockstep demo`: a whole job, with one process for each rank.
+//!
+//! Every rank
+//! 1. replays a recorded training run through its caching allocator, while a tracker registers every segment
+//!    with the communicators of its device ([`replay`]);
+//! 2. places gradient buckets ([`buckets`]) in one symmetric pool, commits it for each of its groups
+//!    ([`groups`]) and all-reduces the buckets from the windows, eagerly and in a captured graph, checking
+//!    every element ([`reduce`]);
+//! 3. sees one rank allocate a segment that the others do not, gets the same typed error as every other member
+//!    of the affected groups, and goes on with the groups that agree ([`diverge`]).
+//!
+//! The [`launcher`] hosts the store, starts the ranks, receives their messages ([`protocol`]) and reports
+//! ([`report`]).
+
+pub mod backend;
+mod buckets;
+mod diverge;
+mod groups;
+mod job;
+pub(crate) mod launcher;
+mod options;
+pub(crate) mod protocol;
+mod rank;
+mod reduce;
+mod replay;
+mod report;
+
+use std::process::ExitCode;
+
+use crate::exit::explain;
+
+pub(crate) use backend::Backend;
+pub(crate) use launcher::die_with_launcher;
+pub(crate) use options::{Options, RankOptions};
+
+/// Runs the demo and reports on standard output; the exit code is 0 only if everything held.
+pub(crate) fn run(options: &Options) -> ExitCode {
+    let (outcome, json) = match launcher::run(options) {
+        Ok(figures) => {
+            report::table(&figures);
+            (figures.verdict(), report::json(&figures))
+        }
+        Err(error) => {
+            let json = report::failure(&error);
+            (Err(error), json)
+        }
+    };
+    if let Err(error) = &outcome {
+        eprintln!("error: {}", explain(error));
+    }
+    if options.json {
+        println!("{json}");
+    }
+    if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs one rank, which reports its result to the launcher.
+pub(crate) fn run_rank(options: &RankOptions) -> ExitCode {
+    match rank::run(options) {
+        Ok(()) => ExitCode::SUCCESS,
+        // The error was reported to the launcher.
+        Err(_) => ExitCode::FAILURE,
+    }
+}

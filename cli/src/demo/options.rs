@@ -1,0 +1,86 @@
+//! The options of the demo, and their checks.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::backend::Backend;
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct Options {
+    /// Number of ranks, one process each: an even number from 2 to 64 [default: 4, or 2 on a host with 2 or 3 GPUs]
+    #[arg(long, value_name = "N", value_parser = parse_ranks)]
+    pub(crate) ranks: Option<u32>,
+    /// The devices that the ranks use
+    #[arg(long, value_enum, default_value_t = Backend::Auto)]
+    pub(crate) backend: Backend,
+    /// Allocation trace to replay [default: a recorded GPT-2 training run]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Port of the store on the loopback interface; 0 selects a free port
+    #[arg(long, value_name = "P", default_value_t = 0)]
+    pub(crate) port: u16,
+    /// Time limit of each step in which a rank waits for the others
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_deadline)]
+    pub(crate) deadline: Duration,
+    /// Do not start this rank, to see the errors of the other ranks
+    #[arg(long, value_name = "RANK")]
+    pub(crate) absent: Option<u32>,
+    /// Print the figures as one JSON object on the last line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The options that the launcher passes to a rank.
+#[derive(clap::Args, Debug)]
+pub(crate) struct RankOptions {
+    #[arg(long)]
+    pub(crate) rank: u32,
+    #[arg(long)]
+    pub(crate) ranks: u32,
+    #[arg(long, value_enum)]
+    pub(crate) backend: Backend,
+    #[arg(long)]
+    pub(crate) trace: Option<PathBuf>,
+    #[arg(long)]
+    pub(crate) store: String,
+    #[arg(long, value_parser = parse_deadline)]
+    pub(crate) deadline: Duration,
+    #[arg(long)]
+    pub(crate) launcher: u32,
+}
+
+fn parse_ranks(text: &str) -> Result<u32, String> {
+    match text.parse::<u32>() {
+        Ok(ranks) if (2..=64).contains(&ranks) && ranks % 2 == 0 => Ok(ranks),
+        Ok(ranks) => Err(format!(
+            "expected an even number of ranks from 2 to 64, found {ranks}: tensor-parallel groups are pairs"
+        )),
+        Err(_) => Err("expected an even number of ranks from 2 to 64".into()),
+    }
+}
+
+/// Seconds, fractions allowed; an hour at most.
+fn parse_deadline(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("expected a number of seconds from 0.1 to 3600".into()),
+    }
+}
+
+impl RankOptions {
+    /// The command line that makes a process this rank.
+    pub(crate) fn arguments(&self) -> Vec<std::ffi::OsString> {
+        let mut arguments: Vec<std::ffi::OsString> = vec!["demo-rank".into()];
+        let mut option = |name: &str, value: std::ffi::OsString| arguments.extend([name.into(), value]);
+        option("--rank", self.rank.to_string().into());
+        option("--ranks", self.ranks.to_string().into());
+        option("--backend", self.backend.name().into());
+        option("--store", self.store.clone().into());
+        option("--deadline", self.deadline.as_secs_f64().to_string().into());
+        option("--launcher", self.launcher.to_string().into());
+        if let Some(trace) = &self.trace {
+            option("--trace", trace.into());
+        }
+        arguments
+    }
+}

@@ -1,0 +1,100 @@
+//! `lockstep doctor`: the facts about this host, the features of each crate on it, and remedies.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `facts` | the facts as plain data |
+//! | `libraries` | the installed libraries, their features, the ones that programs load |
+//! | `devices` | GPUs, the links between them, features of their memory |
+//! | `host` | shared memory, limits, sockets |
+//! | `variables` | variables of the environment that NCCL and the driver read |
+//! | `verdict` | from facts to findings and verdicts, without I/O |
+//! | `report` | both, for a person |
+//!
+//! The command needs no source tree, no GPU and no library. Foreign libraries are loaded in other processes, each
+//! with a deadline, so a broken one is a finding and not a crash. The exit code is 0 when the host was examined,
+//! whatever was found.
+//!
+//! The JSON object has the keys `cuda`, `nccl`, `devices`, `host`, `variables` (the facts; a fact that could not be
+//! obtained is an object with the one key `error`), `findings` (worst last: `weight` is `note`, `limit` or `fault`)
+//! and `crates` (`outcome` is `works`, `limited` or `unavailable`).
+
+mod devices;
+mod facts;
+mod host;
+mod libraries;
+mod report;
+mod variables;
+mod verdict;
+
+use std::io::Write;
+use std::time::Duration;
+
+use anyhow::Result;
+use cuda_driver::Driver;
+use serde::Serialize;
+
+use self::facts::{Facts, Tried};
+use self::verdict::{Finding, Verdict};
+use crate::child;
+use crate::probe::Kind;
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct Options {
+    /// Print everything as one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Time limit for loading a library and for each answer of the driver, in seconds
+    #[arg(long, default_value_t = 60.0, value_parser = seconds)]
+    deadline: f64,
+    /// Print the driver's devices as JSON, for the process that reports
+    #[arg(long, hide = true)]
+    devices: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if Duration::try_from_secs_f64(seconds).is_ok() => Ok(seconds),
+        _ => Err("expected a number of seconds".into()),
+    }
+}
+
+/// The facts, the findings and the verdicts.
+#[derive(Serialize)]
+struct Examined {
+    #[serde(flatten)]
+    facts: Facts,
+    findings: Vec<Finding>,
+    crates: Vec<Verdict>,
+}
+
+/// Runs the command.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    if options.devices {
+        return child::answer(&devices::gather(&Driver::load()?)?);
+    }
+    let facts = gather(Duration::from_secs_f64(options.deadline));
+    let (findings, crates) = verdict::judge(&facts);
+    let examined = Examined { facts, findings, crates };
+    if options.json {
+        child::answer(&examined)
+    } else {
+        // A reader may close the pipe early, so report the error instead of panicking.
+        Ok(std::io::stdout().write_all(report::text(&examined).as_bytes())?)
+    }
+}
+
+fn gather(limit: Duration) -> Facts {
+    let cuda = libraries::gather(Kind::Cuda, limit);
+    let devices = match cuda.taken.error() {
+        // The query would fail, or hang, for the same reason.
+        Some(error) => Tried::Failed { error: error.to_owned() },
+        None => child::ask(["doctor", "--devices"], limit).into(),
+    };
+    Facts {
+        cuda,
+        devices,
+        nccl: libraries::gather(Kind::Nccl, limit),
+        host: host::gather(),
+        variables: variables::gather(),
+    }
+}

@@ -1,0 +1,92 @@
+//! The end of a command: its exit code, and its error on standard error.
+
+use std::any::Any;
+use std::io;
+use std::panic::{self, UnwindSafe};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::plain;
+
+/// The exit code that a shell reports for a program that `SIGPIPE` has ended.
+const BROKEN_PIPE: u8 = 128 + 13;
+
+/// Runs a command and returns its exit code. Prints its error, if it fails, to standard error.
+///
+/// A command whose output nobody reads any more (`| head -1`) ends silently. Not by the signal `SIGPIPE`, which a
+/// child's pipe can also raise, and which would leave the command's own children behind. Instead the panic that
+/// `println` makes of a broken pipe unwinds.
+pub fn exit_code(command: impl FnOnce() -> Result<ExitCode> + UnwindSafe) -> ExitCode {
+    let default_hook = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        if !is_print_to_broken_pipe(panic.payload()) {
+            default_hook(panic);
+        }
+    }));
+    match panic::catch_unwind(command) {
+        Ok(Ok(code)) => code,
+        Ok(Err(error)) if is_broken_pipe(&error) && has_no_reader() => ExitCode::from(BROKEN_PIPE),
+        Ok(Err(error)) => {
+            eprintln!("error: {}", plain::lines(&explain(&error)));
+            ExitCode::FAILURE
+        }
+        Err(panic) if is_print_to_broken_pipe(&*panic) => ExitCode::from(BROKEN_PIPE),
+        Err(panic) => panic::resume_unwind(panic),
+    }
+}
+
+/// Joins an error and its causes to one text. Leaves out a cause that the text before it repeats.
+pub fn explain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = if text.is_empty() { cause } else { format!("{text}: {cause}") };
+        }
+    }
+    text
+}
+
+/// Returns true if the panic is that of `println` into a pipe without a reader.
+fn is_print_to_broken_pipe(panic: &dyn Any) -> bool {
+    let cause = io::Error::from(Errno::PIPE).to_string();
+    let message = panic.downcast_ref::<String>();
+    message.is_some_and(|message| message.starts_with("failed printing to std") && message.ends_with(&cause))
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let kinds = error.chain().filter_map(|cause| Some(cause.downcast_ref::<io::Error>()?.kind()));
+    kinds.into_iter().any(|kind| kind == io::ErrorKind::BrokenPipe)
+}
+
+/// Returns true if standard output is a pipe without a reader.
+fn has_no_reader() -> bool {
+    let stdout = io::stdout();
+    let mut pipe = [PollFd::new(&stdout, PollFlags::empty())];
+    poll(&mut pipe, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        && pipe[0].revents().contains(PollFlags::ERR)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_cause_is_said_once() {
+        let error =
+            anyhow::anyhow!("no such file").context("cannot read x: no such file").context("the demo");
+        assert_eq!(super::explain(&error), "the demo: cannot read x: no such file");
+    }
+
+    #[test]
+    fn only_a_closed_pipe_ends_a_command_without_a_word() {
+        let payload = |said: &str| super::is_print_to_broken_pipe(&said.to_owned());
+        assert!(payload("failed printing to stdout: Broken pipe (os error 32)"));
+        assert!(!payload("failed printing to stdout: No space left on device (os error 28)"));
+        assert!(!payload("called `Option::unwrap()` on a `None` value"));
+        let error = |errno: rustix::io::Errno| {
+            super::is_broken_pipe(&anyhow::Error::from(std::io::Error::from(errno)).context("printing"))
+        };
+        assert!(error(rustix::io::Errno::PIPE) && !error(rustix::io::Errno::NOSPC));
+    }
+}

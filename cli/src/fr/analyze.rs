@@ -1,0 +1,275 @@
+//! Finds the rank that is missing, and the first call in which the ranks differ.
+//!
+//! Collectives are matched by their number in the group. The majority of the ranks counts as right: a minority that
+//! called another collective, or fewer, is reported.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use super::{
+    load::{Dump, Entry, elements},
+    messages::{Message, messages},
+};
+
+/// The combined result of the dumps.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Report {
+    /// Ranks that have a dump.
+    pub(super) ranks: Vec<usize>,
+    /// Members of groups that have no dump.
+    pub(super) without_dump: Vec<usize>,
+    pub(super) groups: Vec<GroupReport>,
+}
+
+/// The result for one group.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct GroupReport {
+    pub(super) id: String,
+    pub(super) name: String,
+    pub(super) ranks: Vec<usize>,
+    /// The first collective in which members differ.
+    pub(super) mismatch: Option<Mismatch>,
+    /// The first collective that not all members called.
+    pub(super) missing: Option<Missing>,
+    /// Otherwise, the first collective that is not done on all members.
+    pub(super) unfinished: Option<Unfinished>,
+    /// The first message of each pair whose other half is missing or different.
+    pub(super) messages: Vec<Message>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Mismatch {
+    pub(super) collective: u64,
+    /// `operation`, `sizes`, `dtype`, `root`, `reduction`, or `calls` for batches of different lengths.
+    pub(super) what: &'static str,
+    /// Ranks that differ from the majority; all ranks, if there is no majority.
+    pub(super) ranks: Vec<usize>,
+    pub(super) values: Vec<Found>,
+}
+
+/// A value, and the ranks that had it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Found {
+    pub(super) value: String,
+    pub(super) ranks: Vec<usize>,
+    /// Source location of the first rank's call.
+    pub(super) site: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Missing {
+    pub(super) collective: u64,
+    /// The operation that the other ranks called.
+    pub(super) operation: String,
+    /// The ranks that did not call it.
+    pub(super) ranks: Vec<Last>,
+}
+
+/// A rank's last call in the group.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Last {
+    pub(super) rank: usize,
+    pub(super) call: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Unfinished {
+    pub(super) collective: u64,
+    pub(super) operation: String,
+    /// Ranks on which it is not done.
+    pub(super) ranks: Vec<usize>,
+    /// Members without a dump, which may not have called it.
+    pub(super) unknown: Vec<usize>,
+}
+
+/// Collectives of one rank in a group, by number. A batch has several calls with one number.
+type Collectives<'a> = BTreeMap<u64, Vec<&'a Entry>>;
+
+/// Compares the dumps of all ranks.
+pub(super) fn analyze(dumps: &BTreeMap<usize, Dump>) -> Report {
+    // One id may name groups of different ranks, because PyTorch names split groups so.
+    let mut groups: BTreeMap<(String, Vec<usize>), String> = BTreeMap::new();
+    for dump in dumps.values() {
+        for (id, config) in &dump.pg_config {
+            groups.entry((id.clone(), config.ranks.clone())).or_insert_with(|| config.desc.clone());
+        }
+    }
+    let members: BTreeSet<_> = groups.keys().flat_map(|(_, ranks)| ranks.iter().copied()).collect();
+    Report {
+        ranks: dumps.keys().copied().collect(),
+        without_dump: members.into_iter().filter(|rank| !dumps.contains_key(rank)).collect(),
+        groups: groups
+            .into_iter()
+            .map(|((id, ranks), name)| Group { id: &id, ranks: &ranks, dumps }.report(name))
+            .collect(),
+    }
+}
+
+/// A group, and the dumps of all ranks.
+pub(super) struct Group<'a> {
+    id: &'a str,
+    pub(super) ranks: &'a [usize],
+    dumps: &'a BTreeMap<usize, Dump>,
+}
+
+impl<'a> Group<'a> {
+    /// The members that have a dump.
+    pub(super) fn dumps(&self) -> impl Iterator<Item = (usize, &'a Dump)> {
+        self.ranks.iter().filter_map(|rank| Some((*rank, self.dumps.get(rank)?)))
+    }
+
+    pub(super) fn entries(&self, dump: &'a Dump) -> impl DoubleEndedIterator<Item = &'a Entry> {
+        let id = self.id;
+        dump.entries.iter().filter(move |entry| entry.process_group.0 == id)
+    }
+
+    fn report(self, name: String) -> GroupReport {
+        let mut calls: BTreeMap<usize, Collectives<'a>> = BTreeMap::new();
+        let mut reached: BTreeMap<usize, u64> = BTreeMap::new();
+        let mut start = 0;
+        for (rank, dump) in self.dumps() {
+            let mut own = Collectives::new();
+            for entry in self.entries(dump).filter(|entry| !entry.is_p2p) {
+                own.entry(entry.collective_seq_id).or_default().push(entry);
+            }
+            let status = dump.pg_status.get(self.id).map_or(0, |status| status.last_enqueued_collective);
+            let last = own.keys().next_back().copied().unwrap_or(0);
+            reached.insert(rank, last.max(u64::try_from(status).unwrap_or(0)));
+            // Entries that the ring buffer has overwritten cannot be compared, nor the first batch, of which it may
+            // hold a part.
+            if dump.entries.first().is_some_and(|entry| entry.record_id > 0) {
+                start = start.max(own.keys().next().map_or(last, |first| first + 1));
+            }
+            calls.insert(rank, own);
+        }
+        let numbers: BTreeSet<u64> =
+            calls.values().flat_map(|own| own.range(start..).map(|(number, _)| *number)).collect();
+        let at = |number: u64| -> Vec<(usize, &[&Entry])> {
+            calls.iter().filter_map(|(rank, own)| Some((*rank, &own.get(&number)?[..]))).collect()
+        };
+        let mismatch = numbers.iter().find_map(|number| self.differ(*number, &at(*number)));
+        let missing = numbers.iter().find_map(|number| {
+            let behind = reached.iter().filter(|(_, reached)| **reached < *number);
+            let ranks: Vec<_> = behind.map(|(rank, _)| self.last(*rank)).collect();
+            let operation = at(*number).first().map(|(_, calls)| describe(calls))?;
+            (!ranks.is_empty()).then_some(Missing { collective: *number, operation, ranks })
+        });
+        let unfinished = numbers.iter().find_map(|number| {
+            let all = at(*number);
+            let open = |calls: &[&Entry]| calls.iter().any(|entry| !entry.is_done() && !entry.captured);
+            let ranks: Vec<_> = all.iter().filter(|(_, calls)| open(calls)).map(|(rank, _)| *rank).collect();
+            let operation = all.first().map(|(_, calls)| describe(calls))?;
+            let unknown: Vec<_> =
+                self.ranks.iter().copied().filter(|rank| !self.dumps.contains_key(rank)).collect();
+            (!ranks.is_empty()).then_some(Unfinished { collective: *number, operation, ranks, unknown })
+        });
+        let unfinished = unfinished.filter(|_| mismatch.is_none() && missing.is_none());
+        let messages = messages(&self);
+        GroupReport {
+            id: self.id.into(),
+            name,
+            ranks: self.ranks.into(),
+            mismatch,
+            missing,
+            unfinished,
+            messages,
+        }
+    }
+
+    fn last(&self, rank: usize) -> Last {
+        let last = self.dumps.get(&rank).and_then(|dump| self.entries(dump).next_back());
+        Last { rank, call: last.map(|entry| format!("{}{}", describe(&[entry]), entry.place())) }
+    }
+
+    /// Compares the members' calls of one number and returns the first difference.
+    fn differ(&self, number: u64, all: &[(usize, &[&Entry])]) -> Option<Mismatch> {
+        let most = all.iter().map(|(_, calls)| calls.len()).max()?;
+        for index in 0..most {
+            let here: Vec<_> = all.iter().map(|(rank, calls)| (*rank, calls.get(index).copied())).collect();
+            for (what, value) in FIELDS {
+                let found = here.iter().filter_map(|(rank, entry)| match entry {
+                    Some(entry) => Some((*rank, value(entry)?, Some(*entry))),
+                    // A shorter batch.
+                    None => (what == "operation").then(|| (*rank, "nothing".to_owned(), None)),
+                });
+                if let Some((ranks, values)) = sorted_out(found) {
+                    let shorter = here.iter().any(|(_, entry)| entry.is_none());
+                    let what = if shorter { "calls" } else { what };
+                    return Some(Mismatch { collective: number, what, ranks, values });
+                }
+            }
+            let whole = here.len() == self.ranks.len();
+            if whole && here.iter().all(|(_, entry)| entry.is_some_and(|entry| is_uneven(entry.operation())))
+            {
+                let sum = |side: fn(&Entry) -> &[Vec<u64>]| -> u64 {
+                    here.iter().filter_map(|(_, entry)| *entry).map(|entry| elements(side(entry))).sum()
+                };
+                let (sent, received) = (sum(|entry| &entry.input_sizes), sum(|entry| &entry.output_sizes));
+                if sent != received {
+                    let ranks: Vec<_> = here.iter().map(|(rank, _)| *rank).collect();
+                    let value = format!("{sent} elements sent, {received} received in all");
+                    let values = vec![Found { value, ranks: ranks.clone(), site: None }];
+                    return Some(Mismatch { collective: number, what: "sizes", ranks, values });
+                }
+            }
+        }
+        None
+    }
+}
+
+type Field = fn(&Entry) -> Option<String>;
+
+/// Fields that must be equal on all members, the most significant difference first.
+const FIELDS: [(&str, Field); 5] = [
+    ("operation", |entry| Some(entry.operation().to_owned())),
+    ("sizes", |entry| {
+        let name = entry.operation();
+        let side = |counts: bool, sizes: &[Vec<u64>]| {
+            if counts { elements(sizes).to_string() } else { "any".into() }
+        };
+        let even = !is_uneven(name);
+        let read = side(even && name != "scatter" && name != "all_gather_v", &entry.input_sizes);
+        let written = side(even && name != "gather" && name != "reduce_scatter_v", &entry.output_sizes);
+        Some(format!("{read} elements read, {written} written"))
+    }),
+    ("dtype", |entry| {
+        let types = if entry.input_dtypes.is_empty() { &entry.output_dtypes } else { &entry.input_dtypes };
+        (!types.is_empty()).then(|| types.join(", "))
+    }),
+    ("root", |entry| entry.peer.map(|root| format!("root {root}"))),
+    ("reduction", |entry| entry.reduction.clone()),
+];
+
+/// Groups ranks by their value; `None` if all had the same.
+fn sorted_out<'a>(
+    found: impl Iterator<Item = (usize, String, Option<&'a Entry>)>,
+) -> Option<(Vec<usize>, Vec<Found>)> {
+    let mut values: Vec<Found> = Vec::new();
+    for (rank, value, entry) in found {
+        match values.iter_mut().find(|known| known.value == value) {
+            Some(known) => known.ranks.push(rank),
+            None => values.push(Found { value, ranks: vec![rank], site: entry.and_then(Entry::site) }),
+        }
+    }
+    if values.len() < 2 {
+        return None;
+    }
+    values.sort_by_key(|found| std::cmp::Reverse(found.ranks.len()));
+    let tie = values[0].ranks.len() == values[1].ranks.len();
+    let odd = if tie { &values[..] } else { &values[1..] };
+    let mut ranks: Vec<_> = odd.iter().flat_map(|found| found.ranks.iter().copied()).collect();
+    ranks.sort_unstable();
+    Some((ranks, values))
+}
+
+/// True for operations whose members may have buffers of different lengths.
+fn is_uneven(operation: &str) -> bool {
+    let ours = ["all_to_all_list", "gather_list", "scatter_list"];
+    let torchs = ["all_to_all", "all_to_all_single", "all_to_all_v_single"];
+    ours.contains(&operation) || torchs.contains(&operation)
+}
+
+fn describe(calls: &[&Entry]) -> String {
+    calls.iter().map(|entry| entry.operation()).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,58 @@
+//! `lockstep fr`: combines the flight recorders of all ranks.
+//!
+//! - [`load`]: dumps, ours and PyTorch's, pickle or JSON
+//! - [`analyze`]: the missing rank, and the first call in which the ranks differ
+//! - [`messages`]: messages whose other half is missing or different
+//! - [`report`]: the result as text
+//! - [`live`]: the progress of a running job's ranks
+
+mod analyze;
+mod live;
+mod load;
+mod messages;
+mod report;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use crate::trace::budget::ReadLimit;
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(clap::Subcommand)]
+enum Task {
+    /// Name the rank that did not join, and the first call at which the ranks differ
+    Analyze {
+        /// The folder with the dumps, one file for each rank
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        limit: ReadLimit,
+    },
+    /// Show the last call of each rank of a running job
+    Live(live::Options),
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let (folder, json, limit) = match &options.task {
+        Task::Analyze { folder, json, limit } => (folder, json, *limit),
+        Task::Live(options) => return live::run(options),
+    };
+    let report = analyze::analyze(&load::folder(folder, limit)?);
+    if *json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{report}");
+    }
+    Ok(())
+}

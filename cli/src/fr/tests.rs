@@ -1,0 +1,181 @@
+//! Random programs of ranks with one divergence, and files that are no dumps.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::{
+    analyze::{Report, analyze},
+    load::{self, Dump},
+};
+use crate::trace::budget::ReadLimit;
+
+/// One collective of a program that all ranks have.
+#[derive(Debug, Clone, PartialEq)]
+struct Call {
+    operation: &'static str,
+    elements: u64,
+    dtype: &'static str,
+}
+
+fn call() -> impl Strategy<Value = Call> {
+    let operation = prop::sample::select(vec!["all_reduce", "broadcast", "reduce", "gather"]);
+    let dtype = prop::sample::select(vec!["Float", "Half", "Int"]);
+    (operation, 1..1000u64, dtype).prop_map(|(operation, elements, dtype)| Call {
+        operation,
+        elements,
+        dtype,
+    })
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Divergence {
+    None,
+    Stops,
+    Operation,
+    Sizes,
+    Dtype,
+}
+
+fn entry(record: usize, call: &Call) -> Value {
+    json!({
+        "record_id": record, "process_group": ["0", "default_pg"], "collective_seq_id": record + 1,
+        "p2p_seq_id": 0, "is_p2p": false, "profiling_name": format!("nccl:{}", call.operation),
+        "input_sizes": [[call.elements]], "input_dtypes": [call.dtype],
+        "output_sizes": [[call.elements]], "output_dtypes": [call.dtype],
+        "state": "completed", "time_created_ns": 1,
+    })
+}
+
+fn dump(size: usize, entries: &[Value]) -> Value {
+    let ranks: Vec<_> = (0..size).collect();
+    let group = json!({"name": "0", "desc": "default_pg", "ranks": format!("{ranks:?}")});
+    json!({"version": "2.10", "pg_config": {"0": group}, "entries": entries})
+}
+
+/// The dumps' way through files: as JSON or as a pickle.
+fn through_files(dumps: &[Value], pickle: bool) -> Report {
+    let read = |(rank, dump): (usize, &Value)| {
+        let file = format!("trace_{rank}");
+        let bytes = match pickle {
+            true => serde_pickle::to_vec(dump, serde_pickle::SerOptions::new()).unwrap(),
+            false => dump.to_string().into_bytes(),
+        };
+        load::read(Path::new(&file), &bytes, &ReadLimit::default().budget(0)).unwrap()
+    };
+    analyze(&dumps.iter().enumerate().map(read).collect::<BTreeMap<usize, Dump>>())
+}
+
+proptest! {
+    #[test]
+    fn one_divergence_is_named(
+        program in prop::collection::vec(call(), 1..30),
+        size in 3..6usize,
+        at in any::<prop::sample::Index>(),
+        odd in any::<prop::sample::Index>(),
+        divergence in prop::sample::select(vec![
+            Divergence::None, Divergence::Stops, Divergence::Operation, Divergence::Sizes, Divergence::Dtype,
+        ]),
+        forgotten in 0..10usize,
+        pickle in any::<bool>(),
+    ) {
+        let (at, odd) = (at.index(program.len()), odd.index(size));
+        let rank = |rank: usize| {
+            let mut own = program.clone();
+            match divergence {
+                _ if rank != odd => {}
+                Divergence::None => {}
+                Divergence::Stops => own.truncate(at),
+                Divergence::Operation => own[at].operation = "_all_gather_base",
+                Divergence::Sizes => own[at].elements += 1,
+                Divergence::Dtype => own[at].dtype = "Long",
+            }
+            // Rings that have forgotten what lies well before the divergence.
+            let first = forgotten.min(at.saturating_sub(2));
+            let entries: Vec<_> =
+                own.iter().enumerate().skip(first).map(|(record, call)| entry(record, call)).collect();
+            dump(size, &entries)
+        };
+        let report = through_files(&(0..size).map(rank).collect::<Vec<_>>(), pickle);
+        let group = &report.groups[0];
+        let number = at as u64 + 1;
+        if let Some(missing) = &group.missing {
+            prop_assert_eq!(missing.ranks.iter().map(|last| last.rank).collect::<Vec<_>>(), [odd]);
+            prop_assert_eq!((divergence, missing.collective), (Divergence::Stops, number));
+        }
+        if let Some(found) = &group.mismatch {
+            prop_assert_eq!(&found.ranks, &[odd]);
+            let what = match divergence {
+                Divergence::Operation => "operation",
+                Divergence::Sizes => "sizes",
+                Divergence::Dtype => "dtype",
+                _ => "none of these",
+            };
+            prop_assert_eq!((found.what, found.collective), (what, number));
+        }
+        prop_assert_eq!(group.missing.is_some(), divergence == Divergence::Stops);
+        let differs = [Divergence::Operation, Divergence::Sizes, Divergence::Dtype].contains(&divergence);
+        prop_assert_eq!(group.mismatch.is_some(), differs);
+        prop_assert!(group.unfinished.is_none() && group.messages.is_empty());
+        prop_assert!(!report.to_string().is_empty());
+    }
+
+    #[test]
+    fn what_is_no_dump_is_an_error_with_the_files_name(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
+        let error = load::read(Path::new("trace_0"), &bytes, &ReadLimit::default().budget(0)).unwrap_err();
+        prop_assert!(error.to_string().contains("trace_0"));
+    }
+}
+
+fn message(record: usize, name: &str, elements: u64) -> Value {
+    let mut entry = entry(record, &Call { operation: name_of(name), elements, dtype: "Float" });
+    entry["profiling_name"] = json!(format!("nccl:{name}"));
+    entry["is_p2p"] = json!(true);
+    entry["collective_seq_id"] = json!(0);
+    entry
+}
+
+fn name_of(name: &str) -> &'static str {
+    if name.starts_with("send") { "send" } else { "recv" }
+}
+
+#[test]
+fn messages_without_another_half_are_named() {
+    let sends = [message(0, "send 0->1", 4), message(1, "send 0->1", 5), message(2, "recv 0<-1", 1)];
+    let report = through_files(&[dump(2, &sends), dump(2, &[message(0, "recv 1<-0", 4)])], false);
+    let found: Vec<_> = report.groups[0].messages.iter().map(|m| (m.from, m.to, m.number)).collect();
+    assert_eq!(found, [(0, 1, 2), (1, 0, 1)]);
+    let report = through_files(&[dump(2, &sends[..1]), dump(2, &[message(0, "recv 1<-0", 3)])], false);
+    assert!(report.groups[0].messages[0].problem.starts_with("4 elements sent, 3 received"), "{report}");
+}
+
+#[test]
+fn a_rank_without_a_dump_may_be_the_one() {
+    let mut open = entry(0, &Call { operation: "all_reduce", elements: 1, dtype: "Float" });
+    open["state"] = json!("scheduled");
+    let report = through_files(&[dump(3, &[open.clone()]), dump(3, &[open])], true);
+    assert_eq!(report.without_dump, [2]);
+    let found = report.groups[0].unfinished.as_ref().unwrap();
+    assert_eq!((&found.ranks[..], &found.unknown[..]), (&[0, 1][..], &[2][..]));
+    assert!(report.to_string().contains("is not done on ranks 0, 1; has rank 2 called it?"), "{report}");
+}
+
+#[test]
+fn folders_are_read_whole_or_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(
+        load::folder(folder.path(), ReadLimit::default()).unwrap_err().to_string().contains("holds no dump")
+    );
+    let text = dump(2, &[]).to_string();
+    fs::write(folder.path().join("trace_0"), &text).unwrap();
+    fs::write(folder.path().join(".1.half"), "x").unwrap();
+    let report = analyze(&load::folder(folder.path(), ReadLimit::default()).unwrap());
+    assert_eq!((report.ranks, report.without_dump), (vec![0], vec![1]));
+    fs::write(folder.path().join("again_0"), &text).unwrap();
+    let error = load::folder(folder.path(), ReadLimit::default()).unwrap_err().to_string();
+    assert!(error.contains("both of rank 0"), "{error}");
+    fs::write(folder.path().join("again_0"), "junk").unwrap();
+    let error = load::folder(folder.path(), ReadLimit::default()).unwrap_err().to_string();
+    assert!(error.contains("again_0 is no pickle"), "{error}");
+}

@@ -1,0 +1,225 @@
+//! A program's calls over the memory of a device: a GPU, or the embedded one.
+//!
+//! The trace's streams are streams of the device. A use by another stream is a stream that waits until the use ends
+//! in the trace. With checks, every block is filled with a pattern of its own when it is allocated, and verified when
+//! its last use ends, all in stream order. Without checks, only the allocator's calls are timed.
+
+mod pattern;
+mod source;
+#[cfg(test)]
+mod tests;
+mod uses;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use caching_alloc::core::{Allocator, Block, Settings};
+use caching_alloc::driver::{DriverSource, Sharing, VirtualMemorySource};
+use cuda_driver::{Context, Driver, Stream};
+use gpu_sim::World;
+
+use self::pattern::Pattern;
+use self::source::{Counted, Counts};
+use self::uses::Uses;
+use super::figures::{Figures, least_capacity};
+use super::host::{Outcome, ReplayError, driver_calls};
+use super::options::{Backend, Policy};
+use super::program::{Active, Call, Program};
+
+/// Timed replays; the fastest counts.
+const ROUNDS: u32 = 5;
+/// Capacity of the embedded device, in bytes: that of a large GPU. Only touched pages use host memory.
+const CAPACITY: u64 = 140 << 30;
+
+/// The device that programs are replayed on.
+pub(super) struct Gpu {
+    // Declared before the world, so that it is dropped first.
+    context: Context,
+    _world: Option<World>,
+}
+
+impl Gpu {
+    pub(super) fn open(backend: Backend) -> anyhow::Result<Self> {
+        if backend == Backend::Cuda {
+            return Ok(Self { context: Driver::load()?.device(0)?.retain_primary()?, _world: None });
+        }
+        let world = World::builder().capacity(CAPACITY).start()?;
+        pattern::register(&world);
+        // SAFETY: the embedded device's functions keep the contracts of the C API that they stand for, and the world
+        // is dropped after all that is made from them.
+        let api = unsafe { cuda_driver::sys::Api::from_parts(world.cuda()) }?;
+        let context = Driver::new(api)?.device(0)?.retain_primary()?;
+        Ok(Self { context, _world: Some(world) })
+    }
+
+    /// Replays a program. With `check`, verifies every block in one more replay.
+    pub(super) fn measure(
+        &self,
+        program: &Program,
+        policy: Policy,
+        capacity: u64,
+        check: bool,
+    ) -> Result<Figures, ReplayError> {
+        let checked = check.then(|| self.check(program, policy, capacity)).transpose()?;
+        let run = |capacity| self.replay(program, policy, capacity, None);
+        let first = run(capacity)?;
+        let mut best = first.time;
+        for _ in 1..ROUNDS {
+            best = best.min(run(capacity)?.time);
+        }
+        let min_capacity = least_capacity(first.outcome.calls.peak_bytes, |capacity| match run(capacity) {
+            Err(error) if error.is_out_of_memory() => Ok(false),
+            outcome => outcome.map(|_| true),
+        })?;
+        Ok(Figures::of(program, policy, first.outcome, best, min_capacity).checked(checked))
+    }
+
+    /// Replays with a pattern in every block. Returns the number of correct bytes.
+    fn check(&self, program: &Program, policy: Policy, capacity: u64) -> Result<u64, ReplayError> {
+        let pattern = Pattern::new(&self.context)?;
+        let bytes = self.replay(program, policy, capacity, Some(&pattern))?.checked;
+        match pattern.wrong()? {
+            0 => Ok(bytes),
+            words => Err(ReplayError::Pattern { words }),
+        }
+    }
+
+    fn replay(
+        &self,
+        program: &Program,
+        policy: Policy,
+        capacity: u64,
+        pattern: Option<&Pattern>,
+    ) -> Result<Replayed, ReplayError> {
+        let mut bench = Bench::new(&self.context, program, policy, capacity, pattern)?;
+        let mut active = Active::new(program.blocks);
+        let (mut before, mut steady) = (0, 0);
+        for &call in &program.calls {
+            let raises = active.follow(call);
+            bench.make(call)?;
+            let after = driver_calls(&bench.source.calls());
+            if bench.operation > program.operations / 10 && !raises {
+                steady += after - before;
+            }
+            before = after;
+        }
+        bench.uses.finish()?;
+        if let Some(fault) = bench.allocator.faults().first() {
+            return Err(ReplayError::Fault(format!("{fault:?}")));
+        }
+        let outcome = Outcome { calls: bench.source.calls(), steady };
+        Ok(Replayed { outcome, time: bench.time, checked: bench.checked })
+    }
+}
+
+struct Replayed {
+    outcome: Outcome,
+    /// Time of the allocator's calls.
+    time: Duration,
+    /// Verified bytes.
+    checked: u64,
+}
+
+/// An allocator, and the program's blocks in it.
+struct Bench<'a> {
+    // In drop order: blocks before their allocator, and the last work on them before that.
+    blocks: Vec<Option<(Block, u32)>>,
+    allocator: Allocator,
+    source: Arc<dyn Counts>,
+    streams: Vec<(Stream, caching_alloc::core::StreamId)>,
+    uses: Arc<Uses>,
+    pattern: Option<&'a Pattern>,
+    operation: u64,
+    time: Duration,
+    checked: u64,
+}
+
+impl<'a> Bench<'a> {
+    fn new(
+        context: &Context,
+        program: &Program,
+        policy: Policy,
+        capacity: u64,
+        pattern: Option<&'a Pattern>,
+    ) -> Result<Self, ReplayError> {
+        let uses = Uses::new(context);
+        let limit = Some(capacity).filter(|capacity| *capacity != u64::MAX);
+        let settings = Settings { memory_limit: limit, ..Settings::default() };
+        let (source, allocator): (Arc<dyn Counts>, _) = match policy {
+            Policy::Fixed => {
+                let source = Arc::new(Counted::new(DriverSource::new(context)));
+                (source.clone(), Allocator::new(source, uses.clone(), settings))
+            }
+            Policy::Remap => {
+                let source =
+                    VirtualMemorySource::new(context, Sharing::none()).map_err(ReplayError::Source)?;
+                let source = Arc::new(Counted::new(source));
+                let allocator = Allocator::remapping(source.clone(), uses.clone(), settings);
+                (source, allocator.map_err(ReplayError::Make)?)
+            }
+        };
+        let streams = (0..program.streams).map(|_| uses.stream()).collect::<cuda_driver::Result<_>>()?;
+        let blocks = (0..program.blocks).map(|_| None).collect();
+        let (operation, time, checked) = (0, Duration::ZERO, 0);
+        Ok(Self { blocks, allocator, source, streams, uses, pattern, operation, time, checked })
+    }
+
+    fn make(&mut self, call: Call) -> Result<(), ReplayError> {
+        self.operation += 1;
+        let operation = self.operation;
+        match call {
+            Call::Allocate { block, bytes, stream } => {
+                let (queue, id) = &self.streams[stream as usize];
+                let start = Instant::now();
+                let allocated = self.allocator.allocate(bytes.max(1), *id);
+                self.time += start.elapsed();
+                let failed = |source| ReplayError::Allocate { operation, bytes, source };
+                let owned = allocated.map_err(failed)?;
+                if let Some(pattern) = self.pattern {
+                    // SAFETY: the block is this stream's until it is let go, in stream order.
+                    unsafe { pattern.write(queue, owned.address(), owned.bytes(), block)? };
+                }
+                self.blocks[block as usize] = Some((owned, stream));
+            }
+            Call::Free { block } => {
+                let Some((owned, stream)) = self.blocks[block as usize].take() else { return Ok(()) };
+                self.look(&self.streams[stream as usize].0.clone(), &owned, block)?;
+                let start = Instant::now();
+                drop(owned);
+                self.time += start.elapsed();
+            }
+            Call::FreeInUse { block } => {
+                let Some((owned, stream)) = self.blocks[block as usize].take() else { return Ok(()) };
+                let (user, id) = self.uses.begin(block, &self.streams[stream as usize].0)?;
+                self.look(&user, &owned, block)?;
+                let failed = |source| ReplayError::Free { operation, block, source };
+                let start = Instant::now();
+                owned.record_stream(id).map_err(failed)?;
+                drop(owned);
+                self.time += start.elapsed();
+            }
+            Call::EndUse { block } => {
+                self.operation -= 1;
+                self.uses.end(block)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Enqueues the verification of a block on `stream`.
+    fn look(&mut self, stream: &Stream, owned: &Block, block: u32) -> Result<(), ReplayError> {
+        if let Some(pattern) = self.pattern {
+            // SAFETY: the block is let go only after this, and in the order of this stream, which uses it.
+            unsafe { pattern.check(stream, owned.address(), owned.bytes(), block)? };
+            self.checked += owned.bytes();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Bench<'_> {
+    /// Waits for the device, so that no block is freed while work on it still runs.
+    fn drop(&mut self) {
+        let _ = self.uses.finish();
+    }
+}

@@ -1,0 +1,141 @@
+//! `lockstep replay`: replays recorded programs on the caching allocator and reports the result.
+//!
+//! - [`options`]: the policy and the memory of a replay
+//! - [`program`]: a trace as its program's calls
+//! - [`host`]: those calls over memory that is only counted
+//! - [`gpu`]: those calls over a device's memory, with a pattern in every block
+//! - [`figures`]: the figures, and their output
+//! - [`curves`]: dependences of reserved memory, least capacity and driver calls
+//!
+//! Figures come from the trace where possible. Peak active is the trace's own, so everything that an allocator adds
+//! (rounding, remainders, caches, pages) shows in the ratio.
+
+mod curves;
+mod figures;
+mod gpu;
+mod host;
+mod options;
+mod program;
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::trace::Trace;
+use crate::trace::budget::ReadLimit;
+use figures::Figures;
+pub(crate) use host::Bench;
+use options::Backend;
+pub(crate) use options::Policy;
+pub(crate) use program::{Call, Program};
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Recorded allocations: traces in text form, PyTorch memory snapshots (pickle or JSON), minimalloc CSV; may be gzipped
+    #[arg(required = true, value_name = "TRACE")]
+    traces: Vec<PathBuf>,
+    /// How the allocator reuses free memory that fits no request
+    #[arg(long, value_enum, default_value_t = Policy::Fixed)]
+    policy: Policy,
+    /// Memory of the device, in bytes [default: unlimited]
+    #[arg(long, value_name = "BYTES", default_value_t = u64::MAX, hide_default_value = true)]
+    capacity: u64,
+    /// The memory that the allocator manages
+    #[arg(long, value_enum, default_value_t = Backend::Host)]
+    backend: Backend,
+    /// Write a pattern into every block on the device, and verify it before the block is freed; not with `--backend host`
+    #[arg(long)]
+    check: bool,
+    /// Write reserved memory, least capacity and driver calls as JSON curves to this file; only with `--backend host`
+    #[arg(long, value_name = "FILE")]
+    curves: Option<PathBuf>,
+    /// Print one line of JSON for each trace
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    limit: ReadLimit,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    if options.backend == Backend::Host && options.check {
+        bail!("--check needs memory that can be written: --backend cuda, or sim");
+    }
+    if options.backend != Backend::Host && options.curves.is_some() {
+        bail!("--curves are of --backend host: they take hundreds of replays");
+    }
+    // All traces are read before the first replay, so that a broken one fails early.
+    let mut traces = Vec::new();
+    for path in &options.traces {
+        traces.extend(Trace::load_all(path, options.limit)?);
+    }
+    if cfg!(debug_assertions) {
+        eprintln!("note: this is a debug build; for meaningful times use a release build");
+    }
+    let gpu = match options.backend {
+        Backend::Host => None,
+        backend => Some(gpu::Gpu::open(backend)?),
+    };
+    let mut curves = Vec::new();
+    for trace in &traces {
+        let program = Program::of(trace);
+        let (policy, capacity) = (options.policy, options.capacity);
+        let figures = match &gpu {
+            None => Figures::measure(&program, policy, capacity),
+            Some(gpu) => gpu.measure(&program, policy, capacity, options.check),
+        };
+        let figures = figures.with_context(|| format!("{}, {:?} policy", program.name, options.policy))?;
+        if options.json {
+            println!("{}", serde_json::to_string(&figures)?);
+        } else {
+            println!("{figures}");
+        }
+        if options.curves.is_some() {
+            curves.push(curves::of(&program, options.policy, &figures)?);
+        }
+    }
+    if let Some(path) = &options.curves {
+        let text = serde_json::to_string_pretty(&curves)?;
+        fs::write(path, text + "\n")
+            .with_context(|| format!("cannot write the curves to {}", path.display()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figures(name: &str, policy: Policy) -> Figures {
+        let [trace] = &Trace::load_all(&crate::trace::recorded(name), ReadLimit::default()).unwrap()[..]
+        else {
+            panic!("one trace is expected")
+        };
+        Figures::measure(&Program::of(trace), policy, u64::MAX).unwrap()
+    }
+
+    #[test]
+    fn pages_that_move_leave_little_idle() {
+        for (trace, operations, peak_active, most) in [
+            ("gpt2_train.trace.gz", 34_567, 13_064_811_520, 1.02),
+            ("resnet_train.trace.gz", 14_633, 7_529_035_776, 1.02),
+            ("two_stream.trace.gz", 12_000, 91_402_240, 1.10),
+        ] {
+            let figures = figures(trace, Policy::Remap);
+            assert_eq!((figures.operations, figures.peak_active), (operations, peak_active), "{figures}");
+            let capacity = figures.min_capacity as f64 / peak_active as f64;
+            assert!(figures.ratio <= most && capacity <= most, "{figures}");
+            assert!(figures.driver_calls_steady * 50 <= operations, "{figures}");
+        }
+    }
+
+    #[test]
+    fn segments_that_stay_waste_less_than_pytorch_does() {
+        for (trace, native) in
+            [("gpt2_train.trace.gz", 1.458), ("resnet_train.trace.gz", 1.318), ("two_stream.trace.gz", 2.226)]
+        {
+            let figures = figures(trace, Policy::Fixed);
+            assert!(figures.ratio <= native, "{figures}");
+        }
+    }
+}

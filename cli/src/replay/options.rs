@@ -1,0 +1,24 @@
+//! The policy and the memory of a replay.
+
+use serde::Serialize;
+
+/// Reuse of free memory that fits no request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Policy {
+    /// Segments keep their addresses; unused segments are released to the driver
+    Fixed,
+    /// Free pages are mapped again at the address that needs them
+    Remap,
+}
+
+/// The memory that the allocator manages in a replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Backend {
+    /// No memory: bytes are only counted
+    Host,
+    /// The first GPU
+    Cuda,
+    /// An embedded device in host memory
+    Sim,
+}

@@ -1,0 +1,127 @@
+//! The text form: one event per line.
+
+use super::builder::Builder;
+use super::types::{Origin, Trace, TraceError};
+use crate::trace::budget::Budget;
+
+/// Memory for an event and for a block that it allocates.
+pub(super) const EVENT: u64 = 160;
+
+const SHAPE: &str = "a line is `CODE ADDRESS(hex) SIZE(bytes) STREAM`, CODE one of a r f S D M U";
+
+/// Reads and checks a trace.
+pub(super) fn read(text: &[u8], origin: Origin, budget: &Budget) -> Result<Trace, TraceError> {
+    let mut builder = Builder::default();
+    charge_lines(text, EVENT, &origin, budget)?;
+    each_line(text, &origin, SHAPE, |line| take(&mut builder, line))?;
+    builder.finish(origin)
+}
+
+/// Charges a fixed amount of memory for each line of a text.
+pub(super) fn charge_lines(
+    text: &[u8],
+    each: u64,
+    origin: &Origin,
+    budget: &Budget,
+) -> Result<(), TraceError> {
+    let lines = text.iter().filter(|byte| **byte == b'\n').count() as u64 + 1;
+    let charged = budget.charge(lines.saturating_mul(each));
+    charged.map_err(|source| TraceError::Spent { origin: origin.clone(), source })
+}
+
+/// Passes each line to `take`, which returns the expected form if a line is invalid.
+pub(super) fn each_line(
+    text: &[u8],
+    origin: &Origin,
+    shape: &'static str,
+    mut take: impl FnMut(&str) -> Result<(), &'static str>,
+) -> Result<(), TraceError> {
+    let text = text.strip_suffix(b"\n").unwrap_or(text);
+    let lines = text.split(|byte| *byte == b'\n').filter(|_| !text.is_empty());
+    for (line, number) in lines.zip(1..) {
+        let found = String::from_utf8_lossy(line);
+        if let Err(expected) = take(found.trim_end()) {
+            let found = found.trim_end().chars().take(80).collect();
+            return Err(TraceError::Line { origin: origin.clone(), line: number, expected, found, shape });
+        }
+    }
+    Ok(())
+}
+
+/// Parses one line.
+fn take(builder: &mut Builder, line: &str) -> Result<(), &'static str> {
+    let mut fields = line.split_ascii_whitespace();
+    let (Some(code), Some(address), Some(bytes), Some(stream), None) =
+        (fields.next(), fields.next(), fields.next(), fields.next(), fields.next())
+    else {
+        return Err("four fields");
+    };
+    let address = u64::from_str_radix(address, 16).map_err(|_| "an address in hexadecimal")?;
+    let bytes: u64 = bytes.parse().map_err(|_| "a size in bytes")?;
+    let stream: u32 = stream.parse().map_err(|_| "a stream number")?;
+    match code {
+        "a" => builder.allocate(address, bytes, stream),
+        "r" => builder.request_free(address),
+        "f" => builder.complete_free(address),
+        "S" | "D" | "M" | "U" => Ok(()),
+        _ => Err("one of the codes a r f S D M U"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::trace::Event;
+    use crate::trace::budget::ReadLimit;
+
+    fn plain(text: &str) -> Result<Trace, TraceError> {
+        read(text.as_bytes(), Origin::BuiltIn, &ReadLimit::default().budget(0))
+    }
+
+    #[test]
+    fn the_built_in_trace_has_the_figures_it_was_recorded_with() {
+        let trace = Trace::load(None).unwrap();
+        assert_eq!((trace.allocations, trace.peak_active), (17_285, 13_064_811_520));
+    }
+
+    #[test]
+    fn a_free_counts_when_it_completes() {
+        let trace = plain("a 10 1000 0\nr 10 1000 0\na 20 512 1\nf 10 1000 0\na 30 512 0\n").unwrap();
+        assert_eq!((trace.allocations, trace.streams, trace.peak_active), (3, 2, 1024 + 512));
+        assert_eq!(
+            trace.events[1..4],
+            [
+                Event::RequestFree { block: 0 },
+                Event::Allocate { block: 1, bytes: 512, stream: 1 },
+                Event::CompleteFree { block: 0 },
+            ]
+        );
+    }
+
+    #[test]
+    fn broken_lines_are_named() {
+        for (text, line, expected) in [
+            ("a 10 1 0\nr 10 1 0\nr 10 1 0", 3, "an address whose free was not requested already"),
+            ("a 10 18446744073709551615 0", 1, "a size below 2^64 - 512"),
+            ("a 10 18446744073709550000 0\na 20 2000 0", 2, "fewer than 2^64 live bytes"),
+            ("a 10 1 4096", 1, "a stream number below 1024"),
+            ("x 10 1 0", 1, "one of the codes a r f S D M U"),
+            ("a 10 1000", 1, "four fields"),
+            ("a 10 1000 0\na zz 1 0", 2, "an address in hexadecimal"),
+            ("a 10 -1 0", 1, "a size in bytes"),
+            ("r 10 1000 0", 1, "an address that is allocated"),
+            ("a 10 1 0\na 10 1 0", 2, "an address that is not allocated already"),
+            ("a 10 1 0\nf 10 1 0", 2, "an address whose free was requested"),
+            ("hello there general kenobi", 1, "an address in hexadecimal"),
+        ] {
+            match plain(text) {
+                Err(TraceError::Line { line: l, expected: e, .. }) => {
+                    assert_eq!((l, e), (line, expected), "{text}");
+                }
+                other => panic!("{text}: {other:?}"),
+            }
+        }
+        assert!(matches!(plain(""), Err(TraceError::Empty { .. })));
+    }
+}

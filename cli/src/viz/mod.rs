@@ -1,0 +1,66 @@
+//! `lockstep viz`: a snapshot or a trace as one self-contained HTML page.
+//!
+//! - [`replay`]: assigns addresses to the blocks of a trace
+//! - [`history`]: the content of each address over time; the curves
+//! - [`page`]: the history as HTML
+//! - [`torch`]: PyTorch's own viewer, on our snapshots
+
+mod history;
+mod page;
+mod replay;
+mod torch;
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+
+use crate::replay::Policy;
+use crate::trace::Recording;
+use crate::trace::budget::ReadLimit;
+use history::History;
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// A memory snapshot from these crates or PyTorch (pickle or JSON), or an allocation trace in text form; may be gzipped
+    #[arg(value_name = "SNAPSHOT|TRACE", required_unless_present = "check_torch")]
+    file: Option<PathBuf>,
+    /// The page to write [default: FILE.html beside the input]
+    #[arg(short, long, value_name = "FILE.html")]
+    output: Option<PathBuf>,
+    /// How the allocator that replays a trace reuses free memory that fits no request
+    #[arg(long, value_enum, default_value_t = Policy::Fixed)]
+    policy: Policy,
+    /// Check that PyTorch's viewer (its file `torch/cuda/_memory_viz.py`) reads snapshots of the caching allocator
+    #[arg(long, value_name = "VIEWER.py")]
+    check_torch: Option<PathBuf>,
+    #[command(flatten)]
+    limit: ReadLimit,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    if let Some(viewer) = &options.check_torch {
+        torch::check(viewer)?;
+    }
+    let Some(file) = &options.file else { return Ok(()) };
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    let (snapshot, title) = match Recording::load(file, options.limit)? {
+        Recording::Snapshot(snapshot) => (snapshot, name.to_string()),
+        Recording::Trace(trace) => {
+            let policy = match options.policy {
+                Policy::Fixed => "segments that stay",
+                Policy::Remap => "pages that move",
+            };
+            (replay::run(&trace, options.policy)?, format!("{name}, replayed over {policy}"))
+        }
+    };
+    let page = page::html(&title, &History::of(&snapshot))?;
+    let output = options.output.clone().unwrap_or_else(|| {
+        let mut name = file.clone().into_os_string();
+        name.push(".html");
+        name.into()
+    });
+    fs::write(&output, &page).with_context(|| format!("cannot write {}", output.display()))?;
+    println!("{} ({} KB)", output.display(), page.len().div_ceil(1000));
+    Ok(())
+}

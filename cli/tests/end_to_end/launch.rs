@@ -1,0 +1,187 @@
+//! The launcher as a user runs it: the ranks' variables, their output, and the processes that remain.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+use crate::{cargo, lockstep, workspace};
+
+fn launch(ranks: usize, options: &[&str], program: &[&str]) -> Command {
+    let mut command = Command::new(lockstep());
+    command.arg("launch").arg("-n").arg(ranks.to_string()).args(options).arg("--").args(program);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn script(ranks: usize, options: &[&str], script: &str) -> Command {
+    launch(ranks, options, &["sh", "-c", script])
+}
+
+fn lines(bytes: &[u8]) -> Vec<String> {
+    let mut lines: Vec<_> = String::from_utf8_lossy(bytes).lines().map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
+fn error(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Waits until no process has this number, or only one that has not been reaped.
+fn is_gone(process: i32) {
+    let pid = Pid::from_raw(process).unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    let is_there = || {
+        let status = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+        test_kill_process(pid).is_ok() && !status.contains(") Z ")
+    };
+    while is_there() {
+        assert!(Instant::now() < until, "process {process} is left");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn ranks_are_told_where_they_stand() {
+    let tell = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR; test $MASTER_PORT -gt 1023; \
+                echo careful >&2";
+    let output = script(3, &[], &format!("set -e; {tell}")).output().unwrap();
+    assert!(output.status.success(), "{}", error(&output));
+    let expected: Vec<_> = (0..3).map(|rank| format!("[{rank}] {rank} 3 {rank} 3 127.0.0.1")).collect();
+    assert_eq!(lines(&output.stdout), expected);
+    assert_eq!(lines(&output.stderr), ["[0] careful", "[1] careful", "[2] careful"]);
+}
+
+#[test]
+fn a_job_has_a_secret_unless_it_is_to_have_none() {
+    let tell = "stat -c %a $PROCESS_GROUP_STORE_SECRET_FILE; wc -c < $PROCESS_GROUP_STORE_SECRET_FILE";
+    let output = script(1, &[], tell).output().unwrap();
+    assert_eq!(lines(&output.stdout), ["[0] 600", "[0] 64"], "{}", error(&output));
+    let tell = "echo $PROCESS_GROUP_STORE_SECRET $PROCESS_GROUP_STORE_SECRET_FILE";
+    let output = script(1, &["--no-secret"], tell).output().unwrap();
+    assert_eq!(lines(&output.stdout), ["[0] none"], "{}", error(&output));
+    let with = |secret| script(1, &[], tell).env("PROCESS_GROUP_STORE_SECRET", secret).output().unwrap();
+    let output = with("sixteen bytes or more");
+    assert_eq!(lines(&output.stdout), ["[0] sixteen bytes or more"], "{}", error(&output));
+    let output = with("");
+    assert!(!output.status.success());
+    assert!(error(&output).contains("PROCESS_GROUP_STORE_SECRET is empty"), "{}", error(&output));
+}
+
+#[test]
+fn the_first_failure_ends_the_rest_and_is_named() {
+    // The others are running before rank 1 fails, and print a line when they are asked to end.
+    let body = "
+        trap 'echo asked; exit 0' TERM
+        touch $DIR/$RANK
+        while [ $(ls $DIR | wc -l) -lt 3 ]; do sleep 0.02; done
+        if [ $RANK = 1 ]; then echo it broke >&2; exit 7; fi
+        sleep 1000 & wait";
+    let folder = tempfile::tempdir().unwrap();
+    let output = script(3, &[], body).env("DIR", folder.path()).output().unwrap();
+    let said = error(&output);
+    assert_eq!(output.status.code(), Some(7), "{said}");
+    assert_eq!(lines(&output.stdout), ["[0] asked", "[2] asked"]);
+    assert!(said.contains("rank 1 failed first: exit status 7"), "{said}");
+    assert!(said.contains("its last lines:\n    it broke\n"), "{said}");
+    assert!(said.contains("sent SIGTERM after that: rank(s) 0, 2"), "{said}");
+}
+
+/// A rank that ignores signals is killed, together with the processes that it started.
+#[test]
+fn who_does_not_end_is_killed_with_what_it_started() {
+    let body = "
+        trap '' TERM
+        sleep 1000 & echo $!
+        touch $DIR/$RANK
+        while [ $(ls $DIR | wc -l) -lt 2 ]; do sleep 0.02; done
+        if [ $RANK = 0 ]; then kill -SEGV $$; fi
+        wait";
+    let folder = tempfile::tempdir().unwrap();
+    let output = script(2, &["--grace", "0.2"], body).env("DIR", folder.path()).output().unwrap();
+    let said = error(&output);
+    assert_eq!(output.status.code(), Some(128 + 11), "{said}");
+    assert!(said.contains("rank 0 failed first: ended by signal 11 (SIGSEGV)"), "{said}");
+    assert!(said.contains("SIGKILL after that: rank(s) 1"), "{said}");
+    let started = lines(&output.stdout);
+    assert_eq!(started.len(), 2, "{started:?}");
+    for line in started {
+        is_gone(line.split(' ').next_back().unwrap().parse().unwrap());
+    }
+}
+
+#[test]
+fn an_interrupt_reaches_every_rank() {
+    let body = "trap 'echo interrupted; exit 5' INT; sleep 1000 & echo $$; while :; do wait; done";
+    let mut launcher = script(2, &[], body).spawn().unwrap();
+    let mut output = BufReader::new(launcher.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let started: Vec<_> = output.by_ref().take(2).collect();
+    kill_process(Pid::from_child(&launcher), Signal::INT).unwrap();
+    let mut rest: Vec<_> = output.collect();
+    rest.sort();
+    assert_eq!(rest, ["[0] interrupted", "[1] interrupted"]);
+    assert_eq!(launcher.wait().unwrap().code(), Some(5));
+    for line in started {
+        is_gone(line.split(' ').next_back().unwrap().parse().unwrap());
+    }
+}
+
+/// Ranks do not outlive a launcher that was killed.
+#[test]
+fn ranks_go_with_their_launcher() {
+    let mut launcher = launch(2, &[], &["sh", "-c", "echo $$; exec sleep 1000"]).spawn().unwrap();
+    let output = BufReader::new(launcher.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let started: Vec<_> = output.take(2).collect();
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    for line in started {
+        is_gone(line.split(' ').next_back().unwrap().parse().unwrap());
+    }
+}
+
+#[test]
+fn a_program_that_is_not_there_is_named() {
+    let output = launch(2, &[], &["/no/such/program"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(error(&output).contains("cannot start rank 0: /no/such/program"), "{}", error(&output));
+}
+
+/// Builds the example of process-group, and the embedded machine as a shared library; `None` without cargo.
+fn all_reduce() -> Option<(PathBuf, PathBuf)> {
+    let Some(root) = workspace() else {
+        println!("skipped: the example is built from the source tree, with cargo");
+        return None;
+    };
+    let named = std::env::var_os("EMBEDDED_LIBRARY").map(PathBuf::from);
+    // Beside this program, in any target folder: `deps` and `examples` have the same parent.
+    let folder = std::env::current_exe().unwrap().parent().unwrap().with_file_name("examples");
+    let build = |package, example, features| {
+        let arguments =
+            ["build", "--quiet", "--package", package, "--example", example, "--features", features];
+        assert!(cargo(&root, &arguments).status().unwrap().success(), "cannot build {example} of {package}");
+    };
+    let machine = named.unwrap_or_else(|| {
+        build("lockstep-gpu-sim", "shared_library", "exports");
+        folder.join("libshared_library.so")
+    });
+    build("lockstep-process-group", "all_reduce", "");
+    Some((folder.join("all_reduce"), machine))
+}
+
+#[test]
+fn a_job_sums_over_the_embedded_machine() {
+    let Some((program, machine)) = all_reduce() else { return };
+    let output = launch(4, &[], &[program.to_str().unwrap()])
+        .env("CUDA_DRIVER_SYS_LIBRARY", &machine)
+        .env("NCCL_SYS_LIBRARY", &machine)
+        .env("GPU_SIM_DEVICES", "4")
+        .env("PROCESS_GROUP_STORE_SECRET", "0123456789abcdef")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", error(&output));
+    let expected: Vec<_> = (0..4).map(|rank| format!("[{rank}] rank {rank} of 4: the sum is 6")).collect();
+    assert_eq!(lines(&output.stdout), expected);
+}
