@@ -18,6 +18,7 @@ mod remapping;
 mod routing;
 mod scarcity;
 mod settings;
+#[cfg(feature = "json")]
 mod snapshot;
 mod stress;
 mod stressed;

@@ -28,6 +28,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#[cfg(not(target_os = "linux"))]
+compile_error!(
+    "lockstep-cuda-driver-sys supports Linux only: it finds the driver through /proc and the loader of Linux"
+);
+
 mod binding;
 #[macro_use]
 mod dynamic;
@@ -37,8 +42,8 @@ mod version;
 
 pub use binding::{NAMES, VARIABLE};
 pub use dynamic::{
-    Api, Candidate, FileFault, Function, Item, KnownBad, LoadError, Missing, Origin, Release, Target,
-    VersionFault, Why, candidates, releases,
+    Api, Candidate, FileFault, Function, Item, KnownBad, LoadError, LoaderError, Missing, Origin, Release,
+    Target, VersionFault, Why, candidates, releases,
 };
 pub use feature::Feature;
 pub use generated::*;

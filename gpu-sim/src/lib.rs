@@ -22,6 +22,9 @@
 //! function that is not modelled is absent from the table or returns not-supported, and never succeeds silently. No
 //! panic leaves an ABI function.
 
+#[cfg(not(target_os = "linux"))]
+compile_error!("lockstep-gpu-sim supports Linux only: it shares memory between processes as Linux does");
+
 mod abi;
 mod device;
 mod driver;

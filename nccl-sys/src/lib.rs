@@ -30,6 +30,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#[cfg(not(target_os = "linux"))]
+compile_error!("lockstep-nccl-sys supports Linux only: NCCL runs on Linux alone");
+
 mod binding;
 #[macro_use]
 mod config;
@@ -51,8 +54,8 @@ pub use binding::{NAMES, VARIABLE};
 pub use config::*;
 pub use config_builder::{Config, ConfigBuilder, ConfigError, CtaPolicy, GraphUsage};
 pub use dynamic::{
-    Api, Candidate, FileFault, Function, Item, KnownBad, LoadError, Missing, Origin, Release, Target,
-    VersionFault, Why, candidates, releases,
+    Api, Candidate, FileFault, Function, Item, KnownBad, LoadError, LoaderError, Missing, Origin, Release,
+    Target, VersionFault, Why, candidates, releases,
 };
 pub use environment::{Override, overrides};
 pub use feature::Feature;

@@ -9,11 +9,14 @@ mod checked;
 pub(crate) mod common;
 
 mod abort;
+#[cfg(feature = "pickle")]
 mod analyser;
 mod away;
 mod background;
 mod batches;
 mod communicator;
+#[cfg(all(feature = "json", feature = "pickle"))]
+mod dumps;
 mod element;
 mod faults;
 mod group;

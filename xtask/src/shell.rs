@@ -34,9 +34,13 @@ pub fn package(name: &str) -> String {
 
 /// Returns the optional features that tests, documentation and the bundle are built with, of one crate or of all.
 pub fn test_features(name: Option<&str>) -> String {
-    const FEATURES: [(&str, &str); 5] = [
+    const FEATURES: [(&str, &str); 9] = [
         ("caching-alloc", "cudarc"),
+        ("caching-alloc", "json"),
+        ("caching-alloc", "pickle"),
+        ("process-group", "json"),
         ("process-group", "nvtx"),
+        ("process-group", "pickle"),
         ("process-group", "tracing"),
         ("symm-mem", "twins"),
         ("symm-mem", "simulation"),

@@ -60,6 +60,7 @@ impl Rounding {
 
     /// For each range, from that of 1 MiB (and less) to that of 32 GiB (and more): its smallest size in MiB,
     /// and its steps, 0 for none.
+    #[cfg(any(feature = "json", feature = "pickle"))]
     pub(super) fn by_mebibytes(&self) -> impl Iterator<Item = (u64, u64)> {
         let divisions = |steps| if steps == 0 { 0 } else { 1u64 << steps };
         self.steps.into_iter().enumerate().map(move |(range, steps)| (1 << range, divisions(steps)))
@@ -116,6 +117,7 @@ impl Fraction {
         self.0
     }
 
+    #[cfg(any(feature = "json", feature = "pickle"))]
     pub(super) fn part(self) -> f64 {
         f64::from(self.0) / f64::from(WHOLE)
     }

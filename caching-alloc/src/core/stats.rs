@@ -3,7 +3,8 @@
 use super::segment::SizeClass;
 
 /// A quantity over time.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Gauge {
     /// The current value.
     pub current: u64,
@@ -49,7 +50,8 @@ impl Gauge {
 }
 
 /// Usage of blocks. In bytes, except for `blocks`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Usages {
     /// Number of blocks that are handed out.
     pub blocks: Gauge,
@@ -282,7 +284,8 @@ impl PastUsages {
 ///
 /// Sums over streams are computed from counts per stream. So a peak of a sum is an upper bound, exact while
 /// only one stream is used. `reserved` and `segments` are exact.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Stats {
     /// All blocks.
     pub all: Usages,
@@ -313,7 +316,8 @@ pub struct Stats {
 }
 
 /// Number of calls of sources, successful or not. On a device each is one driver call, or a few.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct SourceCalls {
     /// Segments requested.
     pub allocate: u64,
@@ -359,7 +363,8 @@ impl Stats {
 }
 
 /// A device's memory, by owner. All in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct MemoryReport {
     /// Total memory of the device.
     pub total: u64,

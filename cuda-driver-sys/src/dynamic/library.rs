@@ -58,7 +58,7 @@ pub enum LoadError {
         /// The environment variable that gave it.
         variable: Option<&'static str>,
         /// The loader's error.
-        source: libloading::Error,
+        source: LoaderError,
     },
     /// The file is a library, but not this one.
     #[error(
@@ -107,14 +107,25 @@ pub enum LoadError {
         /// The copy that is loaded.
         loaded: PathBuf,
         /// The loader's error.
-        source: libloading::Error,
+        source: LoaderError,
     },
     /// Nothing was found.
     #[error("no {} found; {}. Tried:{}", binding::LIBRARY, binding::ADVICE, list(.tried))]
     NotFound {
         /// Each file or name, with the loader's error.
-        tried: Vec<(PathBuf, libloading::Error)>,
+        tried: Vec<(PathBuf, LoaderError)>,
     },
+}
+
+/// An error of the system's loader, in its own words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct LoaderError(String);
+
+impl LoaderError {
+    fn new(error: &libloading::Error) -> Self {
+        Self(std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string))
+    }
 }
 
 /// Why a library does not say which release it is.
@@ -151,21 +162,16 @@ fn place(path: &Option<PathBuf>) -> String {
         .map_or_else(|| "the table that was handed over".to_owned(), |path| path.display().to_string())
 }
 
-fn list(tried: &[(PathBuf, libloading::Error)]) -> String {
+fn list(tried: &[(PathBuf, LoaderError)]) -> String {
     tried.iter().fold(String::new(), |mut text, (name, error)| {
         // The loader's words begin with the name, as a rule.
-        let (name, words) = (name.display().to_string(), described(error));
+        let (name, words) = (name.display().to_string(), &error.0);
         let _ = match words.starts_with(&name) {
             true => write!(text, "\n  {words}"),
             false => write!(text, "\n  {name}: {words}"),
         };
         text
     })
-}
-
-/// The loader's own words.
-fn described(error: &libloading::Error) -> String {
-    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// Finds the library: the variable's file, a copy that is loaded, the files of `packaged`, the names that the
@@ -227,11 +233,12 @@ pub(crate) fn open(path: &Path, variable: Option<&'static str>) -> Result<Loaded
     resolve(library, Some(file), variable)
 }
 
-fn dlopen(name: &OsStr, flags: c_int) -> Result<Library, libloading::Error> {
+fn dlopen(name: &OsStr, flags: c_int) -> Result<Library, LoaderError> {
     // SAFETY: the libraries' initialisers are fit to run at any time, as any program linked to them does. That the
     // file is such a library is the promise of `Api::load_from`'s caller, else of whoever set up the process: its
     // environment variable, the loader's path and what is installed there are trusted.
     unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL | flags) }
+        .map_err(|error| LoaderError::new(&error))
 }
 
 /// Binds the functions. The library is closed again only if it is not the right one.

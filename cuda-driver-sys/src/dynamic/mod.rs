@@ -28,7 +28,7 @@ pub use api::Api;
 pub use candidates::{Candidate, Origin, candidates};
 pub use file::{FileFault, Target};
 pub use functions::Function;
-pub use library::{LoadError, VersionFault};
+pub use library::{LoadError, LoaderError, VersionFault};
 pub use missing::{Item, Missing, Why};
 pub use releases::{Release, releases};
 pub use requirement::KnownBad;

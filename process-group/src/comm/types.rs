@@ -181,11 +181,44 @@ impl ReduceOp {
 pub(crate) fn scalar(factor: f64, dtype: DataType) -> u64 {
     // Little-endian, like every host that CUDA supports: the element is the first bytes.
     match dtype {
-        DataType::F16 => u64::from(half::f16::from_f64(factor).to_bits()),
-        DataType::Bf16 => u64::from(half::bf16::from_f64(factor).to_bits()),
+        DataType::F16 => u64::from(f16_bits(factor as f32)),
+        DataType::Bf16 => u64::from(bf16_bits(factor as f32)),
         DataType::F32 => u64::from((factor as f32).to_bits()),
         _ => factor.to_bits(),
     }
+}
+
+/// Rounds to the nearest half-precision number, ties to even, and returns its bits.
+fn f16_bits(value: f32) -> u16 {
+    const LEAST_NORMAL: f32 = 1.0 / 16384.0;
+    const LEAST_SUBNORMAL: f32 = LEAST_NORMAL / 1024.0;
+    /// From here on the nearest is infinity.
+    const OVERFLOW: f32 = 65520.0;
+    let (bits, magnitude) = (value.abs().to_bits(), value.abs());
+    let rounded = if value.is_nan() {
+        0x7e00
+    } else if magnitude >= OVERFLOW {
+        0x7c00
+    } else if magnitude < LEAST_NORMAL {
+        // The quotient is exact: the divisor is a power of two.
+        (magnitude / LEAST_SUBNORMAL).round_ties_even() as u16
+    } else {
+        // Single precision has 13 bits more behind the point, and an exponent that is 112 larger.
+        (round_off(bits, 13) - (112 << 10)) as u16
+    };
+    rounded | (value.to_bits() >> 16) as u16 & 0x8000
+}
+
+/// Rounds to the nearest bfloat16, ties to even, and returns its bits.
+fn bf16_bits(value: f32) -> u16 {
+    // Rounding could carry a NaN's bits into infinity's.
+    if value.is_nan() { 0x7fc0 } else { round_off(value.to_bits(), 16) as u16 }
+}
+
+/// Removes the lowest `count` bits, and rounds to the nearest, ties to even.
+fn round_off(bits: u32, count: u32) -> u32 {
+    let is_odd = (bits >> count) & 1;
+    (bits + (1 << (count - 1)) - 1 + is_odd) >> count
 }
 
 impl fmt::Display for ReduceOp {
@@ -205,6 +238,7 @@ impl fmt::Display for ReduceOp {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn raw_numbers_are_those_of_the_header() {
@@ -220,5 +254,21 @@ mod tests {
     fn a_factor_is_an_element_of_the_type() {
         let scalars = [DataType::F16, DataType::Bf16, DataType::F32, DataType::F64].map(|t| scalar(-1.5, t));
         assert_eq!(scalars, [0xbe00, 0xbfc0, 0xbfc0_0000, 0xbff8_0000_0000_0000]);
+    }
+    proptest! {
+        #[test]
+        fn factors_are_rounded_like_the_crate_half_does(bits in any::<u32>(), exponent in 100u32..145) {
+            // Any single, and one in the range of half precision.
+            for bits in [bits, bits & 0x807f_ffff | exponent << 23] {
+                let value = f32::from_bits(bits);
+                let (f16, bf16) = (half::f16::from_f32(value), half::bf16::from_f32(value));
+                if value.is_nan() {
+                    prop_assert!(half::f16::from_bits(f16_bits(value)).is_nan());
+                    prop_assert!(half::bf16::from_bits(bf16_bits(value)).is_nan());
+                } else {
+                    prop_assert_eq!((f16_bits(value), bf16_bits(value)), (f16.to_bits(), bf16.to_bits()));
+                }
+            }
+        }
     }
 }

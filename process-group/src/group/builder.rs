@@ -190,7 +190,8 @@ impl Builder {
     /// The folder for the flight recorder's dumps (default `PROCESS_GROUP_DUMP_FOLDER`; without either, no
     /// dump is written). A dump is written when work is not done by a deadline, when NCCL reports an error on
     /// this rank or another, and when the group is aborted. The folder is created if it does not exist. All
-    /// ranks of a host may share it; see [`Dump::write`](crate::record::Dump::write).
+    /// ranks of a host may share it. Needs the feature `pickle`: without it, building the group fails with
+    /// [`DumpError`].
     pub fn dump_folder(self, folder: impl Into<PathBuf>) -> Self {
         Self { dump_folder: Some(folder.into()), ..self }
     }
@@ -354,7 +355,15 @@ impl Builder {
         self.p2p_config.as_ref().map_or(Ok(()), |config| comm::settings("build", &nccl, config).map(drop))?;
         let folder = self.dump_folder.clone().or(environment.dump_folder);
         if let Some(folder) = &folder {
-            fs::create_dir_all(folder).map_err(|source| DumpError { path: folder.clone(), source })?;
+            let is_ready = if cfg!(feature = "pickle") {
+                fs::create_dir_all(folder)
+            } else {
+                Err(io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    "process-group was built without its feature `pickle`",
+                ))
+            };
+            is_ready.map_err(|source| DumpError { path: folder.clone(), source })?;
         }
         let timing = self.timing || environment.timing;
         let checked = self.checked || environment.checked;

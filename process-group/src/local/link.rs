@@ -130,7 +130,7 @@ impl Link {
     ///
     /// # Errors
     /// [`LocalError::System`].
-    pub fn process(&self) -> Result<rustix::process::Pid, LocalError> {
+    pub(crate) fn process(&self) -> Result<rustix::process::Pid, LocalError> {
         Ok(socket_peercred(&self.socket)?.pid)
     }
 

@@ -1,7 +1,7 @@
 //! The recorded data of a call.
 
 use crate::{
-    comm::{self, DataType, ReduceOp, Task},
+    comm::{self, ReduceOp, Task},
     memory::CommonPlace,
     watch::Fold,
 };
@@ -134,25 +134,6 @@ impl Operation {
     #[must_use]
     pub const fn is_end(self) -> bool {
         matches!(self, Self::AllGatherList | Self::ReduceScatterList | Self::Batch)
-    }
-}
-
-/// Returns PyTorch's name of an element type.
-pub(super) fn torch_type(dtype: DataType) -> &'static str {
-    match dtype {
-        DataType::I8 => "Char",
-        DataType::U8 => "Byte",
-        DataType::Bool => "Bool",
-        DataType::I32 => "Int",
-        DataType::U32 => "UInt32",
-        DataType::I64 => "Long",
-        DataType::U64 => "UInt64",
-        DataType::F16 => "Half",
-        DataType::F32 => "Float",
-        DataType::F64 => "Double",
-        DataType::Bf16 => "BFloat16",
-        DataType::F8E4M3 => "Float8_e4m3fn",
-        DataType::F8E5M2 => "Float8_e5m2",
     }
 }
 
@@ -302,7 +283,7 @@ mod tests {
     use cuda_driver::DevicePtr;
 
     use super::*;
-    use crate::memory::PlanKey;
+    use crate::{comm::DataType, memory::PlanKey};
 
     #[test]
     fn codes_are_places() {

@@ -1,18 +1,10 @@
 //! The contents of the recorder, as data and as files.
 
-use std::{
-    collections::HashMap,
-    fs, io,
-    panic::Location,
-    path::{Path, PathBuf},
-    sync::atomic::Ordering,
-    time::Duration,
-};
+use std::{collections::HashMap, io, panic::Location, path::PathBuf, sync::atomic::Ordering, time::Duration};
 
 use super::{
-    call::{Call, Operation, REDUCTIONS, torch_type},
+    call::{Call, Operation, REDUCTIONS},
     clock::Scale,
-    document::{Value, dict},
     recorder::Recorder,
     ring::Record,
 };
@@ -20,8 +12,8 @@ use crate::{comm::DataType, memory::PlanNames};
 
 /// The calls that one rank has recorded: its last 2,048 calls, in its group and in the groups split from it.
 ///
-/// [`to_pickle`](Self::to_pickle) encodes it for PyTorch's analyser (`torchfrtrace`, format 2.10), and
-/// [`to_json`](Self::to_json) encodes the same as JSON.
+/// With the crate's feature `pickle`, `to_pickle` encodes it for PyTorch's analyser (`torchfrtrace`, format 2.10), and
+/// with `json`, `to_json` encodes the same as JSON.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Dump {
@@ -146,140 +138,6 @@ impl Dump {
             entries: entries(&records, &places, recorder.clock.scale()),
             groups,
         }
-    }
-
-    /// Encodes it for PyTorch's analyser: a pickle of plain values, without one-sided calls, which the
-    /// analyser does not know.
-    #[must_use]
-    pub fn to_pickle(&self) -> Vec<u8> {
-        self.document(|operation| !operation.is_one_sided()).to_pickle()
-    }
-
-    /// Encodes it as JSON, with every call.
-    #[must_use]
-    pub fn to_json(&self) -> String {
-        self.document(|_| true).to_json()
-    }
-
-    /// Writes the pickle to `folder`, as `flight_NAME_RANK`. Replaces an existing file atomically. PyTorch's
-    /// analyser needs the files of all ranks in one folder, without other files.
-    ///
-    /// # Errors
-    /// [`DumpError`] with the file.
-    pub fn write(&self, folder: &Path) -> Result<PathBuf, DumpError> {
-        let word = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
-        let name: String = self.name.chars().map(word).collect();
-        let path = folder.join(format!("flight_{name}_{}", self.rank));
-        // Readers must not see a partial file. PyTorch's analyser ignores this temporary name.
-        let half = folder.join(format!(".{}-{name}.half", self.rank));
-        fs::write(&half, self.to_pickle())
-            .and_then(|()| fs::rename(&half, &path))
-            .map_err(|source| DumpError { path: path.clone(), source })?;
-        Ok(path)
-    }
-
-    /// Builds the document with the calls of the operations that are `wanted`.
-    fn document(&self, wanted: fn(Operation) -> bool) -> Value {
-        let groups = |value: fn(&Self, usize, &DumpedGroup) -> Value| {
-            let groups = self.groups.iter().enumerate();
-            Value::Dict(groups.map(|(place, group)| (group.id.clone(), value(self, place, group))).collect())
-        };
-        let config = groups(|_, _, group| {
-            let ranks: Vec<_> = group.ranks.iter().map(usize::to_string).collect();
-            let ranks = format!("[{}]", ranks.join(", "));
-            dict([
-                ("name", group.id.as_str().into()),
-                ("desc", group.name.as_str().into()),
-                ("ranks", ranks.as_str().into()),
-            ])
-        });
-        let status = groups(|dump, place, group| {
-            let own = || dump.entries.iter().rev().filter(|entry| entry.group == place && !entry.is_message);
-            let number = |entry: Option<&Entry>| Value::from(entry.map_or(0, |entry| entry.collective));
-            let completed = own().find(|entry| entry.completed_ns.is_some());
-            let started = own().find(|entry| entry.started_ns.or(entry.completed_ns).is_some());
-            dict([
-                ("last_enqueued_collective", group.collectives.into()),
-                ("last_started_collective", number(started)),
-                ("last_completed_collective", number(completed)),
-            ])
-        });
-        let entries = self.entries.iter().filter(|entry| wanted(entry.operation));
-        dict([
-            ("version", Self::VERSION.into()),
-            ("comm_lib_version", self.library.as_str().into()),
-            ("rank", (self.rank as u64).into()),
-            ("pg_config", config),
-            ("pg_status", status),
-            ("entries", Value::List(entries.map(|entry| self.entry(entry)).collect())),
-        ])
-    }
-
-    fn entry(&self, entry: &Entry) -> Value {
-        let group = self.groups.get(entry.group);
-        let (id, name) = group.map_or(("", ""), |group| (&group.id, &group.name));
-        let own = group.and_then(|group| group.ranks.iter().position(|rank| *rank == self.rank));
-        let (own, peer) = (own.unwrap_or_default(), entry.peer.unwrap_or_default());
-        let operation = entry.operation.torch_name();
-        let profiling_name = match entry.operation {
-            Operation::Send => format!("nccl:{operation} {own}->{peer}"),
-            Operation::Recv => format!("nccl:{operation} {own}<-{peer}"),
-            _ => format!("nccl:{operation}"),
-        };
-        let number = |number: Option<u64>| number.map_or(Value::None, Value::from);
-        let side = |there: bool, elements: u64| match entry.dtype.filter(|_| there) {
-            Some(dtype) => (
-                Value::List(vec![Value::List(vec![elements.into()])]),
-                Value::List(vec![torch_type(dtype).into()]),
-            ),
-            // The analyser reads the first entry of each list, so there is one, without dimensions.
-            None => (Value::List(vec![Value::List(vec![])]), Value::List(vec![])),
-        };
-        let (input_sizes, input_dtypes) = side(entry.operation != Operation::Recv, entry.send);
-        let (output_sizes, output_dtypes) = side(entry.operation != Operation::Send, entry.receive);
-        let frame = dict([
-            ("name", entry.operation.name().into()),
-            ("filename", entry.site.file().into()),
-            ("line", u64::from(entry.site.line()).into()),
-        ]);
-        let timeout = group.map_or(0, |group| u64::try_from(group.timeout.as_millis()).unwrap_or(u64::MAX));
-        let state = match (entry.started_ns, entry.completed_ns) {
-            (_, Some(_)) => "completed",
-            (Some(_), None) => "started",
-            (None, None) => "scheduled",
-        };
-        dict([
-            ("record_id", entry.record.into()),
-            ("pg_id", (entry.group as u64).into()),
-            ("process_group", Value::List(vec![id.into(), name.into()])),
-            ("collective_seq_id", entry.collective.into()),
-            ("p2p_seq_id", entry.message.into()),
-            ("op_id", (entry.record + 1).into()),
-            ("profiling_name", profiling_name.as_str().into()),
-            ("time_created_ns", entry.created_ns.into()),
-            ("input_sizes", input_sizes),
-            ("input_dtypes", input_dtypes),
-            ("output_sizes", output_sizes),
-            ("output_dtypes", output_dtypes),
-            ("state", state.into()),
-            ("time_discovered_started_ns", number(entry.started_ns)),
-            ("time_discovered_completed_ns", number(entry.completed_ns)),
-            (
-                "duration_ms",
-                entry.elapsed.map_or(Value::None, |elapsed| Value::Float(elapsed.as_secs_f64() * 1e3)),
-            ),
-            ("retired", Value::Bool(entry.completed_ns.is_some())),
-            ("timeout_ms", timeout.into()),
-            ("is_p2p", Value::Bool(entry.is_message)),
-            ("frames", Value::List(vec![frame])),
-            // Fields that PyTorch's format does not have.
-            ("operation", entry.operation.name().into()),
-            ("pair_seq_id", number((entry.pair > 0).then_some(entry.pair))),
-            ("peer", number(entry.peer.map(|peer| peer as u64))),
-            ("reduction", entry.reduction.map_or(Value::None, Value::from)),
-            ("captured", Value::Bool(entry.is_captured)),
-            ("path", if entry.is_on_path { "direct" } else { "nccl" }.into()),
-        ])
     }
 }
 

@@ -10,7 +10,8 @@
 //! | `clock` | time stamps |
 //! | `ring` | the last calls of a rank: bounded, behind one lock, written without an allocation |
 //! | `recorder` | a rank's ring, and the groups that write to it |
-//! | `dump`, `document` | the recorder's contents, as data and as files for PyTorch's analyser |
+//! | `dump` | the recorder's contents as data |
+//! | `document` | the same as JSON, and as files for PyTorch's analyser (features `json` and `pickle`) |
 //! | `progress` | the progress of every member |
 //! | `desk` | progress queries between ranks over the store |
 //!
@@ -21,6 +22,7 @@
 mod call;
 mod clock;
 mod desk;
+#[cfg(any(feature = "json", feature = "pickle"))]
 mod document;
 mod dump;
 mod progress;

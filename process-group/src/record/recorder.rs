@@ -148,8 +148,12 @@ impl Recorder {
 
     /// Writes a dump to the folder, if there is one.
     pub(crate) fn last_words(&self) -> Result<(), DumpError> {
-        let Some(folder) = &self.folder else { return Ok(()) };
-        self.dump().write(folder).map(drop)
+        // Without the feature there is no folder: the group's builder has refused it.
+        #[cfg(feature = "pickle")]
+        if let Some(folder) = &self.folder {
+            self.dump().write(folder)?;
+        }
+        Ok(())
     }
 }
 

@@ -30,6 +30,18 @@ impl Drop for Told {
 }
 
 rusty_fork_test! {
+    #[cfg(not(feature = "pickle"))]
+    #[test]
+    fn a_folder_for_dumps_is_refused_without_the_feature() {
+        let machine = machine(1);
+        machine.ranks(1, |rank| {
+            let folder = tempfile::tempdir().unwrap();
+            let error = rank.builder().dump_folder(folder.path()).build().unwrap_err();
+            let GroupError::Dump(error) = error else { panic!("{error}") };
+            assert!(error.source.to_string().contains("without its feature `pickle`"), "{}", error.source);
+        });
+    }
+
     #[test]
     fn ranks_become_a_group_and_work() {
         let machine = machine(4);

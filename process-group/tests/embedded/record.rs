@@ -1,6 +1,6 @@
 //! The flight recorder: its contents, and the ranks that it reports as missing.
 
-use std::{fs, sync::Barrier, thread, time::Duration};
+use std::{sync::Barrier, thread, time::Duration};
 
 use process_group::{
     ProcessGroup,
@@ -11,10 +11,7 @@ use process_group::{
 };
 use rusty_fork::rusty_fork_test;
 
-use super::{
-    super::python::{imports, python},
-    common::{far, machine},
-};
+use super::common::{far, machine};
 
 rusty_fork_test! {
     #[test]
@@ -181,32 +178,6 @@ rusty_fork_test! {
     }
 
     #[test]
-    fn python_reads_the_same_from_both_formats() {
-        let machine = machine(1);
-        let folder = tempfile::tempdir().unwrap();
-        machine.ranks(1, |rank| {
-            let world = rank.builder().name("a \"name\"\n\u{e9}").timing(true).build().unwrap();
-            let (stream, memory) = (rank.stream(), rank.memory(&[0.0; 2]));
-            let two = Buffer::new(memory.ptr(), 2, F32);
-            unsafe { world.all_reduce(two, two, ReduceOp::Sum, &stream) }.unwrap().wait_timeout(far()).unwrap();
-            let dump = world.dump();
-            let pickle = dump.write(folder.path()).unwrap();
-            let json = folder.path().join("json");
-            fs::write(&json, dump.to_json()).unwrap();
-            world.destroy(far()).unwrap();
-            if !imports("json") {
-                println!("skipped: no Python; name one with PYTHON");
-                return;
-            }
-            let script = "import json, pickle, sys; a = pickle.load(open(sys.argv[1], 'rb')); \
-                          b = json.load(open(sys.argv[2])); assert a == b, (a, b); \
-                          entry = a['entries'][0]; assert entry['input_sizes'] == [[2]], a; \
-                          assert entry['duration_ms'] > 0, a";
-            assert!(python().args(["-c", script]).args([&pickle, &json]).status().unwrap().success());
-        });
-    }
-
-    #[test]
     fn members_and_others_are_told_how_far_each_is() {
         let machine = machine(3);
         let (called, told) = (Barrier::new(3), Barrier::new(3));
@@ -261,27 +232,6 @@ rusty_fork_test! {
             assert_eq!((&progress.members[1].last, progress.members[1].rank), (&None, 1));
             assert!(progress.members[0].last.is_some());
             assert!(progress.to_string().contains("rank 1 does not answer"), "{progress}");
-            world.abort(far()).unwrap();
-        });
-    }
-
-    #[test]
-    fn the_trouble_of_one_makes_all_dump() {
-        let machine = machine(2);
-        let folder = tempfile::tempdir().unwrap();
-        machine.ranks(2, |rank| {
-            let world = rank.builder().dump_folder(folder.path()).build().unwrap();
-            let (stream, memory) = (rank.stream(), rank.memory(&[0.0; 2]));
-            let two = Buffer::new(memory.ptr(), 2, F32);
-            if rank.rank == 0 {
-                let work = unsafe { world.all_reduce(two, two, ReduceOp::Sum, &stream) }.unwrap();
-                work.wait_timeout(Deadline::now()).unwrap_err();
-            }
-            let (both, patience) = (["flight_world_0", "flight_world_1"], far());
-            while !both.iter().all(|file| folder.path().join(file).exists()) {
-                assert!(!patience.expired(), "one has no dump");
-                thread::sleep(Duration::from_millis(10));
-            }
             world.abort(far()).unwrap();
         });
     }

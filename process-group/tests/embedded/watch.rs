@@ -38,7 +38,9 @@ rusty_fork_test! {
         let machine = faithful(3, 22809);
         let folder = tempfile::tempdir().unwrap();
         machine.ranks(3, |rank| {
-            let builder = rank.builder().work_timeout(Duration::from_millis(300)).dump_folder(folder.path());
+            let builder = rank.builder().work_timeout(Duration::from_millis(300));
+            #[cfg(feature = "pickle")]
+            let builder = builder.dump_folder(folder.path());
             let world = builder.heartbeat(Duration::from_millis(200)).build().unwrap();
             let pair = world.split("pair", &Request::Color { color: Some(rank.rank as u32 / 2), key: 0 }).unwrap();
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
@@ -60,7 +62,8 @@ rusty_fork_test! {
             unsafe { pair.all_reduce(one, one, ReduceOp::Sum, &other) }.unwrap().wait_timeout(far()).unwrap();
             assert_eq!(values(&memory), [pair.size() as f32]);
             let patience = far();
-            while !folder.path().join(format!("flight_world_{}", rank.rank)).exists() {
+            let dump = folder.path().join(format!("flight_world_{}", rank.rank));
+            while cfg!(feature = "pickle") && !dump.exists() {
                 assert!(!patience.expired(), "no dump of rank {}", rank.rank);
                 thread::sleep(Duration::from_millis(5));
             }
@@ -68,7 +71,7 @@ rusty_fork_test! {
             world.abort(far()).unwrap();
             let _ = stream.synchronize();
         });
-        assert!(fs::read_dir(folder.path()).unwrap().count() >= 3);
+        assert!(fs::read_dir(folder.path()).unwrap().count() >= 3 || cfg!(not(feature = "pickle")));
     }
 
     /// The idiom of the crate's front page: the wait and the work have the same time limit, and the wait ends

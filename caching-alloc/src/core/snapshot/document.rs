@@ -108,6 +108,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// The error of `writer`.
+    #[cfg(feature = "json")]
     pub fn write_json(&self, writer: impl io::Write) -> io::Result<()> {
         serde_json::to_writer(writer, &self.document()).map_err(io::Error::from)
     }
@@ -116,6 +117,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// None is known: every snapshot can be written.
+    #[cfg(feature = "json")]
     pub fn to_json(&self) -> io::Result<String> {
         serde_json::to_string(&self.document()).map_err(io::Error::from)
     }

@@ -1,5 +1,6 @@
 //! The state of an allocator at one moment.
 
+#[cfg(any(feature = "json", feature = "pickle"))]
 mod document;
 
 use std::panic::Location;

@@ -4,14 +4,13 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::panic::Location;
 
-use serde::{Deserialize, Serialize};
-
 use super::Geometry;
 use super::Placement;
 use crate::core::size::UNIT;
 
 /// The length of a log, and the hash of everything in it. Equal states mean equal histories.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct LogState {
     /// Number of operations.
     pub length: u64,
@@ -21,7 +20,8 @@ pub struct LogState {
 }
 
 /// The kind of an operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum OperationKind {
     /// A block was placed.
     Allocate,
@@ -35,7 +35,8 @@ pub enum OperationKind {
 }
 
 /// One operation of a log.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Operation {
     /// Its number: 0, 1, 2…
     pub seq: u64,

@@ -37,7 +37,6 @@ pub use arena::{Placed, SymmetricArena, SymmetricError};
 pub(super) use journal::Journal;
 pub use journal::SymmetricSegment;
 pub use log::{Log, LogState, Operation, OperationKind};
-use serde::{Deserialize, Serialize};
 
 use super::size::MAX_BLOCK;
 
@@ -48,7 +47,8 @@ pub const SEGMENT_STEP: u64 = 2 << 20;
 const TOLERANCE: u64 = 4 * SEGMENT_STEP;
 
 /// A place in a symmetric pool, the same on every rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Placement {
     /// Ordinal of the segment: 0, 1, 2… in order of creation.
     pub ordinal: u32,
@@ -80,7 +80,8 @@ pub struct Placement {
 /// one request. Let `2u - r` be the memory that may still be reserved. A segment for just the request adds
 /// `h` to it and leaves the holes unchanged. A longer segment reduces it by the length by which its new hole
 /// exceeds `h`. So holes at best triple in three segments; here, such a sequence takes 33 segments for 8 GiB.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Geometry {
     /// The first segment.
     pub first_segment: u64,

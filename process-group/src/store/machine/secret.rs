@@ -8,8 +8,7 @@
 
 use std::fmt;
 
-use hmac::{Hmac, Mac};
-use sha2::{Digest, Sha256};
+use hmac_sha256::{HMAC, Hash};
 
 use super::super::{Result, StoreError};
 
@@ -61,47 +60,39 @@ impl Secret {
                 Self::LEAST
             )));
         }
-        Ok(Self(Sha256::digest(bytes).into()))
+        Ok(Self(Hash::hash(bytes)))
     }
 
-    fn code(&self, who: &[u8], client: &Block, server: &Block) -> Hmac<Sha256> {
-        let mut code = keyed(&self.0);
+    fn code(&self, who: &[u8], client: &Block, server: &Block) -> HMAC {
+        let mut code = HMAC::new(self.0);
         [b"lockstep store 1: ", who, client, server].into_iter().for_each(|part| code.update(part));
         code
     }
 
     /// Returns the client's proof.
     pub(super) fn client_proof(&self, client: &Block, server: &Block) -> Block {
-        self.code(b"client", client, server).finalize().into_bytes().into()
+        self.code(b"client", client, server).finalize()
     }
 
     /// Returns the server's proof.
     pub(super) fn server_proof(&self, client: &Block, server: &Block) -> Block {
-        self.code(b"server", client, server).finalize().into_bytes().into()
+        self.code(b"server", client, server).finalize()
     }
 
     /// Returns true if this is the client's proof. Takes constant time.
     pub(super) fn is_client_proof(&self, proof: &Block, client: &Block, server: &Block) -> bool {
-        self.code(b"client", client, server).verify_slice(proof).is_ok()
+        self.code(b"client", client, server).finalize_verify(proof)
     }
 
     /// Returns true if this is the server's proof. Takes constant time.
     pub(super) fn is_server_proof(&self, proof: &Block, client: &Block, server: &Block) -> bool {
-        self.code(b"server", client, server).verify_slice(proof).is_ok()
+        self.code(b"server", client, server).finalize_verify(proof)
     }
-}
-
-fn keyed(key: &Block) -> Hmac<Sha256> {
-    let mut block = [0; 64];
-    block[..key.len()].copy_from_slice(key);
-    Hmac::new(&block.into())
 }
 
 /// Returns the block for the connection of this number. It is unpredictable without `seed`.
 pub(super) fn block(seed: &Block, number: u64) -> Block {
-    let mut code = keyed(seed);
-    code.update(&number.to_le_bytes());
-    code.finalize().into_bytes().into()
+    HMAC::mac(number.to_le_bytes(), seed)
 }
 
 /// The reason why the handshake of a client and a server failed.
