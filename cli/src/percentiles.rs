@@ -29,7 +29,7 @@ impl Percentiles {
 /// Makes a table with a row for each of `rows`: name, number of repetitions, percentiles. `what` is the heading of the names.
 pub fn table<'a>(what: &str, rows: impl IntoIterator<Item = (&'a str, usize, &'a Percentiles)>) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header([what, "times", "p50 ms", "p99 ms", "most ms"]);
+    table.load_style(presets::NOTHING).set_header([what, "times", "p50 ms", "p99 ms", "most ms"]);
     for (name, times, Percentiles { p50, p99, most }) in rows {
         let ms = |time: &f64| format!("{time:.2}");
         table.add_row([name.to_owned(), times.to_string(), ms(p50), ms(p99), ms(most)]);

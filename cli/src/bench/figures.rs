@@ -43,7 +43,7 @@ impl std::fmt::Display for Bar {
 /// `base`.
 pub(super) fn table(figures: &[Figure], (unit, ns_of_unit): (&str, f64), base: &str) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(["case", "contender", unit, base]);
+    table.load_style(presets::NOTHING).set_header(["case", "contender", unit, base]);
     let mut last = "";
     for Figure { case, contender, ns, ratio } in figures {
         let ratio = ratio.map_or_else(String::new, |ratio| format!("{ratio:.3}"));

@@ -108,7 +108,7 @@ impl Report {
         println!("symmetric pools on {}", self.machine);
         let mut footprints = Table::new();
         let header = ["requests of 12 layers, three groups", "reserved, MiB", "segments", "windows"];
-        footprints.load_preset(presets::NOTHING).set_header(header);
+        footprints.load_style(presets::NOTHING).set_header(header);
         for Footprint { pools, reserved_bytes, segments, windows } in &self.footprints {
             let mib = reserved_bytes / f64::from(1 << 20);
             footprints.add_row([

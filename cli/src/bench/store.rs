@@ -89,7 +89,7 @@ struct Figures {
 impl Report {
     fn table(&self) -> Table {
         let mut table = Table::new();
-        table.load_preset(presets::NOTHING).set_header([
+        table.load_style(presets::NOTHING).set_header([
             "median (bad end)",
             "set, µs (p99)",
             "get, µs (p99)",

@@ -221,7 +221,7 @@ pub(crate) fn table(figures: &Figures) {
     println!("{} ranks on {} {}", figures.ranks, on(figures), figures.nccl_version);
 
     let mut by_rank = Table::new();
-    by_rank.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_header([
+    by_rank.load_style(presets::UTF8_HORIZONTAL_ONLY).set_header([
         "rank",
         "device",
         "allocations",
@@ -246,7 +246,7 @@ pub(crate) fn table(figures: &Figures) {
     println!("{by_rank}");
 
     let mut by_group = Table::new();
-    by_group.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_header([
+    by_group.load_style(presets::UTF8_HORIZONTAL_ONLY).set_header([
         "group",
         "ranks",
         "windows",

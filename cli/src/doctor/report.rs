@@ -1,6 +1,6 @@
 //! The report for a person: facts, then verdicts, then findings, the worst last.
 
-use comfy_table::{ContentArrangement, Table, TableComponent, presets};
+use comfy_table::{ContentArrangement, LineStyle, Table, presets};
 
 use super::Examined;
 use super::facts::{Devices, Host, Libraries, Tried, Variable, Works};
@@ -129,18 +129,10 @@ fn some<'a>(names: impl Iterator<Item = &'a String>) -> String {
 
 fn table<const N: usize>(header: [&str; N]) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic);
+    let style = presets::UTF8_HORIZONTAL_ONLY.row_separator(LineStyle::none());
+    table.load_style(style).set_content_arrangement(ContentArrangement::Dynamic);
     if table.width().is_none() {
         table.set_width(140);
-    }
-    // No lines between rows.
-    for line in [
-        TableComponent::HorizontalLines,
-        TableComponent::MiddleIntersections,
-        TableComponent::LeftBorderIntersections,
-        TableComponent::RightBorderIntersections,
-    ] {
-        table.remove_style(line);
     }
     table.set_header(header);
     table

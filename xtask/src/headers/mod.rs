@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use hmac_sha256::Hash;
 use object::{Object, ObjectSymbol};
-use sha2::{Digest, Sha256};
 
 use crate::pins::Pin;
 use crate::shell;
@@ -222,8 +222,17 @@ fn download(pin: &Pin, folder: &Path) -> Result<PathBuf> {
     let wheel = wheels
         .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
         .with_context(|| format!("pip downloaded no wheel for {wanted}"))?;
-    let mut hasher = Sha256::new();
-    io::copy(&mut File::open(&wheel)?, &mut hasher)?;
+    let mut hasher = Hash::new();
+    let mut file = BufReader::with_capacity(1 << 20, File::open(&wheel)?);
+    loop {
+        let chunk = file.fill_buf()?;
+        if chunk.is_empty() {
+            break;
+        }
+        hasher.update(chunk);
+        let read = chunk.len();
+        file.consume(read);
+    }
     let found: String = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
     ensure!(
         found == pin.sha256,

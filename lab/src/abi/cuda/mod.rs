@@ -32,7 +32,7 @@ pub(super) fn run(releases: &[String]) -> Result<Vec<String>> {
     let newest = CUDA_HEADERS.last().context("a header is pinned")?;
     let newest = header::Header::read(&path(newest)?)?;
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_FULL_CONDENSED);
+    table.load_style(presets::UTF8_FULL_CONDENSED);
     table.set_header(["cuda.h", "functions", "types", "fields", "constants", "checks"]);
     let mut faults = Vec::new();
     for pin in pins {

@@ -9,7 +9,7 @@ use super::Finding;
 /// functions.
 pub(super) fn print(findings: &[Finding]) {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
     if table.width().is_none() {
         table.set_width(120);
     }
