@@ -183,6 +183,9 @@ pub(crate) fn run(body: &str, case: &str, ranks: usize) -> Vec<End> {
     ended
 }
 
+/// The number of cases that run at a time.
+const AT_A_TIME: usize = 8;
+
 /// Runs the cases, several at a time since they mostly wait, until none is left or `check` returns false. `check`
 /// gets the ends of the ranks.
 pub(crate) fn run_all(
@@ -194,7 +197,7 @@ pub(crate) fn run_all(
     let cases = Mutex::new(cases.fuse());
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
-        for _ in 0..4 {
+        for _ in 0..AT_A_TIME {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
                     let Some(case) = cases.lock().unwrap().next() else { break };

@@ -5,14 +5,12 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 
-use crate::run_tests::{self, batches};
+use crate::run_tests;
 use crate::{bundle, ci, codegen, forward, interleave, mutants};
 
 /// A task and its options.
 pub(crate) enum Task {
     Test(run_tests::Options),
-    /// A test binary and its arguments.
-    TestBatches(Vec<OsString>),
     Ci(ci::Options),
     Codegen(codegen::Options),
     Interleave(interleave::Options),
@@ -51,10 +49,6 @@ fn task(matches: ArgMatches) -> Task {
             dir: options.get_one::<PathBuf>("dir").cloned().unwrap_or_default(),
         }),
         Some(("torch-env", _)) => Task::TorchEnv,
-        Some((batches::TASK, options)) => {
-            let words = options.get_many::<OsString>("words").into_iter().flatten().cloned();
-            Task::TestBatches(words.collect())
-        }
         Some((name, options)) => {
             let arguments = options.get_many::<OsString>("").into_iter().flatten().cloned();
             Task::Forward([OsString::from(name)].into_iter().chain(arguments).collect())
@@ -75,18 +69,6 @@ fn command() -> Command {
         .subcommand(with_test_options(
             Command::new("test").about("Run all tests: unit, property, end-to-end and documentation tests"),
         ))
-        .subcommand(
-            Command::new(batches::TASK)
-                .about("Run one test binary as several processes at a time")
-                .hide(true)
-                .arg(
-                    Arg::new("words")
-                        .num_args(1..)
-                        .trailing_var_arg(true)
-                        .allow_hyphen_values(true)
-                        .value_parser(value_parser!(OsString)),
-                ),
-        )
         .subcommand(
             Command::new("ci")
                 .about("Run every check that a change must pass")

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::artifacts::{self, Artifact};
 use crate::shell::{self, CRATES};
 
 /// The largest size of the folder, in bytes. Rented GPU hosts limit uploads.
@@ -22,18 +23,6 @@ const RUN: &str = include_str!("../data/run.sh");
 pub(crate) struct Options {
     /// The folder to write. It must not exist, or be empty.
     pub(crate) dir: PathBuf,
-}
-
-/// An executable that cargo built.
-struct Artifact {
-    /// The crate's folder.
-    folder: String,
-    target: String,
-    path: PathBuf,
-    /// True for a test binary: cargo also reports the examples that it builds with them.
-    is_test: bool,
-    /// True if it is built from the crate's library.
-    is_library: bool,
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -53,10 +42,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let tests =
         build(&root, &["test", "--no-run", "--workspace", "--features", &shell::test_features(None)])?;
     for artifact in tests.iter().filter(|artifact| artifact.is_test) {
-        files.add(&artifact.path, &artifact.test_name());
+        files.add(&artifact.path, &format!("tests/{}", artifact.test_name()));
     }
     for name in CRATES {
-        let is_of_crate = |artifact: &&Artifact| artifact.is_test && artifact.folder == name;
+        let is_of_crate = |artifact: &&Artifact| artifact.is_test && artifact.folder() == name;
         ensure!(tests.iter().any(|artifact| is_of_crate(&artifact)), "no test binary of {name} was built");
     }
     let twins = shell::test_features(Some("symm-mem"));
@@ -123,49 +112,14 @@ impl Files {
     }
 }
 
-impl Artifact {
-    /// The name in the bundle: the crate's, and that of a target beside its unit tests.
-    fn test_name(&self) -> String {
-        let Self { folder, target, .. } = self;
-        let is_unit_tests = self.is_library || target == folder;
-        if is_unit_tests { format!("tests/{folder}") } else { format!("tests/{folder}-{target}") }
-    }
-}
-
 /// Runs cargo for release binaries without symbols and without paths into the source tree.
 fn build(root: &Path, arguments: &[&str]) -> Result<Vec<Artifact>> {
     let mut command = shell::cargo(root, arguments);
-    command.args(["--message-format=json-render-diagnostics", "--target-dir", "target/bundle"]);
-    command.arg("--release");
+    command.args(["--target-dir", "target/bundle", "--release"]);
     let home = std::env::var("CARGO_HOME")
         .or_else(|_| std::env::var("HOME").map(|home| format!("{home}/.cargo")))
         .unwrap_or_default();
     let flags = format!("--remap-path-prefix={}=. --remap-path-prefix={home}=cargo", root.display());
-    command.env("CARGO_PROFILE_RELEASE_STRIP", "symbols").env("RUSTFLAGS", flags).stderr(Stdio::inherit());
-    eprintln!("$ {}", shell::line(&command));
-    let output = command.output().context("cannot run cargo")?;
-    if !output.status.success() {
-        bail!("`{}` failed: {}", shell::line(&command), output.status);
-    }
-    let mut artifacts = Vec::new();
-    for line in output.stdout.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
-        let message: serde_json::Value =
-            serde_json::from_slice(line).context("cargo's message is not JSON")?;
-        let (Some(path), Some(manifest)) =
-            (message["executable"].as_str(), message["manifest_path"].as_str())
-        else {
-            continue;
-        };
-        let folder = Path::new(manifest).parent().and_then(Path::file_name).unwrap_or_default();
-        artifacts.push(Artifact {
-            folder: folder.to_string_lossy().into_owned(),
-            target: message["target"]["name"].as_str().unwrap_or_default().to_owned(),
-            path: path.into(),
-            is_test: message["profile"]["test"] == true,
-            is_library: message["target"]["kind"]
-                .as_array()
-                .is_some_and(|kinds| kinds.contains(&"lib".into())),
-        });
-    }
-    Ok(artifacts)
+    command.env("CARGO_PROFILE_RELEASE_STRIP", "symbols").env("RUSTFLAGS", flags);
+    artifacts::build(&mut command)
 }

@@ -161,11 +161,14 @@ fn symmetric_examples(root: &Path) -> Result<()> {
         let mut launch = Command::new(program(root, "lockstep"));
         shell::run(launch.args(["launch", "-n", ranks, "--"]).arg(example(name)).arg("--embedded"))?;
     }
-    // This example starts its own ranks, of which some hang on purpose.
-    for ranks in ["2", "4"] {
-        shell::run(Command::new(example("misordered_windows")).args(["--embedded", ranks]))?;
-    }
-    Ok(())
+    // This example starts its own ranks, of which some hang on purpose until they are killed.
+    let misordered =
+        |ranks: &str| shell::run(Command::new(example("misordered_windows")).args(["--embedded", ranks]));
+    std::thread::scope(|scope| {
+        let two = scope.spawn(|| misordered("2"));
+        let four = misordered("4");
+        two.join().expect("running a command does not panic").and(four)
+    })
 }
 
 /// Commands of the store's example, and their expected output; `None` for a command that must fail.

@@ -19,7 +19,8 @@ pub(crate) struct Options {
 struct Checker {
     name: &'static str,
     variable: &'static str,
-    quick: &'static str,
+    /// For each of [`CRATES`].
+    quick: [&'static str; CRATES.len()],
     full: &'static str,
     unit: &'static str,
 }
@@ -28,14 +29,14 @@ const CHECKERS: [Checker; 2] = [
     Checker {
         name: "loom",
         variable: "LOOM_MAX_PREEMPTIONS",
-        quick: "4",
+        quick: ["4", "3"],
         full: "6",
         unit: "interruptions of threads that could go on, at most: every order of each model",
     },
     Checker {
         name: "shuttle",
         variable: "SHUTTLE_ORDERS",
-        quick: "1000",
+        quick: ["1000"; 2],
         full: "20000",
         unit: "orders of each model and flow at random, and as many by priorities (PCT of depth 3)",
     },
@@ -47,14 +48,15 @@ const CRATES: [&str; 2] = ["caching-alloc", "process-group"];
 pub(crate) fn run(options: &Options) -> Result<()> {
     let root = shell::workspace()?;
     for checker in &CHECKERS {
-        CRATES.iter().try_for_each(|name| check(&root, name, checker, options.quick))?;
+        for (name, quick) in CRATES.iter().zip(checker.quick) {
+            check(&root, name, checker, if options.quick { quick } else { checker.full })?;
+        }
     }
     Ok(())
 }
 
-fn check(root: &Path, crate_name: &str, checker: &Checker, quick: bool) -> Result<()> {
+fn check(root: &Path, crate_name: &str, checker: &Checker, bound: &str) -> Result<()> {
     let Checker { name, variable, unit, .. } = checker;
-    let bound = if quick { checker.quick } else { checker.full };
     println!("{name}, {crate_name}: {bound} {unit}");
     let package = shell::package(crate_name);
     let test = ["test", "--quiet", "--package", &package, "--lib", "--", "interleavings::"];

@@ -7,12 +7,14 @@
 //! - `torch_env`: a Python environment with PyTorch
 //! - `bundle`: the files that a GPU host without Rust needs
 //! - `arguments`: the command line
+//! - `artifacts`: the executables that cargo builds
 //! - `forward`: commands of the programs `lockstep` and `lab`
 //! - [`shell`], `process`: cargo commands, and child processes
 //!
 //! This crate depends on no other crate of the workspace. The crate `lab` uses the public modules.
 
 mod arguments;
+mod artifacts;
 mod bundle;
 mod ci;
 mod codegen;
@@ -52,7 +54,6 @@ pub fn main() -> ExitCode {
 fn perform(task: Task) -> Result<()> {
     match task {
         Task::Test(options) => run_tests::run(&options),
-        Task::TestBatches(words) => run_tests::batches::run(&words),
         Task::Ci(options) => ci::run(&options),
         Task::Codegen(options) => codegen::run(&options),
         Task::Interleave(options) => interleave::run(&options),

@@ -24,7 +24,8 @@ const HAZARDS: &[Entry] = &[
         "symm-mem/tests/orders/mod.rs",
         &[
             "every_order_of_two_calls_commits_or_tells_the_circle",
-            "every_order_of_three_calls_commits_or_tells_the_circle",
+            "every_order_of_three_calls_of_one_pool_commits_or_tells_the_circle",
+            "every_order_of_three_calls_of_a_pool_each_commits_or_tells_the_circle",
         ],
     ),
     // Different numbers of calls.

@@ -127,13 +127,17 @@ fn processes_have_the_memory_of_each_other_by_fabric_handle() {
 }
 
 #[test]
-fn a_rank_that_is_killed_at_any_step_is_named_and_leaves_nothing() {
+fn a_rank_that_is_killed_at_any_call_is_named_and_leaves_nothing() {
     let calls = ["cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"];
     let calls =
         calls.into_iter().chain(["cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "cuMemAlloc_v2"]);
     let cases: Vec<String> =
         (1..=6).map(|nth| format!("store {nth}")).chain(calls.map(|call| format!("{call} 1"))).collect();
     kill_each(BODY, &cases, RANKS, VICTIM);
+}
+
+#[test]
+fn a_rank_that_is_killed_after_it_was_counted_is_named_and_leaves_nothing() {
     kill_until_it_survives(BODY, "", RANKS, VICTIM);
 }
 
