@@ -328,8 +328,11 @@ const SILENT: &[&str] = &[
     "cuThreadExchangeStreamCaptureMode",
 ];
 
-#[test]
-fn every_driver_call_may_fail() {
+/// The number of tests that share the calls.
+const PARTS: u64 = 4;
+
+/// Lets the calls of this part fail: each [`PARTS`]-th call of each function.
+fn every_driver_call_may_fail(part: u64) {
     let mut calls = std::collections::BTreeMap::new();
     in_a_world(
         1,
@@ -345,7 +348,7 @@ fn every_driver_call_may_fail() {
     );
     assert!(calls["cuMemMap"] > calls["cuMemCreate"], "something moved: {calls:?}");
     for (function, count) in &calls {
-        for nth in 1..=*count {
+        for nth in (1..=*count).filter(|nth| nth % PARTS == part) {
             let place = format!("call {nth} of {count} of {function}");
             in_a_world(
                 1,
@@ -376,6 +379,26 @@ fn every_driver_call_may_fail() {
     }
 }
 
+#[test]
+fn every_driver_call_may_fail_0() {
+    every_driver_call_may_fail(0);
+}
+
+#[test]
+fn every_driver_call_may_fail_1() {
+    every_driver_call_may_fail(1);
+}
+
+#[test]
+fn every_driver_call_may_fail_2() {
+    every_driver_call_may_fail(2);
+}
+
+#[test]
+fn every_driver_call_may_fail_3() {
+    every_driver_call_may_fail(3);
+}
+
 /// Blocks with and without a fitting free block, over three streams, with little memory. Errors are recorded,
 /// and the rest goes on.
 fn stumble(bench: &mut Bench) -> Vec<Box<dyn std::error::Error>> {
@@ -403,8 +426,8 @@ fn stumble(bench: &mut Bench) -> Vec<Box<dyn std::error::Error>> {
     wrong
 }
 
-#[test]
-fn every_driver_call_may_fail_for_ever() {
+/// Lets the driver fail from a call of a function on; this part has each [`PARTS`]-th function.
+fn every_driver_call_may_fail_for_ever(part: usize) {
     let mut calls = std::collections::BTreeMap::new();
     on_devices(1, |world, contexts| {
         let before = world.faults().all_calls();
@@ -414,7 +437,7 @@ fn every_driver_call_may_fail_for_ever() {
         calls.iter_mut().for_each(|(function, count)| *count -= before.get(function).unwrap_or(&0));
         calls.retain(|_, count| *count > 0);
     });
-    for (function, count) in &calls {
+    for (function, count) in calls.iter().skip(part).step_by(PARTS as usize) {
         // From the first on, from the last on, and from some between.
         for nth in (1..=*count).step_by(usize::try_from(count.div_ceil(8)).unwrap()).chain([*count]) {
             let place = format!("from call {nth} of {count} of {function} on");
@@ -455,6 +478,26 @@ fn every_driver_call_may_fail_for_ever() {
             );
         }
     }
+}
+
+#[test]
+fn every_driver_call_may_fail_for_ever_0() {
+    every_driver_call_may_fail_for_ever(0);
+}
+
+#[test]
+fn every_driver_call_may_fail_for_ever_1() {
+    every_driver_call_may_fail_for_ever(1);
+}
+
+#[test]
+fn every_driver_call_may_fail_for_ever_2() {
+    every_driver_call_may_fail_for_ever(2);
+}
+
+#[test]
+fn every_driver_call_may_fail_for_ever_3() {
+    every_driver_call_may_fail_for_ever(3);
 }
 
 /// An error with its sources.
