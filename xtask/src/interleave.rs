@@ -59,7 +59,10 @@ fn check(root: &Path, crate_name: &str, checker: &Checker, bound: &str) -> Resul
     let Checker { name, variable, unit, .. } = checker;
     println!("{name}, {crate_name}: {bound} {unit}");
     let package = shell::package(crate_name);
-    let test = ["test", "--quiet", "--package", &package, "--lib", "--", "interleavings::"];
+    // The code under test runs in millions of orders.
+    let optimised = format!("profile.dev.package.{package}.opt-level=1");
+    let test =
+        ["test", "--quiet", "--config", &optimised, "--package", &package, "--lib", "--", "interleavings::"];
     let mut test = shell::cargo(root, &test);
     // The flags apply to every dependency, so a separate folder keeps the builds without them.
     test.env("RUSTFLAGS", format!("--cfg {name} -D warnings"));
