@@ -397,11 +397,12 @@ impl Place {
         }
         let (from, to) = (send.address, receive.address);
         let apart = from + send_bytes as u64 <= to || to + receive_bytes as u64 <= from;
-        let offset = (self.rank * count * dtype.size()) as u64;
+        // Within the buffer that holds a share of every rank, whose length was checked above.
+        let offset = || (self.rank * count * dtype.size()) as u64;
         let fits = match in_place {
             InPlace::Same => from == to,
-            InPlace::ShareOfReceive => Some(from) == to.checked_add(offset),
-            InPlace::ShareOfSend => Some(to) == from.checked_add(offset),
+            InPlace::ShareOfReceive => Some(from) == to.checked_add(offset()),
+            InPlace::ShareOfSend => Some(to) == from.checked_add(offset()),
             InPlace::Never => false,
         };
         if apart || fits {
@@ -480,6 +481,14 @@ mod tests {
                 Err(other) => return Err(TestCaseError::fail(other.to_string())),
             }
         }
+    }
+
+    #[test]
+    fn the_last_rank_of_many_may_use_long_buffers() {
+        let place = Place { rank: 1 << 20, size: 1 << 21, release: Version::new(2, 30, 7) };
+        let (send, receive) = (Span { address: 16, shares: 1 }, Span { address: 32, shares: 1 });
+        let called = place.buffers("all_reduce", send, receive, 1 << 60, DataType::F32, InPlace::Same);
+        assert!(matches!(*called.unwrap_err(), ArgumentError::Overlap { .. }));
     }
 
     #[test]

@@ -101,8 +101,7 @@ impl Vigil {
         let is_behind = duty.rolling().count() > *collectives;
         // Errors are checked after the event, because failed work looks done.
         let is_done = duty.is_done() && !is_behind && self.check_background().is_ok();
-        let is_in_vain = !is_done && is_behind;
-        if !is_in_vain && now.saturating_duration_since(since) < self.heartbeat {
+        if !is_behind && now.saturating_duration_since(since) < self.heartbeat {
             return;
         }
         // Set before the abort, because aborted work looks done.
