@@ -5,12 +5,12 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::{bench, demo, doctor, exit, fr, kill_test, launch, probe, replay, viz};
+use crate::{bench, demo, doctor, exit, fr, help_page, kill_test, launch, notes, probe, replay, viz};
 
 /// Tools for programs that use several GPUs: a demo, diagnosis, a launcher, analysis of recordings, benchmarks
 #[derive(Parser)]
 #[command(name = "lockstep", version)]
-struct Arguments {
+pub(crate) struct Arguments {
     #[command(subcommand)]
     task: Task,
 }
@@ -18,27 +18,36 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Task {
     /// Run a whole job on this host: allocation replay, a symmetric pool, all-reduces, and the detection of a diverging rank
+    #[command(after_long_help = notes::DEMO)]
     Demo(demo::Options),
     /// Run one rank of the demo
     #[command(hide = true)]
     DemoRank(demo::RankOptions),
     /// Examine the libraries, GPUs and settings of this host, and say which crates work here
+    #[command(after_long_help = notes::DOCTOR)]
     Doctor(doctor::Options),
     /// Start the ranks of a job on this host, as torchrun does
+    #[command(after_long_help = notes::LAUNCH)]
     Launch(launch::Options),
     /// Analyze flight recorder dumps of all ranks, from these crates or from PyTorch
     Fr(fr::Options),
     /// Replay recorded allocations through the caching allocator, and report its memory use, driver calls and time
+    #[command(after_long_help = notes::REPLAY)]
     Replay(replay::Options),
     /// Draw a memory snapshot or an allocation trace as one self-contained HTML page
+    #[command(after_long_help = notes::VIZ)]
     Viz(viz::Options),
     /// Measure the crates, and compare them with PyTorch and NCCL where those are installed
     Bench(bench::Options),
     /// Kill or stop one rank of a job, and measure how soon the other ranks notice and recover
+    #[command(after_long_help = notes::KILL_TEST)]
     KillTest(kill_test::Options),
     /// Run one rank of the kill test
     #[command(hide = true)]
     KillTestRank(kill_test::RankOptions),
+    /// Print the help texts of all commands as Markdown
+    #[command(hide = true)]
+    HelpPage,
     /// Load one library, and print its functions and features as JSON
     #[command(hide = true)]
     Probe(probe::Options),
@@ -62,6 +71,7 @@ fn perform(task: Task) -> Result<ExitCode> {
         Task::Bench(options) => bench::run(&options),
         Task::KillTest(options) => kill_test::run(&options),
         Task::KillTestRank(options) => kill_test::run_rank(&options),
+        Task::HelpPage => help_page::print(),
         Task::Probe(options) => probe::print(&options),
     }?;
     Ok(ExitCode::SUCCESS)

@@ -1,7 +1,7 @@
 //! The raw crates' example, run as a user runs it.
 
 #[allow(dead_code, unreachable_pub, reason = "a program, of which its `run` is taken")]
-#[path = "../../nccl-sys/examples/all_reduce.rs"]
+#[path = "../../nccl-sys/examples/raw_all_reduce.rs"]
 mod all_reduce;
 
 use gpu_sim::World;

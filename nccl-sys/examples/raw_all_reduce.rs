@@ -1,4 +1,4 @@
-//! Sums a buffer over two GPUs with the raw tables alone: `cargo run -p lockstep-nccl-sys --example all_reduce`.
+//! Sums a buffer over two GPUs with the raw tables alone: `cargo run -p lockstep-nccl-sys --example raw_all_reduce`.
 
 use cuda_driver_sys::{Api as Cuda, CUresult};
 use nccl_sys::{Api as Nccl, ncclDataType_t, ncclRedOp_t, ncclResult_t};

@@ -16,9 +16,6 @@ pub(crate) struct Options {
     pub(crate) full: bool,
 }
 
-/// Crates that can be built without the rest of the workspace, with cargo alone.
-pub(crate) const RAW: [&str; 2] = ["cuda-driver-sys", "nccl-sys"];
-
 /// Final arguments of every clippy run.
 const DENY_WARNINGS: [&str; 3] = ["--", "-D", "warnings"];
 
@@ -123,15 +120,38 @@ fn check_rest(root: &Path, steps: &mut Steps) -> Result<()> {
         cargo(&["xtask", "torch-env"])?;
         test()
     })?;
-    steps.run("packages", || {
-        let [driver, nccl] = RAW.map(shell::package);
-        cargo(&["publish", "--quiet", "--dry-run", "--allow-dirty", "--package", &driver, "--package", &nccl])
+    steps.run("packages", || cargo(&["publish", "--quiet", "--workspace", "--dry-run", "--allow-dirty"]))?;
+    steps.run("dependencies", || {
+        install(root, "cargo-deny")?;
+        cargo(&["deny", "--offline", "check", "bans", "licenses", "sources"])
+    })?;
+    steps.run("combinations of features", || {
+        install(root, "cargo-hack")?;
+        cargo(&[
+            "hack",
+            "check",
+            "--quiet",
+            "--workspace",
+            "--feature-powerset",
+            "--exclude-features",
+            "codegen",
+        ])
     })?;
     steps.run("more seeded programs", || {
         shell::run(Command::new(program(root, "lab")).args(["sim", "explore", "--seeds", "2000..10000"]))
     })?;
     steps.run("more thread interleavings", || interleave::run(&interleave::Options { quick: false }))?;
     steps.run("mutants", || mutants::run(&mutants::Options { only: Vec::new(), package: None }))
+}
+
+/// Installs a tool of cargo's from the registry, unless it is installed.
+fn install(root: &Path, tool: &str) -> Result<()> {
+    let name = tool.strip_prefix("cargo-").unwrap_or(tool);
+    let installed = shell::cargo(root, &[name, "--version"]).output().context("cannot run cargo")?;
+    if installed.status.success() {
+        return Ok(());
+    }
+    shell::run(&mut shell::cargo(root, &["install", "--quiet", "--locked", tool]))
 }
 
 fn test() -> Result<()> {
@@ -146,9 +166,7 @@ fn program(root: &Path, name: &str) -> PathBuf {
 /// Runs the raw crates' example with the embedded device as a shared library in place of NVIDIA's.
 fn call_raw(root: &Path) -> Result<()> {
     let library = shell::embedded_library(root)?;
-    // Another crate has an example of this name, so cargo must put the right one in place.
-    let package = shell::package("nccl-sys");
-    let mut call = shell::cargo(root, &["run", "--quiet", "--package", &package, "--example", "all_reduce"]);
+    let mut call = Command::new(program(root, "examples/raw_all_reduce"));
     shell::run(call.env("CUDA_DRIVER_SYS_LIBRARY", &library).env("NCCL_SYS_LIBRARY", &library))
 }
 

@@ -5,10 +5,10 @@ use std::{fs, path::PathBuf};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::{
-    ci::RAW,
-    shell::{self, CRATES, PRIVATE},
-};
+use crate::shell::{self, CRATES, PRIVATE};
+
+/// Crates that can be built without the rest of the workspace, with cargo alone.
+const RAW: [&str; 2] = ["cuda-driver-sys", "nccl-sys"];
 
 /// The published crates, with files that their packages must contain.
 const PUBLISHED: [(&str, &[&str]); 8] = [

@@ -19,7 +19,7 @@ const CONTEXT: u64 = 1_024;
 const PERIOD: usize = 64;
 /// The values repeat after this number of elements. It is 64 times a prime, so that parts of a bucket that lie a power
 /// of two apart differ.
-const BLOCK: usize = PERIOD * 1021;
+const BLOCK: usize = PERIOD * 61;
 
 /// One bucket: `elements` values of type `data_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +135,8 @@ impl Bucket {
     fn block(&self, round: u32, ranks: &[u32]) -> Vec<u8> {
         let (members, weights) = (ranks.len() as u32, self.weights(ranks, round));
         let value = |element: usize| members * self.base(element as u32, round) + weights[element % PERIOD];
-        let values = (0..BLOCK).map(|element| value(element) as f32);
+        let length = BLOCK.min(self.elements as usize);
+        let values = (0..length).map(|element| value(element) as f32);
         if self.data_type == DataType::F32 {
             values.flat_map(f32::to_ne_bytes).collect()
         } else {

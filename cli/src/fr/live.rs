@@ -5,9 +5,10 @@ use std::{fmt, sync::Arc, time::Duration};
 use anyhow::{Context as _, Result};
 use process_group::{
     ProcessGroup,
-    record::{MemberProgress, Progress},
+    record::{LastCall, MemberProgress, Progress},
     store::Deadline,
 };
+use serde::Serialize;
 
 use crate::job_secret::store_of_environment;
 use crate::plain;
@@ -25,6 +26,55 @@ pub(super) struct Options {
     /// Time limit for the answers of the ranks, in seconds
     #[arg(long, default_value_t = 3.0)]
     wait: f64,
+    /// Print one object of JSON for each group
+    #[arg(long)]
+    json: bool,
+}
+
+/// A group in JSON.
+#[derive(Serialize)]
+struct Group<'a> {
+    group: &'a str,
+    members: Vec<Member<'a>>,
+}
+
+/// A member of a group in JSON. The other fields are absent if it did not answer.
+#[derive(Serialize)]
+struct Member<'a> {
+    rank: usize,
+    answered: bool,
+    #[serde(flatten)]
+    last: Option<Last<'a>>,
+}
+
+/// A member's last call in JSON.
+#[derive(Serialize)]
+struct Last<'a> {
+    collectives: u64,
+    messages: u64,
+    operation: Option<&'a str>,
+    completed: bool,
+    age_ms: f64,
+    site: &'a str,
+}
+
+impl<'a> From<&'a Progress> for Group<'a> {
+    fn from(progress: &'a Progress) -> Self {
+        let last = |last: &'a LastCall| Last {
+            collectives: last.collectives,
+            messages: last.messages,
+            operation: last.operation.as_deref(),
+            completed: last.is_completed,
+            age_ms: last.age.as_secs_f64() * 1e3,
+            site: &last.site,
+        };
+        let members = progress.members.iter().map(|member| Member {
+            rank: member.rank,
+            answered: member.last.is_some(),
+            last: member.last.as_ref().map(last),
+        });
+        Self { group: &progress.group, members: members.collect() }
+    }
 }
 
 pub(super) fn run(options: &Options) -> Result<()> {
@@ -35,7 +85,12 @@ pub(super) fn run(options: &Options) -> Result<()> {
         let Options { address, group, epoch, .. } = options;
         format!("no group {group} of epoch {epoch} answers at {address}")
     })?;
-    groups.iter().for_each(|group| print!("{}", plain::lines(&View(group).to_string())));
+    for group in &groups {
+        match options.json {
+            true => println!("{}", serde_json::to_string(&Group::from(group))?),
+            false => print!("{}", plain::lines(&View(group).to_string())),
+        }
+    }
     Ok(())
 }
 

@@ -18,6 +18,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
+use crate::notes;
 use crate::trace::budget::ReadLimit;
 
 #[derive(clap::Args)]
@@ -29,6 +30,7 @@ pub(crate) struct Options {
 #[derive(clap::Subcommand)]
 enum Task {
     /// Name the rank that did not join, and the first call at which the ranks differ
+    #[command(after_long_help = notes::ANALYZE)]
     Analyze {
         /// The folder with the dumps, one file for each rank
         #[arg(value_name = "DIR")]
@@ -40,6 +42,7 @@ enum Task {
         limit: ReadLimit,
     },
     /// Show the last call of each rank of a running job
+    #[command(after_long_help = notes::LIVE)]
     Live(live::Options),
 }
 

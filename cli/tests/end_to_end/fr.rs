@@ -126,6 +126,12 @@ rusty_fork_test! {
             let output = Command::new(lockstep()).args(["fr", "live", address]).output().unwrap();
             let text = String::from_utf8(output.stdout).unwrap();
             assert!(text.contains("rank 2 has not joined collective 2 of world: its last call was all_reduce"), "{text}");
+            let output = Command::new(lockstep()).args(["fr", "live", address, "--json"]).output().unwrap();
+            let world: Value = serde_json::from_slice(&output.stdout).unwrap();
+            let members = world["members"].as_array().unwrap();
+            let collectives: Vec<_> = members.iter().map(|member| member["collectives"].as_u64()).collect();
+            assert_eq!((&world["group"], collectives.iter().min()), (&"world".into(), Some(&Some(1))), "{world}");
+            assert_eq!((&members[2]["answered"], &members[2]["operation"]), (&true.into(), &"all_reduce".into()));
         });
         let report = report(folder.path());
         assert_eq!(missing(&report), (2, vec![2]));
