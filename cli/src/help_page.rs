@@ -14,7 +14,7 @@ The binary `lockstep` has the commands for users of the crates. Install it from 
 run any of its commands in the clone as `cargo xtask COMMAND`. The exit code is 0 if the command did all that it should. \
 Commands that report figures print them as JSON with `--json`. Developer tasks are in [development.md](development.md#tasks).
 
-These are the texts of `--help`. `lockstep help-page > docs/commands.md` writes this page.
+These are the texts of `--help`. `cargo run -p lockstep-cli -- help-page > docs/commands.md` writes this page.
 ";
 
 pub(crate) fn print() -> Result<()> {
@@ -56,6 +56,6 @@ mod tests {
             println!("skipped: not in a checkout");
             return;
         };
-        assert!(found == super::page(), "run `lockstep help-page > docs/commands.md`");
+        assert!(found == super::page(), "run `cargo run -p lockstep-cli -- help-page > docs/commands.md`");
     }
 }

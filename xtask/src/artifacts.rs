@@ -7,16 +7,25 @@ use anyhow::{Context, Result, bail};
 
 use crate::shell;
 
+/// The target that an executable is built from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Library,
+    Program,
+    Example,
+    /// An integration test or a benchmark.
+    Other,
+}
+
 /// An executable that cargo built.
 pub(crate) struct Artifact {
     /// The folder of the crate's manifest.
     pub(crate) manifest_folder: PathBuf,
     pub(crate) target: String,
     pub(crate) path: PathBuf,
-    /// True for a test binary: cargo also reports the examples that it builds with them.
+    pub(crate) kind: Kind,
+    /// True for a test binary: cargo also reports the programs and examples that it builds with them.
     pub(crate) is_test: bool,
-    /// True if it is built from the crate's library.
-    pub(crate) is_library: bool,
 }
 
 impl Artifact {
@@ -28,7 +37,7 @@ impl Artifact {
     /// The name of a test binary: the crate's, and that of a target beside its unit tests.
     pub(crate) fn test_name(&self) -> String {
         let (folder, target) = (self.folder(), &self.target);
-        if self.is_library || *target == folder { folder } else { format!("{folder}-{target}") }
+        if self.kind == Kind::Library || *target == folder { folder } else { format!("{folder}-{target}") }
     }
 }
 
@@ -53,10 +62,13 @@ pub(crate) fn build(command: &mut Command) -> Result<Vec<Artifact>> {
             manifest_folder: Path::new(manifest).parent().unwrap_or(Path::new("")).to_owned(),
             target: message["target"]["name"].as_str().unwrap_or_default().to_owned(),
             path: path.into(),
+            kind: match message["target"]["kind"][0].as_str() {
+                Some("lib") => Kind::Library,
+                Some("bin") => Kind::Program,
+                Some("example") => Kind::Example,
+                _ => Kind::Other,
+            },
             is_test: message["profile"]["test"] == true,
-            is_library: message["target"]["kind"]
-                .as_array()
-                .is_some_and(|kinds| kinds.contains(&"lib".into())),
         });
     }
     Ok(artifacts)

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::artifacts::{self, Artifact};
+use crate::artifacts::{self, Artifact, Kind};
 use crate::shell::{self, CRATES};
 
 /// The largest size of the folder, in bytes. Rented GPU hosts limit uploads.
@@ -34,33 +34,28 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     let mut files = Files::default();
     let lab = dir.join("lab");
-    for artifact in build(&root, &["build", "--package", "lab", "--bin", "lab"])? {
-        fs::copy(&artifact.path, &lab).context("cannot copy lab")?;
-    }
+    // By itself, since its benchmarks must not measure the adapters of the tests.
     let program = build(&root, &["build", "--package", &shell::package("cli"), "--bin", "lockstep"])?;
-    program.iter().for_each(|artifact| files.add(&artifact.path, "lockstep"));
-    let tests =
-        build(&root, &["test", "--no-run", "--workspace", "--features", &shell::test_features(None)])?;
-    for artifact in tests.iter().filter(|artifact| artifact.is_test) {
-        files.add(&artifact.path, &format!("tests/{}", artifact.test_name()));
+    program.iter().for_each(|artifact| files.add(&artifact.path, &artifact.target));
+    // One command: others would build the libraries again, with other features.
+    let features = shell::test_features(None);
+    let artifacts = build(&root, &["test", "--no-run", "--workspace", "--features", &features])?;
+    for artifact in &artifacts {
+        let (folder, target) = (artifact.folder(), &artifact.target);
+        match artifact.kind {
+            _ if artifact.is_test => files.add(&artifact.path, &format!("tests/{}", artifact.test_name())),
+            Kind::Program if target == "lab" => {
+                fs::copy(&artifact.path, &lab).context("cannot copy lab")?;
+            }
+            Kind::Example => files.add(&artifact.path, &format!("examples/{folder}/{target}")),
+            _ => {}
+        }
     }
     for name in CRATES {
-        let is_of_crate = |artifact: &&Artifact| artifact.is_test && artifact.folder() == name;
-        ensure!(tests.iter().any(|artifact| is_of_crate(&artifact)), "no test binary of {name} was built");
-    }
-    let twins = shell::test_features(Some("symm-mem"));
-    for artifact in build(&root, &["build", "--package", &shell::package("nccl-sys"), "--examples"])? {
-        files.add(&artifact.path, &format!("examples/{}", artifact.target));
+        let is_of_crate = |artifact: &Artifact| artifact.is_test && artifact.folder() == name;
+        ensure!(artifacts.iter().any(is_of_crate), "no test binary of {name} was built");
     }
     let group = "process-group";
-    for artifact in build(&root, &["build", "--package", &shell::package(group), "--examples"])? {
-        files.add(&artifact.path, &format!("examples/{group}/{}", artifact.target));
-    }
-    let symmetric = "symm-mem";
-    let examples = ["build", "--package", &shell::package(symmetric), "--features", &twins, "--examples"];
-    for artifact in build(&root, &examples)? {
-        files.add(&artifact.path, &format!("examples/{symmetric}/{}", artifact.target));
-    }
     let script = "examples/torch_all_reduce.py";
     files.add(&root.join(group).join(script), &format!("examples/{group}/torch_all_reduce.py"));
     for (folder, to, suffix) in [("cli/data", "traces", ".trace.gz"), ("cli/peers", "peers", "")] {

@@ -149,13 +149,14 @@ fn a_program_that_is_not_there_is_named() {
     assert!(error(&output).contains("cannot start rank 0: /no/such/program"), "{}", error(&output));
 }
 
-/// Builds the example of process-group, and the embedded machine as a shared library; `None` without cargo.
+/// The example of process-group, and the embedded machine as a shared library. They are built unless the environment
+/// names them; `None` without cargo.
 fn all_reduce() -> Option<(PathBuf, PathBuf)> {
     let Some(root) = workspace() else {
         println!("skipped: the example is built from the source tree, with cargo");
         return None;
     };
-    let named = std::env::var_os("EMBEDDED_LIBRARY").map(PathBuf::from);
+    let named = |variable| std::env::var_os(variable).map(PathBuf::from);
     // Beside this program, in any target folder: `deps` and `examples` have the same parent.
     let folder = std::env::current_exe().unwrap().parent().unwrap().with_file_name("examples");
     let build = |package, example, features| {
@@ -163,12 +164,15 @@ fn all_reduce() -> Option<(PathBuf, PathBuf)> {
             ["build", "--quiet", "--package", package, "--example", example, "--features", features];
         assert!(cargo(&root, &arguments).status().unwrap().success(), "cannot build {example} of {package}");
     };
-    let machine = named.unwrap_or_else(|| {
+    let machine = named("EMBEDDED_LIBRARY").unwrap_or_else(|| {
         build("lockstep-gpu-sim", "shared_library", "exports");
         folder.join("libshared_library.so")
     });
-    build("lockstep-process-group", "all_reduce", "");
-    Some((folder.join("all_reduce"), machine))
+    let program = named("ALL_REDUCE_EXAMPLE").unwrap_or_else(|| {
+        build("lockstep-process-group", "all_reduce", "");
+        folder.join("all_reduce")
+    });
+    Some((program, machine))
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use skips::Skip;
 
-use crate::artifacts;
+use crate::artifacts::{self, Artifact, Kind};
 use crate::shell::{self, CRATES};
 use crate::torch_env;
 
@@ -52,8 +52,12 @@ pub(crate) fn run_with(options: &Options, set: impl Fn(&Path, &mut Command) + Sy
         set(&root, &mut command);
         command
     };
-    let mut binaries = artifacts::build(&mut select(&["test", "--no-run"]))?;
-    binaries.retain(|artifact| artifact.is_test);
+    let (mut binaries, others): (Vec<_>, Vec<_>) = artifacts::build(&mut select(&["test", "--no-run"]))?
+        .into_iter()
+        .partition(|artifact| artifact.is_test);
+    // For a test of the launcher, which would build it with other features.
+    let is_all_reduce = |other: &&Artifact| other.folder() == "process-group" && other.target == "all_reduce";
+    let example = others.iter().find(is_all_reduce);
     // Tests of the upper crates take longest. They begin first, so that none of them runs alone at the end.
     binaries.sort_by_key(|binary| Reverse(CRATES.iter().position(|name| *name == binary.folder())));
     // For tests of the cudarc adapter, and of programs that the launcher starts.
@@ -62,11 +66,12 @@ pub(crate) fn run_with(options: &Options, set: impl Fn(&Path, &mut Command) + Sy
     let python = if std::env::var_os("PYTHON").is_none() { torch_env::python()? } else { None };
     let mut report = queue::run(&binaries, filter, &|command| {
         command.env("CARGO", shell::cargo_path());
+        command.envs(example.iter().map(|example| ("ALL_REDUCE_EXAMPLE", &example.path)));
         command.envs(library.iter().map(|library| ("EMBEDDED_LIBRARY", library)));
         command.envs(python.iter().map(|python| ("PYTHON", python)));
         set(&root, command);
     })?;
-    let has_library = package.is_none() || binaries.iter().any(|binary| binary.is_library);
+    let has_library = package.is_none() || binaries.iter().any(|binary| binary.kind == Kind::Library);
     let documented = if has_library { run_documented(select(&["test", "--doc"]), filter) } else { Ok(0) };
 
     println!("the slowest tests:");
