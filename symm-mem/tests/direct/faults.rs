@@ -202,15 +202,18 @@ fn what_may_have_been_given_up_is_no_message() {
 #[test]
 fn an_abort_inside_a_group_of_calls_leaves_no_message_that_seems_to_have_come() {
     let machine = Machine::start(2);
+    let enqueued = Barrier::new(2);
     machine.ranks(2, |rank| {
         let group = rank.group(small());
         let (stream, memory) = (rank.stream(), rank.memory(&pattern(rank.rank, 1000)));
         if rank.rank == 0 {
+            enqueued.wait();
             group.abort(far()).unwrap();
             return;
         }
         // SAFETY: the memory lives until the stream is done.
         let work = unsafe { group.recv(buffer(&memory), 0, &stream) }.unwrap();
+        enqueued.wait();
         let open = Group::begin(group.nccl()).unwrap();
         let error = group.abort(far()).unwrap_err();
         assert!(error.to_string().contains("ncclCommAbort"), "{error}");

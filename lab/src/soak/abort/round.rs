@@ -347,10 +347,8 @@ impl Seat<'_> {
             return self.end(&handles, &[&stream], None);
         }
         let took = match case {
-            Case::Wait => {
-                let work = reduce()?;
-                self.under(&handles, true, || work.wait_timeout(Self::far()))
-            }
+            // Another rank may have ended the group before this one enqueues.
+            Case::Wait => self.under(&handles, true, || reduce()?.wait_timeout(Self::far())),
             Case::Barrier => self.under(&handles, true, || group.barrier(Self::far())),
             _ => self.under(&handles, true, || {
                 let request = process_group::group::Request::Color { color: Some(0), key: 0 };
