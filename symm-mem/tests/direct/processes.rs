@@ -1,6 +1,11 @@
 //! Ranks as processes: messages through each other's memory, and the effect on the others when one is killed.
 
-use std::{env, path::Path, process::Child, sync::Arc};
+use std::{
+    env,
+    path::Path,
+    process::Child,
+    sync::{Arc, Barrier},
+};
 
 use cuda_driver::{Driver, sys::CUresult};
 use gpu_sim::{Action, Injection, World, process::test_command};
@@ -74,7 +79,8 @@ fn one_rank() {
     let (driver, nccl) = (Driver::new(cuda).unwrap(), Nccl::new(nccl));
     let context = driver.device(rank as u32).unwrap().retain_primary().unwrap();
     let store: Arc<dyn Store> = Arc::new(TcpStore::connect(&address, far()).unwrap());
-    let rank = Rank { rank, size: RANKS, context, nccl, store };
+    // The other ranks are processes.
+    let rank = Rank { rank, size: RANKS, context, nccl, store, installed: Arc::new(Barrier::new(1)) };
     if case == "boardless" {
         boardless(&world, &rank);
     } else {

@@ -1,7 +1,7 @@
 //! Ranks as threads, with groups whose messages go directly, and helpers to fill and read memory.
 
 use std::{
-    sync::{Arc, MutexGuard},
+    sync::{Arc, Barrier, MutexGuard},
     thread,
     time::Duration,
 };
@@ -77,12 +77,14 @@ pub(super) fn ranks<T: Send>(
     body: impl Fn(Rank) -> T + Sync,
 ) -> Vec<T> {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let installed = Arc::new(Barrier::new(size));
     thread::scope(|scope| {
-        let (body, store) = (&body, &store);
+        let (body, store, installed) = (&body, &store, &installed);
         let spawn = |rank: usize| {
             scope.spawn(move || {
                 let context = driver.device(rank as u32).unwrap().retain_primary().unwrap();
-                body(Rank { rank, size, context, nccl: nccl.clone(), store: store.clone() })
+                let (nccl, store, installed) = (nccl.clone(), store.clone(), installed.clone());
+                body(Rank { rank, size, context, nccl, store, installed })
             })
         };
         let threads: Vec<_> = (0..size).map(spawn).collect();
@@ -97,6 +99,7 @@ pub(super) struct Rank {
     pub(super) context: Context,
     pub(super) nccl: Nccl,
     pub(super) store: Arc<dyn Store>,
+    pub(super) installed: Arc<Barrier>,
 }
 
 impl Rank {
@@ -121,9 +124,12 @@ impl Rank {
         self.installed(self.builder(), options)
     }
 
+    /// Such a group, from this builder. Every rank calls this equally often.
     pub(super) fn installed(&self, builder: Builder, options: DirectOptions) -> ProcessGroup {
         let group = builder.build().unwrap();
         direct::install(&group, options).unwrap();
+        // An abort by a rank that was faster would end the installation of the others.
+        self.installed.wait();
         group
     }
 
