@@ -94,7 +94,7 @@ fn command() -> Command {
         .subcommand(
             Command::new("interleave")
                 .about("Run the models of concurrent code under loom and shuttle")
-                .arg(flag("quick", "Try fewer interleavings, as `cargo xtask ci` does")),
+                .arg(flag("quick", "Run loom alone, with smaller bounds, as `cargo xtask ci` does")),
         )
         .subcommand(
             Command::new("mutants")
