@@ -68,15 +68,15 @@ impl Program {
     /// Compiles and runs the program. Returns the differences that it found.
     pub(super) fn run(&self, arguments: &[OsString]) -> Result<Vec<String>> {
         let folder = tempfile::tempdir()?;
-        let (name, standard) = match self.language {
-            Language::C => ("check.c", "-std=gnu11"),
-            Language::Cpp => ("check.cc", "-std=gnu++17"),
+        let name = match self.language {
+            Language::C => "check.c",
+            Language::Cpp => "check.cc",
         };
         let (source, binary) = (folder.path().join(name), folder.path().join("check"));
         fs::write(&source, self.source())?;
-        let mut cc = compiler(self.language);
-        cc.args([standard, "-w"]).args(arguments).arg("-o").arg(&binary).arg(&source);
-        let output = cc.output().context("running the compiler; are `cc` and `c++` installed?")?;
+        let mut cc = compiler(self.language)?;
+        cc.args(arguments).arg("-o").arg(&binary).arg(&source);
+        let output = cc.output().context("cannot run the compiler")?;
         if !output.status.success() {
             bail!(
                 "the header does not compile, or declares a function otherwise than the table:\n{}",
@@ -89,11 +89,14 @@ impl Program {
     }
 }
 
-/// The compiler.
-pub(super) fn compiler(language: Language) -> Command {
-    let (variable, usual) = match language {
-        Language::C => ("CC", "cc"),
-        Language::Cpp => ("CXX", "c++"),
+/// The host's compiler of a language, or the one that `CC` or `CXX` names, without warnings.
+pub(super) fn compiler(language: Language) -> Result<Command> {
+    let host = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let mut build = cc::Build::new();
+    build.host(&host).target(&host).opt_level(0).warnings(false).cargo_metadata(false);
+    match language {
+        Language::C => build.std("gnu11"),
+        Language::Cpp => build.cpp(true).std("gnu++17"),
     };
-    Command::new(std::env::var_os(variable).unwrap_or_else(|| usual.into()))
+    Ok(build.try_get_compiler().context("no compiler for C and C++ is installed")?.to_command())
 }

@@ -125,9 +125,9 @@ fn arguments(header: &Path) -> Result<Vec<OsString>> {
 }
 
 fn preprocess(header: &Path, how: &str) -> Result<String> {
-    let mut cc = program::compiler(Language::C);
+    let mut cc = program::compiler(Language::C)?;
     let output = cc.args(["-E", how]).args(arguments(header)?).arg(header).output();
-    let output = output.context("running the C compiler; is `cc` installed?")?;
+    let output = output.context("cannot run the compiler")?;
     ensure!(output.status.success(), "{}: {}", header.display(), String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8(output.stdout)?)
 }
