@@ -48,9 +48,3 @@ pub mod host;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
-
-#[cfg(test)]
-extern crate self as caching_alloc;
-#[cfg(all(test, not(any(loom, shuttle))))]
-#[path = "../tests/main.rs"]
-mod end_to_end;

@@ -52,9 +52,3 @@ pub use version::Version;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
-
-#[cfg(test)]
-extern crate self as cuda_driver_sys;
-#[cfg(test)]
-#[path = "../tests/main.rs"]
-mod end_to_end;

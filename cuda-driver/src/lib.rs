@@ -76,9 +76,3 @@ pub use teardown::set_drop_error_hook;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
-
-#[cfg(test)]
-extern crate self as cuda_driver;
-#[cfg(test)]
-#[path = "../tests/main.rs"]
-mod end_to_end;

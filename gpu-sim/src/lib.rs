@@ -44,9 +44,3 @@ pub use world::{Builder, Leak, Report, RunError, World, WorldError};
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
-
-#[cfg(test)]
-extern crate self as gpu_sim;
-#[cfg(test)]
-#[path = "../tests/main.rs"]
-mod end_to_end;

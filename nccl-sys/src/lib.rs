@@ -47,6 +47,8 @@ mod history;
 mod generated;
 mod initial;
 pub mod python;
+#[cfg(test)]
+mod python_tests;
 mod result;
 mod version;
 
@@ -68,9 +70,3 @@ pub use version::Version;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
-
-#[cfg(test)]
-extern crate self as nccl_sys;
-#[cfg(test)]
-#[path = "../tests/main.rs"]
-mod end_to_end;

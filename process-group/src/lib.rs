@@ -50,5 +50,6 @@ struct Readme;
 #[cfg(all(test, not(any(loom, shuttle))))]
 extern crate self as process_group;
 #[cfg(all(test, not(any(loom, shuttle))))]
-#[path = "../tests/main.rs"]
-mod end_to_end;
+#[path = "../tests/end_to_end/embedded/common.rs"]
+#[allow(dead_code, reason = "the end-to-end tests use more of it than the unit tests")]
+mod embedded_machine;

@@ -92,5 +92,8 @@ struct Testing;
 #[cfg(test)]
 extern crate self as symm_mem;
 #[cfg(test)]
-#[path = "../tests/main.rs"]
-mod end_to_end;
+#[path = "../tests/end_to_end/common/mod.rs"]
+#[allow(dead_code, reason = "the end-to-end tests use more of it than the unit tests")]
+mod common;
+#[cfg(test)]
+mod seeded_device;

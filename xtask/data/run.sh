@@ -90,14 +90,14 @@ complaint='symmetric registration check failed'
 # What uses NCCL, with a library that compares where the ranks' buffers lie in their windows and says where they differ.
 newer() {
     local test output
-    for test in tests/symm-mem tests/process-group; do
+    for test in tests/symm-mem-end_to_end tests/process-group-end_to_end; do
         # One test has them differ on purpose, one takes torch's library, and the kernels need none. Who compares waits
         # for every rank inside the call, also for one that does not come: those tests are without it, below.
         with_newer NCCL_CHECK_MODE=DEBUG_GLOBAL "$test" hardware --skip disagree --skip torch --skip kernels:: --skip absent::
     done
-    with_newer NCCL_CHECK_MODE= tests/process-group hardware::absent::
+    with_newer NCCL_CHECK_MODE= tests/process-group-end_to_end hardware::absent::
     # And silence says something: where they do differ, it speaks.
-    output=$(on_newer tests/symm-mem hardware_disagreement)
+    output=$(on_newer tests/symm-mem-end_to_end hardware_disagreement)
     if ! grep -E "^skipped: |$complaint" <<<"$output"; then
         failed=1
         echo "$library does not say where buffers differ:"
@@ -134,11 +134,11 @@ sanitize() {
         echo "skipped: no compute-sanitizer in PATH or $cuda (CUDA_HOME names another toolkit)"
         return
     fi
-    sanitized memcheck tests/cuda-driver hardware
+    sanitized memcheck tests/cuda-driver-end_to_end hardware
     # What another process has written is unwritten to initcheck.
-    sanitized initcheck tests/cuda-driver hardware --skip shares_with_another_process
+    sanitized initcheck tests/cuda-driver-end_to_end hardware --skip shares_with_another_process
     # A process a rank, as below.
-    sanitized memcheck tests/symm-mem hardware_processes_commit
+    sanitized memcheck tests/symm-mem-end_to_end hardware_processes_commit
     sanitized_ranks memcheck
     sanitized_ranks racecheck
 }

@@ -1,7 +1,7 @@
 //! `cargo xtask mutants`: checks that the tests detect bugs.
 //!
 //! Every patch under `xtask/mutants/` puts one bug into one crate. Each is applied by itself to a copy of the workspace
-//! and has to be found there: in the caching allocator and in process-group by the crate's unit tests, in symm-mem by `cargo xtask sim explore`. A patch whose text has the line
+//! and has to be found there: in the caching allocator and in process-group by the crate's tests, in symm-mem by `cargo xtask sim explore`. A patch whose text has the line
 //! `Found by: models` has to be found by the crate's models under loom. A patch that no longer applies, or does not
 //! compile, is an error: it tests nothing. What a patch breaks is written before its first difference.
 
@@ -241,25 +241,32 @@ impl Tree {
         match finder {
             Finder::Tests | Finder::Models => {
                 let package = shell::package(crate_name);
-                let flags = if finder == Finder::Models { "--cfg loom" } else { "" };
-                let tests = self.build(&["test", "--package", &package, "--lib", "--no-run"], flags)?;
-                let mut tests = Command::new(tests);
-                tests.current_dir(self.root.join(crate_name));
-                if finder == Finder::Models {
-                    tests.arg("interleavings::");
+                let test = ["test", "--package", &package, "--no-run", "--lib"];
+                let (build, flags, filter) = match finder {
+                    Finder::Models => (test.to_vec(), "--cfg loom", Some("interleavings::")),
+                    _ => ([&test[..], &["--test", "end_to_end"]].concat(), "", None),
+                };
+                for tests in self.build(&build, flags)? {
+                    let mut tests = Command::new(tests);
+                    tests.current_dir(self.root.join(crate_name)).args(filter);
+                    let outcome = first_failure(&mut tests, failed_test)?;
+                    if outcome != Outcome::Passed {
+                        return Ok(outcome);
+                    }
                 }
-                first_failure(&mut tests, failed_test)
+                Ok(Outcome::Passed)
             }
             Finder::Seeds => {
-                let mut explore = Command::new(self.build(&["build", "--package", "lab"], "")?);
+                let programs = self.build(&["build", "--package", "lab"], "")?;
+                let mut explore = Command::new(programs.first().context("cargo names no program")?);
                 explore.args(["sim", "explore", "--seeds", SEEDS, "--json"]).current_dir(&self.root);
                 first_failure(&mut explore, failed_seed)
             }
         }
     }
 
-    /// Builds a program with these compiler flags, and returns its path.
-    fn build(&self, build: &[&str], flags: &str) -> Result<PathBuf> {
+    /// Builds with these compiler flags, and returns the paths of the executables.
+    fn build(&self, build: &[&str], flags: &str) -> Result<Vec<PathBuf>> {
         let mut build = shell::cargo(&self.root, build);
         build.arg("--quiet").arg("--message-format=json-render-diagnostics");
         // The flags apply to every dependency, so a separate folder keeps the builds without them.
@@ -274,10 +281,10 @@ impl Tree {
             String::from_utf8_lossy(&output.stderr)
         );
         let messages = output.stdout.split(|byte| *byte == b'\n');
-        messages
+        let executables = messages
             .filter_map(|line| serde_json::from_slice::<serde_json::Value>(line).ok())
-            .find_map(|message| message["executable"].as_str().map(PathBuf::from))
-            .context("cargo names no program")
+            .filter_map(|message| message["executable"].as_str().map(PathBuf::from));
+        Ok(executables.collect())
     }
 }
 

@@ -228,7 +228,7 @@ mod tests {
     use rusty_fork::rusty_fork_test;
 
     use super::*;
-    use crate::end_to_end::embedded::common::{far, hold, machine};
+    use crate::embedded_machine::{far, hold, machine};
     use crate::{comm::wait_for_dropped, group::GroupError};
 
     const LONG: Duration = Duration::from_secs(3600);

@@ -1,7 +1,10 @@
 //! Tests the driver over a real store, with threads as ranks and a simulated library.
 
 use std::{
-    sync::{Arc, Barrier},
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -13,7 +16,7 @@ use crate::agreement::{
     Agreed, Capabilities, Ending, GroupId, Input, LogPoint, NoWindows, Operation, OperationKind, Outcome,
     Output, Poison, Policy, PoolId, Readiness, Refusal, Seat, Segment, Situation, WindowSupport,
 };
-use crate::end_to_end::processes::Fatal;
+use crate::common::intercept::{Intercept, Intercepted, MEETING_CALLS};
 
 /// A rank whose library returns `outcome` after all registering ranks have called it.
 struct Rank {
@@ -160,6 +163,20 @@ fn who_is_missing_is_named() {
     assert_eq!(results[0], results[1]);
 }
 
+/// Removes the key `read/0` before the call after which none are left.
+struct Removal {
+    left: AtomicU64,
+}
+
+impl Intercept<TcpStore> for Removal {
+    fn before(&self, store: &TcpStore, call: &'static str, _key: &str) -> Result<(), StoreError> {
+        if MEETING_CALLS.contains(&call) && self.left.fetch_sub(1, Ordering::Relaxed) == 1 {
+            assert!(store.delete("read/0")?);
+        }
+        Ok(())
+    }
+}
+
 #[test]
 fn a_key_that_another_member_removes_is_not_waited_for() {
     // The key is removed in two places: before the read of all values, which are all present, and before the read of
@@ -168,8 +185,7 @@ fn a_key_that_another_member_removes_is_not_waited_for() {
     {
         let inner = TcpStore::host(0).expect("a port is free");
         keys[..2].iter().for_each(|key| inner.set(key, b"1").expect("it answers"));
-        let removes = |store: &TcpStore| assert!(store.delete("read/0").expect("it answers"));
-        let store = Fatal::with(inner, call, removes);
+        let store = Intercepted { inner, intercept: Removal { left: call.into() } };
         let mut line = Line::new(&store);
         let keys = keys.iter().map(|key| (*key).to_owned()).collect();
         let Input::Values(values) = line.ask(&Output::Fetch { keys }, None, || true) else {

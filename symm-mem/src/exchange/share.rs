@@ -231,7 +231,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        end_to_end::turn,
+        common::turn,
         exchange::protocol::{AllocationId, End, Part},
         rendezvous::protocol::{Readiness, Uuid},
     };

@@ -34,6 +34,8 @@ mod rank;
 mod registration;
 mod scenario;
 #[cfg(test)]
+pub(crate) mod schedule;
+#[cfg(test)]
 mod tests;
 mod trouble;
 mod versions;

@@ -2,8 +2,10 @@
 //!
 //! The test harness has no result for a test that finds at run time that it cannot run, because the host has no GPU or
 //! no real library. Such a test prints a line `skipped: why` and returns. This task collects those lines and counts the
-//! tests apart. With `--check-skips`, as in CI, a skip that is not in the committed list fails the run.
+//! tests apart. cargo-nextest runs the tests where it is installed, and a queue of our own elsewhere; both give each test
+//! a process of its own. With `--check-skips`, as in CI, a skip that is not in the committed list fails the run.
 
+mod nextest;
 mod queue;
 mod skips;
 
@@ -64,13 +66,20 @@ pub(crate) fn run_with(options: &Options, set: impl Fn(&Path, &mut Command) + Sy
     let needs_library = package.is_none_or(|name| ["caching-alloc", "cli"].contains(&name));
     let library = needs_library.then(|| shell::embedded_library(&root)).transpose()?;
     let python = if std::env::var_os("PYTHON").is_none() { torch_env::python()? } else { None };
-    let mut report = queue::run(&binaries, filter, &|command| {
+    let prepare = |command: &mut Command| {
         command.env("CARGO", shell::cargo_path());
         command.envs(example.iter().map(|example| ("ALL_REDUCE_EXAMPLE", &example.path)));
         command.envs(library.iter().map(|library| ("EMBEDDED_LIBRARY", library)));
         command.envs(python.iter().map(|python| ("PYTHON", python)));
         set(&root, command);
-    })?;
+    };
+    let mut report = if nextest::is_installed(&root)? {
+        let mut command = select(&["nextest", "run"]);
+        prepare(&mut command);
+        nextest::run(command, &root, filter)?
+    } else {
+        queue::run(&binaries, filter, &prepare)?
+    };
     let has_library = package.is_none() || binaries.iter().any(|binary| binary.kind == Kind::Library);
     let documented = if has_library { run_documented(select(&["test", "--doc"]), filter) } else { Ok(0) };
 

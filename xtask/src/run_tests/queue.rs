@@ -3,7 +3,7 @@
 //! A process can have only one embedded device at a time, and many tests wait for deadlines. In one process they would
 //! take turns and leave the cores idle, and one test that ends its process would end the others.
 
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -62,16 +62,26 @@ pub(super) fn run(
             command.args(["--exact", "--show-output", name]).stdin(Stdio::null());
             let output = command.output().with_context(|| format!("cannot run {}", binary.path.display()))?;
             let mut report = report.lock().expect("no thread panics while it holds the lock");
-            println!("{}", report.add(&binary.test_name(), name, &output, begun.elapsed()));
+            let text = String::from_utf8_lossy(&output.stdout);
+            let time = begun.elapsed();
+            let result = report.add(&binary.test_name(), name, output.status.success(), &text, time);
+            println!("{} {name} ... {result} ({:.1} s)", binary.test_name(), time.as_secs_f64());
+            if !output.status.success() {
+                println!("{}\n{text}{}", output.status, String::from_utf8_lossy(&output.stderr));
+            }
         }
         anyhow::Ok(())
     };
-    let processes = PROCESSES_PER_CORE * thread::available_parallelism().map_or(1, usize::from);
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..processes.min(tests.len())).map(|_| scope.spawn(work)).collect();
+        let threads: Vec<_> = (0..processes().min(tests.len())).map(|_| scope.spawn(work)).collect();
         threads.into_iter().try_for_each(|thread| thread.join().expect("a worker does not panic"))
     })?;
     Ok(report.into_inner().expect("no thread has panicked"))
+}
+
+/// Returns the number of tests to run at a time.
+pub(super) fn processes() -> usize {
+    PROCESSES_PER_CORE * thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Returns the names of the tests that a binary lists.
@@ -86,28 +96,32 @@ fn list(command: &mut Command) -> Result<Vec<String>> {
 }
 
 impl Report {
-    /// Adds the result of a test. Returns it as text, with the test's output if it failed.
-    fn add(&mut self, binary: &str, name: &str, output: &Output, time: Duration) -> String {
-        let text = String::from_utf8_lossy(&output.stdout);
-        let why = text.lines().find_map(|line| line.strip_prefix("skipped: "));
-        let result = match (output.status.success(), why) {
-            (false, _) => "FAILED",
-            (true, Some(_)) => "skipped",
-            (true, None) => "ok",
-        };
-        let seconds = time.as_secs_f64();
-        let mut said = format!("{binary} {name} ... {result} ({seconds:.1} s)");
-        match (result, why) {
-            ("FAILED", _) => {
-                let errors = String::from_utf8_lossy(&output.stderr);
-                said += &format!("\n{}\n{text}{errors}", output.status);
-                self.failed.push(format!("{binary} {name}"));
+    /// Adds the result of a test that wrote `output`, and returns it as a word.
+    pub(super) fn add(
+        &mut self,
+        binary: &str,
+        name: &str,
+        has_passed: bool,
+        output: &str,
+        time: Duration,
+    ) -> &'static str {
+        let full_name = format!("{binary} {name}");
+        self.times.push((time, full_name.clone()));
+        let why = output.lines().find_map(|line| line.strip_prefix("skipped: "));
+        match (has_passed, why) {
+            (false, _) => {
+                self.failed.push(full_name);
+                "FAILED"
             }
-            (_, Some(why)) => self.skipped.push(Skip { test: name.to_owned(), why: why.to_owned() }),
-            (_, None) => self.passed += 1,
+            (true, Some(why)) => {
+                self.skipped.push(Skip { test: name.to_owned(), why: why.to_owned() });
+                "skipped"
+            }
+            (true, None) => {
+                self.passed += 1;
+                "ok"
+            }
         }
-        self.times.push((time, format!("{binary} {name}")));
-        said
     }
 
     /// Returns the tests that took longest, the longest first.
@@ -119,24 +133,18 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::process::ExitStatusExt as _;
-    use std::process::ExitStatus;
-
     use super::*;
 
     #[test]
     fn a_test_has_passed_failed_or_been_skipped() {
         let mut report = Report::default();
-        for (name, status, stdout) in [
-            ("a", 0, "test a ... ok\n"),
-            ("b", 0, "successes:\n\n---- b stdout ----\nskipped: no GPU here\n"),
-            ("c", 11, "skipped: but then its process died\n"),
-        ] {
-            let status = ExitStatus::from_raw(status);
-            let output = Output { status, stdout: stdout.into(), stderr: Vec::new() };
-            let said = report.add("crate", name, &output, Duration::ZERO);
-            assert_eq!(said.contains(stdout), status != ExitStatus::default(), "{said}");
-        }
+        let results = [
+            ("a", true, "test a ... ok\n"),
+            ("b", true, "successes:\n\n---- b stdout ----\nskipped: no GPU here\n"),
+            ("c", false, "skipped: but then its process died\n"),
+        ]
+        .map(|(name, has_passed, output)| report.add("crate", name, has_passed, output, Duration::ZERO));
+        assert_eq!(results, ["ok", "skipped", "FAILED"]);
         assert_eq!((report.passed, &report.failed[..]), (1, &["crate c".to_owned()][..]));
         assert_eq!(report.skipped, [Skip { test: "b".to_owned(), why: "no GPU here".to_owned() }]);
         assert_eq!(report.slowest(2).len(), 2);

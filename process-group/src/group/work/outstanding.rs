@@ -344,7 +344,7 @@ mod tests {
     use rusty_fork::rusty_fork_test;
 
     use super::Outstanding;
-    use crate::end_to_end::embedded::common::{far, hold, machine, soon};
+    use crate::embedded_machine::{far, hold, machine, soon};
 
     rusty_fork_test! {
         #[test]

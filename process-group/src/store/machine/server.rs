@@ -56,12 +56,27 @@ pub struct ServerLimits {
     pub clients: usize,
     /// The time from the connection to the end of the greeting.
     pub greeting: Duration,
+    /// The work in a turn, in units: looking at a key, a client or 1 KiB of a value is about one. Another client waits for
+    /// at most a turn.
+    pub turn: usize,
+    /// The work done when bytes arrive, before others have their turns, in the same units.
+    pub at_once: usize,
 }
 
 impl Default for ServerLimits {
-    /// The default sizes, 2 GiB of memory, 65,536 connections, 1 s for the greeting.
+    /// The default sizes, 2 GiB of memory, 65,536 connections, 1 s for the greeting, turns of a few milliseconds, and
+    /// some ten microseconds of work at once.
     fn default() -> Self {
-        Self { sizes: Limits::default(), memory: 2 << 30, clients: 1 << 16, greeting: Duration::from_secs(1) }
+        Self {
+            sizes: Limits::default(),
+            memory: 2 << 30,
+            clients: 1 << 16,
+            greeting: Duration::from_secs(1),
+            // Enough for a value of the largest size.
+            turn: 8 << 10,
+            // A thousand clients that ask at the same time do not delay another one for long.
+            at_once: 256,
+        }
     }
 }
 
@@ -98,13 +113,6 @@ pub enum Output {
     Close(ClientId, Rejection),
 }
 
-/// The work in a turn, in units of a [`Budget`]: a few milliseconds. Enough for a value of the largest size.
-const TURN: usize = 8 << 10;
-
-/// The work done when bytes arrive, before others have their turns: some ten microseconds. A thousand clients
-/// that ask at the same time then do not delay another one for long.
-const AT_ONCE: usize = 256;
-
 /// The number of strings of a closed connection above which they are freed in a separate turn.
 const MANY: usize = 4 << 10;
 
@@ -123,10 +131,8 @@ pub struct Server {
     woken: Vec<ClientId>,
     /// The number of steps so far.
     step: u64,
-    /// The work done, and the limits on work in a turn and at once, in units.
+    /// The work done, in units of a [`Budget`].
     work: u64,
-    turn: usize,
-    at_once: usize,
     /// The memory that all clients hold, in bytes.
     held: usize,
     most: usize,
@@ -167,8 +173,6 @@ impl Server {
             woken: Vec::new(),
             step: 0,
             work: 0,
-            turn: TURN,
-            at_once: AT_ONCE,
             held: 0,
             most: 0,
         }
@@ -178,12 +182,6 @@ impl Server {
     /// knows.
     pub fn with_secret(limits: ServerLimits, secret: Secret, seed: [u8; 32]) -> Self {
         Self { secret: Some((secret, seed)), ..Self::new(limits) }
-    }
-
-    /// Changes the length of turns, in units.
-    #[cfg(all(test, not(any(loom, shuttle))))]
-    pub(crate) fn with_turns(self, turn: usize, at_once: usize) -> Self {
-        Self { turn, at_once, ..self }
     }
 
     /// Returns the number of connected clients.
@@ -279,7 +277,7 @@ impl Server {
         if waits_for_its_turn {
             return;
         }
-        let mut budget = Budget::at_once(self.at_once);
+        let mut budget = Budget::at_once(self.limits.at_once);
         self.woken.clear();
         if self.turn_of(id, &mut budget, outputs) {
             self.add_turn(id);
@@ -296,7 +294,7 @@ impl Server {
 
     /// Gives clients with work left their turns.
     fn tick(&mut self, outputs: &mut Vec<Output>) {
-        let mut budget = Budget::turn(self.turn);
+        let mut budget = Budget::turn(self.limits.turn.max(1));
         self.woken.clear();
         while !budget.is_spent()
             && let Some(id) = self.turns.first()

@@ -8,9 +8,9 @@ use super::{
     Record, Verdict, Way, decide, missing, verdict,
 };
 use crate::{
-    end_to_end::schedule::{DEADLINE, Fault, World},
     rendezvous::protocol::{Readiness, Uuid},
     simulation::Random,
+    simulation::schedule::{DEADLINE, Fault, World},
 };
 
 const COUNT: u32 = 4;

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{
     agreement::{LogPoint, PoolId},
-    end_to_end::schedule::{DEADLINE, Fault, World},
     simulation::Random,
+    simulation::schedule::{DEADLINE, Fault, World},
 };
 
 fn record(rank: u32) -> Record {

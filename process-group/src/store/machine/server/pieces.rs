@@ -57,7 +57,7 @@ impl Server {
 
     /// Keys of a piece.
     fn most_keys(&self) -> usize {
-        (self.turn / 2).max(1)
+        (self.limits.turn / 2).max(1)
     }
 
     fn serve_one(
@@ -120,7 +120,7 @@ impl Server {
             let size = self.table.value_size(key);
             // It is looked up twice.
             let more = 2 + copying(size);
-            if count > 0 && work + more > self.turn {
+            if count > 0 && work + more > self.limits.turn {
                 break;
             }
             (count, work, bytes) = (count + 1, work + more, bytes + size);

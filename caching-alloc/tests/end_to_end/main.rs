@@ -1,0 +1,26 @@
+//! End-to-end tests of the crate, through its public interface.
+
+mod bad_input;
+mod captures;
+mod common;
+mod contention;
+#[cfg(feature = "cudarc")]
+mod cudarc;
+mod driver;
+mod failing;
+mod growth;
+mod hits;
+mod model;
+mod modelled;
+mod pools;
+mod programs;
+mod remapping;
+mod routing;
+mod scarcity;
+mod settings;
+#[cfg(feature = "json")]
+mod snapshot;
+mod stress;
+mod stressed;
+mod trackers;
+mod watch;

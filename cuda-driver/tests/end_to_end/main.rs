@@ -1,0 +1,3 @@
+//! End-to-end tests of the crate, through its public interface.
+
+mod device;

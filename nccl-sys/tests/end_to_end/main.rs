@@ -1,0 +1,4 @@
+//! End-to-end tests of the crate, through its public interface.
+
+mod config;
+mod missing;

@@ -1,0 +1,155 @@
+//! A rank's rendezvous for its first block, with the memory that ranks of one process share.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use crate::{
+    agreement::{GroupId, PoolId},
+    rendezvous::protocol::{Handles, Input, Meeting, Outcome, Output, Readiness, Record, Subject, Uuid},
+};
+use cuda_driver::vmm::{Mapping, PhysicalMemory};
+use gpu_sim::sched;
+
+use super::{
+    rank::{Ended, Killed, MARK, Rank, Said, mark},
+    scenario::Trouble,
+};
+use crate::{
+    agreement::{self, hash::chain},
+    rendezvous::mapped,
+};
+
+/// Key of shared memory: the group, the number of its rendezvous, and the owner.
+type Whose = (u64, u64, u32);
+
+/// Memory that ranks share during a rendezvous.
+#[derive(Default)]
+pub(super) struct Offers(Mutex<BTreeMap<Whose, PhysicalMemory>>);
+
+impl Offers {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Whose, PhysicalMemory>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes the memory of a dead rank.
+    pub(super) fn forget(&self, rank: u32) {
+        self.lock().retain(|(.., owner), _| *owner != rank);
+    }
+}
+
+/// Mappings of the segments that contain the peers' first blocks.
+type Peers = Vec<(u32, Mapping)>;
+
+impl Rank {
+    /// Runs a rendezvous of a group.
+    pub(super) fn meet(&mut self, uid: u64, deadline: Duration) -> Result<Ended, Killed> {
+        let begun = sched::now();
+        let Some(member) = self.members.get_mut(&uid) else { panic!("the rank is in the group") };
+        let (members, round) = (member.group.members.clone(), member.meetings);
+        member.meetings += 1;
+        let record = self.record(uid, round, &members, deadline);
+        let whose = (uid, round, self.rank);
+        let own = self.first_block().and_then(|(place, _)| {
+            self.source.physical(self.arena.segments()[place.ordinal as usize].memory.address)
+        });
+        self.offers.lock().extend(own.map(|memory| (whose, memory)));
+        let mut machine = Meeting::new(record.prefix(), record, members.clone());
+        let mut input = Input::Store(agreement::Input::Start);
+        let mut peers = Peers::new();
+        let conclusion = loop {
+            let output = machine.step(input, sched::now());
+            self.step()?;
+            input = match output {
+                Output::Done(conclusion) => break conclusion,
+                Output::Store(ask) => Input::Store(self.ask(ask, &members)),
+                Output::Open { opening, .. } => Input::Opened(self.map(uid, round, &opening, &mut peers)),
+            };
+        };
+        self.offers.lock().remove(&whose);
+        let ended = sched::now();
+        self.remove(conclusion.read);
+        let right = conclusion.result.is_ok().then(|| peers.iter().all(|peer| self.finds_its_mark(peer)));
+        let (rank, said, lacking) = (self.rank, Said::Meet(conclusion.result), self.lacking);
+        Ok(Ended {
+            rank,
+            group: uid,
+            members,
+            round,
+            said,
+            begun,
+            ended,
+            deadline,
+            refused: false,
+            right,
+            lacking,
+        })
+    }
+
+    /// This rank's record for the others.
+    fn record(&self, uid: u64, number: u64, members: &[u32], deadline: Duration) -> Record {
+        let block =
+            self.first_block().map(|(place, _)| (place, &self.arena.segments()[place.ordinal as usize]));
+        let readiness = match block {
+            Some(_) => Readiness::Ready,
+            None => Readiness::Failed { cause: "no memory for the block".to_owned() },
+        };
+        let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
+        let subject = block.map_or(Subject::Allocation, |(place, segment)| Subject::Pool {
+            pool,
+            ordinal: place.ordinal,
+            log: segment.log.into(),
+        });
+        Record {
+            group: GroupId { uid, epoch: 0 },
+            life: 1,
+            number,
+            rank: self.rank,
+            members: chain(0, members.iter().map(|rank| u64::from(*rank))),
+            deadline_ms: deadline.as_millis() as u64,
+            readiness,
+            shared_devices: false,
+            subject,
+            segment: block.map_or(0, |(_, segment)| segment.bytes),
+            offset: block.map_or(0, |(place, _)| place.offset),
+            bytes: self.scenario.requests(self.rank)[0],
+            mapped: None,
+            host: 1,
+            process: 1,
+            device: Uuid { low: self.rank.into(), high: 0 },
+            unreachable: Vec::new(),
+            handles: Handles { descriptor: true, fabric: None, card: Vec::new(), token: self.rank.into() },
+        }
+    }
+
+    /// Maps the memory that the others share.
+    fn map(&self, uid: u64, round: u64, records: &[Record], peers: &mut Peers) -> Outcome {
+        if self.scenario.trouble == Trouble::CannotMap && self.rank == self.scenario.culprit {
+            return Outcome::Failed { cause: "no addresses".to_owned() };
+        }
+        let mut gone = Vec::new();
+        for record in records.iter().filter(|record| record.rank != self.rank) {
+            let lent = self.offers.lock().get(&(uid, round, record.rank)).cloned();
+            match lent {
+                Some(memory) => {
+                    let mapping = mapped(&self.context, &memory, record.segment as usize);
+                    peers.push((record.rank, mapping.expect("there are addresses")));
+                }
+                None => gone.push(record.rank),
+            }
+        }
+        if gone.is_empty() { Outcome::Mapped } else { Outcome::Alone { gone } }
+    }
+
+    /// Returns whether a peer's block holds the mark of that rank. The block has the same place as this rank's.
+    fn finds_its_mark(&self, (rank, mapping): &(u32, Mapping)) -> bool {
+        let Some((place, _)) = self.first_block() else { return false };
+        let mut found = [0];
+        // SAFETY: nobody writes there after the beginning.
+        let read =
+            unsafe { self.context.copy_to_host(&mut found, mapping.ptr() + place.offset as usize + MARK) };
+        read.is_ok() && found == [mark(*rank)]
+    }
+}

@@ -1,0 +1,156 @@
+//! Whole ranks on the embedded device, under its seeded scheduler. They combine the state machines of commits and of
+//! rendezvous, the store's state machines, NCCL's raw function table, and an arena over virtual memory that peers
+//! map.
+//!
+//! Every rank is an actor with two helpers, as in a real program: a service actor that makes the library's blocking
+//! calls, and a watch actor that aborts the group if the members' verdict is that it is dead. All waits go through
+//! the scheduler, on the virtual clock.
+//!
+//! Checked for every seed:
+//! - Members are given the same result, before its deadline, and no rank waits forever.
+//! - The culprit is named, and groups without it stay usable.
+//! - Sums over windows and the contents of peers' memory are correct.
+//! - Nothing leaks and nothing is misused, also if a rank dies.
+//! - The same seed repeats the same run.
+
+mod desk;
+mod library;
+mod meet;
+mod network;
+mod oracle;
+mod rank;
+mod scenario;
+mod watch;
+
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+    time::Instant,
+};
+
+use cuda_driver::Driver;
+use gpu_sim::{World, sched::Actor};
+
+use self::{
+    meet::Offers,
+    network::Network,
+    oracle::{Tally, check},
+    rank::{Ended, Start},
+    scenario::Scenario,
+    watch::Desks,
+};
+use crate::{common::turn, simulation::Random};
+
+/// Result of a seed.
+struct Run {
+    scenario: Scenario,
+    ended: Vec<Ended>,
+    /// Number of calls that were made to fail or to be slow.
+    struck: u64,
+    /// A hash of the scheduler's decisions.
+    record: u64,
+    steps: usize,
+}
+
+fn run(seed: u64) -> Run {
+    let mut random = Random(seed);
+    let scenario = Scenario::draw(&mut random);
+    let _turn = turn();
+    let world = World::builder()
+        .devices(scenario.size as usize)
+        .capacity(256 << 20)
+        .seeded(random.next())
+        .start()
+        .expect("no other world is alive");
+    // SAFETY: the functions are those of the living world, and nothing of it outlives the world.
+    let (cuda, nccl) =
+        unsafe { (cuda_driver::sys::Api::from_parts(world.cuda()), nccl_sys::Api::from_parts(world.nccl())) };
+    let driver = Driver::new(cuda.expect("the table has what it must have")).expect("there is a device");
+    let nccl = nccl.expect("the table has what it must have");
+    if let Some(injection) = scenario.injection() {
+        world.faults().inject(injection).unwrap();
+    }
+    let id = library::unique_id(&nccl);
+    let network = Arc::new(Network::new(random, scenario.slowest, 2 * u64::from(scenario.size)));
+
+    let mut actors: Vec<Actor<Vec<Ended>>> = Vec::new();
+    let mut add = |name: String, body: Box<dyn FnOnce() + Send>| {
+        actors.push((name, Box::new(move || (body(), Vec::new()).1)));
+    };
+    let desks: Vec<Arc<Desks>> = (0..scenario.size).map(|_| Arc::default()).collect();
+    for (rank, desks) in desks.iter().enumerate() {
+        let (service, own, network) = (desks.clone(), desks.clone(), network.clone());
+        add(format!("service of rank {rank}"), Box::new(move || library::serve(&service.jobs)));
+        add(format!("watch of rank {rank}"), Box::new(move || watch::watch(network, &own)));
+    }
+    let store = network.clone();
+    add("the store".to_owned(), Box::new(move || store.serve()));
+    let offers = Arc::new(Offers::default());
+    for rank in 0..scenario.size {
+        let (scenario, network, offers, desks) =
+            (scenario.clone(), network.clone(), offers.clone(), desks.clone());
+        let (driver, nccl) = (driver.clone(), nccl.clone());
+        let start = Start { rank, scenario, driver, nccl, id, network, offers, desks };
+        actors.push((format!("rank {rank}"), Box::new(move || rank::live(start))));
+    }
+    drop(driver);
+    let ran = world.run_actors(actors);
+    let ended =
+        ran.unwrap_or_else(|error| panic!("seed {seed}, {scenario:?}: {error}\n{:#?}", world.notes()));
+    let history = world.history();
+    let mut record = DefaultHasher::new();
+    for step in &history {
+        (step.at, &step.who, &step.at_what).hash(&mut record);
+    }
+    let struck = world.faults().hits();
+    world.finish().unwrap_or_else(|error| panic!("seed {seed}, {scenario:?}: {error}"));
+    let ended = ended.into_iter().flatten().collect();
+    Run { scenario, ended, struck, record: record.finish(), steps: history.len() }
+}
+
+/// Number of seeds to run: `SYMM_MEM_DEVICE_SEEDS`, or enough to cover every trouble many times.
+fn seeds() -> u64 {
+    std::env::var("SYMM_MEM_DEVICE_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(300)
+}
+
+#[test]
+fn ranks_on_devices_agree_whatever_happens_and_a_seed_repeats_its_run() {
+    let (start, mut tally, mut steps) = (Instant::now(), Tally::new(), 0);
+    let mut records = Vec::new();
+    for seed in 0..seeds() {
+        let (one, other) = (run(seed), run(seed));
+        check(seed, &one, &mut tally);
+        assert_eq!(one.ended, other.ended, "seed {seed}: another result");
+        assert_eq!(one.record, other.record, "seed {seed}: another run");
+        records.push(one.record);
+        steps += one.steps + other.steps;
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    let runs = 2 * seeds();
+    println!("{runs} runs, {:.0} a second, {steps} steps: {tally:?}", runs as f64 / seconds);
+    let distinct = records.len();
+    records.sort_unstable();
+    records.dedup();
+    assert_eq!(records.len(), distinct, "two seeds give the same run");
+    // The scenarios reach every result for which they are made.
+    for name in [
+        "committed and summed",
+        "prefix",
+        "without windows",
+        "SegmentCountMismatch",
+        "SegmentShapeMismatch",
+        "SyncTimeout",
+        "RegistrationFailed",
+        "AllocationDiverged",
+        "CapabilityMismatch",
+        "MembersLost",
+        "mapped",
+        "SubjectMismatch",
+        "PeerPrepareFailed",
+        "SharingFailed",
+        "RendezvousTimeout",
+        "peers lost while mapping",
+    ] {
+        assert!(tally.get(name).is_some_and(|count| *count > 0), "{name} never happened: {tally:?}");
+    }
+}

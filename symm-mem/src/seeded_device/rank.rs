@@ -1,0 +1,481 @@
+//! One rank: a device, an arena over its virtual memory, its groups, and the state machines of its meetings and of
+//! the store.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use crate::{
+    SymmetricError,
+    agreement::{
+        Agreed, Commit, Conclusion, Ending, Enqueued, GroupId, Input, Outcome, Output, Policy, PoolId,
+        Readiness, Seat, Segment, Situation,
+    },
+    rendezvous::protocol,
+};
+use caching_alloc::{
+    core::symmetric::{Geometry, Placement, SymmetricArena},
+    driver::{Sharing, VirtualMemorySource},
+};
+use cuda_driver::{Context, DevicePtr, Driver, Stream, StreamFlags, memory::DeviceMemory};
+use gpu_sim::sched;
+use nccl_sys::{Api, ncclUniqueId};
+use process_group::store::machine::{Reply, Request};
+
+use super::{
+    desk::Desk,
+    library::{Group, Job, Registration},
+    meet::Offers,
+    network::{Connection, Network},
+    scenario::{DEADLINE, PATIENCE, Scenario, Trouble},
+    watch::{Desks, Leave, Watch},
+};
+use crate::commit::offer::{operation, segment};
+
+const MIB: u64 = 1 << 20;
+/// Number of floats in a sum.
+const COUNT: usize = 256;
+/// Byte offset of the mark for peers in a rank's first block: behind the summed floats.
+pub(super) const MARK: usize = 4 * COUNT;
+/// Interval at which a rank that waits for a member checks whether it is lost.
+const GLANCE: Duration = Duration::from_millis(50);
+
+/// Result of a meeting on a member.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Said {
+    Commit(Result<Agreed, Ending>),
+    Meet(Result<u64, protocol::Ending>),
+}
+
+/// A meeting on one rank.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Ended {
+    pub(super) rank: u32,
+    pub(super) group: u64,
+    pub(super) members: Vec<u32>,
+    pub(super) round: u64,
+    pub(super) said: Said,
+    pub(super) begun: Duration,
+    pub(super) ended: Duration,
+    pub(super) deadline: Duration,
+    /// A registration call was refused on this rank.
+    pub(super) refused: bool,
+    /// The sum over the group was correct, or the contents of peers' memory were; `None` if that was not checked.
+    pub(super) right: Option<bool>,
+    /// The first request of the rank for which its device had no memory.
+    pub(super) lacking: Option<u64>,
+}
+
+/// The rank is dead, and does nothing more.
+pub(super) struct Killed;
+
+/// The mark of a rank for its peers.
+pub(super) fn mark(rank: u32) -> u32 {
+    0x6d61_0000 + rank
+}
+
+/// Initial state of a rank.
+pub(super) struct Start {
+    pub(super) rank: u32,
+    pub(super) scenario: Scenario,
+    pub(super) driver: Driver,
+    pub(super) nccl: Api,
+    pub(super) id: ncclUniqueId,
+    pub(super) network: Arc<Network>,
+    pub(super) offers: Arc<Offers>,
+    /// The queues of every rank.
+    pub(super) desks: Vec<Arc<Desks>>,
+}
+
+pub(super) struct Member {
+    pub(super) group: Arc<Group>,
+    seat: Seat,
+    commits: u64,
+    pub(super) meetings: u64,
+    sums: u64,
+}
+
+pub(super) struct Rank {
+    pub(super) rank: u32,
+    pub(super) scenario: Scenario,
+    pub(super) context: Context,
+    stream: Stream,
+    /// Memory that fills the device, if the scenario limits it.
+    taken: Option<DeviceMemory>,
+    pub(super) source: Arc<VirtualMemorySource>,
+    pub(super) arena: SymmetricArena,
+    /// The block of each request.
+    blocks: Vec<Option<Placement>>,
+    pub(super) lacking: Option<u64>,
+    pub(super) members: BTreeMap<u64, Member>,
+    steps: u64,
+    store: Connection,
+    network: Arc<Network>,
+    pub(super) offers: Arc<Offers>,
+    desks: Vec<Arc<Desks>>,
+}
+
+/// The rank's actor, from joining its communicators to their end.
+pub(super) fn live(start: Start) -> Vec<Ended> {
+    let _leave = Leave(start.desks[start.rank as usize].clone());
+    let mut rank = Rank::join(start);
+    rank.allocate();
+    let mut ended = Vec::new();
+    match rank.run(&mut ended) {
+        Ok(()) => rank.leave(),
+        Err(Killed) => rank.die(),
+    }
+    ended
+}
+
+impl Rank {
+    fn join(start: Start) -> Self {
+        let Start { rank, scenario, driver, nccl, id, network, offers, desks } = start;
+        let context =
+            driver.device(rank).and_then(|device| device.retain_primary()).expect("a device for each");
+        let stream = Stream::new(&context, StreamFlags::NON_BLOCKING).expect("a stream");
+        let source =
+            VirtualMemorySource::new(&context, Sharing::by_descriptor()).expect("it has virtual memory");
+        let source = Arc::new(source);
+        let geometry = Geometry { first_segment: 2 * MIB, largest_segment: 8 * MIB };
+        let arena = SymmetricArena::new(source.clone(), geometry).expect("its steps are small");
+
+        let join = || {
+            let world = Group::join(&nccl, id, rank, scenario.size);
+            let pair = world.split(10, |rank| rank / 2, rank);
+            let stride = world.split(20, |rank| rank % 2, rank);
+            [world, pair, stride]
+        };
+        let groups = context.with_current(join).expect("the device is well");
+        let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
+        let member = |group: Group| {
+            let seat = Seat::new(pool, GroupId { uid: group.uid, epoch: 0 }, rank, group.members.clone());
+            (group.uid, Member { group: Arc::new(group), seat, commits: 0, meetings: 0, sums: 0 })
+        };
+        let members: BTreeMap<u64, Member> = groups.map(member).into();
+        let groups = members.values().map(|member| member.group.clone()).collect();
+        *desks[rank as usize].groups() = groups;
+        let store = Connection::open(network.clone());
+        let (taken, blocks, lacking, steps) = (None, Vec::new(), None, 0);
+        Self {
+            rank,
+            scenario,
+            context,
+            stream,
+            taken,
+            source,
+            arena,
+            blocks,
+            lacking,
+            members,
+            steps,
+            store,
+            network,
+            offers,
+            desks,
+        }
+    }
+
+    /// Makes the rank's requests, and writes its mark into the first block.
+    fn allocate(&mut self) {
+        if let Some(left) = self.scenario.left(self.rank) {
+            let (free, _) = self.context.memory_info().expect("the device is well");
+            self.taken = DeviceMemory::new(&self.context, free - left as usize).ok();
+        }
+        for (sequence, bytes) in (0..).zip(self.scenario.requests(self.rank)) {
+            match self.arena.allocate(bytes) {
+                Ok(placed) => self.blocks.push(Some(placed.placement)),
+                Err(SymmetricError::Source { .. }) if self.taken.is_some() => {
+                    self.blocks.push(None);
+                    self.lacking.get_or_insert(sequence);
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        if let Some((_, at)) = self.first_block() {
+            // SAFETY: the block is alive until the rank leaves, and nobody uses it yet.
+            unsafe { self.stream.fill_u32(at + MARK, mark(self.rank), 1) }.expect("the block can be filled");
+            self.stream.synchronize().expect("it is filled");
+        }
+    }
+
+    /// The block of the first request, if there was memory for it.
+    pub(super) fn first_block(&self) -> Option<(Placement, DevicePtr)> {
+        let placement = (*self.blocks.first()?)?;
+        Some((placement, DevicePtr(self.arena.address(placement)?)))
+    }
+
+    fn run(&mut self, ended: &mut Vec<Ended>) -> Result<(), Killed> {
+        let (trouble, culprit) = (self.scenario.trouble, self.scenario.culprit);
+        let own = self.rank == culprit;
+        let mut order: Vec<u64> = self.members.keys().copied().collect();
+        match trouble {
+            Trouble::Swapped if own => order.reverse(),
+            Trouble::Late(by) if own => sched::sleep(by).expect("the world goes on"),
+            Trouble::Absent if own => order.clear(),
+            _ => {}
+        }
+        for group in order {
+            self.visit(group, Policy::Strict, DEADLINE, ended)?;
+        }
+        // Once more with ample time: the ranks must agree as far as they can.
+        let absent = |members: &[u32]| trouble == Trouble::Absent && members.contains(&culprit);
+        let order: Vec<u64> =
+            self.members.iter().filter(|(_, it)| !absent(&it.group.members)).map(|(uid, _)| *uid).collect();
+        for group in order {
+            self.visit(group, Policy::Prefix, PATIENCE, ended)?;
+        }
+        Ok(())
+    }
+
+    /// Runs a commit for a group, and then a rendezvous, unless the group has ended.
+    fn visit(
+        &mut self,
+        group: u64,
+        policy: Policy,
+        deadline: Duration,
+        ended: &mut Vec<Ended>,
+    ) -> Result<(), Killed> {
+        if !self.has_lost(group) {
+            ended.push(self.commit(group, policy, deadline)?);
+        }
+        let is_poisoned = self.members.get(&group).is_some_and(|it| it.seat.poison().is_some());
+        if !is_poisoned && !self.has_lost(group) {
+            ended.push(self.meet(group, deadline)?);
+        }
+        Ok(())
+    }
+
+    fn has_lost(&self, group: u64) -> bool {
+        self.members.get(&group).is_some_and(|it| self.network.has_lost(&it.group.members))
+    }
+
+    /// Counts one more step of a meeting.
+    pub(super) fn step(&mut self) -> Result<(), Killed> {
+        self.steps += 1;
+        let dies = self.rank == self.scenario.culprit && self.scenario.trouble == Trouble::Killed(self.steps);
+        if dies { Err(Killed) } else { Ok(()) }
+    }
+
+    fn leave(self) {
+        let over: Vec<u64> = self.members.keys().copied().filter(|group| self.has_lost(*group)).collect();
+        let Self { context, stream, taken, arena, members, .. } = self;
+        let end = |(uid, member): (u64, Member)| match over.contains(&uid) {
+            true => member.group.abort(),
+            false => member.group.destroy(),
+        };
+        context.with_current(|| members.into_iter().rev().for_each(end)).expect("the device is well");
+        arena.release().expect("nobody holds the segments");
+        drop((stream, taken));
+    }
+
+    /// Ends the rank's process: its connection and the resources that the system frees. The others' watchdogs are
+    /// told.
+    fn die(self) {
+        let Self { rank, context, stream, taken, arena, members, store, network, offers, desks, .. } = self;
+        network.lose(rank);
+        drop(store);
+        offers.forget(rank);
+        let abort = || members.into_values().for_each(|member| member.group.abort());
+        context.with_current(abort).expect("the device is well");
+        arena.release().expect("nobody holds the segments");
+        drop((stream, taken));
+        for other in (0..).zip(desks).filter(|(other, _)| *other != rank).map(|(_, desks)| desks) {
+            other.watches.put(Watch::Lost(rank));
+        }
+    }
+
+    fn commit(&mut self, uid: u64, policy: Policy, deadline: Duration) -> Result<Ended, Killed> {
+        let begun = sched::now();
+        let living = self.members.values().filter(|member| !self.network.has_lost(&member.group.members));
+        let enqueued = living.map(|member| Enqueued {
+            group: GroupId { uid: member.group.uid, epoch: 0 },
+            collectives: member.sums,
+            messages: Vec::new(),
+        });
+        let situation = Situation {
+            policy,
+            deadline,
+            readiness: Readiness::Ready,
+            domain: (0..self.scenario.size).collect(),
+            capabilities: self.scenario.capabilities(self.rank),
+            enqueued: enqueued.collect(),
+            address_space_left: None,
+            log: self.arena.log().state().into(),
+            log_since: self.arena.log().oldest(),
+            segments: self.arena.segments().iter().map(segment).collect(),
+        };
+        let Some(member) = self.members.get_mut(&uid) else { panic!("the rank is in the group") };
+        let (machine, segments) = member.seat.begin(situation);
+        let (group, round) = (member.group.clone(), member.commits);
+        member.commits += 1;
+        let mut refused = false;
+        let conclusion = self.agree(machine, &group, &segments, &mut refused)?;
+        let Some(member) = self.members.get_mut(&uid) else { panic!("the rank is in the group") };
+        let doomed = member.seat.conclude(&conclusion, &segments);
+        if member.seat.poison().is_some() {
+            group.abort();
+        }
+        let committed = member.seat.committed().length;
+        let ended = sched::now();
+        self.remove(doomed);
+        let right = conclusion.result.is_ok().then(|| self.sum(&group, committed)).flatten();
+        let (members, said, lacking) = (group.members.clone(), Said::Commit(conclusion.result), self.lacking);
+        let rank = self.rank;
+        Ok(Ended { rank, group: uid, members, round, said, begun, ended, deadline, refused, right, lacking })
+    }
+
+    pub(super) fn remove(&mut self, keys: Vec<String>) {
+        for key in keys {
+            self.store.ask(Request::Delete { key: key.into() });
+        }
+    }
+
+    /// Runs the commit's state machine to its end.
+    fn agree(
+        &mut self,
+        mut machine: Commit,
+        group: &Arc<Group>,
+        segments: &[Segment],
+        refused: &mut bool,
+    ) -> Result<Conclusion, Killed> {
+        let mut input = Input::Start;
+        loop {
+            let output = machine.step(input, sched::now());
+            self.step()?;
+            input = match output {
+                Output::Done(conclusion) => return Ok(conclusion),
+                Output::Hashes { lengths } => {
+                    Input::Hashes(lengths.iter().map(|length| self.arena.log().hash_at(*length)).collect())
+                }
+                Output::Recall { sequence } => {
+                    Input::Operation(self.arena.log().operation(sequence).map(operation))
+                }
+                Output::Register { segments: count, until, verdict_key, .. } => {
+                    let agreed = &segments[..count as usize];
+                    let (outcome, struck) = self.register(group, agreed, until, verdict_key);
+                    *refused |= struck;
+                    Input::Registered(outcome)
+                }
+                ask => self.ask(ask, &group.members),
+            }
+        }
+    }
+
+    /// Makes a request to the store. A wait ends once one of `members` is lost.
+    pub(super) fn ask(&mut self, output: Output, members: &[u32]) -> Input {
+        match output {
+            Output::Set { key, value } => match self.store.ask(Request::Set { key: key.into(), value }) {
+                None => Input::Stored,
+                other => panic!("{other:?} in answer to set"),
+            },
+            Output::Post { key, value } => {
+                let request =
+                    Request::CompareSet { key: key.into(), expected: Vec::new(), new: value.clone() };
+                match self.store.ask(request) {
+                    Some(Reply::Bytes(stands)) if stands == value => Input::Stored,
+                    other => panic!("{other:?} in answer to a post of {value:?}"),
+                }
+            }
+            Output::Add { key } => match self.store.ask(Request::Add { key: key.into(), delta: 1 }) {
+                Some(Reply::Integer(count)) => Input::Count(count.unsigned_abs()),
+                other => panic!("{other:?} in answer to add"),
+            },
+            Output::Fetch { keys } => {
+                let keys = keys.into_iter().map(Into::into).collect();
+                match self.store.ask(Request::MultiGet { keys }) {
+                    // No value of the protocol is empty.
+                    Some(Reply::Values(values)) => Input::Values(
+                        values.into_iter().map(|value| Some(value).filter(|it| !it.is_empty())).collect(),
+                    ),
+                    other => panic!("{other:?} in answer to multi_get"),
+                }
+            }
+            Output::Propose { key, value } => {
+                let request = Request::CompareSet { key: key.into(), expected: Vec::new(), new: value };
+                match self.store.ask(request) {
+                    Some(Reply::Bytes(stands)) => Input::Stands(stands),
+                    other => panic!("{other:?} in answer to compare_set"),
+                }
+            }
+            Output::Await { key, until } => self.stands(&key, until, members),
+            other => panic!("{other:?} is no request to the store"),
+        }
+    }
+
+    fn stands(&mut self, key: &str, until: Duration, members: &[u32]) -> Input {
+        // Polling costs steps, and no rank is lost unless one dies.
+        let looks = matches!(self.scenario.trouble, Trouble::Killed(_));
+        loop {
+            let glance = if looks { until.min(sched::now() + GLANCE) } else { until };
+            match self.store.get(key.to_owned(), glance) {
+                Some(stands) => return Input::Stands(stands),
+                None if sched::now() >= until => return Input::Expired,
+                None if self.network.has_lost(members) => return Input::Over,
+                None => {}
+            }
+        }
+    }
+
+    fn register(
+        &self,
+        group: &Arc<Group>,
+        agreed: &[Segment],
+        until: Duration,
+        verdict_key: String,
+    ) -> (Outcome, bool) {
+        let windows = agreed.iter().map(|segment| {
+            let memory = &self.arena.segments()[segment.ordinal as usize].memory;
+            (DevicePtr(memory.address), memory.bytes as usize)
+        });
+        let (answer, over) = (Arc::new(Desk::default()), Arc::new(AtomicBool::new(false)));
+        let desks = &self.desks[self.rank as usize];
+        let watch = Watch::Verdict { group: group.clone(), key: verdict_key, until, over: over.clone() };
+        desks.watches.put(watch);
+        desks.jobs.put(Job {
+            group: group.clone(),
+            context: self.context.clone(),
+            windows: windows.collect(),
+            answer: answer.clone(),
+        });
+        let registration = answer.take("the registration of windows", Some(until));
+        over.store(true, Relaxed);
+        // A rank that was freed because a member is lost reports only that it was blocked.
+        let registration =
+            registration.filter(|_| !self.network.has_lost(&group.members) || group.is_alive());
+        registration.map_or((Outcome::Blocked, false), |Registration { outcome, refused }| (outcome, refused))
+    }
+
+    /// Sums over the group in the first block, if that lies in a committed segment. Returns whether the sum is
+    /// correct.
+    fn sum(&mut self, group: &Group, committed: u64) -> Option<bool> {
+        let (block, at) = self.first_block()?;
+        if u64::from(block.ordinal) >= committed {
+            return None;
+        }
+        let own = (self.rank + 1) as f32;
+        let expected: f32 = group.members.iter().map(|rank| (rank + 1) as f32).sum();
+        // SAFETY: the block is alive until the rank leaves.
+        unsafe { self.stream.fill_u32(at, own.to_bits(), COUNT) }.expect("the block can be filled");
+        let reduce = || group.all_reduce(at, COUNT, &self.stream);
+        self.context.with_current(reduce).expect("the device is well");
+        let made = self.stream.synchronize();
+        // The call was aborted, because a member was lost before it arrived.
+        if !group.is_alive() {
+            return None;
+        }
+        made.expect("the sum is made");
+        let mut found = vec![0f32; COUNT];
+        // SAFETY: nothing writes to the block meanwhile.
+        unsafe { self.context.copy_to_host(&mut found, at) }.expect("the block can be read");
+        if let Some(member) = self.members.get_mut(&group.uid) {
+            member.sums += 1;
+        }
+        Some(found.iter().all(|value| *value == expected))
+    }
+}

@@ -1,0 +1,69 @@
+//! Shared state of a rank's actors, and its watch actor.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use crate::agreement::Verdict;
+
+use super::{
+    desk::Desk,
+    library::{Group, Job},
+    network::{Connection, Network},
+};
+
+/// State that the actors of a rank share.
+#[derive(Default)]
+pub(super) struct Desks {
+    pub(super) jobs: Desk<Job>,
+    pub(super) watches: Desk<Watch>,
+    groups: Mutex<Vec<Arc<Group>>>,
+}
+
+impl Desks {
+    /// The rank's groups.
+    pub(super) fn groups(&self) -> MutexGuard<'_, Vec<Arc<Group>>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request to the rank's watch actor.
+pub(super) enum Watch {
+    /// Abort the group if the members' verdict is that it is dead.
+    Verdict { group: Arc<Group>, key: String, until: Duration, over: Arc<AtomicBool> },
+    /// Abort the groups of a rank that is lost.
+    Lost(u32),
+}
+
+/// The rank's watch actor.
+pub(super) fn watch(network: Arc<Network>, desks: &Desks) {
+    let mut store = Connection::open(network);
+    while let Some(watch) = desks.watches.take("something to watch", None) {
+        match watch {
+            Watch::Verdict { group, key, until, over } => {
+                let verdict = store.get(key, until).map(|bytes| Verdict::decode(&bytes));
+                if matches!(verdict, Some(Ok(Verdict::Poison { .. }))) && !over.load(Relaxed) {
+                    group.abort();
+                }
+            }
+            Watch::Lost(rank) => {
+                let groups = desks.groups().clone();
+                groups.iter().filter(|group| group.members.contains(&rank)).for_each(|group| group.abort());
+            }
+        }
+    }
+}
+
+/// Closes the queues when the rank ends, also by a panic.
+pub(super) struct Leave(pub(super) Arc<Desks>);
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        self.0.jobs.close();
+        self.0.watches.close();
+    }
+}

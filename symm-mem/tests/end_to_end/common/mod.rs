@@ -1,0 +1,19 @@
+//! Helpers of the end-to-end tests and the unit tests.
+
+pub(crate) mod intercept;
+
+use std::error::Error;
+use std::iter::successors;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Lock held by the owner of an embedded machine: a process has only one at a time.
+pub(crate) fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The message of an error and of its causes.
+pub(crate) fn explained(error: &dyn Error) -> String {
+    let causes = successors(error.source(), |cause| (*cause).source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}

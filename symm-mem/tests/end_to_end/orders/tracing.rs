@@ -1,0 +1,67 @@
+//! Ranks whose patience ends at the same time: several search for their circle at once, and each sees the refusals
+//! that the others have written so far.
+
+use std::collections::BTreeMap;
+
+use super::{
+    A_POOL_EACH, DEADLINE, ONE_POOL, PoolOf, RANKS, all_orders, block, check, first, precedences, run,
+};
+use crate::random::Random;
+
+#[test]
+fn all_are_told_of_the_circle_whatever_step_one_of_them_pauses_at() {
+    let mut tally = BTreeMap::new();
+    let crossing = |orders: &Vec<Vec<u64>>| !block(orders).1.is_empty();
+    for orders in all_orders(false).into_iter().filter(crossing) {
+        for slow in 0..RANKS {
+            let others: Vec<u64> = (0..RANKS as u64).filter(|rank| *rank != slow as u64).collect();
+            for precedence in precedences(&others) {
+                // More steps than a rank has, so that in the last run it does not pause.
+                for steps in 0..64 {
+                    let mut left = steps;
+                    let results = run(&orders, A_POOL_EACH, DEADLINE, |able| {
+                        let others_wait = able == [slow];
+                        if others_wait || left > 0 && able.contains(&slow) {
+                            left -= u32::from(!others_wait);
+                            return slow;
+                        }
+                        first(&precedence, able)
+                    });
+                    let at = format!("rank {slow} pauses after {steps} steps, then {precedence:?}");
+                    check(&orders, &results, &at, &mut tally);
+                }
+            }
+        }
+    }
+    assert_eq!(tally["crossing"], 2 * 4 * 6 * 64);
+}
+
+/// Random schedules, one for each of `seeds` seeds; the chosen rank runs for some steps.
+fn explore_drawn(with_world: bool, pool_of: PoolOf, seeds: u64) {
+    let mut tally = BTreeMap::new();
+    for orders in all_orders(with_world) {
+        for seed in 0..seeds {
+            let (mut random, mut last) = (Random(seed), 0);
+            let results = run(&orders, pool_of, DEADLINE, |able| {
+                if !able.contains(&last) || random.below(4) == 0 {
+                    last = *random.pick(able);
+                }
+                last
+            });
+            check(&orders, &results, &format!("seed {seed}"), &mut tally);
+        }
+    }
+    println!("{tally:?}");
+}
+
+#[test]
+fn all_are_told_of_the_circle_of_two_calls_under_drawn_schedules() {
+    explore_drawn(false, ONE_POOL, 1000);
+    explore_drawn(false, A_POOL_EACH, 1000);
+}
+
+#[test]
+fn all_are_told_of_the_circle_of_three_calls_under_drawn_schedules() {
+    explore_drawn(true, ONE_POOL, 16);
+    explore_drawn(true, A_POOL_EACH, 16);
+}
