@@ -42,7 +42,8 @@ fn read(text: &str) -> Result<Report> {
         let attribute = |name| case.attribute(name).with_context(|| format!("a test without {name}"));
         let (binary, name) = (attribute("classname")?, attribute("name")?);
         let seconds: f64 = attribute("time")?.parse().context("the time of a test is not a number")?;
-        let is_failed = case.children().any(|node| node.has_tag_name("failure") || node.has_tag_name("error"));
+        let is_failed =
+            case.children().any(|node| node.has_tag_name("failure") || node.has_tag_name("error"));
         let output = case.children().find(|node| node.has_tag_name("system-out"));
         let output = output.and_then(|node| node.text()).unwrap_or_default();
         report.add(binary, name, !is_failed, output, Duration::try_from_secs_f64(seconds)?);
