@@ -6,20 +6,21 @@
 //! - [`host`]: a source and streams without a device.
 //! - `cudarc` (the feature of that name): blocks as that crate's memory, its streams as the allocator's.
 //!
-//! | in [`core`] | purpose |
+//! Modules of [`core`], lowest first; a module uses those above it in this table only:
+//!
+//! | module | purpose |
 //! | --- | --- |
-//! | `Allocator`, `Pool`, `Block` | handles of a device's memory, of a separate part, of memory with one owner |
-//! | `heap`, `front` | placement without addresses: best fit over merged blocks; cache of freed blocks |
-//! | `fixed`, `remap` | memory under the blocks: segments of one stream at fixed addresses; movable pages shared by all streams |
-//! | `shard`, `slot` | front and leases of one stream of one pool, behind the one lock of a hit; storage of shards |
-//! | `table`, `recent` | a pool's shards, with retirement of idle ones; per-thread cache of recent shards |
-//! | `miss`, `pending`, `release`, `collect` | attempts of a request without a free block; blocks in use by other streams; release of memory; collection by age |
-//! | `TorchConf`, `Rounding` | settings in PyTorch's syntax; rounding of requests, so similar sizes share blocks |
-//! | `observer`, `raw`, `export` | out-of-memory observers; blocks by address; blocks for other processes |
-//! | `device` | state shared by all pools: segments, trackers, the order of structural entries |
-//! | `route`, `graph` | selection of the pool for a request; pools for graphs |
-//! | `Tracker`, `Entry`, `Snapshot`, `Since` | events, delivered exactly once and in order; also to late readers |
-//! | [`symmetric`](core::symmetric) | placement as a function of the requests alone |
+//! | `size`, `stream`, `rounding`, `lock`, `sync` | units and size classes; streams and events; rounding of requests; locks with an order |
+//! | `source`, `segment`, `request` | memory's source; a segment and its holds; a request and who made it |
+//! | `heap`, `fixed`, `remap` | placement: best fit over merged blocks; segments at fixed addresses; pages that move |
+//! | `entry`, `stats`, `settings`, `snapshot`, `error`, `tracker` | trace entries, counters, settings, states, errors; delivery to trackers |
+//! | `block_meta`, `quick_list`, `ring`, `pending` | records of blocks; freed blocks for the next request; recent entries; blocks in use by other streams |
+//! | `registry` | what all pools share: live segments, trackers and the order of structural entries, limits, deferred releases |
+//! | `pool_info`, `slot`, `block`, `stream_cache` | a pool's settings and guards; the state behind the one lock of a hit; a block; the cache of one stream |
+//! | `pool_core`, `route`, `observer` | a pool's stream caches; selection of the pool; out-of-memory observers |
+//! | `engine` | attempts of a request that misses (a state machine without I/O) and their effects; release; snapshots |
+//! | `pool`, `graph`, `allocator`, `export` | the public handles |
+//! | [`symmetric`](core::symmetric) | placement as a function of the requests alone, for `symm-mem` |
 //!
 //! It is not for host memory, and has no notion of collectives: registrars follow it as trackers.
 //!
@@ -34,8 +35,7 @@
 //!   after warm-up allocates no host memory. There are two exceptions: block trackers get their batches after
 //!   the hit, on the same thread; and while a stream captures, a hit asks whether it is its own.
 //! - A capture and the release of memory never overlap. A stream that captures gets only memory that stays.
-//! - No lock that a hit takes is held for longer than a bounded piece of work. Snapshots copy a shard piece
-//!   by piece, and a free moves a few blocks to the heap.
+//! - No lock that a hit takes is held for longer than a bounded piece of work. Snapshots copy a cache piece by piece, and a free moves a few blocks to the heap.
 //! - Memory and time per call do not grow with the number of streams and segments that ever existed.
 //! - The choice of a block for a request never depends on an address.
 

@@ -5,11 +5,13 @@ use std::panic::Location;
 
 use super::error::AllocError;
 use super::heap::BlockId;
+use super::key::Key;
+use super::request::{Name, Request};
 use super::segment::{PoolId, Segment};
 use super::size::{Units, bytes_of};
-use super::slot::CacheSlot;
+use super::slot::{CacheSlot, Open};
 use super::stream::StreamId;
-use super::symmetric::Placement;
+use super::stream_cache::BATCH;
 
 /// Memory of one owner. Dropping it frees it, on its stream: work enqueued there before may still use it, work
 /// enqueued after must not.
@@ -24,14 +26,31 @@ pub struct Block {
 }
 
 impl Block {
+    /// Takes a block of the key's cache, if the slot has that cache and a block is at hand.
     #[inline]
-    pub(super) fn new(
+    pub(super) fn hit(slot: &'static CacheSlot, key: Key, request: Request) -> Option<Self> {
+        let mut state = slot.lock_of(key)?;
+        let id = state.reserve(request.units)?;
+        Some(Self::hand_out(slot, state, id, request, key.stream))
+    }
+
+    /// Hands out a reserved block.
+    #[inline]
+    pub(super) fn hand_out(
         slot: &'static CacheSlot,
+        mut state: Open<'_>,
         id: BlockId,
-        address: u64,
-        units: Units,
+        request: Request,
         stream: StreamId,
     ) -> Self {
+        let (address, units) = state.hand_out(id, request);
+        if stream != state.origin.stream {
+            // The block is lent. Its free counts as a use by `stream`, whose end the cache's stream must see.
+            state.add_use(id, stream);
+        }
+        if state.ring.waiting() >= BATCH {
+            deliver(state);
+        }
         Self { slot, address, stream, units, id }
     }
 
@@ -50,7 +69,7 @@ impl Block {
     /// The requested size in bytes.
     #[must_use]
     pub fn requested(&self) -> u64 {
-        self.slot.lock().lease_of(self.id).requested
+        self.slot.lock().meta_of(self.id).requested
     }
 
     /// The stream on which it is used and freed.
@@ -74,7 +93,13 @@ impl Block {
     /// The source location of the request.
     #[must_use]
     pub fn call_site(&self) -> &'static Location<'static> {
-        self.slot.lock().site(self.id)
+        self.slot.lock().info(self.id).call_site
+    }
+
+    /// The name that the request gave.
+    #[must_use]
+    pub fn name(&self) -> Option<Name> {
+        self.slot.lock().info(self.id).name
     }
 
     /// The segment that contains it; in a re-mappable pool the first one.
@@ -91,12 +116,6 @@ impl Block {
         self.slot.lock().segments_of(self.id)
     }
 
-    /// Its place in its pool and stream; in a symmetric pool the same on every rank.
-    #[must_use]
-    pub fn placement(&self) -> Placement {
-        self.slot.lock().placement(self.id)
-    }
-
     /// The streams and events of its allocator.
     #[cfg(feature = "cudarc")]
     pub(crate) fn events(&self) -> Option<std::sync::Arc<dyn super::stream::StreamEvents>> {
@@ -107,28 +126,34 @@ impl Block {
     /// memory is reused only after that work.
     ///
     /// # Errors
-    /// [`AllocError::SymmetricUse`] if the block is of a symmetric pool, whose reuse must not depend on when
-    /// work ends. [`AllocError::UnknownStream`] if there is no such stream.
+    /// [`AllocError::UnknownStream`] if there is no such stream.
     #[doc(alias = "recordStream")]
     pub fn record_stream(&self, stream: StreamId) -> Result<(), AllocError> {
         if stream == self.stream {
             return Ok(());
         }
         let mut state = self.slot.lock();
-        if state.symmetric.is_some() {
-            let pool = state.origin.pool;
-            return Err(AllocError::SymmetricUse { pool, bound: self.stream, stream });
-        }
         if stream != state.origin.stream {
             let events = state.events();
             drop(state);
-            if events.is_some_and(|events| !events.knows(stream)) {
+            if events.is_some_and(|events| !events.is_registered(stream)) {
                 return Err(AllocError::UnknownStream { stream });
             }
             state = self.slot.lock();
             state.add_use(self.id, stream);
         }
         Ok(())
+    }
+}
+
+/// Delivers waiting entries to trackers.
+#[cold]
+fn deliver(state: Open<'_>) {
+    let waiting = state.ring.waiting();
+    let cache = state.owner_cache();
+    drop(state);
+    if let Some(cache) = cache {
+        cache.deliver(waiting);
     }
 }
 

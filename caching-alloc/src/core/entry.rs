@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::request::RequestInfo;
 use super::segment::{PoolId, Segment};
 use super::stream::StreamId;
 
@@ -47,6 +48,13 @@ pub enum Action {
     /// A page was unmapped from its address. Nobody holds it, and it can no longer be held. Work enqueued
     /// before may still use the address.
     SegmentUnmap(Segment),
+    /// A segment without blocks was taken over by another stream, that of the entry.
+    SegmentMoved {
+        /// The segment.
+        segment: Segment,
+        /// The stream that had it before.
+        from: StreamId,
+    },
     /// A snapshot was taken; it contains everything up to this entry.
     Snapshot,
     /// A request failed for lack of memory.
@@ -60,7 +68,7 @@ pub enum Action {
     Annotation(Arc<str>),
 }
 
-/// The addresses of a block.
+/// A block of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSpan {
     /// First byte.
@@ -69,6 +77,8 @@ pub struct BlockSpan {
     pub bytes: u64,
     /// The size that its owner requested.
     pub requested: u64,
+    /// The source location and the name of the request.
+    pub request: RequestInfo,
 }
 
 /// The kinds of [`Action`], for filters.
@@ -83,6 +93,7 @@ pub enum ActionKind {
     SegmentFree,
     SegmentMap,
     SegmentUnmap,
+    SegmentMoved,
     Snapshot,
     OutOfMemory,
     Annotation,
@@ -100,6 +111,7 @@ impl ActionKind {
             Self::SegmentFree => "segment_free",
             Self::SegmentMap => "segment_map",
             Self::SegmentUnmap => "segment_unmap",
+            Self::SegmentMoved => "segment_moved",
             Self::Snapshot => "snapshot",
             Self::OutOfMemory => "oom",
             Self::Annotation => "annotate",
@@ -129,6 +141,7 @@ impl Action {
             Self::SegmentFree(_) => ActionKind::SegmentFree,
             Self::SegmentMap(_) => ActionKind::SegmentMap,
             Self::SegmentUnmap(_) => ActionKind::SegmentUnmap,
+            Self::SegmentMoved { .. } => ActionKind::SegmentMoved,
             Self::Snapshot => ActionKind::Snapshot,
             Self::OutOfMemory { .. } => ActionKind::OutOfMemory,
             Self::Annotation(_) => ActionKind::Annotation,

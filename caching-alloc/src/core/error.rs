@@ -6,7 +6,6 @@ use super::segment::{PoolId, Segment};
 use super::size::SizeError;
 use super::source::{MemoryInfo, SourceError};
 use super::stream::StreamId;
-use super::tracker::TrackerError;
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -68,38 +67,6 @@ pub enum AllocError {
         /// The stream that a block was asked for on.
         stream: StreamId,
     },
-    /// A symmetric pool is bound to one stream, so that its order of requests is one.
-    #[error("pool {} is bound to {bound}, but a block for {stream} was asked for; use the pool's own stream", pool.0)]
-    StreamNotOfPool {
-        /// The pool.
-        pool: PoolId,
-        /// Its stream.
-        bound: StreamId,
-        /// The stream asked for.
-        stream: StreamId,
-    },
-    /// A block of a symmetric pool was used on another stream, so its reuse would depend on when that work
-    /// ends.
-    #[error(
-        "a block of symmetric pool {} cannot be kept back for {stream}: let {bound} wait for {stream} before the block \
-         is dropped, on every rank", pool.0
-    )]
-    SymmetricUse {
-        /// The pool.
-        pool: PoolId,
-        /// Its stream.
-        bound: StreamId,
-        /// The stream that uses the block.
-        stream: StreamId,
-    },
-    /// The source's granularity does not divide 2 MiB.
-    #[error(
-        "the source makes segments in steps of {granularity} bytes; a symmetric pool needs steps that divide 2 MiB"
-    )]
-    Granularity {
-        /// The source's granularity.
-        granularity: u64,
-    },
     /// Settings of a pool that contradict each other.
     #[error("pool {pool:?} cannot be made so: {what}")]
     PoolSettings {
@@ -135,6 +102,13 @@ pub enum AllocError {
         #[source]
         source: SourceError,
     },
+}
+
+impl AllocError {
+    /// The error for a miss inside a tracker.
+    pub(super) fn reentrant() -> Self {
+        Self::ReentrantTracker { operation: "a request that needs more memory" }
+    }
 }
 
 /// The figures of a request that failed for lack of memory. All sizes in bytes.
@@ -202,6 +176,9 @@ impl std::fmt::Display for OutOfMemory {
 }
 
 impl std::error::Error for OutOfMemory {}
+
+/// The error of a tracker.
+pub type TrackerError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why a tracker could not be attached, or a snapshot or trim failed.
 #[derive(Debug, thiserror::Error)]

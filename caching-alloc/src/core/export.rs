@@ -1,30 +1,8 @@
 //! Sharing memory with other processes.
 
-use std::os::fd::OwnedFd;
-
 use super::block::Block;
 use super::segment::{Hold, SegmentReleased};
-use super::source::SourceError;
-
-/// The kind of handle that is sent to another process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ShareKind {
-    /// A file descriptor, passed over a Unix socket of the host.
-    PosixFd,
-    /// Bytes that another process of the fabric can import.
-    Fabric,
-}
-
-/// A handle that another process imports to map all of a segment's memory.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum ShareHandle {
-    /// A file descriptor.
-    PosixFd(OwnedFd),
-    /// Bytes for the fabric.
-    Fabric([u8; 64]),
-}
+use super::source::{ShareHandle, ShareKind, SourceError};
 
 /// A part of a block that lies in one segment. To use it in another process, import the handle and map it
 /// whole ([`Segment::bytes`](super::Segment::bytes)); the part is `bytes` from `offset` on.

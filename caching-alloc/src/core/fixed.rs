@@ -1,9 +1,8 @@
 //! Memory of one stream: segments at fixed addresses, and their blocks.
 
 use super::heap::{BlockId, Heap, State};
-use super::segment::{Segment, SizeClass};
-use super::size::{Units, bytes_of};
-use super::symmetric::Placement;
+use super::segment::Segment;
+use super::size::{SizeClass, Units, bytes_of};
 
 /// Selects segments by their properties and their age.
 pub(super) type Fits<'a> = &'a dyn Fn(&Segment, u64) -> bool;
@@ -15,7 +14,7 @@ pub(super) struct Fixed {
     pub(super) segments: Vec<Option<Segment>>,
     bases: Vec<u64>,
     splitting: Splitting,
-    /// Per segment the growth count at which a block of it was last handed out, and the current count.
+    /// Per segment the structure count at which a block of it was last handed out, and the current count.
     used: Vec<u64>,
     now: u64,
 }
@@ -77,12 +76,6 @@ impl Fixed {
         self.segments[self.heap.block(id).segment as usize].as_ref()
     }
 
-    /// The place of a block in its pool.
-    pub(super) fn placement(&self, id: BlockId) -> Placement {
-        let block = self.heap.block(id);
-        Placement { ordinal: block.segment, offset: bytes_of(block.offset) }
-    }
-
     /// Removes a segment that is one free block.
     pub(super) fn withdraw(&mut self, ordinal: usize) -> Option<Segment> {
         let removed = self.heap.remove_segment(u32::try_from(ordinal).ok()?);
@@ -107,7 +100,7 @@ impl Fixed {
         u32::try_from(ordinal).is_ok_and(|ordinal| self.heap.is_free(ordinal))
     }
 
-    /// Counts one growth of the allocator.
+    /// Counts one structure of the allocator.
     pub(super) fn grow_older(&mut self) {
         self.now += 1;
         for ordinal in 0..self.segments.len() {
@@ -161,14 +154,14 @@ impl Fixed {
     }
 
     /// The segment that contains an address, and the block there.
-    pub(super) fn find(&self, address: u64) -> Option<(&Segment, Tile)> {
+    pub(super) fn find(&self, address: u64) -> Option<(&Segment, BlockView)> {
         let (ordinal, segment) = self.segments.iter().enumerate().find_map(|(ordinal, segment)| {
             let segment = segment.as_ref()?;
             (segment.address()..segment.memory().end()).contains(&address).then_some((ordinal, segment))
         })?;
         let offset = u32::try_from((address - segment.address()) / super::size::UNIT).ok()?;
         let id = self.heap.block_over(u32::try_from(ordinal).ok()?, offset)?;
-        Some((segment, self.tile(segment, id)))
+        Some((segment, self.view(segment, id)))
     }
 
     /// Returns true if there is no segment.
@@ -176,16 +169,16 @@ impl Fixed {
         self.segments.iter().all(Option::is_none)
     }
 
-    fn tile(&self, segment: &Segment, id: BlockId) -> Tile {
+    fn view(&self, segment: &Segment, id: BlockId) -> BlockView {
         let block = self.heap.block(id);
         let address = segment.address() + bytes_of(block.offset);
-        Tile { id, address, units: block.units, is_free: block.state == State::Free }
+        BlockView { id, address, units: block.units, is_free: block.state == State::Free }
     }
 }
 
 /// A block of the heap, for snapshots.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Tile {
+pub(super) struct BlockView {
     pub(super) id: BlockId,
     pub(super) address: u64,
     pub(super) units: Units,

@@ -6,7 +6,8 @@
 
 use super::allocator::Allocator;
 use super::error::AllocError;
-use super::pool::{Freeze, Keep, Pool};
+use super::pool::Pool;
+use super::pool_info::{Freeze, Keep};
 use super::segment::{Hold, PoolId, Segment};
 use super::settings::{PoolKind, PoolSettings};
 use super::stats::Stats;
@@ -78,7 +79,6 @@ impl Allocator {
             }
             PoolKind::Cached | PoolKind::NoSplit => "memory of graphs is neither lent nor borrowed",
             PoolKind::Remappable => "a graph's memory never moves; use a pool of fixed segments",
-            PoolKind::Symmetric { .. } => "a symmetric pool is captured from as it is; freeze it",
         };
         Err(AllocError::PoolSettings { pool: settings.name, what })
     }
@@ -109,7 +109,7 @@ impl GraphPool {
     /// Blocks until a running growth or trim has ended. After it, the allocator waits for none of the
     /// streams, so it cannot disturb the driver's capture.
     pub fn capture(&self, streams: &[StreamId]) -> Capture {
-        let route = self.0.device().routes.divert(&self.0, streams);
+        let route = self.0.begin_capture(streams);
         Capture { pool: self.clone(), route, keep: self.0.keep() }
     }
 
@@ -124,9 +124,7 @@ impl GraphPool {
 impl Capture {
     /// Adds a stream that will join the capture. Blocks like [`GraphPool::capture`].
     pub fn add_stream(&self, stream: StreamId) {
-        let device = self.pool.0.device();
-        device.routes.extend(self.route, stream);
-        drop(device.grow());
+        self.pool.0.add_to_capture(self.route, stream);
     }
 
     /// Ends the capture; the result belongs to the graph.
@@ -141,7 +139,7 @@ impl Capture {
 
 impl Drop for Capture {
     fn drop(&mut self) {
-        self.pool.0.device().routes.restore(self.route);
+        self.pool.0.end_capture(self.route);
     }
 }
 

@@ -4,17 +4,17 @@ use std::sync::{PoisonError, TryLockError};
 
 use super::sync::{Mutex, MutexGuard};
 
-/// The order in which locks are taken. Trackers run while `Growth`, `Delivery` or both are held.
+/// The order in which locks are taken. Trackers run while `Structure`, `Delivery` or both are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Rank {
     /// Structure: segments, trackers, the order of structural entries. No hit takes it.
-    Growth = 1,
-    /// A shard's pending blocks, while their events are queried or waited for. No hit and no free takes it.
+    Structure = 1,
+    /// A cache's pending blocks, while their events are queried or waited for. No hit and no free takes it.
     Pending,
-    /// Delivery of a shard's block entries.
+    /// Delivery of a cache's block entries.
     Delivery,
-    /// A shard: the lock that every hit takes. Its holder makes no call outside the crate.
-    Shard,
+    /// A cache: the lock that every hit takes. Its holder makes no call outside the crate.
+    StreamCache,
     /// The blocks and pages that the streams of a re-mappable pool share.
     Arena,
 }
@@ -94,8 +94,8 @@ mod held {
         pub(super) fn take(rank: Rank) -> Self {
             HELD.with(|held| {
                 let mut counts = held.get();
-                // Locks of several shards are taken together only under the growth lock.
-                let together = rank != Rank::Growth && counts[Rank::Growth as usize] > 0;
+                // Locks of several caches are taken together only under the structure lock.
+                let together = rank != Rank::Structure && counts[Rank::Structure as usize] > 0;
                 let from = rank as usize + usize::from(together);
                 debug_assert!(
                     counts[from..].iter().all(|count| *count == 0),

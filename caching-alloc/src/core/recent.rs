@@ -1,10 +1,11 @@
-//! The shards that each thread used last, so that a hit finds its shard without a lock or a shared counter.
+//! The caches that each thread used last, so that a hit finds its cache without a lock or a shared counter.
 //!
-//! An entry is a hint. Its slot may serve another shard by now, which [`CacheSlot::lock_of`] detects.
+//! An entry is a hint. Its slot may serve another cache by now, which [`CacheSlot::lock_of`] detects.
 
 use std::cell::Cell;
 
-use super::slot::{CacheSlot, Key};
+use super::key::Key;
+use super::slot::CacheSlot;
 use super::sync::per_thread;
 
 /// A power of two. Streams of a thread that share an entry are looked up in their pool's table in turn.

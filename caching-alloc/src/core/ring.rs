@@ -1,11 +1,12 @@
-//! The most recent block entries of a shard, and those not yet delivered to trackers.
+//! The most recent block entries of a cache, and those not yet delivered to trackers.
 //!
-//! An entry is 32 bytes and needs no clock query: it carries the shard's time stamp, renewed every [`STAMP`]
+//! An entry is 48 bytes and needs no clock query: it carries the cache's time stamp, renewed every [`STAMP`]
 //! entries and on every miss.
 
 use std::time::Instant;
 
 use super::entry::{Action, BlockSpan, Entry};
+use super::request::RequestInfo;
 use super::segment::PoolId;
 use super::size::{Units, bytes_of};
 use super::stream::StreamId;
@@ -13,7 +14,7 @@ use super::stream::StreamId;
 /// Entries between two queries of the clock.
 pub(super) const STAMP: u64 = 64;
 
-/// The longest ring, in entries: 640 MiB.
+/// The longest ring, in entries: 768 MiB.
 const LONGEST: usize = 1 << 24;
 
 /// Entries of a page.
@@ -26,6 +27,8 @@ pub(super) struct RawEntry {
     pub(super) time_ns: u64,
     pub(super) units: Units,
     pub(super) event: BlockEvent,
+    /// `None` only in places that no entry has used yet.
+    pub(super) info: Option<RequestInfo>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,7 +47,7 @@ impl BlockEvent {
     }
 }
 
-/// The device, pool and stream of a shard's entries.
+/// The device, pool and stream of a cache's entries.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Origin {
     pub(super) device: u32,
@@ -70,7 +73,7 @@ pub(super) struct Ring {
     pub(super) subscribed: bool,
 }
 
-/// Entries taken out of a shard, to be expanded without a lock.
+/// Entries taken out of a cache, to be expanded without a lock.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     raw: Vec<RawEntry>,
@@ -123,8 +126,15 @@ impl Ring {
 
     /// Adds an entry.
     #[inline]
-    pub(super) fn push(&mut self, event: BlockEvent, address: u64, units: Units, requested: u64) {
-        let entry = RawEntry { address, requested, time_ns: self.clock, units, event };
+    pub(super) fn push(
+        &mut self,
+        event: BlockEvent,
+        address: u64,
+        units: Units,
+        requested: u64,
+        info: RequestInfo,
+    ) {
+        let entry = RawEntry { address, requested, time_ns: self.clock, units, event, info: Some(info) };
         let (page, at) = self.place(self.pushed);
         if page == self.pages.len() {
             self.add_page();
@@ -220,7 +230,9 @@ pub(super) fn nanoseconds_since(then: Instant) -> u64 {
 fn expand(raw: &[RawEntry], last: u64, origin: Origin, entries: &mut Vec<Entry>) {
     let mut number = last - raw.iter().map(|entry| entry.event.count()).sum::<u64>();
     for raw in raw {
-        let span = BlockSpan { address: raw.address, bytes: bytes_of(raw.units), requested: raw.requested };
+        let Some(request) = raw.info else { continue };
+        let (address, bytes) = (raw.address, bytes_of(raw.units));
+        let span = BlockSpan { address, bytes, requested: raw.requested, request };
         let (first, second) = match raw.event {
             BlockEvent::Alloc => (Action::Alloc(span), None),
             BlockEvent::FreeRequested => (Action::FreeRequested(span), None),
@@ -247,7 +259,7 @@ mod tests {
     fn push(ring: &mut Ring, count: u64) {
         for _ in 0..count {
             let event = if ring.pushed.is_multiple_of(3) { BlockEvent::Free } else { BlockEvent::Alloc };
-            ring.push(event, ring.pushed * 512, 1, 1);
+            ring.push(event, ring.pushed * 512, 1, 1, RequestInfo::here());
         }
     }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
+use super::size::SizeClass;
 use super::source::{SegmentMemory, SegmentSource};
 use super::stream::StreamId;
 use super::sync::atomic::{AtomicU64, Ordering};
@@ -17,17 +18,6 @@ pub struct SegmentId(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct PoolId(pub u32);
-
-/// The requests that a segment serves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
-pub enum SizeClass {
-    /// Requests of up to 1 MiB.
-    Small,
-    /// All others.
-    Large,
-}
 
 /// A segment: memory that came from its [`SegmentSource`] in one piece, at a fixed address. The segments of a
 /// re-mappable pool are its pages: one that moves is a new segment at its new address.

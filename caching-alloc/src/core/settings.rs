@@ -4,8 +4,6 @@ use std::sync::Arc;
 
 use super::rounding::{Fraction, Rounding};
 use super::source::SegmentSource;
-use super::stream::StreamId;
-use super::symmetric::Geometry;
 
 /// An allocator's settings. Sizes in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,7 +13,7 @@ pub struct Settings {
     /// Bytes of freed blocks that each pool and stream caches whole for the next request of the same size.
     /// Blocks longer than a sixteenth of it are not cached. Re-mappable pools cache less, a 4096th of their
     /// peak need, since cached blocks do not merge.
-    pub front_bytes: u64,
+    pub quick_list_bytes: u64,
     /// Smallest segment for requests of up to 1 MiB.
     pub small_segment: u64,
     /// Smallest segment for larger requests.
@@ -59,7 +57,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             memory_limit: None,
-            front_bytes: 16 << 20,
+            quick_list_bytes: 16 << 20,
             small_segment: 2 << 20,
             large_segment: 32 << 20,
             growth_divisor: 16,
@@ -109,9 +107,6 @@ impl PoolSettings {
     /// Describes a contradiction in the settings, if there is one.
     pub(super) fn contradiction(&self) -> Option<&'static str> {
         match self.kind {
-            PoolKind::Symmetric { .. } if self.lends || self.borrows => Some(
-                "a symmetric pool neither lends nor borrows: its placement is a function of its own requests",
-            ),
             PoolKind::NoSplit if self.borrows => {
                 Some("a pool that does not split cannot borrow blocks: they are parts of segments")
             }
@@ -134,13 +129,4 @@ pub enum PoolKind {
     Remappable,
     /// One block per segment: never splits, so each block can be registered, exported or mapped by itself.
     NoSplit,
-    /// Places blocks by the sequence of requests alone (see [`symmetric`](super::symmetric)), on one stream.
-    /// It is never trimmed, lends nothing and takes nothing from other streams. A free takes effect at once:
-    /// the caller must order every other stream's use before it.
-    Symmetric {
-        /// The one stream.
-        stream: StreamId,
-        /// The rule for the size of its segments; the same on every rank.
-        geometry: Geometry,
-    },
 }

@@ -1,7 +1,5 @@
 //! Sizes: the unit of 512 bytes, and bins of them.
 
-use super::segment::SizeClass;
-
 /// Bytes of a unit: every block's offset and length is a multiple of it.
 pub const UNIT: u64 = 512;
 
@@ -10,6 +8,20 @@ pub const MAX_BLOCK: u64 = 1 << 40;
 
 /// Requests of up to this many bytes (1 MiB) are small.
 pub const SMALL: u64 = 1 << 20;
+
+/// Segments for large requests, and of symmetric arenas, are multiples of this, in bytes: 2 MiB.
+pub const SEGMENT_STEP: u64 = 2 << 20;
+
+/// The requests that a segment serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
+pub enum SizeClass {
+    /// Requests of up to 1 MiB.
+    Small,
+    /// All others.
+    Large,
+}
 
 /// A size that no block can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

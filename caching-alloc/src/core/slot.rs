@@ -1,62 +1,46 @@
-//! Memory for the state of shards. It is never freed, so blocks and threads refer to it without counting references.
+//! Memory for the state of caches. It is never freed, so blocks and threads refer to it without counting references.
 //!
-//! A hit takes one lock. A reference count would add half of the lock's cost. The slot of a removed shard is used again
-//! by the next shard of any pool, so the number of slots is the largest number of shards at one time. A thread that has
-//! cached a slot therefore passes the key of the shard that it expects there.
+//! A hit takes one lock. A reference count would add half of the lock's cost. The slot of a removed cache is used again
+//! by the next cache of any pool, so the number of slots is the largest number of caches at one time. A thread that has
+//! cached a slot therefore passes the key of the cache that it expects there.
 
 use std::sync::PoisonError;
-use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::block_meta::NO_USES;
+use super::heap::BlockId;
+use super::key::Key;
 use super::lock::{Guard, Rank, Ranked};
-use super::shard::ShardState;
-use super::stream::StreamId;
+use super::ring::BlockEvent;
+use super::stream_cache::{BATCH, CacheState};
 use super::sync::{Mutex, global};
 
-/// A stream of a pool, of all pools of the process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Key {
-    pub(super) pool: u64,
-    pub(super) stream: StreamId,
-}
-
-impl Key {
-    /// The key of a retired shard. No pool has this number.
-    pub(super) const RETIRED: Self = Self { pool: 0, stream: StreamId(0) };
-
-    /// A number that no other pool has or had.
-    pub(super) fn new_pool() -> u64 {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        NEXT.fetch_add(1, Ordering::Relaxed)
-    }
-}
-
-/// A shard's state behind the lock that a hit takes.
+/// A cache's state behind the lock that a hit takes.
 #[derive(Debug)]
-pub(super) struct CacheSlot(Ranked<Option<ShardState>>);
+pub(super) struct CacheSlot(Ranked<Option<CacheState>>);
 
 global! {
     static SPARE: Mutex<Vec<&'static CacheSlot>> = Mutex::new(Vec::new());
 }
 
-/// A shard's state, locked.
-pub(super) struct Open<'a>(Guard<'a, Option<ShardState>>);
+/// A cache's state, locked.
+pub(super) struct Open<'a>(Guard<'a, Option<CacheState>>);
 
 impl CacheSlot {
-    /// A slot for a new shard.
-    pub(super) fn take(state: ShardState) -> &'static Self {
+    /// A slot for a new cache.
+    pub(super) fn take(state: CacheState) -> &'static Self {
         let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let slot = spare.unwrap_or_else(|| Box::leak(Box::new(Self(Ranked::new(Rank::Shard, None)))));
+        let slot = spare.unwrap_or_else(|| Box::leak(Box::new(Self(Ranked::new(Rank::StreamCache, None)))));
         *slot.0.lock() = Some(state);
         slot
     }
 
-    /// The state, for the shard whose slot it is and for its blocks.
+    /// The state, for the cache whose slot it is and for its blocks.
     #[inline]
     pub(super) fn lock(&self) -> Open<'_> {
         Open(self.0.lock())
     }
 
-    /// The state, if it is that of the key's shard.
+    /// The state, if it is that of the key's cache.
     #[inline]
     pub(super) fn lock_of(&self, key: Key) -> Option<Open<'_>> {
         let state = self.0.lock();
@@ -64,27 +48,69 @@ impl CacheSlot {
         is_there.then_some(Open(state))
     }
 
-    /// Clears the slot of a shard that is gone and has no block out, for the next one.
-    pub(super) fn clear(&'static self) -> Option<ShardState> {
+    /// Clears the slot of a cache that is gone and has no block out, for the next one.
+    pub(super) fn clear(&'static self) -> Option<CacheState> {
         let state = self.0.lock().take();
         SPARE.lock().unwrap_or_else(PoisonError::into_inner).push(self);
         state
     }
 }
 
-const IN_USE: &str = "a slot has its shard's state while the shard or a block of it is there";
+impl CacheSlot {
+    /// Frees a block.
+    #[inline]
+    pub(super) fn free(&self, id: BlockId) {
+        let mut state = self.lock();
+        if state.blocks[id].uses != NO_USES {
+            free_used(state, id);
+            return;
+        }
+        state.complete_free(id, BlockEvent::Free);
+        if state.ring.waiting() >= BATCH || state.keeper.is_some() {
+            after_free(state);
+        }
+    }
+}
+
+/// The rest of a free with waiting entries, or of the last block of a pool.
+#[cold]
+fn after_free(mut state: Open<'_>) {
+    let waiting = state.ring.waiting();
+    let cache = if waiting >= BATCH { state.owner_cache() } else { None };
+    let keeper = if state.counters.live() == 0 { state.keeper.take() } else { None };
+    drop(state);
+    if let Some(cache) = cache {
+        cache.deliver(waiting);
+    }
+    drop(keeper);
+}
+
+/// Frees a block that other streams use.
+#[cold]
+fn free_used(mut state: Open<'_>, id: BlockId) {
+    let streams = state.request_free(id);
+    let cache = state.owner_cache();
+    let keeper = if state.counters.live() == 0 { state.keeper.take() } else { None };
+    drop(state);
+    if let Some(cache) = cache {
+        cache.await_uses(id, &streams);
+    }
+    drop(keeper);
+}
+
+const IN_USE: &str = "a slot has its cache's state while the cache or a block of it is there";
 
 impl std::ops::Deref for Open<'_> {
-    type Target = ShardState;
+    type Target = CacheState;
     #[inline]
-    fn deref(&self) -> &ShardState {
+    fn deref(&self) -> &CacheState {
         self.0.as_ref().expect(IN_USE)
     }
 }
 
 impl std::ops::DerefMut for Open<'_> {
     #[inline]
-    fn deref_mut(&mut self) -> &mut ShardState {
+    fn deref_mut(&mut self) -> &mut CacheState {
         self.0.as_mut().expect(IN_USE)
     }
 }

@@ -2,8 +2,8 @@
 
 use std::error::Error;
 use std::fmt;
+use std::os::fd::OwnedFd;
 
-use super::export::{ShareHandle, ShareKind};
 use super::size::{MAX_BLOCK, UNIT};
 
 /// Memory of one segment as its source returned it.
@@ -25,6 +25,26 @@ impl SegmentMemory {
     pub fn end(&self) -> u64 {
         self.address.saturating_add(self.bytes)
     }
+}
+
+/// The kind of handle that is sent to another process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ShareKind {
+    /// A file descriptor, passed over a Unix socket of the host.
+    PosixFd,
+    /// Bytes that another process of the fabric can import.
+    Fabric,
+}
+
+/// A handle that another process imports to map all of a segment's memory.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ShareHandle {
+    /// A file descriptor.
+    PosixFd(OwnedFd),
+    /// Bytes for the fabric.
+    Fabric([u8; 64]),
 }
 
 /// A device's memory in bytes.

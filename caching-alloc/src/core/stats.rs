@@ -1,6 +1,6 @@
 //! Statistics, always on: plain counters beside the data that they count.
 
-use super::segment::SizeClass;
+use super::size::SizeClass;
 
 /// A quantity over time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -72,17 +72,17 @@ impl Usages {
     }
 }
 
-/// Counters that a shard updates on every hit: one set for each class. For the sums of both classes only the
+/// Counters that a cache updates on every hit: one set for each class. For the sums of both classes only the
 /// peaks are stored, since they cannot be computed later. There are few stores, because they delay the next
 /// lock operation.
 #[derive(Debug, Default)]
-pub(super) struct Tallies {
-    classes: [Tally; 2],
+pub(super) struct Counters {
+    classes: [ClassCounters; 2],
     peaks: Peaks,
 }
 
 #[derive(Debug, Default)]
-struct Tally {
+struct ClassCounters {
     blocks: Flow,
     allocated: Flow,
     requested: Flow,
@@ -132,7 +132,7 @@ impl Peaks {
     }
 }
 
-impl Tally {
+impl ClassCounters {
     /// Blocks, bytes allocated, requested and active.
     #[inline]
     fn now(&self) -> [u64; 4] {
@@ -141,7 +141,7 @@ impl Tally {
     }
 }
 
-impl Tallies {
+impl Counters {
     /// Counts a block that is handed out.
     #[inline]
     pub(super) fn hand_out(&mut self, class: SizeClass, bytes: u64, requested: u64) {
@@ -158,7 +158,7 @@ impl Tallies {
 
     /// Counts a block that its owner freed.
     #[inline]
-    pub(super) fn let_go(&mut self, class: SizeClass, bytes: u64, requested: u64) {
+    pub(super) fn request_free(&mut self, class: SizeClass, bytes: u64, requested: u64) {
         let tally = &mut self.classes[class as usize];
         tally.blocks.removed += 1;
         tally.allocated.removed += bytes;
@@ -197,7 +197,7 @@ impl Tallies {
     /// Resets every total to the current value.
     pub(super) fn reset_totals(&mut self) {
         for tally in &mut self.classes {
-            let Tally { blocks, allocated, requested, .. } = tally;
+            let ClassCounters { blocks, allocated, requested, .. } = tally;
             for flow in [blocks, allocated, requested] {
                 *flow = Flow { added: flow.current(), removed: 0 };
             }
@@ -252,13 +252,13 @@ impl PoolUsages {
     }
 }
 
-/// Usage counted by retired shards of a pool: their totals, and an upper bound of the peak over all shards
+/// Usage counted by retired caches of a pool: their totals, and an upper bound of the peak over all caches
 /// that existed at the same time. It has no current values.
 #[derive(Debug, Default)]
 pub(super) struct PastUsages(PoolUsages);
 
 impl PastUsages {
-    /// Adds the counts of retired shards; `live` is the sum of all others at that moment.
+    /// Adds the counts of retired caches; `live` is the sum of all others at that moment.
     pub(super) fn add(&mut self, mut retired: PoolUsages, mut live: PoolUsages) {
         for ((past, retired), live) in self.0.gauges().zip(retired.gauges()).zip(live.gauges()) {
             past.total += retired.total;
@@ -266,7 +266,7 @@ impl PastUsages {
         }
     }
 
-    /// The sums, with those of the existing shards.
+    /// The sums, with those of the existing caches.
     pub(super) fn with(&mut self, mut live: PoolUsages) -> PoolUsages {
         for (live, past) in live.gauges().zip(self.0.gauges()) {
             live.total += past.total;

@@ -71,7 +71,7 @@ pub trait StreamEvents: Send + Sync + fmt::Debug {
 
     /// Returns true if the stream exists. Called when a pool first gets its number, and when a block's use by
     /// it is recorded.
-    fn knows(&self, _stream: StreamId) -> bool {
+    fn is_registered(&self, _stream: StreamId) -> bool {
         true
     }
 

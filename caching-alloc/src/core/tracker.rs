@@ -2,21 +2,15 @@
 
 use std::any::Any;
 use std::cell::Cell;
-use std::error::Error;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::allocator::Allocator;
-use super::device::Device;
 use super::entry::{ActionKind, Entry};
-use super::error::{Fault, TrackError, chain};
+use super::error::{Fault, TrackError, TrackerError, chain};
 use super::snapshot::Snapshot;
 use super::sync::atomic::{AtomicBool, Ordering};
 use super::sync::per_thread;
-
-/// The error of a tracker.
-pub type TrackerError = Box<dyn Error + Send + Sync>;
 
 /// An observer of one allocator.
 ///
@@ -104,40 +98,6 @@ impl Filter {
         [ActionKind::Alloc, ActionKind::FreeRequested, ActionKind::FreeCompleted]
             .iter()
             .any(|k| self.passes(*k))
-    }
-}
-
-/// A tracker's attachment. Dropping it detaches.
-#[derive(Debug)]
-#[must_use = "dropping an attachment detaches its tracker"]
-pub struct Attachment {
-    pub(super) device: Arc<Device>,
-    pub(super) slot: Arc<Slot>,
-}
-
-impl Attachment {
-    /// Returns true if the tracker is attached to this allocator.
-    #[must_use]
-    pub fn is_of(&self, allocator: &Allocator) -> bool {
-        Arc::ptr_eq(&self.device, allocator.shared())
-    }
-
-    /// Detaches: delivers all earlier entries to the tracker, and does not call it after this returns.
-    ///
-    /// # Errors
-    /// [`TrackError::Reentrant`] inside a tracker. The tracker is still detached; deliveries running on other
-    /// threads may still reach it.
-    pub fn detach(self) -> Result<(), TrackError> {
-        self.device.detach(&self.slot)
-    }
-}
-
-impl Drop for Attachment {
-    fn drop(&mut self) {
-        if self.slot.attached.load(Ordering::Acquire) {
-            // Inside a tracker, other threads may still call it; the error cannot be reported.
-            let _ = self.device.detach(&self.slot);
-        }
     }
 }
 

@@ -13,7 +13,7 @@ pub enum CudarcError {
     /// The context was made by `cuCtxCreate`.
     #[error(
         "the context of device {ordinal} is not the device's primary one, which `CudaContext::new` retains; the \
-         allocator's driver layer knows that one only"
+         allocator's driver layer is_registered that one only"
     )]
     NotPrimary {
         /// The device.

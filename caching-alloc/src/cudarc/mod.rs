@@ -41,10 +41,10 @@
 //! A slice waits and records like cudarc's own slices. While the context manages several streams and event
 //! tracking is on, a use on one stream waits for the writes of others (and a write for their reads), and the
 //! slice's own stream waits for the last uses before the memory is free. In addition, the allocator keeps the
-//! memory back for [introduced](Adopted::introduce) streams with accesses through [`DevicePtr`] and
+//! memory back for [introduced](Adopted::register) streams with accesses through [`DevicePtr`] and
 //! [`DevicePtrMut`], with or without event tracking.
 //!
-//! cudarc has one event for a slice's reads: when several streams read concurrently it knows only the last
+//! cudarc has one event for a slice's reads: when several streams read concurrently it is_registered only the last
 //! one. That is enough for introduced streams. Pass other streams, and streams that read through views or as
 //! kernels' arguments, to [`Block::record_stream`].
 //!
@@ -114,7 +114,7 @@ impl Adopted {
     ///
     /// # Errors
     /// [`CudarcError::OtherContext`], [`CudarcError::PerThreadStream`].
-    pub fn introduce(&self, stream: &Arc<CudaStream>) -> Result<StreamId, CudarcError> {
+    pub fn register(&self, stream: &Arc<CudaStream>) -> Result<StreamId, CudarcError> {
         if **stream.context() != *self.cuda {
             let (wanted, found) = (self.cuda.ordinal(), stream.context().ordinal());
             return Err(CudarcError::OtherContext { wanted, found });
@@ -125,7 +125,7 @@ impl Adopted {
         }
         // SAFETY: a stream of this context, as checked, which cudarc destroys when the last `Arc` of it goes.
         let stream = unsafe { Stream::kept_by(&self.context, handle, stream.clone()) };
-        Ok(self.events.introduce(&stream))
+        Ok(self.events.register(&stream))
     }
 
     /// Removes a stream that was introduced, like [`DriverEvents::forget`].
@@ -141,7 +141,7 @@ impl Adopted {
     /// # Errors
     /// [`CudarcError::Alloc`] if the pool fails, also for zero or too many bytes;
     /// [`CudarcError::ForeignBlock`] if the pool's allocator has other [`events`](Self::events); else as
-    /// [`introduce`](Self::introduce) and [`slice`](Self::slice).
+    /// [`register`](Self::register) and [`slice`](Self::slice).
     ///
     /// # Safety
     /// The memory is uninitialised: it must be written before it is read, unless every bit pattern is a valid
@@ -153,7 +153,7 @@ impl Adopted {
         stream: &Arc<CudaStream>,
         len: usize,
     ) -> Result<BlockSlice<T>, CudarcError> {
-        let number = self.introduce(stream)?;
+        let number = self.register(stream)?;
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
         let block = pool.allocate(bytes, number)?;
         // SAFETY: the caller's word.

@@ -12,7 +12,7 @@ use crate::core::{EventError, EventId, StreamEvents, StreamId};
 
 /// Ordering between the streams of one device, by events without timing that are reused.
 ///
-/// A stream must be [introduced](Self::introduce) before its number is passed to the allocator.
+/// A stream must be [introduced](Self::register) before its number is passed to the allocator.
 #[derive(Debug)]
 pub struct DriverEvents {
     context: Context,
@@ -59,7 +59,7 @@ impl DriverEvents {
 
     /// Registers a stream, and returns its number for the allocator. The number stays the same until
     /// [`forget`](Self::forget), which keeps the stream alive until then, and is never another stream's.
-    pub fn introduce(&self, stream: &Stream) -> StreamId {
+    pub fn register(&self, stream: &Stream) -> StreamId {
         let mut streams = lock(&self.streams);
         let handle = stream.raw().addr();
         if let Some(id) = streams.by_handle.get(&handle) {
@@ -72,7 +72,7 @@ impl DriverEvents {
         id
     }
 
-    /// The number of the stream with this handle, if it was [introduced](Self::introduce).
+    /// The number of the stream with this handle, if it was [introduced](Self::register).
     #[must_use]
     pub fn number_of(&self, handle: CUstream) -> Option<StreamId> {
         lock(&self.streams).by_handle.get(&handle.addr()).copied()
@@ -155,7 +155,7 @@ impl StreamEvents for DriverEvents {
         lock(&self.idle).extend(event);
     }
 
-    fn knows(&self, stream: StreamId) -> bool {
+    fn is_registered(&self, stream: StreamId) -> bool {
         lock(&self.streams).known.contains_key(&stream)
     }
 
@@ -172,7 +172,7 @@ impl StreamEvents for DriverEvents {
 
 /// The allocator passed the number of a stream that this adapter does not know.
 #[derive(Debug, thiserror::Error)]
-#[error("{0} is unknown here, or was forgotten: introduce the stream before its number is used")]
+#[error("{0} is unknown here, or was forgotten: register the stream before its number is used")]
 struct UnknownStream(StreamId);
 
 /// The number is not that of a live event.

@@ -61,13 +61,13 @@ impl HostStreams {
         state.complete_upto(&after);
     }
 
-    /// The number of enqueued pieces of work.
+    /// The number of enqueued fragments of work.
     #[must_use]
     pub fn position(&self, stream: StreamId) -> u64 {
         self.state().streams.get(&stream).map_or(0, |stream| stream.enqueued)
     }
 
-    /// Returns true if later work of `stream` is ordered after the first `position` pieces of work of
+    /// Returns true if later work of `stream` is ordered after the first `position` fragments of work of
     /// `other`: they have ended, or `stream` waits for them.
     #[must_use]
     pub fn comes_after(&self, stream: StreamId, other: StreamId, position: u64) -> bool {

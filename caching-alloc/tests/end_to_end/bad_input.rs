@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use super::common::hooked::{HookedStreams, StreamHook};
 use super::common::{Bench, MIB, bench, check_tiling, s, tight};
-use caching_alloc::core::symmetric::Geometry;
 use caching_alloc::core::{
     AllocError, Allocator, Block, Filter, Fraction, MAX_BLOCK, MemoryInfo, PageSource, Pool, PoolKind,
     PoolSettings, RawError, Rounding, SegmentMemory, SegmentSource, Settings, SizeError, SourceError,
@@ -13,16 +12,11 @@ use caching_alloc::core::{
 use caching_alloc::host::{HostSource, HostStreams};
 use proptest::prelude::*;
 
-const GEOMETRY: Geometry = Geometry { first_segment: 2 * MIB, largest_segment: 8 * MIB };
+const KINDS: [PoolKind; 3] = [PoolKind::Cached, PoolKind::Remappable, PoolKind::NoSplit];
 
-/// Every kind of pool; the symmetric one is of stream 1.
-fn kinds() -> [PoolKind; 4] {
-    let symmetric = PoolKind::Symmetric { stream: s(1), geometry: GEOMETRY };
-    [PoolKind::Cached, PoolKind::Remappable, PoolKind::NoSplit, symmetric]
-}
-
-fn pools(allocator: &Allocator) -> [Pool; 4] {
-    kinds().map(|kind| allocator.pool(PoolSettings { kind, ..PoolSettings::default() }).unwrap())
+/// A pool of each kind.
+fn pools(allocator: &Allocator) -> [Pool; 3] {
+    KINDS.map(|kind| allocator.pool(PoolSettings { kind, ..PoolSettings::default() }).unwrap())
 }
 
 #[test]
@@ -66,7 +60,7 @@ fn settings_at_their_ends_panic_nobody() {
     let mut all: Vec<Settings> = Vec::new();
     for end in ends {
         all.extend([
-            Settings { front_bytes: end, ..tight() },
+            Settings { quick_list_bytes: end, ..tight() },
             Settings { small_segment: end, ..tight() },
             Settings { large_segment: end, ..tight() },
             Settings { growth_divisor: end, ..tight() },
@@ -78,24 +72,19 @@ fn settings_at_their_ends_panic_nobody() {
     all.extend([0, 1, 3].map(|ring_entries| Settings { ring_entries, ..tight() }));
     all.extend([0, usize::MAX].map(|structural_entries| Settings { structural_entries, ..tight() }));
     for settings in all {
-        for geometry in [0, u64::MAX] {
-            let Bench { allocator, .. } = bench(u64::MAX, settings.clone());
-            let geometry = Geometry { first_segment: geometry, largest_segment: geometry };
-            let symmetric = PoolKind::Symmetric { stream: s(1), geometry };
-            let symmetric = PoolSettings { kind: symmetric, ..PoolSettings::default() };
-            for pool in pools(&allocator).into_iter().chain([allocator.pool(symmetric).unwrap()]) {
-                for bytes in [1, MIB, 5 * MIB, 40 * MIB, 3] {
-                    match pool.allocate(bytes, s(1)) {
-                        Ok(block) => assert!(block.bytes() >= bytes),
-                        Err(AllocError::OutOfMemory(_)) => {}
-                        Err(error) => panic!("{bytes} bytes under {settings:?}: {error}"),
-                    }
+        let Bench { allocator, .. } = bench(u64::MAX, settings.clone());
+        for pool in pools(&allocator) {
+            for bytes in [1, MIB, 5 * MIB, 40 * MIB, 3] {
+                match pool.allocate(bytes, s(1)) {
+                    Ok(block) => assert!(block.bytes() >= bytes),
+                    Err(AllocError::OutOfMemory(_)) => {}
+                    Err(error) => panic!("{bytes} bytes under {settings:?}: {error}"),
                 }
             }
-            check_tiling(&allocator.snapshot().unwrap());
-            allocator.trim_to(u64::MAX).unwrap();
-            allocator.empty_cache().unwrap();
         }
+        check_tiling(&allocator.snapshot().unwrap());
+        allocator.trim_to(u64::MAX).unwrap();
+        allocator.empty_cache().unwrap();
     }
     // The longest ring takes a while to allocate.
     let settings = Settings { ring_entries: usize::MAX, ..tight() };
@@ -138,15 +127,7 @@ fn a_source_with_an_odd_granularity_panics_nobody() {
     for granularity in [0, 1, 511, 513, 3 * MIB, MAX_BLOCK, 2 * MAX_BLOCK, 1 << 63, u64::MAX] {
         let source = Arc::new(Odd { host: HostSource::new(u64::MAX), granularity });
         let allocator = Allocator::new(source, Arc::new(HostStreams::new()), tight());
-        for kind in kinds() {
-            let pool = match allocator.pool(PoolSettings { kind, ..PoolSettings::default() }) {
-                Ok(pool) => pool,
-                Err(AllocError::Granularity { granularity: named }) => {
-                    assert!(matches!(kind, PoolKind::Symmetric { .. }) && named == granularity);
-                    continue;
-                }
-                Err(error) => panic!("{error}"),
-            };
+        for pool in pools(&allocator) {
             for bytes in [1, MIB, 5 * MIB] {
                 let block = pool.allocate(bytes, s(1)).unwrap();
                 assert!(block.bytes() >= bytes, "{granularity}: {block:?}");
@@ -161,7 +142,7 @@ fn a_source_with_an_odd_granularity_panics_nobody() {
 struct Few;
 
 impl StreamHook for Few {
-    fn knows(&self, stream: StreamId) -> bool {
+    fn is_registered(&self, stream: StreamId) -> bool {
         stream.0 < 10
     }
 }
@@ -172,18 +153,13 @@ fn a_stream_that_nobody_knows_is_named() {
     let allocator = Allocator::new(source.clone(), Arc::new(HookedStreams::<Few>::default()), tight());
     let unknown = s(u64::MAX);
     let named = |error| assert!(matches!(error, AllocError::UnknownStream { stream } if stream == unknown));
-    let [cached, moving, whole, symmetric] = pools(&allocator);
+    let [cached, moving, whole] = pools(&allocator);
     for pool in [&cached, &moving, &whole] {
         named(pool.allocate(1, unknown).unwrap_err());
         let block = pool.allocate(1, s(1)).unwrap();
         named(block.record_stream(unknown).unwrap_err());
         block.record_stream(s(2)).unwrap();
     }
-    let error = symmetric.allocate(1, unknown).unwrap_err();
-    assert!(matches!(error, AllocError::StreamNotOfPool { stream, .. } if stream == unknown), "{error}");
-    let kind = PoolKind::Symmetric { stream: unknown, geometry: GEOMETRY };
-    let of_nobody = allocator.pool(PoolSettings { kind, ..PoolSettings::default() }).unwrap();
-    named(of_nobody.allocate(1, unknown).unwrap_err());
     named(allocator.allocate_raw(1, unknown).unwrap_err());
     let graphs = allocator.graph_pool(PoolSettings::default()).unwrap();
     let capture = graphs.capture(&[unknown]);
@@ -191,7 +167,7 @@ fn a_stream_that_nobody_knows_is_named() {
     drop(capture.end());
     // An unknown stream does no harm in calls that do not use it.
     allocator.mark_collective(unknown);
-    drop((cached, moving, whole, symmetric, of_nobody, graphs));
+    drop((cached, moving, whole, graphs));
     allocator.empty_cache().unwrap();
     assert_eq!(source.calls().live_bytes, 0);
 }
@@ -236,7 +212,7 @@ fn an_address_that_is_no_raw_block_is_named() {
 
 #[test]
 fn a_hold_on_what_has_gone_is_refused_and_a_late_one_harms_nobody() {
-    for kind in kinds() {
+    for kind in KINDS {
         let Bench { source, streams, allocator } = bench(u64::MAX, tight());
         let pool = allocator.pool(PoolSettings { kind, ..PoolSettings::default() }).unwrap();
         let block = pool.allocate(3 * MIB, s(1)).unwrap();
@@ -267,7 +243,7 @@ fn a_hold_on_what_has_gone_is_refused_and_a_late_one_harms_nobody() {
 fn a_pool_over_another_devices_source_is_refused() {
     let Bench { allocator, .. } = bench(u64::MAX, tight());
     let source: Arc<dyn SegmentSource> = Arc::new(HostSource::new(u64::MAX).on_device(1));
-    for kind in kinds() {
+    for kind in KINDS {
         let settings = PoolSettings { source: Some(source.clone()), kind, ..PoolSettings::default() };
         match allocator.pool(settings).unwrap_err() {
             AllocError::OtherDevice { wanted: 0, found: 1, .. } => {}

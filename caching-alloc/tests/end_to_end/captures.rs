@@ -107,14 +107,14 @@ fn a_capture_begins_after_a_trim_that_is_under_way() {
     });
 }
 
-/// Freezes a pool while a request for it waits for another growth, in this order or the other.
+/// Freezes a pool while a request for it waits for another structure, in this order or the other.
 fn freeze_beside_a_request(freeze_first: bool) {
     let (source, _, allocator) = paused();
     let pool = private_pool(&allocator);
     drop(pool.allocate(MIB, s(1)).unwrap());
     source.in_allocate.arm();
     std::thread::scope(|scope| {
-        // Holds up every growth.
+        // Holds up every structure.
         let slow = scope.spawn(|| allocator.allocate(30 * MIB, s(2)).unwrap());
         source.in_allocate.wait_until_reached();
         let freeze = || {

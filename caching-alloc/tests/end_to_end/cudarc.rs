@@ -207,8 +207,8 @@ fn what_an_introduced_stream_uses_is_kept_back_by_the_allocator() {
         unsafe { cuda.disable_event_tracking() };
         for (adopted, allocator) in allocators(&cuda) {
             let (stream, other) = (cuda.new_stream().unwrap(), cuda.new_stream().unwrap());
-            let number = adopted.introduce(&other).unwrap();
-            assert_eq!(adopted.introduce(&other).unwrap(), number);
+            let number = adopted.register(&other).unwrap();
+            assert_eq!(adopted.register(&other).unwrap(), number);
             let pool = allocator.default_pool();
             let slice = adopted.alloc_zeros::<u8>(pool, &stream, 4096).unwrap();
             let mut copy = adopted.alloc_zeros::<u8>(pool, &other, 4096).unwrap();
@@ -257,9 +257,9 @@ fn what_cannot_be_shared_is_an_error() {
         let much = adopted.alloc_zeros::<u8>(pool, &stream, 1 << 39).unwrap_err();
         assert!(matches!(much, CudarcError::Alloc(AllocError::OutOfMemory(_))), "{much}");
 
-        let per_thread = adopted.introduce(&cuda.per_thread_stream()).unwrap_err();
+        let per_thread = adopted.register(&cuda.per_thread_stream()).unwrap_err();
         assert!(matches!(per_thread, CudarcError::PerThreadStream));
-        let number = adopted.introduce(&stream).unwrap();
+        let number = adopted.register(&stream).unwrap();
         let block = |bytes| allocator.allocate(bytes, number).unwrap();
         // SAFETY: none of these is made.
         unsafe {
@@ -276,7 +276,7 @@ fn what_cannot_be_shared_is_an_error() {
         // The same number, of another allocator's streams.
         let events = Arc::new(DriverEvents::new(adopted.context()));
         let source = Arc::new(DriverSource::new(adopted.context()));
-        events.introduce(&Stream::legacy_default(adopted.context()));
+        events.register(&Stream::legacy_default(adopted.context()));
         let foreign = Allocator::new(source, events, Settings::default());
         let error = adopted.alloc_zeros::<u8>(foreign.default_pool(), &stream, 1).unwrap_err();
         assert!(matches!(error, CudarcError::ForeignBlock { stream: StreamId(1), .. }), "{error}");
@@ -284,7 +284,7 @@ fn what_cannot_be_shared_is_an_error() {
 
         if CudaContext::device_count().unwrap() > 1 {
             let second = CudaContext::new(1).unwrap();
-            let error = adopted.introduce(&second.default_stream()).unwrap_err();
+            let error = adopted.register(&second.default_stream()).unwrap_err();
             assert!(matches!(error, CudarcError::OtherContext { wanted: 0, found: 1 }));
         }
         assert_eq!(allocator.stats().all.allocated.current, 0);

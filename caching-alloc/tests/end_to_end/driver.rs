@@ -163,7 +163,7 @@ fn segments_come_and_go_and_events_are_queried_while_a_stream_captures() {
         let context = &contexts[0];
         let [captured, side] = [(); 2].map(|()| Stream::new(context, StreamFlags::NON_BLOCKING).unwrap());
         let events = DriverEvents::new(context);
-        let [captured_id, side_id] = [&captured, &side].map(|stream| events.introduce(stream));
+        let [captured_id, side_id] = [&captured, &side].map(|stream| events.register(stream));
         let capture = captured.begin_capture(CaptureMode::Global).unwrap();
         assert!(events.is_capturing(captured_id).unwrap());
         assert!(!events.is_capturing(side_id).unwrap());
@@ -185,7 +185,7 @@ fn events_order_streams_and_are_used_again() {
         let context = &contexts[0];
         let [first, second] = [(); 2].map(|()| Stream::new(context, StreamFlags::NON_BLOCKING).unwrap());
         let events = DriverEvents::new(context);
-        let [first_id, second_id] = [&first, &second].map(|stream| events.introduce(stream));
+        let [first_id, second_id] = [&first, &second].map(|stream| events.register(stream));
         assert_ne!(first_id, second_id);
         for _ in 0..3 {
             let (go, gate) = mpsc::channel::<()>();
@@ -205,10 +205,10 @@ fn events_order_streams_and_are_used_again() {
         assert_eq!(world.calls("cuEventCreate"), 1);
         events.forget(first_id);
         let unknown = events.record(first_id).unwrap_err();
-        assert!(unknown.source.to_string().contains("introduce"), "{}", unknown.source);
+        assert!(unknown.source.to_string().contains("register"), "{}", unknown.source);
         events.record(StreamId(0xdead)).expect_err("nobody introduced it");
-        assert_eq!(events.introduce(&second), second_id);
-        assert_ne!(events.introduce(&first), first_id, "what was freed under a number is no later stream's");
+        assert_eq!(events.register(&second), second_id);
+        assert_ne!(events.register(&first), first_id, "what was freed under a number is no later stream's");
     });
 }
 
@@ -218,7 +218,7 @@ fn memory_that_another_stream_still_uses_is_reused_after_it() {
         let context = &contexts[0];
         let [first, second] = [(); 2].map(|()| Stream::new(context, StreamFlags::NON_BLOCKING).unwrap());
         let events = DriverEvents::new(context);
-        let [first_id, second_id] = [&first, &second].map(|stream| events.introduce(stream));
+        let [first_id, second_id] = [&first, &second].map(|stream| events.register(stream));
         let source = VirtualMemorySource::new(context, Sharing::none()).unwrap();
         let allocator = Allocator::new(Arc::new(source), Arc::new(events), Settings::default());
         // Two blocks of this size do not fit on the device.
@@ -256,7 +256,7 @@ fn out_of_memory_says_what_the_device_has() {
     on_devices(1, |_, contexts| {
         let stream = Stream::new(&contexts[0], StreamFlags::NON_BLOCKING).unwrap();
         let events = DriverEvents::new(&contexts[0]);
-        let id = events.introduce(&stream);
+        let id = events.register(&stream);
         let source = DriverSource::new(&contexts[0]);
         let allocator = Allocator::new(Arc::new(source), Arc::new(events), Settings::default());
         let _kept = allocator.allocate(40 * MIB, id).unwrap();
@@ -276,7 +276,7 @@ fn a_block_is_exported_with_its_place_and_a_hold() {
         let source = Arc::new(VirtualMemorySource::new(&contexts[0], Sharing::by_descriptor()).unwrap());
         let events = Arc::new(DriverEvents::new(&contexts[0]));
         let stream = Stream::new(&contexts[0], StreamFlags::NON_BLOCKING).unwrap();
-        let id = events.introduce(&stream);
+        let id = events.register(&stream);
         let allocator =
             Allocator::new(source, events, Settings { large_segment: 8 * MIB, ..Settings::default() });
         let before = allocator.allocate(3 * MIB, id).unwrap();
@@ -302,7 +302,7 @@ fn a_stream_that_nobody_knows_is_refused() {
     on_devices(1, |_, contexts| {
         let events = Arc::new(DriverEvents::new(&contexts[0]));
         let stream = Stream::new(&contexts[0], StreamFlags::NON_BLOCKING).unwrap();
-        let id = events.introduce(&stream);
+        let id = events.register(&stream);
         let source = Arc::new(DriverSource::new(&contexts[0]));
         let allocator = Allocator::new(source, events, Settings::default());
         let unknown = StreamId(4711);

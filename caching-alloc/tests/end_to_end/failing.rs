@@ -6,7 +6,6 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use super::common::{Bench, MIB, bench, check_tiling, s, tight};
-use caching_alloc::core::symmetric::Geometry;
 use caching_alloc::core::{
     Action, AllocError, Allocator, Attachment, Block, Entry, Fault, Filter, Pool, PoolKind, PoolSettings,
     Settings, SourceError, StreamId, Tracker, TrackerError,
@@ -56,7 +55,7 @@ struct Use {
 /// Makes the allocator.
 type Make = fn(Arc<HostSource>, Arc<HostStreams>, Settings) -> Allocator;
 
-struct Run {
+struct FreeSpan {
     bench: Bench,
     segments: Arc<Segments>,
     attachment: Attachment,
@@ -77,7 +76,7 @@ fn physical(source: &HostSource, block: &Block) -> Vec<(u64, Range<u64>)> {
     parts.collect()
 }
 
-impl Run {
+impl FreeSpan {
     fn new(make: Make) -> Self {
         let Bench { source, streams, .. } = bench(CAPACITY, tight());
         let allocator = make(source.clone(), streams.clone(), tight());
@@ -122,10 +121,8 @@ impl Run {
         if !self.live.is_empty() {
             let at = at % self.live.len();
             let (block, users) = &mut self.live[at];
-            // A symmetric pool's cannot be.
-            if block.record_stream(stream).is_ok() {
-                users.push(stream);
-            }
+            block.record_stream(stream).unwrap();
+            users.push(stream);
         }
     }
 
@@ -155,20 +152,14 @@ impl Run {
         let default = allocator.default_pool().clone();
         let whole = pool(PoolSettings { kind: PoolKind::NoSplit, ..PoolSettings::default() });
         let private = pool(PoolSettings { lends: true, ..PoolSettings::default() });
-        let geometry = Geometry { first_segment: 2 * MIB, largest_segment: 8 * MIB };
-        let symmetric = pool(PoolSettings {
-            kind: PoolKind::Symmetric { stream: s(1), geometry },
-            ..PoolSettings::default()
-        });
         let graphs = allocator.graph_pool(PoolSettings::default()).expect("no driver is asked");
         let sizes = [700, MIB / 2, 3 * MIB, 9 * MIB, 5 * MIB, 12 * MIB];
         for round in 0..30u64 {
             let place = usize::try_from(round).unwrap();
             let (stream, bytes) = (s(round % 4), sizes[place % sizes.len()] + round * 4096);
-            match round % 7 {
+            match round % 6 {
                 3 => self.allocate(&whole, bytes, stream),
                 5 => self.allocate(&private, bytes, stream),
-                6 => self.allocate(&symmetric, bytes, s(1)),
                 _ => self.allocate(&default, bytes, stream),
             }
             if round % 3 == 0 {
@@ -193,7 +184,7 @@ impl Run {
                 }
                 17 => {
                     let capture = graphs.capture(&[s(2)]);
-                    self.allocate(&allocator.pool_for(s(2)), 3 * MIB, s(2));
+                    self.allocate(&allocator.pool_for(3 * MIB, s(2)), 3 * MIB, s(2));
                     let memory = capture.end();
                     _ = allocator.empty_cache().unwrap();
                     drop(memory);
@@ -216,7 +207,7 @@ impl Run {
     }
 
     /// Drops everything; returns the faults, except the expected ones.
-    fn let_go(&mut self) -> Vec<Fault> {
+    fn request_free(&mut self) -> Vec<Fault> {
         while !self.live.is_empty() {
             self.free(0);
         }
@@ -228,7 +219,7 @@ impl Run {
 
     /// Nothing is left but what the source could not take back.
     fn check_that_all_is_back(&mut self) {
-        let faults = self.let_go();
+        let faults = self.request_free();
         let stats = self.bench.allocator.stats();
         assert_eq!((stats.reserved.current, stats.all.active.current), (0, 0), "{faults:?}");
         let calls = self.bench.source.calls();
@@ -295,7 +286,7 @@ fn is_of_the_source(error: &AllocError) -> bool {
 }
 
 fn survive_every_failure(make: Make) {
-    let mut clean = Run::new(make);
+    let mut clean = FreeSpan::new(make);
     clean.everything();
     assert!(matches!(clean.errors[..], [AllocError::OutOfMemory(_)]), "too much: {:?}", clean.errors);
     let of_source = SourceCall::ALL.into_iter().map(Call::Source);
@@ -303,7 +294,7 @@ fn survive_every_failure(make: Make) {
         .chain(StreamCall::ALL.into_iter().map(Call::Stream))
         .map(|call| (call, call.made(&clean.bench)))
         .collect();
-    let faults = clean.let_go();
+    let faults = clean.request_free();
     assert!(faults.is_empty(), "{faults:?}");
     clean.check_that_all_is_back();
     assert_eq!(clean.end().0.calls().ranges, 0);
@@ -323,7 +314,7 @@ fn survive_every_failure(make: Make) {
                 }
             }
             // The failure persists while the allocator is dropped.
-            let mut run = Run::new(make);
+            let mut run = FreeSpan::new(make);
             call.fail(&run.bench, Failing::for_ever(index));
             run.everything();
             run.end();
@@ -334,13 +325,13 @@ fn survive_every_failure(make: Make) {
 /// Runs everything while calls fail, and once more afterwards.
 fn survive(make: Make, failures: &[(Call, Failing)]) {
     println!("{failures:?}");
-    let mut run = Run::new(make);
+    let mut run = FreeSpan::new(make);
     failures.iter().for_each(|(call, failing)| call.fail(&run.bench, *failing));
     run.everything();
     let errors = std::mem::take(&mut run.errors);
     assert_eq!(run.bench.source.calls().broken, 0, "{errors:?}");
     assert!(errors.iter().all(is_of_the_source), "{errors:?}");
-    let faults = run.let_go();
+    let faults = run.request_free();
     let hit = run.bench.source.failed() + run.bench.streams.failed() > 0;
     let told = errors.len() > 1 || !faults.is_empty();
     assert!(told || !hit || !failures[0].0.is_told(failures[0].1), "nobody heard");

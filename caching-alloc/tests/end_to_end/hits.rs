@@ -131,7 +131,7 @@ fn nor_does_one_of_memory_that_moves() {
 #[test]
 fn pools_that_come_and_go_leave_nothing_on_the_host() {
     const POOLS: i64 = 2000;
-    // Few ring entries, so that a shard is small.
+    // Few ring entries, so that a cache is small.
     let settings = Settings { ring_entries: 1, structural_entries: 1, ..Settings::default() };
     let allocator =
         Allocator::new(Arc::new(HostSource::new(u64::MAX)), Arc::new(HostStreams::new()), settings);

@@ -1,15 +1,10 @@
-//! Pools: separate, unsplit, frozen, symmetric.
+//! Pools: separate, unsplit, frozen.
 
 use std::sync::Arc;
 
 use super::common::{MIB, bench, check_tiling, s, tight};
-use caching_alloc::core::symmetric::{Geometry, Placement};
-use caching_alloc::core::{
-    AllocError, Allocator, Block, Pool, PoolKind, PoolSettings, Settings, SizeError, StreamId,
-};
-use caching_alloc::host::{HostSource, HostStreams};
-use proptest::prelude::*;
-use proptest::sample::Index;
+use caching_alloc::core::{AllocError, Block, PoolKind, PoolSettings, SizeError};
+use caching_alloc::host::HostSource;
 
 #[test]
 fn a_private_pool_has_its_own_source_and_gives_all_back() {
@@ -116,110 +111,6 @@ fn what_a_dropped_pool_has_not_given_back_yet_is_in_the_snapshot() {
     bench.allocator.reap().unwrap();
     assert!(bench.allocator.snapshot().unwrap().segments.is_empty());
     assert_eq!(bench.source.calls().live_bytes, 0);
-}
-
-const NARROW: Geometry = Geometry { first_segment: 2 * MIB, largest_segment: 16 * MIB };
-
-fn symmetric(allocator: &Allocator, stream: StreamId) -> Pool {
-    let kind = PoolKind::Symmetric { stream, geometry: NARROW };
-    allocator.pool(PoolSettings { name: "symmetric".into(), kind, ..PoolSettings::default() }).unwrap()
-}
-
-#[test]
-fn a_symmetric_pool_keeps_to_its_stream_and_its_memory() {
-    let bench = bench(u64::MAX, tight());
-    let pool = symmetric(&bench.allocator, s(1));
-    assert!(matches!(
-        pool.allocate(1, s(2)),
-        Err(AllocError::StreamNotOfPool { bound, stream, .. }) if (bound, stream) == (s(1), s(2))
-    ));
-    assert!(pool.log().is_none_or(|log| log.state().length == 0));
-    let block = pool.allocate(3 * MIB, s(1)).unwrap();
-    assert_eq!(block.placement(), Placement { ordinal: 0, offset: 0 });
-    assert!(matches!(block.record_stream(s(2)), Err(AllocError::SymmetricUse { .. })));
-    block.record_stream(s(1)).unwrap();
-    let small = pool.allocate(1, s(1)).unwrap();
-    assert_eq!(small.placement(), Placement { ordinal: 0, offset: 3 * MIB }, "one class for all sizes");
-    drop((block, small));
-    bench.allocator.empty_cache().unwrap();
-    let segments = pool.symmetric_segments();
-    assert_eq!(segments.len(), 1, "it is never trimmed");
-    assert_eq!((segments[0].ordinal, segments[0].bytes, segments[0].log.length), (0, 4 * MIB, 1));
-    assert_eq!(pool.log().unwrap().state().length, 4);
-
-    // A failure on this rank shows in the log.
-    bench.source.set_capacity(4 * MIB);
-    assert!(matches!(pool.allocate(5 * MIB, s(1)), Err(AllocError::OutOfMemory(_))));
-    assert_eq!(pool.log().unwrap().state().length, 5);
-    let _freeze = pool.freeze();
-    assert!(matches!(pool.allocate(5 * MIB, s(1)), Err(AllocError::PoolWouldGrowDuringCapture { .. })));
-    assert_eq!(pool.log().unwrap().state().length, 6);
-}
-
-#[derive(Clone, Debug)]
-enum Step {
-    Allocate(u64),
-    Free(Index),
-    /// On one side only: other pools' work, trims, and streams that move.
-    Disturb(u8),
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        5 => prop_oneof![1..2048u64, 1..5 * MIB].prop_map(Step::Allocate),
-        4 => any::<Index>().prop_map(Step::Free),
-        1 => any::<u8>().prop_map(Step::Disturb),
-    ]
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, max_shrink_iters: 2000, ..ProptestConfig::default() })]
-
-    #[test]
-    fn symmetric_pools_agree_whatever_else_goes_on(steps in prop::collection::vec(step(), 1..300)) {
-        let rank = |base: u64, stream: u64, settings: Settings| {
-            let streams = Arc::new(HostStreams::new());
-            let source = Arc::new(HostSource::at(base, u64::MAX));
-            let allocator = Allocator::new(source, streams.clone(), settings);
-            let pool = symmetric(&allocator, s(stream));
-            (allocator, pool, streams, s(stream), Vec::<Block>::new())
-        };
-        let mut left = rank(1 << 32, 17, tight());
-        let mut right = rank(1 << 44, 4711, Settings::default());
-        let mut others = Vec::new();
-        for step in steps {
-            match step {
-                Step::Allocate(bytes) => {
-                    let mut places = Vec::new();
-                    for (_, pool, streams, stream, live) in [&mut left, &mut right] {
-                        let block = pool.allocate(bytes, *stream).unwrap();
-                        streams.enqueue(*stream);
-                        places.push(block.placement());
-                        live.push(block);
-                    }
-                    prop_assert_eq!(places[0], places[1]);
-                }
-                Step::Free(index) => if !left.4.is_empty() {
-                    let at = index.index(left.4.len());
-                    drop((left.4.swap_remove(at), right.4.swap_remove(at)));
-                }
-                Step::Disturb(what) => {
-                    let (allocator, _, streams, stream, _) = if what % 2 == 0 { &left } else { &right };
-                    match what / 2 % 4 {
-                        0 => others.push(allocator.allocate(u64::from(what) << 14 | 1, *stream).unwrap()),
-                        1 => others.clear(),
-                        2 => streams.complete(*stream),
-                        _ => drop(allocator.empty_cache().unwrap()),
-                    }
-                }
-            }
-        }
-        let shape = |pool: &Pool| -> Vec<_> {
-            pool.symmetric_segments().iter().map(|segment| (segment.ordinal, segment.bytes, segment.log)).collect()
-        };
-        prop_assert_eq!(shape(&left.1), shape(&right.1));
-        prop_assert_eq!(left.1.log().map(|log| log.state()), right.1.log().map(|log| log.state()));
-    }
 }
 
 #[test]

@@ -57,8 +57,8 @@ struct Owned {
     memory: Vec<Span>,
 }
 
-/// A pool and what the world outside knows of its memory.
-struct Run {
+/// A pool and what the world outside is_registered of its memory.
+struct FreeSpan {
     source: Arc<HostSource>,
     streams: Arc<HostStreams>,
     allocator: Allocator,
@@ -73,7 +73,7 @@ struct Run {
     most: u64,
 }
 
-impl Run {
+impl FreeSpan {
     fn new() -> Self {
         let source = Arc::new(HostSource::new(u64::MAX));
         let streams = Arc::new(HostStreams::new());
@@ -241,7 +241,7 @@ proptest! {
         parts in prop::collection::vec(part(), 1..5),
         scales in prop::collection::vec(50..200u64, 1..5),
     ) {
-        let mut run = Run::new();
+        let mut run = FreeSpan::new();
         for scale in scales {
             for part in &parts {
                 run.run(part, scale);

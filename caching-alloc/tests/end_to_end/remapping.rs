@@ -45,12 +45,12 @@ impl Bench {
         let streams = (0..3)
             .map(|_| {
                 let stream = Stream::new(context, StreamFlags::NON_BLOCKING)?;
-                let id = events.introduce(&stream);
+                let id = events.register(&stream);
                 Ok((stream, id))
             })
             .collect::<cuda_driver::Result<_>>()?;
         let source = VirtualMemorySource::new(context, Sharing::none())?;
-        let settings = Settings { front_bytes: MIB, ..Settings::default() };
+        let settings = Settings { quick_list_bytes: MIB, ..Settings::default() };
         let allocator = Allocator::remapping(Arc::new(source), Arc::new(events), settings)?;
         Ok(Self { context: context.clone(), streams, allocator, next: 0 })
     }

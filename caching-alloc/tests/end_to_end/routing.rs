@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::thread;
 
 use super::common::{Bench, MIB, bench, s, tight};
-use caching_alloc::core::symmetric::Geometry;
 use caching_alloc::core::{AllocError, Allocator, Block, GraphPool, Pool, PoolKind, PoolSettings};
 use caching_alloc::host::HostSource;
 
@@ -28,7 +27,7 @@ fn guards_nest_on_their_thread_alone() {
     assert_eq!(asked(&here.allocator), outer.id());
     let second = inner.use_on_this_thread();
     assert_eq!(asked(&here.allocator), inner.id());
-    assert_eq!(here.allocator.pool_for(s(9)).id(), inner.id());
+    assert_eq!(here.allocator.pool_for(1, s(9)).id(), inner.id());
     assert_eq!(asked(&elsewhere.allocator), elsewhere.allocator.default_pool().id(), "another allocator");
     thread::scope(|scope| {
         let other = scope.spawn(|| asked(&here.allocator)).join().unwrap();
@@ -141,10 +140,8 @@ fn a_capture_that_is_dropped_keeps_nothing() {
 #[test]
 fn graphs_have_pools_of_segments_that_stay() {
     let Bench { allocator, .. } = bench(u64::MAX, tight());
-    let symmetric = PoolKind::Symmetric { stream: s(1), geometry: Geometry::default() };
     for settings in [
         PoolSettings { kind: PoolKind::Remappable, ..PoolSettings::default() },
-        PoolSettings { kind: symmetric, ..PoolSettings::default() },
         PoolSettings { lends: true, ..PoolSettings::default() },
         PoolSettings { borrows: true, ..PoolSettings::default() },
     ] {
@@ -220,14 +217,10 @@ fn a_pool_borrows_only_if_it_is_to() {
 }
 
 #[test]
-fn symmetric_pools_neither_lend_nor_borrow() {
+fn a_pool_that_does_not_split_does_not_borrow() {
     let Bench { allocator, .. } = bench(u64::MAX, tight());
-    let symmetric = PoolKind::Symmetric { stream: s(1), geometry: Geometry::default() };
-    for (kind, lends, borrows) in
-        [(symmetric, true, false), (symmetric, false, true), (PoolKind::NoSplit, false, true)]
-    {
-        let name = "of two minds".to_owned();
-        let error = allocator.pool(PoolSettings { name, kind, lends, borrows, source: None }).unwrap_err();
-        assert!(error.to_string().contains("of two minds"), "{error}");
-    }
+    let name = "of two minds".to_owned();
+    let settings = PoolSettings { name, kind: PoolKind::NoSplit, borrows: true, ..PoolSettings::default() };
+    let error = allocator.pool(settings).unwrap_err();
+    assert!(error.to_string().contains("of two minds"), "{error}");
 }

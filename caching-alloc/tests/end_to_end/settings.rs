@@ -76,14 +76,14 @@ fn what_has_been_idle_longest_is_collected_before_the_limit() {
         let settings = Settings { memory_limit: Some(100 * MIB), collect_above: part, ..apart() };
         let Bench { allocator, .. } = bench(u64::MAX, settings);
         let old = allocator.allocate(20 * MIB, s(1)).unwrap().segment();
-        // Further growth, in whose course another one is used again and again.
+        // Further structure, in whose course another one is used again and again.
         let young = allocator.allocate(22 * MIB, s(2)).unwrap().segment();
         let mut live = Vec::new();
         for _ in 0..3 {
             live.push(allocator.allocate(4 * MIB, s(3)).unwrap());
             assert_eq!(allocator.allocate(22 * MIB, s(2)).unwrap().segment(), young);
         }
-        assert!(old.hold("still there").is_ok(), "50 of 100 MiB were reserved before the last growth");
+        assert!(old.hold("still there").is_ok(), "50 of 100 MiB were reserved before the last structure");
         live.push(allocator.allocate(4 * MIB, s(3)).unwrap());
         assert_eq!(old.hold("still there").is_ok(), part.is_none());
         assert!(young.hold("still there").is_ok());

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use super::common::{Bench, MIB, bench, check_tiling, s, tight};
 use caching_alloc::core::{
-    Action, ActionKind, AllocError, Allocator, Block, Entry, ExportError, Fault, Filter, Fraction, Pool,
-    PoolKind, PoolSettings, RawError, Segment, Settings, ShareKind, Since, Snapshot, SourceCalls,
-    SourceError, Tracker, TrackerError, Verdict,
+    Action, ActionKind, AllocError, Allocator, Block, Entry, ExportError, Fault, Filter, Fraction, OomAction,
+    Pool, PoolKind, PoolSettings, RawError, Segment, Settings, ShareKind, Since, Snapshot, SourceCalls,
+    SourceError, Tracker, TrackerError,
 };
 use caching_alloc::host::{HostSource, HostStreams};
 use proptest::prelude::*;
@@ -178,7 +178,7 @@ fn an_observer_may_free_and_ask_for_another_try() {
             inside.empty_cache().unwrap();
             assert!(inside.allocate(15 * MIB, s(2)).is_err());
             let freed: Option<Block> = kept.lock().unwrap().pop();
-            if freed.is_some() { Verdict::Retry } else { Verdict::GiveUp }
+            if freed.is_some() { OomAction::Retry } else { OomAction::GiveUp }
         })
     };
     kept.lock().unwrap().push(allocator.allocate(12 * MIB, s(1)).unwrap());
@@ -204,7 +204,7 @@ fn one_more_try_is_all_that_observers_get() {
     let counted = asked.clone();
     let _liar = allocator.on_out_of_memory(move |_| {
         counted.fetch_add(1, Ordering::Relaxed);
-        Verdict::Retry
+        OomAction::Retry
     });
     assert!(allocator.allocate(4 * MIB, s(1)).is_err());
     let remapped = pool(&allocator, PoolKind::Remappable);
@@ -218,8 +218,9 @@ fn an_observer_that_panics_is_a_fault_and_the_others_are_told() {
     let kept = Arc::new(Mutex::new(Some(allocator.allocate(12 * MIB, s(1)).unwrap())));
     let _panics = allocator.on_out_of_memory(|_| panic!("what now"));
     let given = kept.clone();
-    let _frees = allocator
-        .on_out_of_memory(move |_| given.lock().unwrap().take().map_or(Verdict::GiveUp, |_| Verdict::Retry));
+    let _frees = allocator.on_out_of_memory(move |_| {
+        given.lock().unwrap().take().map_or(OomAction::GiveUp, |_| OomAction::Retry)
+    });
     assert!(allocator.allocate(10 * MIB, s(1)).is_ok());
     let faults = allocator.faults();
     assert!(

@@ -24,7 +24,7 @@ pub(super) fn run(job: &Job<'_>, trace: &Trace, reporter: &mut Reporter) -> Resu
     let source = Arc::new(VirtualMemorySource::new(job.context, Sharing::by_descriptor())?);
     let events = Arc::new(DriverEvents::new(job.context));
     let streams = (0..trace.streams)
-        .map(|_| Ok(events.introduce(&Stream::new(job.context, StreamFlags::NON_BLOCKING)?)))
+        .map(|_| Ok(events.register(&Stream::new(job.context, StreamFlags::NON_BLOCKING)?)))
         .collect::<Result<Vec<_>>>()?;
     let allocator = Allocator::new(source, events, Settings::default());
 

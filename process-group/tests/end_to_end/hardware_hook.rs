@@ -77,7 +77,7 @@ fn one_rank() {
     let source = VirtualMemorySource::new(&context, Sharing::by_descriptor()).unwrap();
     let events = Arc::new(DriverEvents::new(&context));
     let stream = Stream::new(&context, StreamFlags::NON_BLOCKING).unwrap();
-    let id = events.introduce(&stream);
+    let id = events.register(&stream);
     let allocator = Allocator::new(Arc::new(source), events, Settings::default());
     let early = allocator.allocate(64 << 20, id).unwrap();
     let registrar = SegmentRegistrar::attach(&allocator).unwrap();

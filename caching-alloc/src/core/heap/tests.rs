@@ -17,7 +17,7 @@ fn check(heap: &Heap) {
         let mut last = State::Used;
         let mut chunks = vec![NONE; span.firsts.len()];
         for (id, block) in heap.blocks(u32::try_from(ordinal).unwrap()) {
-            assert_eq!(block.offset, end, "blocks tile the segment");
+            assert_eq!(block.offset, end, "blocks view the segment");
             assert!(block.units > 0);
             assert!(!(last == State::Free && block.state == State::Free), "free neighbours are merged");
             assert_eq!(heap.block_at(block.segment, block.offset), Some(id));

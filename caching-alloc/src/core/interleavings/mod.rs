@@ -103,7 +103,7 @@ impl Program {
         Settings {
             large_segment: 4 * MIB,
             small_segment: 2 * MIB,
-            front_bytes: MIB,
+            quick_list_bytes: MIB,
             ring_entries: 16,
             ..settings
         }
@@ -148,9 +148,9 @@ impl Program {
         assert_eq!(self.source.calls().live_bytes, 0, "memory that the source misses");
         assert_eq!(self.streams.live_events(), 0, "events that nobody waits for any more");
         assert!(self.allocator.faults().is_empty(), "{:?}", self.allocator.faults());
-        let device = Arc::downgrade(self.allocator.shared());
+        let registry = Arc::downgrade(&self.allocator.engine().registry);
         drop(self);
-        assert_eq!(device.strong_count(), 0, "somebody keeps the allocator");
+        assert_eq!(registry.strong_count(), 0, "somebody keeps the allocator");
     }
 }
 

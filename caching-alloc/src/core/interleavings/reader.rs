@@ -18,7 +18,7 @@ pub(super) struct Books {
     blocks: HashMap<u64, i32>,
     /// Pools of pages, whose streams share addresses, while entries are in order for each stream alone.
     shared: HashSet<PoolId>,
-    /// Number of the last block entry of each shard.
+    /// Number of the last block entry of each cache.
     last: HashMap<(PoolId, StreamId), u64>,
     /// Blocks handed out since the snapshot.
     pub(super) handed_out: u64,

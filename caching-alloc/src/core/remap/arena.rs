@@ -5,7 +5,7 @@
 //! stream is available there at once, and on other streams after ordering.
 
 use super::plan::longest_page;
-use crate::core::fixed::Tile;
+use crate::core::fixed::BlockView;
 use crate::core::heap::{BlockId, Heap, List, Record, State};
 use crate::core::pending::Wait;
 use crate::core::segment::Segment;
@@ -23,19 +23,19 @@ pub(in crate::core) struct Arena {
     /// Units of the smallest page.
     pub(super) granule: Units,
     /// Old addresses of pages that have moved.
-    ghosts: Vec<Ghost>,
+    old_mappings: Vec<OldMapping>,
     /// Parts of holes with pages that are still mapped there but used elsewhere.
-    pub(super) stale: Vec<Run>,
-    /// Units leased by shards.
+    pub(super) stale: Vec<FreeSpan>,
+    /// Units leased by caches.
     leased: u64,
     /// The largest number of bytes in use whenever memory was searched.
     active_peak: u64,
     /// Calls of the source for moving pages so far.
-    pub(super) move_calls: u64,
+    pub(in crate::core) move_calls: u64,
     /// The longest short block.
     short: Units,
     /// The reserved bytes at which the source last ran out of memory.
-    pub(super) ceiling: u64,
+    pub(in crate::core) ceiling: u64,
 }
 
 /// Blocks are kept apart by length: a short block would prevent a long page from moving just like a long one.
@@ -69,7 +69,7 @@ pub(super) struct Range {
 
 /// Old addresses of moved pages, which stay mapped until an event has completed.
 #[derive(Debug)]
-pub(in crate::core) struct Ghost {
+pub(in crate::core) struct OldMapping {
     pub(in crate::core) wait: Wait,
     pub(in crate::core) places: Vec<Place>,
 }
@@ -95,20 +95,20 @@ pub(in crate::core) struct Place {
 
 /// A free block that was taken out of its list, and the stream of that list.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::core) struct Piece {
+pub(in crate::core) struct Fragment {
     pub(super) block: BlockId,
     pub(in crate::core) stream: List,
 }
 
 /// Consecutive addresses: free memory of any streams, or a hole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::core) struct Run {
+pub(in crate::core) struct FreeSpan {
     pub(super) range: u32,
     pub(super) offset: Units,
     pub(super) units: Units,
 }
 
-impl Run {
+impl FreeSpan {
     pub(super) fn end(&self) -> Units {
         self.offset + self.units
     }
@@ -118,7 +118,7 @@ impl Arena {
     /// The number of streams that can have lists of their own, numbered from 1.
     pub(in crate::core) const STREAMS: usize = List::MAX as usize / 2 - 1;
     /// The list of memory that any stream may use: the host has seen the end of all its uses.
-    pub(in crate::core) const NOBODYS_LIST: List = 0;
+    pub(in crate::core) const SHARED_LIST: List = 0;
 
     /// An arena whose pages are multiples of `granularity` bytes, itself a multiple of the unit.
     pub(in crate::core) fn new(granularity: u64) -> Self {
@@ -126,7 +126,7 @@ impl Arena {
             heap: Heap::with_tables(),
             ranges: Vec::new(),
             granule: Units::try_from(granularity / UNIT).unwrap_or(Units::MAX).max(1),
-            ghosts: Vec::new(),
+            old_mappings: Vec::new(),
             stale: Vec::new(),
             leased: 0,
             active_peak: 0,
@@ -187,7 +187,7 @@ impl Arena {
     }
 
     /// Notes the bytes in use while `units` more are requested; returns the largest value so far, in bytes.
-    /// No shard caches a block meanwhile.
+    /// No cache caches a block meanwhile.
     pub(in crate::core) fn note_active(&mut self, units: Units) -> u64 {
         self.active_peak = self.active_peak.max(self.leased * UNIT + bytes_of(units));
         let longest_page = longest_page(self.active_peak, self.smallest_page());
@@ -196,12 +196,12 @@ impl Arena {
     }
 
     /// Bytes of the smallest page.
-    pub(super) fn smallest_page(&self) -> u64 {
+    pub(in crate::core) fn smallest_page(&self) -> u64 {
         bytes_of(self.granule)
     }
 
     /// Removes the ceiling if more than that is reserved after all.
-    pub(super) fn raise_ceiling(&mut self, reserved: u64) {
+    pub(in crate::core) fn raise_ceiling(&mut self, reserved: u64) {
         if reserved > self.ceiling {
             self.ceiling = u64::MAX;
         }
@@ -213,43 +213,43 @@ impl Arena {
     }
 
     /// Runs of free neighbours in the allowed lists, by place.
-    pub(super) fn runs(&self, allowed: &dyn Fn(List) -> bool) -> Vec<Run> {
-        let mut runs: Vec<Run> = Vec::new();
+    pub(super) fn free_spans(&self, allowed: &dyn Fn(List) -> bool) -> Vec<FreeSpan> {
+        let mut free_spans: Vec<FreeSpan> = Vec::new();
         for range in 0..u32::try_from(self.ranges.len()).unwrap_or(0) {
             let free =
                 self.heap.blocks(range).filter(|(_, b)| b.state == State::Free && allowed(stream_of(b.list)));
             for (_, block) in free {
-                match runs.last_mut() {
+                match free_spans.last_mut() {
                     Some(run) if run.range == range && run.end() == block.offset => run.units += block.units,
-                    _ => runs.push(Run { range, offset: block.offset, units: block.units }),
+                    _ => free_spans.push(FreeSpan { range, offset: block.offset, units: block.units }),
                 }
             }
         }
-        runs
+        free_spans
     }
 
     /// Takes free memory out of its lists.
-    pub(super) fn detach(&mut self, range: u32, mut from: Units, to: Units) -> Vec<Piece> {
-        let mut pieces = Vec::new();
+    pub(super) fn detach(&mut self, range: u32, mut from: Units, to: Units) -> Vec<Fragment> {
+        let mut fragments = Vec::new();
         while from < to {
-            let id = self.heap.block_over(range, from).expect("blocks tile their range");
+            let id = self.heap.block_over(range, from).expect("blocks view their range");
             let block = self.heap.block(id);
             debug_assert_eq!(block.state, State::Free);
             let (list, units) = (block.list, (block.offset + block.units).min(to) - from);
-            pieces.push(Piece { block: self.heap.take_part(id, from, units), stream: stream_of(list) });
+            fragments.push(Fragment { block: self.heap.take_part(id, from, units), stream: stream_of(list) });
             from += units;
         }
-        pieces
+        fragments
     }
 
     /// Returns detached memory to its lists.
-    pub(in crate::core) fn restore(&mut self, pieces: Vec<Piece>) {
-        pieces.into_iter().for_each(|piece| self.free_to(piece.block, piece.stream));
+    pub(in crate::core) fn restore(&mut self, fragments: Vec<Fragment>) {
+        fragments.into_iter().for_each(|fragment| self.free_to(fragment.block, fragment.stream));
     }
 
     /// Gives detached neighbours to one stream, as one free block.
-    pub(in crate::core) fn give(&mut self, pieces: &[Piece], stream: List) {
-        if let Some(block) = self.unite(pieces.iter().map(|piece| piece.block)) {
+    pub(in crate::core) fn give(&mut self, fragments: &[Fragment], stream: List) {
+        if let Some(block) = self.unite(fragments.iter().map(|fragment| fragment.block)) {
             self.free_to(block, stream);
         }
     }
@@ -274,9 +274,9 @@ impl Arena {
         units: Units,
         tier: Option<Tier>,
         allowed: &dyn Fn(List) -> bool,
-    ) -> Option<Vec<Piece>> {
-        let runs = self.runs(allowed);
-        let fits = runs.into_iter().filter(|run| {
+    ) -> Option<Vec<Fragment>> {
+        let free_spans = self.free_spans(allowed);
+        let fits = free_spans.into_iter().filter(|run| {
             run.units >= units && tier.is_none_or(|tier| self.ranges[run.range as usize].tier == tier)
         });
         let best = fits.min_by_key(|run| (run.units, run.range, run.offset))?;
@@ -288,30 +288,31 @@ impl Arena {
         Place { address: self.address(block), bytes: bytes_of(self.heap.block(block).units), block }
     }
 
-    /// Stores the old addresses of moved pages for [`take_ghosts`](Self::take_ghosts).
-    pub(super) fn leave_ghost(&mut self, wait: Wait, places: Vec<Place>) {
-        self.ghosts.push(Ghost { wait, places });
+    /// Stores the old addresses of moved pages for [`take_old_mappings`](Self::take_old_mappings).
+    pub(super) fn leave_old_mapping(&mut self, wait: Wait, places: Vec<Place>) {
+        self.old_mappings.push(OldMapping { wait, places });
     }
 
     /// Takes the old addresses of moved pages, to check their events.
-    pub(in crate::core) fn take_ghosts(&mut self) -> Vec<Ghost> {
-        std::mem::take(&mut self.ghosts)
+    pub(in crate::core) fn take_old_mappings(&mut self) -> Vec<OldMapping> {
+        std::mem::take(&mut self.old_mappings)
     }
 
     /// Stores again the ones whose events have not completed.
-    pub(in crate::core) fn keep_ghosts(&mut self, ghosts: Vec<Ghost>) {
-        self.ghosts.extend(ghosts);
+    pub(in crate::core) fn keep_old_mappings(&mut self, old_mappings: Vec<OldMapping>) {
+        self.old_mappings.extend(old_mappings);
     }
 
     /// Frees the addresses of a block that no work uses any more. Pages can be mapped there once the old ones
     /// are unmapped.
     pub(in crate::core) fn retire_block(&mut self, block: BlockId) {
         let Record { segment: range, offset, units, .. } = *self.heap.block(block);
-        let mut run = Run { range, offset, units };
+        let mut run = FreeSpan { range, offset, units };
         self.stale.retain(|other| {
             let meets = other.range == range && (other.end() == run.offset || run.end() == other.offset);
             if meets {
-                run = Run { offset: run.offset.min(other.offset), units: run.units + other.units, ..run };
+                run =
+                    FreeSpan { offset: run.offset.min(other.offset), units: run.units + other.units, ..run };
             }
             !meets
         });
@@ -320,18 +321,18 @@ impl Arena {
     }
 
     /// Takes the addresses that must be unmapped before pages are mapped there, if they exceed `most` bytes.
-    pub(in crate::core) fn take_stale(&mut self, most: u64) -> Vec<Run> {
+    pub(in crate::core) fn take_stale(&mut self, most: u64) -> Vec<FreeSpan> {
         let bytes: u64 = self.stale.iter().map(|run| bytes_of(run.units)).sum();
         if bytes > most { std::mem::take(&mut self.stale) } else { Vec::new() }
     }
 
     /// The first address and the length of a run.
-    pub(in crate::core) fn span(&self, run: Run) -> (u64, u64) {
+    pub(in crate::core) fn span(&self, run: FreeSpan) -> (u64, u64) {
         (self.ranges[run.range as usize].base + bytes_of(run.offset), bytes_of(run.units))
     }
 
     /// Removes a part of a hole in which pages may still be mapped.
-    pub(in crate::core) fn lose_run(&mut self, run: Run) {
+    pub(in crate::core) fn leak_span(&mut self, run: FreeSpan) {
         let mut at = run.offset;
         while let Some(id) = (at < run.end()).then(|| self.heap.block_over(run.range, at)).flatten() {
             let block = self.heap.block(id);
@@ -352,10 +353,10 @@ impl Arena {
     /// Returns all resources when the pool is dropped.
     pub(in crate::core) fn dissolve(self) -> Remains {
         let stale = self.stale.iter().map(|run| self.span(*run));
-        let places = self.ghosts.iter().flat_map(|ghost| &ghost.places);
+        let places = self.old_mappings.iter().flat_map(|old_mapping| &old_mapping.places);
         Remains {
             old: stale.chain(places.map(|place| (place.address, place.bytes))).collect(),
-            events: self.ghosts.iter().filter_map(|ghost| ghost.wait.event).collect(),
+            events: self.old_mappings.iter().filter_map(|old_mapping| old_mapping.wait.event).collect(),
             ranges: self.ranges.iter().map(|range| (range.base, bytes_of(range.limit))).collect(),
             pages: self.ranges.into_iter().flat_map(|range| range.pages).flatten().collect(),
         }
@@ -401,7 +402,7 @@ impl Arena {
     /// Leaves a stream's free memory to all streams. The host has seen the end of the stream's work.
     pub(in crate::core) fn leave_list(&mut self, stream: List) {
         for tier in [Tier::Short, Tier::Long] {
-            self.heap.relist(tier.list(stream), tier.list(Self::NOBODYS_LIST));
+            self.heap.relist(tier.list(stream), tier.list(Self::SHARED_LIST));
         }
     }
 
@@ -411,17 +412,17 @@ impl Arena {
     }
 
     /// The page, and the block, that contain an address.
-    pub(in crate::core) fn find(&self, address: u64) -> Option<(&Segment, Tile)> {
+    pub(in crate::core) fn find(&self, address: u64) -> Option<(&Segment, BlockView)> {
         let (ordinal, range) = (0..).zip(&self.ranges).find(|(ordinal, range)| {
             (range.base..range.base + bytes_of(self.heap.length(*ordinal))).contains(&address)
         })?;
         let offset = Units::try_from((address - range.base) / UNIT).ok()?;
         let segment = self.page_at(ordinal, offset)?;
-        Some((segment, self.tile(self.heap.block_over(ordinal, offset)?)))
+        Some((segment, self.view(self.heap.block_over(ordinal, offset)?)))
     }
 
-    fn tile(&self, id: BlockId) -> Tile {
+    fn view(&self, id: BlockId) -> BlockView {
         let block = self.heap.block(id);
-        Tile { id, address: self.address(id), units: block.units, is_free: block.state == State::Free }
+        BlockView { id, address: self.address(id), units: block.units, is_free: block.state == State::Free }
     }
 }

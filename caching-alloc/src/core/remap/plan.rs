@@ -20,7 +20,7 @@
 //! four times in two steps. Idle pages move only when the pool would otherwise grow clearly beyond its need:
 //! moving costs calls, and a little slack saves many.
 
-use super::arena::{Arena, Piece, Range, Run, Tier};
+use super::arena::{Arena, Fragment, FreeSpan, Range, Tier};
 use crate::core::heap::{BlockId, List, State};
 use crate::core::pending::Wait;
 use crate::core::segment::Segment;
@@ -60,14 +60,14 @@ pub(in crate::core) struct Plan {
     /// The lengths in bytes of new pages to make behind them.
     pub(in crate::core) makes: Vec<u64>,
     /// Addresses to unmap there first.
-    pub(in crate::core) stale: Vec<Run>,
+    pub(in crate::core) stale: Vec<FreeSpan>,
     range: u32,
     target: BlockId,
     /// Free memory before and behind the range, which it extends.
-    before: Vec<Piece>,
-    after: Vec<Piece>,
+    before: Vec<Fragment>,
+    after: Vec<Fragment>,
     /// The free memory that the moved pages come from, one list per neighbourhood.
-    sources: Vec<Vec<Piece>>,
+    sources: Vec<Vec<Fragment>>,
 }
 
 /// Neighbouring pages that could move.
@@ -86,8 +86,8 @@ pub(super) struct Site {
     room: Units,
     /// Units to map there.
     need: Units,
-    before: Option<Run>,
-    after: Option<Run>,
+    before: Option<FreeSpan>,
+    after: Option<FreeSpan>,
 }
 
 impl Site {
@@ -98,7 +98,8 @@ impl Site {
 
     /// Returns true if the block would use the free memory that contains these pages.
     fn has(&self, near: &Idle) -> bool {
-        let is_in = |run: &Run| run.range == near.range && (run.offset..run.end()).contains(&near.offset);
+        let is_in =
+            |run: &FreeSpan| run.range == near.range && (run.offset..run.end()).contains(&near.offset);
         [self.before, self.after].iter().flatten().any(is_in)
     }
 }
@@ -117,8 +118,8 @@ impl Plan {
 
     /// The streams whose memory the plan takes.
     pub(in crate::core) fn lists(&self) -> Vec<List> {
-        let pieces = self.sources.iter().flatten().chain(&self.before).chain(&self.after);
-        let mut lists: Vec<List> = pieces.map(|piece| piece.stream).collect();
+        let fragments = self.sources.iter().flatten().chain(&self.before).chain(&self.after);
+        let mut lists: Vec<List> = fragments.map(|fragment| fragment.stream).collect();
         lists.sort_unstable();
         lists.dedup();
         lists
@@ -134,19 +135,19 @@ impl Arena {
         allowed: &dyn Fn(List) -> bool,
         budget: Budget,
     ) -> Option<Plan> {
-        let runs = self.runs(allowed);
-        let site = self.site(&runs, units, 0)?;
+        let free_spans = self.free_spans(allowed);
+        let site = self.site(&free_spans, units, 0)?;
         if bytes_of(site.need) <= budget.freely {
             let makes = self.page_sizes(site.need, budget.peak);
             return Some(self.take(site, Vec::new(), makes));
         }
-        let idle = self.idle(&runs);
+        let idle = self.idle(&free_spans);
         let longest = idle.iter().flat_map(|near| &near.pages).map(|(_, page)| units_of(page)).max();
         // If idle pages are too long for the best hole, a hole with room for any of them.
-        let roomy = longest.and_then(|longest| self.site(&runs, units, longest));
+        let roomy = longest.and_then(|longest| self.site(&free_spans, units, longest));
         let mut near = [Some(site), roomy].into_iter().flatten();
         near.find_map(|site| self.fill(site, &idle, budget)).or_else(|| {
-            let others = if budget.anywhere { self.sites(&runs, &idle, units) } else { Vec::new() };
+            let others = if budget.anywhere { self.sites(&free_spans, &idle, units) } else { Vec::new() };
             others.into_iter().find_map(|site| self.fill(site, &idle, budget))
         })
     }
@@ -168,10 +169,10 @@ impl Arena {
     /// Finds the hole in which a block needs the least mapping, together with free memory before it, behind
     /// it, or both. Among equals it prefers the least unmapping, then the smallest rest, so that longer rests
     /// stay available. The hole has room for `spare` more units.
-    pub(super) fn site(&self, runs: &[Run], units: Units, spare: Units) -> Option<Site> {
+    pub(super) fn site(&self, free_spans: &[FreeSpan], units: Units, spare: Units) -> Option<Site> {
         let mut best: Option<((Units, usize, Units), Site)> = None;
-        self.each_site(runs, units, Some(self.tier(units)), |site| {
-            let hole = Run { range: site.range, offset: site.at, units: site.room };
+        self.each_site(free_spans, units, Some(self.tier(units)), |site| {
+            let hole = FreeSpan { range: site.range, offset: site.at, units: site.room };
             let cost = (site.need, self.stale_in(hole).count(), site.have() + site.need - units);
             if site.need.saturating_add(spare) <= site.room
                 && best.as_ref().is_none_or(|(least, _)| cost < *least)
@@ -184,9 +185,9 @@ impl Arena {
 
     /// Every hole in which a block could be placed, ordered by the new memory that is needed after idle pages
     /// have moved there.
-    fn sites(&self, runs: &[Run], idle: &[Idle], units: Units) -> Vec<Site> {
+    fn sites(&self, free_spans: &[FreeSpan], idle: &[Idle], units: Units) -> Vec<Site> {
         let mut sites = Vec::new();
-        self.each_site(runs, units, None, |site| {
+        self.each_site(free_spans, units, None, |site| {
             let elsewhere: Units = idle.iter().filter(|near| !site.has(near)).map(|near| near.units).sum();
             sites.push((site.need.saturating_sub(elsewhere), site.need, site));
         });
@@ -195,21 +196,27 @@ impl Arena {
     }
 
     /// Visits the holes in which a block could be placed, of one tier or of both.
-    fn each_site(&self, runs: &[Run], units: Units, tier: Option<Tier>, mut visit: impl FnMut(Site)) {
+    fn each_site(
+        &self,
+        free_spans: &[FreeSpan],
+        units: Units,
+        tier: Option<Tier>,
+        mut visit: impl FnMut(Site),
+    ) {
         let mut next = 0;
         for (range, at, room) in self.holes() {
             if tier.is_some_and(|tier| self.ranges[range as usize].tier != tier) {
                 continue;
             }
-            while runs.get(next).is_some_and(|run| (run.range, run.end()) < (range, at)) {
+            while free_spans.get(next).is_some_and(|run| (run.range, run.end()) < (range, at)) {
                 next += 1;
             }
-            let beside = |run: Option<&Run>, is: &dyn Fn(&Run) -> bool| {
+            let beside = |run: Option<&FreeSpan>, is: &dyn Fn(&FreeSpan) -> bool| {
                 run.filter(|run| run.range == range && is(run)).copied()
             };
-            let before = beside(runs.get(next), &|run| run.end() == at);
+            let before = beside(free_spans.get(next), &|run| run.end() == at);
             let second = next + usize::from(before.is_some());
-            let after = beside(runs.get(second), &|run| run.offset == at.saturating_add(room));
+            let after = beside(free_spans.get(second), &|run| run.offset == at.saturating_add(room));
             for (before, after) in [(None, None), (before, None), (None, after), (before, after)] {
                 let mut site = Site { range, at, room, need: 0, before, after };
                 let missing = units.saturating_sub(site.have()).next_multiple_of(self.granule);
@@ -224,9 +231,10 @@ impl Arena {
     }
 
     /// The stale mappings that must be unmapped before pages are mapped there.
-    fn stale_in(&self, place: Run) -> impl Iterator<Item = Run> {
-        let meets =
-            move |run: &Run| run.range == place.range && run.offset < place.end() && place.offset < run.end();
+    fn stale_in(&self, place: FreeSpan) -> impl Iterator<Item = FreeSpan> {
+        let meets = move |run: &FreeSpan| {
+            run.range == place.range && run.offset < place.end() && place.offset < run.end()
+        };
         self.stale.iter().copied().filter(meets)
     }
 
@@ -247,9 +255,9 @@ impl Arena {
     }
 
     /// Whole pages in free memory that nobody holds, one entry per neighbourhood.
-    fn idle(&self, runs: &[Run]) -> Vec<Idle> {
+    fn idle(&self, free_spans: &[FreeSpan]) -> Vec<Idle> {
         let mut all: Vec<Idle> = Vec::new();
-        for run in runs {
+        for run in free_spans {
             let first = run.offset.div_ceil(self.granule) as usize;
             let pages = &self.ranges[run.range as usize].pages;
             let mut open = false;
@@ -312,7 +320,7 @@ impl Arena {
         if before.is_none() && after.is_some() {
             at += room - units;
         }
-        let mut detached = |run: Run| self.detach(run.range, run.offset, run.end());
+        let mut detached = |run: FreeSpan| self.detach(run.range, run.offset, run.end());
         let before = before.map(&mut detached).unwrap_or_default();
         let after = after.map(&mut detached).unwrap_or_default();
         let length = self.heap.length(range);
@@ -321,9 +329,9 @@ impl Arena {
             let granules = (self.heap.length(range) / self.granule) as usize;
             self.ranges[range as usize].pages.resize(granules, None);
         }
-        let stale: Vec<Run> = self.stale_in(Run { range, offset: at, units }).collect();
+        let stale: Vec<FreeSpan> = self.stale_in(FreeSpan { range, offset: at, units }).collect();
         self.stale.retain(|run| !stale.contains(run));
-        let hole = self.heap.block_over(range, at).expect("blocks tile their range");
+        let hole = self.heap.block_over(range, at).expect("blocks view their range");
         let target = self.heap.take_part(hole, at, units);
         Plan {
             address: self.address(target),
@@ -349,7 +357,7 @@ impl Arena {
         }
         self.restore(before);
         self.restore(after);
-        sources.into_iter().for_each(|pieces| self.restore(pieces));
+        sources.into_iter().for_each(|fragments| self.restore(fragments));
     }
 
     /// Completes a plan that has been carried out: `pages` are mapped there, in their order. The memory
@@ -367,22 +375,24 @@ impl Arena {
             let granule = ((page.address() - base) / bytes_of(self.granule)) as usize;
             self.ranges[range as usize].pages[granule] = Some(page);
         }
-        let of = |pieces: Vec<Piece>| pieces.into_iter().map(|piece| piece.block);
+        let of = |fragments: Vec<Fragment>| fragments.into_iter().map(|fragment| fragment.block);
         let blocks = of(before).chain([target]).chain(of(after));
         let block = self.unite(blocks).expect("there is the target, at least");
         self.free_to(block, stream);
-        let old = sources.iter().filter_map(|pieces| self.unite(pieces.iter().map(|piece| piece.block)));
+        let old = sources
+            .iter()
+            .filter_map(|fragments| self.unite(fragments.iter().map(|fragment| fragment.block)));
         let old: Vec<BlockId> = old.collect();
         let places = old.into_iter().map(|block| self.place(block)).collect();
         if let Some(wait) = wait {
-            self.leave_ghost(wait, places);
+            self.leave_old_mapping(wait, places);
         }
     }
 
     /// Takes idle pages of at least `wanted` bytes, or all, out of the lists, to be released.
-    pub(in crate::core) fn detach_idle(&mut self, wanted: u64) -> Vec<(Vec<Segment>, Vec<Piece>)> {
-        let runs = self.runs(&|_| true);
-        let mut idle = self.idle(&runs);
+    pub(in crate::core) fn detach_idle(&mut self, wanted: u64) -> Vec<(Vec<Segment>, Vec<Fragment>)> {
+        let free_spans = self.free_spans(&|_| true);
+        let mut idle = self.idle(&free_spans);
         idle.sort_by_key(|idle| std::cmp::Reverse(idle.units));
         let mut bytes = 0;
         let mut taken = Vec::new();
@@ -398,23 +408,23 @@ impl Arena {
             for (offset, _) in pages {
                 self.ranges[idle.range as usize].pages[(offset / self.granule) as usize] = None;
             }
-            let pieces = self.detach(idle.range, idle.offset, end);
-            taken.push((pages.iter().map(|(_, page)| page.clone()).collect(), pieces));
+            let fragments = self.detach(idle.range, idle.offset, end);
+            taken.push((pages.iter().map(|(_, page)| page.clone()).collect(), fragments));
         }
         taken
     }
 
     /// Turns these fragments, whose pages were unmapped, into holes.
-    pub(in crate::core) fn vacate(&mut self, pieces: &[Piece]) {
-        if let Some(block) = self.unite(pieces.iter().map(|piece| piece.block)) {
+    pub(in crate::core) fn vacate(&mut self, fragments: &[Fragment]) {
+        if let Some(block) = self.unite(fragments.iter().map(|fragment| fragment.block)) {
             self.heap.make_hole(block);
         }
     }
 
     /// Returns pages and fragments that were not released.
-    pub(in crate::core) fn reinstate(&mut self, pages: Vec<Segment>, pieces: Vec<Piece>) {
+    pub(in crate::core) fn reinstate(&mut self, pages: Vec<Segment>, fragments: Vec<Fragment>) {
         self.put_pages_back(pages);
-        self.restore(pieces);
+        self.restore(fragments);
     }
 
     /// Puts claimed pages back, so that they can be held again.

@@ -1,7 +1,7 @@
 //! A snapshot in the format of PyTorch's tools: the layout of `torch.cuda.memory._snapshot()`, as JSON or as
 //! a pickle.
 //!
-//! The browser viewer computes a block's address by adding lengths to its segment's address, so blocks tile
+//! The browser viewer computes a block's address by adding lengths to its segment's address, so blocks view
 //! their segments. It replays the trace backwards from the final state, so both are of one moment, and
 //! entries that one ring has dropped are left out for all rings. Neighbouring pages of one stream become one
 //! segment there; pages are shared by all streams, so all of them have the same stream. A block's length in
@@ -10,15 +10,16 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::panic::Location;
 use std::time::UNIX_EPOCH;
 
 use serde::{Serialize, Serializer};
 
 use super::{BlockState, Snapshot, Usage};
 use crate::core::entry::{Action, ActionKind, Entry};
+use crate::core::request::{Name, RequestInfo};
 use crate::core::rounding::{Fraction, Rounding};
-use crate::core::segment::{self as core, PoolId, SegmentId, SizeClass};
+use crate::core::segment::{self as core, PoolId, SegmentId};
+use crate::core::size::SizeClass;
 use crate::core::stream::StreamId;
 
 #[derive(Serialize)]
@@ -164,43 +165,23 @@ impl Snapshot {
         }
     }
 
-    /// Only allocations of blocks that still exist have a call site.
     fn traces(&self, kept: &[Entry]) -> Vec<Trace> {
-        let fixed = self.segments.iter().flat_map(|state| &state.blocks);
-        let blocks = fixed.chain(self.mapped.iter().flat_map(|state| &state.blocks));
-        let mut sites: HashMap<u64, _> =
-            blocks.filter_map(|block| Some((block.address, block.call_site?))).collect();
         let pages = self.trace.iter().filter_map(|entry| match &entry.action {
             Action::SegmentMap(page) => Some(page.id()),
             _ => None,
         });
         let pages = pages.collect();
-        let mut traces: Vec<Trace> = kept
-            .iter()
-            .rev()
-            .filter_map(|entry| {
-                let site = match &entry.action {
-                    Action::Alloc(span) => sites.remove(&span.address),
-                    _ => None,
-                };
-                self.trace_entry(entry, site, &pages)
-            })
-            .collect();
-        traces.reverse();
-        traces
+        kept.iter().filter_map(|entry| self.trace_entry(entry, &pages)).collect()
     }
 
     /// Annotations have a separate list. Pages of a dropped pool are removed like segments; for the viewer
     /// they are unmapped.
-    fn trace_entry(
-        &self,
-        entry: &Entry,
-        site: Option<&'static Location<'static>>,
-        pages: &HashSet<SegmentId>,
-    ) -> Option<Trace> {
+    fn trace_entry(&self, entry: &Entry, pages: &HashSet<SegmentId>) -> Option<Trace> {
         let (mut kind, mut stream) = (entry.action.kind(), entry.stream);
+        let mut request = None;
         let (addr, device_free, size) = match &entry.action {
             Action::Alloc(span) | Action::FreeRequested(span) | Action::FreeCompleted(span) => {
+                request = Some(span.request);
                 (Some(span.address), None, span.requested)
             }
             Action::SegmentAlloc(segment)
@@ -217,7 +198,8 @@ impl Snapshot {
             }
             Action::Snapshot => (Some(0), None, 0),
             Action::OutOfMemory { wanted, free } => (None, Some(free.unwrap_or(0)), *wanted),
-            Action::Annotation(_) => return None,
+            // The tools compute the stream from the final state.
+            Action::Annotation(_) | Action::SegmentMoved { .. } => return None,
         };
         Some(Trace {
             action: kind.name(),
@@ -227,7 +209,7 @@ impl Snapshot {
             stream: int(stream.0),
             time_us: self.time_us(entry),
             pool_id: pool_id(entry.pool),
-            frames: frames(site),
+            frames: frames(request),
         })
     }
 
@@ -265,12 +247,17 @@ fn pool_id(pool: PoolId) -> (u32, u32) {
     (0, pool.0)
 }
 
-fn frames(site: Option<&'static Location<'static>>) -> Vec<Frame> {
-    let frame = site.map(|site| Frame { filename: site.file(), line: site.line(), name: "??" });
+/// The source location of a request as the only frame of its stack, with the request's name for a function.
+fn frames(request: Option<RequestInfo>) -> Vec<Frame> {
+    let frame = request.map(|RequestInfo { call_site, name }| Frame {
+        filename: call_site.file(),
+        line: call_site.line(),
+        name: name.map_or("??", Name::as_str),
+    });
     frame.into_iter().collect()
 }
 
-/// Merges neighbouring segments into one; `blocks` tile them.
+/// Merges neighbouring segments into one; `blocks` view them.
 fn segment(
     segments: &[core::Segment],
     blocks: &[BlockState],
@@ -306,6 +293,6 @@ fn block(block: &BlockState) -> Block {
         size: int(block.bytes),
         requested_size: int(block.requested),
         state,
-        frames: frames(block.call_site),
+        frames: frames(block.request),
     }
 }

@@ -3,10 +3,10 @@
 #[cfg(any(feature = "json", feature = "pickle"))]
 mod document;
 
-use std::panic::Location;
 use std::time::SystemTime;
 
 use super::entry::Entry;
+use super::request::RequestInfo;
 use super::segment::Segment;
 use super::settings::Settings;
 
@@ -62,8 +62,17 @@ pub struct BlockState {
     pub requested: u64,
     /// The state of the block.
     pub usage: Usage,
-    /// The source location of the owner's request; `None` for a free block.
-    pub call_site: Option<&'static Location<'static>>,
+    /// The source location and the name of the owner's request; `None` for a free block.
+    pub request: Option<RequestInfo>,
+}
+
+/// The segment and the block that contain an address; see [`Allocator::find`](super::Allocator::find).
+#[derive(Debug, Clone)]
+pub struct AddressInfo {
+    /// The segment.
+    pub segment: Segment,
+    /// The block.
+    pub block: BlockState,
 }
 
 /// The state of a block.
@@ -80,7 +89,7 @@ pub enum Usage {
 impl BlockState {
     /// A free block.
     pub(super) fn free(address: u64, bytes: u64) -> Self {
-        Self { address, bytes, requested: 0, usage: Usage::Inactive, call_site: None }
+        Self { address, bytes, requested: 0, usage: Usage::Inactive, request: None }
     }
 
     /// Its length, unless it is free.
@@ -100,7 +109,7 @@ impl SegmentState {
     /// A segment shown as one block without an owner.
     pub(super) fn whole(segment: &Segment, usage: Usage) -> Self {
         let (address, bytes) = (segment.address(), segment.bytes());
-        let whole = BlockState { address, bytes, requested: 0, usage, call_site: None };
+        let whole = BlockState { address, bytes, requested: 0, usage, request: None };
         Self { segment: segment.clone(), blocks: vec![whole] }
     }
 

@@ -88,8 +88,8 @@ fn grow_to_eight_gib(next: impl FnMut(u64) -> u64) -> Vec<u64> {
 /// Runs `times` mixtures with requests up to each of several sizes, and returns those that took more than 8
 /// segments to reach 8 GiB.
 fn beyond_eight(times: u64, mosts: &[u64]) -> Vec<Vec<u64>> {
-    let runs = mosts.iter().flat_map(|most| (0..times).map(move |seed| mixture(seed, *most)));
-    let grown = runs.map(|sizes| {
+    let free_spans = mosts.iter().flat_map(|most| (0..times).map(move |seed| mixture(seed, *most)));
+    let grown = free_spans.map(|sizes| {
         let mut sizes = sizes.iter().cycle();
         grow_to_eight_gib(|_| *sizes.next().unwrap())
     });

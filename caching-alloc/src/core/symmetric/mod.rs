@@ -34,14 +34,11 @@ mod log;
 mod tests;
 
 pub use arena::{Placed, SymmetricArena, SymmetricError};
-pub(super) use journal::Journal;
 pub use journal::SymmetricSegment;
 pub use log::{Log, LogState, Operation, OperationKind};
 
 use super::size::MAX_BLOCK;
-
-/// Segments of symmetric pools are multiples of this: 2 MiB.
-pub const SEGMENT_STEP: u64 = 2 << 20;
+pub use super::size::SEGMENT_STEP;
 
 /// The excess over its target size that a segment may have so that one more request fits.
 const TOLERANCE: u64 = 4 * SEGMENT_STEP;

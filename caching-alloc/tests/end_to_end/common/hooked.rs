@@ -27,7 +27,7 @@ pub(crate) trait StreamHook: Debug + Send + Sync {
     /// Runs between the answer of `is_capturing` and its return to the allocator.
     fn after_is_capturing(&self) {}
 
-    fn knows(&self, _stream: StreamId) -> bool {
+    fn is_registered(&self, _stream: StreamId) -> bool {
         true
     }
 }
@@ -65,8 +65,8 @@ impl<H: StreamHook> StreamEvents for HookedStreams<H> {
     fn recycle(&self, event: EventId) {
         self.enter(Call::Recycle).recycle(event);
     }
-    fn knows(&self, stream: StreamId) -> bool {
-        self.hook.knows(stream)
+    fn is_registered(&self, stream: StreamId) -> bool {
+        self.hook.is_registered(stream)
     }
     fn captures(&self) -> Option<Arc<AtomicUsize>> {
         self.host.captures()

@@ -36,7 +36,7 @@ pub(crate) fn remapping_bench(capacity: u64, settings: Settings) -> Bench {
 
 /// Settings whose segments are small enough for a test to need several.
 pub(crate) fn tight() -> Settings {
-    Settings { large_segment: 4 * MIB, front_bytes: MIB, ring_entries: 1 << 12, ..Settings::default() }
+    Settings { large_segment: 4 * MIB, quick_list_bytes: MIB, ring_entries: 1 << 12, ..Settings::default() }
 }
 
 pub(crate) fn s(number: u64) -> StreamId {
@@ -60,7 +60,7 @@ pub(crate) fn check_tiling(snapshot: &Snapshot) {
         end = at;
         at = segments[0].address();
         for block in blocks {
-            assert_eq!(block.address, at, "blocks tile their segments");
+            assert_eq!(block.address, at, "blocks view their segments");
             assert!(block.bytes > 0 && block.bytes.is_multiple_of(512));
             assert!(block.requested <= block.bytes);
             at += block.bytes;

@@ -31,7 +31,7 @@ pub(super) struct Ledger {
     addresses: Intervals<Tenure>,
     /// By offset, each token a space.
     physical: Intervals<Tenure>,
-    /// The pool that each piece of memory has served.
+    /// The pool that each fragment of memory has served.
     pools: HashMap<u64, PoolId>,
     /// Held memory, by token: its addresses, and the number of holds.
     held: HashMap<u64, (Span, u64)>,
@@ -117,7 +117,7 @@ impl Ledger {
         self.held.entry(memory.token).or_insert((at(memory.address, memory.bytes), 0)).1 += 1;
     }
 
-    pub(super) fn let_go(&mut self, memory: SegmentMemory) {
+    pub(super) fn request_free(&mut self, memory: SegmentMemory) {
         if let Some((_, count)) = self.held.get_mut(&memory.token) {
             *count -= 1;
             if *count == 0 {

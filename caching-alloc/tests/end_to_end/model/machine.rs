@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use caching_alloc::core::symmetric::{Geometry, Placement, SymmetricArena};
 use caching_alloc::core::{
     AllocError, Allocator, Attachment, Block, Capture, Filter, Freeze, GraphMemory, GraphPool, Hold, Pool,
     PoolId, PoolKind, PoolSettings, Reuse, SegmentMemory, StreamId, ThreadRoute,
@@ -19,10 +18,6 @@ use super::watched::{Shared, Watched};
 
 /// The stream that carries collectives.
 const COLLECTIVE: StreamId = StreamId(STREAMS - 1);
-/// The stream of the symmetric pool.
-const BOUND: StreamId = StreamId(0);
-/// Segments of the symmetric pool: small, so that a short run makes several.
-const GEOMETRY: Geometry = Geometry { first_segment: 2 * MIB, largest_segment: 4 * MIB };
 
 pub(super) struct Machine {
     pub(super) lends: bool,
@@ -36,8 +31,6 @@ pub(super) struct Machine {
     /// By [`Which`], but for the graph pool.
     pub(super) pools: Vec<Pool>,
     graph_pool: GraphPool,
-    /// A reference for the symmetric pool's placement: with other addresses, without streams or time.
-    twin: SymmetricArena,
     pub(super) live: Vec<Live>,
     freezes: Vec<(Which, Freeze)>,
     /// The guards that route requests; the newest one is asked first.
@@ -58,8 +51,6 @@ pub(super) struct Live {
     span: Span,
     memory: Vec<Span>,
     users: Vec<StreamId>,
-    /// In the twin, for a block of the symmetric pool.
-    placement: Option<Placement>,
 }
 
 enum Guard {
@@ -87,9 +78,8 @@ impl Machine {
             Which::Default => allocator.default_pool().clone(),
             other => allocator.pool(pool_settings(other, lends, borrows)).unwrap(),
         };
-        let pools = Which::ALL[..5].iter().copied().map(made).collect();
+        let pools = Which::ALL[..4].iter().copied().map(made).collect();
         let graph_pool = allocator.graph_pool(PoolSettings::default()).unwrap();
-        let other_place = Arc::new(HostSource::at(0x10_0000_0000, u64::MAX));
         let mut machine = Self {
             lends,
             borrows,
@@ -100,7 +90,6 @@ impl Machine {
             ledger,
             pools,
             graph_pool,
-            twin: SymmetricArena::new(other_place, GEOMETRY).unwrap(),
             live: Vec::new(),
             freezes: Vec::new(),
             guards: Vec::new(),
@@ -140,7 +129,7 @@ impl Machine {
             Step::Graph(stream, keep) => self.graph(s(stream), keep),
             Step::DropGraph(index) if !self.graphs.is_empty() => {
                 let graph = self.graphs.swap_remove(index % self.graphs.len());
-                graph.segments().for_each(|segment| self.ledger.open().let_go(segment.memory()));
+                graph.segments().for_each(|segment| self.ledger.open().request_free(segment.memory()));
                 drop(graph);
                 self.note_kept();
             }
@@ -174,7 +163,7 @@ impl Machine {
             }
             Step::LetGo(index) if !self.holds.is_empty() => {
                 let hold = self.holds.swap_remove(index % self.holds.len());
-                self.ledger.open().let_go(hold.segment().memory());
+                self.ledger.open().request_free(hold.segment().memory());
             }
             Step::Renew(which) => {
                 self.freezes.retain(|(frozen, _)| *frozen != which);
@@ -239,10 +228,6 @@ impl Machine {
                 assert!(refused && (pool, captured) == (target.id, stream));
                 return;
             }
-            Err(AllocError::StreamNotOfPool { .. }) => {
-                assert!(target.which == Which::Symmetric && stream != BOUND);
-                return;
-            }
             Err(error) => panic!("{error}"),
         };
         assert!(!refused, "memory of pool {} does not stay for a graph", target.id.0);
@@ -253,17 +238,8 @@ impl Machine {
         self.check_pool(&block, target);
         let (span, memory) = self.check_place(&block, target.which);
         self.ledger.open().take(span, &memory, block.pool(), stream);
-        let placement = (target.which == Which::Symmetric).then(|| {
-            let placed = self.twin.allocate(bytes).unwrap();
-            assert_eq!(
-                block.placement(),
-                placed.placement,
-                "elsewhere, at another time, it is another place"
-            );
-            placed.placement
-        });
         self.streams.enqueue(stream);
-        self.live.push(Live { block, span, memory, users: Vec::new(), placement });
+        self.live.push(Live { block, span, memory, users: Vec::new() });
     }
 
     /// The pool that a request to the allocator itself should use.
@@ -295,7 +271,7 @@ impl Machine {
 
     /// Returns true for a private pool: the current one, or an earlier one that was replaced.
     fn names_private(&self, id: PoolId) -> bool {
-        let others = [Which::Default, Which::Whole, Which::Remapped, Which::Symmetric];
+        let others = [Which::Default, Which::Whole, Which::Remapped];
         id != self.graph_pool.id() && others.iter().all(|which| self.pools[*which as usize].id() != id)
     }
 
@@ -324,7 +300,8 @@ impl Machine {
             assert_eq!(segment.pool(), block.pool());
             assert!((address..address + bytes).contains(&next), "{block:?} lies in its segments");
             let whole = bytes == block.bytes();
-            let longest = longest.filter(|_| block.pool() == self.pools[which as usize % 5].id());
+            let longest =
+                longest.filter(|_| block.pool() == self.pools[which as usize % self.pools.len()].id());
             assert!(whole || longest.is_none_or(|longest| bytes <= longest), "{segment:?} is not split");
             let to = end.min(address + bytes);
             assert_eq!(self.source.host.physical(next), Some((token, next - address)), "it is mapped");
@@ -338,7 +315,7 @@ impl Machine {
     }
 
     pub(super) fn free(&mut self, index: usize) {
-        let Live { block, span, memory, users, placement } = self.live.swap_remove(index);
+        let Live { block, span, memory, users } = self.live.swap_remove(index);
         let streams: Vec<_> = users.iter().chain([&block.stream()]).copied().collect();
         streams.iter().for_each(|stream| self.streams.enqueue(*stream));
         // Work of a captured stream runs when the graph is launched, in the order of whoever launches it.
@@ -347,18 +324,12 @@ impl Machine {
         let uses: Uses = uses.map(|stream| (stream, self.streams.position(stream))).collect();
         self.ledger.open().leave(span, &memory, &uses);
         drop(block);
-        if let Some(placement) = placement {
-            self.twin.free(placement).unwrap();
-        }
     }
 
     fn record(&mut self, index: usize, stream: StreamId) {
         let live = &mut self.live[index];
-        match live.block.record_stream(stream) {
-            Ok(()) => live.users.push(stream),
-            Err(AllocError::SymmetricUse { .. }) => assert!(live.placement.is_some() && stream != BOUND),
-            Err(error) => panic!("{error}"),
-        }
+        live.block.record_stream(stream).unwrap();
+        live.users.push(stream);
     }
 
     fn set_capturing(&mut self, stream: StreamId, on: bool) {
@@ -405,7 +376,6 @@ impl Machine {
     /// Which pools give nothing back from now on.
     fn note_kept(&mut self) {
         let mut kept = self.ids_of_frozen();
-        kept.push(self.pools[Which::Symmetric as usize].id());
         let captured = self.guards.iter().any(|guard| matches!(guard, Guard::Capture { .. }));
         if captured || !self.graphs.is_empty() {
             kept.push(self.graph_pool.id());
@@ -429,10 +399,10 @@ impl Machine {
         (0..STREAMS).for_each(|stream| self.set_capturing(s(stream), false));
         self.guards.clear();
         for hold in self.holds.drain(..) {
-            self.ledger.open().let_go(hold.segment().memory());
+            self.ledger.open().request_free(hold.segment().memory());
         }
         for graph in self.graphs.drain(..) {
-            graph.segments().for_each(|segment| self.ledger.open().let_go(segment.memory()));
+            graph.segments().for_each(|segment| self.ledger.open().request_free(segment.memory()));
         }
         self.note_kept();
         while !self.live.is_empty() {
@@ -460,10 +430,6 @@ fn pool_settings(which: Which, lends: bool, borrows: bool) -> PoolSettings {
         Which::Private => PoolSettings { lends, borrows, ..PoolSettings::default() },
         Which::Whole => PoolSettings { kind: PoolKind::NoSplit, ..PoolSettings::default() },
         Which::Remapped => PoolSettings { kind: PoolKind::Remappable, ..PoolSettings::default() },
-        Which::Symmetric => {
-            let kind = PoolKind::Symmetric { stream: BOUND, geometry: GEOMETRY };
-            PoolSettings { kind, ..PoolSettings::default() }
-        }
         Which::Default | Which::Graph => PoolSettings::default(),
     }
 }

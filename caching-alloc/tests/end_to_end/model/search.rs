@@ -18,7 +18,7 @@ pub(crate) struct Search {
     /// The number of operations to run.
     pub(crate) operations: u64,
     pub(crate) threads: usize,
-    /// Run only this scenario.
+    /// FreeSpan only this scenario.
     pub(crate) only: Option<u64>,
 }
 

@@ -15,17 +15,15 @@ pub(super) enum Which {
     Whole,
     /// One whose pages move.
     Remapped,
-    /// One that places by its requests alone, on stream 0.
-    Symmetric,
     /// One that only captures take from.
     Graph,
 }
 
 impl Which {
-    pub(super) const ALL: [Self; 6] =
-        [Self::Default, Self::Private, Self::Whole, Self::Remapped, Self::Symmetric, Self::Graph];
+    pub(super) const ALL: [Self; 5] =
+        [Self::Default, Self::Private, Self::Whole, Self::Remapped, Self::Graph];
     /// All but the graph pool.
-    const OPEN: u64 = 5;
+    const OPEN: u64 = 4;
 
     fn open(bits: &mut Bits) -> Self {
         Self::ALL[bits.below(Self::OPEN) as usize]
@@ -80,7 +78,9 @@ impl Step {
             107..=108 => Self::Capture(bits.below(STREAMS), bits.below(3) == 0),
             109..=111 => Self::Graph(bits.below(STREAMS), bits.below(2) == 0),
             112 => Self::DropGraph(bits.index()),
-            113..=114 => Self::Freeze(Which::ALL[bits.below(6) as usize], bits.below(3) == 0),
+            113..=114 => {
+                Self::Freeze(Which::ALL[bits.below(Which::ALL.len() as u64) as usize], bits.below(3) == 0)
+            }
             115 => Self::Trim(bits.below(2) * bits.below(64) * MIB),
             116 => Self::Route(Which::open(bits)),
             117..=118 => Self::Unroute(bits.index()),

@@ -48,7 +48,7 @@ struct Shared {
 }
 
 /// The owner of blocks that are in [`Shared::passed`].
-const NOBODY: u64 = 0xffff;
+const NO_USES: u64 = 0xffff;
 /// With a thread's number: the side stream that the thread uses blocks on.
 const SIDE: u64 = 0x10000;
 /// With a thread's number: the stream that the thread captures.
@@ -73,7 +73,7 @@ impl Stress {
     fn run(self, step: impl Fn(&Shared, u64, &mut Worker) + Sync) -> u64 {
         let streams = Arc::new(Streams::default());
         let source = Arc::new(HeapSource::new(CAPACITY));
-        let settings = Settings { large_segment: 8 * MIB, front_bytes: MIB, ..Settings::default() };
+        let settings = Settings { large_segment: 8 * MIB, quick_list_bytes: MIB, ..Settings::default() };
         let allocator = Allocator::new(source, streams.clone(), settings);
         let graphs = allocator.graph_pool(PoolSettings::default()).unwrap();
         let (stop, operations) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -126,7 +126,7 @@ impl Shared {
     fn end(self) -> u64 {
         let Self { allocator, streams, graphs, passed, operations, .. } = self;
         for block in passed.into_inner().unwrap() {
-            Span::of(&block).pass(NOBODY, 0);
+            Span::of(&block).pass(NO_USES, 0);
         }
         let stats = allocator.stats();
         assert_eq!((stats.all.blocks.current, stats.all.allocated.current), (0, 0));
@@ -173,14 +173,14 @@ impl Worker {
             }
             800..850 => {
                 if let Some(block) = self.any_held() {
-                    Span::of(&block).pass(me, NOBODY);
+                    Span::of(&block).pass(me, NO_USES);
                     shared.passed.lock().unwrap().push(block);
                 }
             }
             850..900 => {
                 let block = shared.passed.lock().unwrap().pop();
                 if let Some(block) = block {
-                    Span::of(&block).pass(NOBODY, me);
+                    Span::of(&block).pass(NO_USES, me);
                     self.held.push(block);
                 }
             }

@@ -38,7 +38,7 @@ impl Gate {
         let stream = Stream::new(context, StreamFlags::NON_BLOCKING)?;
         let word = PinnedMemory::new(context, size_of::<u32>(), PinnedFlags::DEVICE_MAPPED)?;
         Ok(Self {
-            id: events.introduce(&stream),
+            id: events.register(&stream),
             stream,
             event: Event::new(context, EventFlags::DISABLE_TIMING)?,
             at: word.device_ptr()?,
@@ -72,7 +72,7 @@ impl Uses {
     /// Creates a stream for the program itself.
     pub(super) fn stream(&self) -> Result<(Stream, StreamId)> {
         let stream = Stream::new(&self.context, StreamFlags::NON_BLOCKING)?;
-        let id = self.events.introduce(&stream);
+        let id = self.events.register(&stream);
         Ok((stream, id))
     }
 

@@ -100,7 +100,7 @@ fn on_gpu(context: &Context) -> Result<Contenders> {
         .collect::<std::result::Result<_, _>>()?;
     keep_pool(context)?;
     let events = Arc::new(DriverEvents::new(context));
-    let ids: Vec<StreamId> = streams.iter().map(|stream| events.introduce(stream)).collect();
+    let ids: Vec<StreamId> = streams.iter().map(|stream| events.register(stream)).collect();
     let ours = |source: Arc<dyn SegmentSource>| {
         let events: Arc<dyn StreamEvents> = events.clone();
         let allocator = Allocator::new(source, events, Settings::default());

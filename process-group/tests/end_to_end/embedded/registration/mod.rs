@@ -34,7 +34,7 @@ enum Memory {
 fn allocator_of(rank: &Rank, memory: Memory) -> (Allocator, StreamId, Stream) {
     let events = Arc::new(DriverEvents::new(&rank.context));
     let stream = rank.stream();
-    let id = events.introduce(&stream);
+    let id = events.register(&stream);
     let sharing = if memory == Memory::Exportable { Sharing::by_descriptor() } else { Sharing::none() };
     let virtual_memory = || VirtualMemorySource::new(&rank.context, sharing).unwrap();
     let source: Arc<dyn SegmentSource> = match memory {

@@ -1,16 +1,17 @@
-//! The blocks that a shard has taken from its heap: handed out, cached for the next request, or still in use
+//! The blocks that a cache has taken from its heap: handed out, cached for the next request, or still in use
 //! by other streams.
 
-use std::panic::Location;
-
 use super::heap::{BlockId, NONE};
-use super::pending::NOBODY;
+use super::request::RequestInfo;
 use super::size::Units;
+
+/// The list of uses of a block that no other stream uses.
+pub(super) const NO_USES: u32 = u32::MAX;
 
 /// The state of a leased block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Tenancy {
-    /// Not leased: it belongs to the heap, or to another shard.
+pub(super) enum BlockStatus {
+    /// Not leased: it belongs to the heap, or to another cache.
     None,
     /// Handed out.
     Owned,
@@ -20,10 +21,10 @@ pub(super) enum Tenancy {
     Pending,
 }
 
-/// A block that the shard has taken from its heap. Two records share a cache line.
+/// A block that the cache has taken from its heap. Two records share a cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
-pub(super) struct Lease {
+pub(super) struct BlockMeta {
     /// First byte.
     pub(super) address: u64,
     /// The size that its owner requested, in bytes.
@@ -34,13 +35,13 @@ pub(super) struct Lease {
     pub(super) link: BlockId,
     /// The other streams that use it.
     pub(super) uses: u32,
-    pub(super) tenancy: Tenancy,
+    pub(super) status: BlockStatus,
     /// True if the running copy need not read it: it has changed since the copy began, and its former state
     /// is saved.
     saved: bool,
 }
 
-const _: () = assert!(size_of::<Lease>() == 32);
+const _: () = assert!(size_of::<BlockMeta>() == 32);
 
 /// A block that is handed out, or that other streams still use.
 #[derive(Clone, Copy, Debug)]
@@ -49,32 +50,32 @@ pub(super) struct InUse {
     pub(super) units: Units,
     pub(super) requested: u64,
     pub(super) is_pending: bool,
-    pub(super) site: &'static Location<'static>,
+    pub(super) info: RequestInfo,
 }
 
-/// The leases of a shard, indexed by the heap's block ids.
+/// The blocks of a cache, indexed by the heap's block ids.
 ///
 /// They can be copied piece by piece, with the lock released in between. The copy is of the moment at which
 /// it [began](Self::begin_copy): a change to a lease that is not copied yet first saves its former state.
 #[derive(Debug)]
-pub(super) struct Leases {
-    all: Vec<Lease>,
-    /// The source location of each request: written with every block, rarely read.
-    sites: Vec<&'static Location<'static>>,
-    /// Leases from here to `copy_end` are not copied yet; [`BlockId::MAX`] if no copy is running.
+pub(super) struct BlockTable {
+    all: Vec<BlockMeta>,
+    /// The information of each request: written with every block, rarely read.
+    infos: Vec<RequestInfo>,
+    /// BlockTable from here to `copy_end` are not copied yet; [`BlockId::MAX`] if no copy is running.
     uncopied: BlockId,
     copy_end: BlockId,
     saved: Vec<InUse>,
 }
 
-impl Default for Leases {
+impl Default for BlockTable {
     fn default() -> Self {
-        let (all, sites, saved) = (Vec::new(), Vec::new(), Vec::new());
-        Self { all, sites, uncopied: BlockId::MAX, copy_end: 0, saved }
+        let (all, infos, saved) = (Vec::new(), Vec::new(), Vec::new());
+        Self { all, infos, uncopied: BlockId::MAX, copy_end: 0, saved }
     }
 }
 
-impl Leases {
+impl BlockTable {
     /// Takes a block from the heap, as handed out.
     #[inline]
     pub(super) fn add(&mut self, block: BlockId, address: u64, units: Units) {
@@ -83,39 +84,46 @@ impl Leases {
         }
         let lease = &mut self.all[block as usize];
         let saved = lease.saved;
-        *lease =
-            Lease { address, requested: 0, units, link: NONE, uses: NOBODY, tenancy: Tenancy::None, saved };
-        self.set(block, Tenancy::Owned);
+        *lease = BlockMeta {
+            address,
+            requested: 0,
+            units,
+            link: NONE,
+            uses: NO_USES,
+            status: BlockStatus::None,
+            saved,
+        };
+        self.set(block, BlockStatus::Owned);
     }
 
     #[cold]
     fn grow(&mut self, length: usize) {
-        let (tenancy, saved) = (Tenancy::None, false);
-        let none = Lease { address: 0, requested: 0, units: 0, link: NONE, uses: NOBODY, tenancy, saved };
+        let (status, saved) = (BlockStatus::None, false);
+        let none = BlockMeta { address: 0, requested: 0, units: 0, link: NONE, uses: NO_USES, status, saved };
         self.all.resize(length, none);
-        self.sites.resize(length, Location::caller());
+        self.infos.resize(length, RequestInfo::here());
     }
 
     /// Ends a lease; the block returns to the heap.
     #[inline]
     pub(super) fn end(&mut self, block: BlockId) {
-        self.set(block, Tenancy::None);
+        self.set(block, BlockStatus::None);
     }
 
     /// Changes the state of a block.
     #[inline]
-    pub(super) fn set(&mut self, block: BlockId, tenancy: Tenancy) {
+    pub(super) fn set(&mut self, block: BlockId, status: BlockStatus) {
         if block >= self.uncopied {
             self.save(block);
         }
-        self.all[block as usize].tenancy = tenancy;
+        self.all[block as usize].status = status;
     }
 
-    /// Stores the size and the location of a request. Called after the block was set to handed out.
+    /// Stores the size and the information of a request. Called after the block was set to handed out.
     #[inline]
-    pub(super) fn set_request(&mut self, block: BlockId, requested: u64, site: &'static Location<'static>) {
+    pub(super) fn set_request(&mut self, block: BlockId, requested: u64, info: RequestInfo) {
         self.all[block as usize].requested = requested;
-        self.sites[block as usize] = site;
+        self.infos[block as usize] = info;
     }
 
     /// Begins a copy of the blocks in use now.
@@ -124,7 +132,7 @@ impl Leases {
         self.copy_end = BlockId::try_from(self.all.len()).unwrap_or(BlockId::MAX);
     }
 
-    /// Appends the next part of the copy: `most` leases, and the states saved meanwhile. Returns whether
+    /// Appends the next part of the copy: `most` blocks, and the states saved meanwhile. Returns whether
     /// there is more.
     pub(super) fn copy_next(&mut self, copy: &mut Vec<InUse>, most: u32) -> bool {
         copy.append(&mut self.saved);
@@ -146,37 +154,38 @@ impl Leases {
     }
 
     fn in_use(&self, block: BlockId) -> Option<InUse> {
-        let Lease { address, units, requested, tenancy, .. } = self.all[block as usize];
-        let is_pending = match tenancy {
-            Tenancy::Owned => false,
-            Tenancy::Pending => true,
-            Tenancy::None | Tenancy::Kept => return None,
+        let BlockMeta { address, units, requested, status, .. } = self.all[block as usize];
+        let is_pending = match status {
+            BlockStatus::Owned => false,
+            BlockStatus::Pending => true,
+            BlockStatus::None | BlockStatus::Kept => return None,
         };
-        Some(InUse { address, units, requested, is_pending, site: self.sites[block as usize] })
+        Some(InUse { address, units, requested, is_pending, info: self.infos[block as usize] })
     }
 
-    /// The source location of the request for a block.
-    pub(super) fn site(&self, block: BlockId) -> &'static Location<'static> {
-        self.sites[block as usize]
+    /// The information of the request for a block.
+    #[inline]
+    pub(super) fn info(&self, block: BlockId) -> RequestInfo {
+        self.infos[block as usize]
     }
 
     /// A block, if it is leased.
-    pub(super) fn get(&self, block: BlockId) -> Option<&Lease> {
-        self.all.get(block as usize).filter(|lease| lease.tenancy != Tenancy::None)
+    pub(super) fn get(&self, block: BlockId) -> Option<&BlockMeta> {
+        self.all.get(block as usize).filter(|lease| lease.status != BlockStatus::None)
     }
 }
 
-impl std::ops::Index<BlockId> for Leases {
-    type Output = Lease;
+impl std::ops::Index<BlockId> for BlockTable {
+    type Output = BlockMeta;
     #[inline]
-    fn index(&self, block: BlockId) -> &Lease {
+    fn index(&self, block: BlockId) -> &BlockMeta {
         &self.all[block as usize]
     }
 }
 
-impl std::ops::IndexMut<BlockId> for Leases {
+impl std::ops::IndexMut<BlockId> for BlockTable {
     #[inline]
-    fn index_mut(&mut self, block: BlockId) -> &mut Lease {
+    fn index_mut(&mut self, block: BlockId) -> &mut BlockMeta {
         &mut self.all[block as usize]
     }
 }
@@ -191,7 +200,7 @@ mod tests {
     #[derive(Clone, Copy, Debug)]
     enum Step {
         Add(u64),
-        Set(Tenancy),
+        Set(BlockStatus),
         End,
         Copy(u32),
     }
@@ -199,22 +208,22 @@ mod tests {
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
             (1..1000u64).prop_map(Step::Add),
-            prop_oneof![Just(Tenancy::Owned), Just(Tenancy::Kept), Just(Tenancy::Pending)]
+            prop_oneof![Just(BlockStatus::Owned), Just(BlockStatus::Kept), Just(BlockStatus::Pending)]
                 .prop_map(Step::Set),
             Just(Step::End),
             (1..5u32).prop_map(Step::Copy),
         ]
     }
 
-    fn apply(leases: &mut Leases, block: BlockId, step: Step) {
-        let is_there = leases.get(block).is_some();
+    fn apply(blocks: &mut BlockTable, block: BlockId, step: Step) {
+        let is_there = blocks.get(block).is_some();
         match step {
             Step::Add(requested) if !is_there => {
-                leases.add(block, u64::from(block) * 512, 1);
-                leases.set_request(block, requested, Location::caller());
+                blocks.add(block, u64::from(block) * 512, 1);
+                blocks.set_request(block, requested, RequestInfo::here());
             }
-            Step::Set(tenancy) if is_there => leases.set(block, tenancy),
-            Step::End if is_there => leases.end(block),
+            Step::Set(status) if is_there => blocks.set(block, status),
+            Step::End if is_there => blocks.end(block),
             _ => {}
         }
     }
@@ -230,23 +239,23 @@ mod tests {
             before in prop::collection::vec((1..20u32, step()), 0..60),
             during in prop::collection::vec((1..30u32, step()), 0..100),
         ) {
-            let mut leases = Leases::default();
+            let mut blocks = BlockTable::default();
             // Twice: a copy leaves no state that would affect the next one.
             for _ in 0..2 {
-                before.iter().for_each(|(block, step)| apply(&mut leases, *block, *step));
-                let all = BlockId::try_from(leases.all.len()).unwrap();
-                let now = (0..all).filter_map(|block| leases.in_use(block)).collect();
+                before.iter().for_each(|(block, step)| apply(&mut blocks, *block, *step));
+                let all = BlockId::try_from(blocks.all.len()).unwrap();
+                let now = (0..all).filter_map(|block| blocks.in_use(block)).collect();
                 let mut copy = Vec::new();
-                leases.begin_copy();
+                blocks.begin_copy();
                 for (block, step) in &during {
                     match step {
-                        Step::Copy(most) => _ = leases.copy_next(&mut copy, *most),
-                        step => apply(&mut leases, *block, *step),
+                        Step::Copy(most) => _ = blocks.copy_next(&mut copy, *most),
+                        step => apply(&mut blocks, *block, *step),
                     }
                 }
-                while leases.copy_next(&mut copy, 3) {}
+                while blocks.copy_next(&mut copy, 3) {}
                 prop_assert_eq!(sorted(copy), sorted(now));
-                prop_assert!(leases.saved.is_empty() && leases.all.iter().all(|lease| !lease.saved));
+                prop_assert!(blocks.saved.is_empty() && blocks.all.iter().all(|lease| !lease.saved));
             }
         }
     }

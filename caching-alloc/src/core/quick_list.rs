@@ -7,8 +7,8 @@
 //! only the last one is cached, and only for the next request that the heap would serve: if that has another
 //! length, the block goes to the heap first, as if it had never been cached.
 
+use super::block_meta::{BlockStatus, BlockTable};
 use super::heap::{BlockId, NONE};
-use super::lease::{Leases, Tenancy};
 use super::size::{UNIT, Units, bytes_of};
 
 const SLOTS: usize = 1024;
@@ -23,7 +23,7 @@ struct Slot {
 }
 
 #[derive(Debug)]
-pub(super) struct Front {
+pub(super) struct QuickList {
     slots: Box<[Slot; SLOTS]>,
     /// A bit for each slot that may have a block, and the next slot to evict from.
     touched: [u64; SLOTS / 64],
@@ -39,7 +39,7 @@ pub(super) struct Front {
     long: BlockId,
 }
 
-impl Front {
+impl QuickList {
     /// Makes a cache of at most `limit` bytes, and of the last long block if it `keeps_long`.
     pub(super) fn new(limit: u64, keeps_long: bool) -> Self {
         Self {
@@ -62,14 +62,14 @@ impl Front {
 
     /// Takes a block of exactly this length, to be handed out.
     #[inline]
-    pub(super) fn take(&mut self, leases: &mut Leases, units: Units) -> Option<BlockId> {
+    pub(super) fn take(&mut self, blocks: &mut BlockTable, units: Units) -> Option<BlockId> {
         if !self.is_short(units) {
             let id = self.long;
-            if id == NONE || leases[id].units != units {
+            if id == NONE || blocks[id].units != units {
                 return None;
             }
             self.long = NONE;
-            leases.set(id, Tenancy::Owned);
+            blocks.set(id, BlockStatus::Owned);
             return Some(id);
         }
         let [first, second] = places(units);
@@ -80,8 +80,8 @@ impl Front {
             return None;
         }
         let id = slot.head;
-        slot.head = leases[id].link;
-        leases.set(id, Tenancy::Owned);
+        slot.head = blocks[id].link;
+        blocks.set(id, BlockStatus::Owned);
         self.kept -= bytes_of(units);
         Some(id)
     }
@@ -95,13 +95,13 @@ impl Front {
     /// Caches a block that is no longer used. Returns the block that goes to the heap instead: this one, or
     /// one that it replaced.
     #[inline]
-    pub(super) fn keep(&mut self, leases: &mut Leases, id: BlockId) -> Option<BlockId> {
-        let units = leases[id].units;
+    pub(super) fn keep(&mut self, blocks: &mut BlockTable, id: BlockId) -> Option<BlockId> {
+        let units = blocks[id].units;
         if !self.is_short(units) {
             if !self.keeps_long {
                 return Some(id);
             }
-            leases.set(id, Tenancy::Kept);
+            blocks.set(id, BlockStatus::Kept);
             let before = std::mem::replace(&mut self.long, id);
             return (before != NONE).then_some(before);
         }
@@ -113,8 +113,8 @@ impl Front {
             return Some(id);
         };
         let slot = &mut self.slots[place];
-        leases[id].link = slot.head;
-        leases.set(id, Tenancy::Kept);
+        blocks[id].link = slot.head;
+        blocks.set(id, BlockStatus::Kept);
         slot.head = id;
         if slot.units != units {
             slot.units = units;
@@ -138,23 +138,23 @@ impl Front {
     /// Evicts the long block and at most `most` others. Returns whether there are more.
     pub(super) fn drain(
         &mut self,
-        leases: &mut Leases,
+        blocks: &mut BlockTable,
         most: usize,
-        mut give: impl FnMut(&mut Leases, BlockId),
+        mut give: impl FnMut(&mut BlockTable, BlockId),
     ) -> bool {
         if let Some(id) = self.give_long() {
-            give(leases, id);
+            give(blocks, id);
         }
-        self.evict(leases, most, give);
+        self.evict(blocks, most, give);
         self.kept > 0
     }
 
     /// Evicts at most `most` short blocks, a few of each length in turn.
     pub(super) fn evict(
         &mut self,
-        leases: &mut Leases,
+        blocks: &mut BlockTable,
         mut most: usize,
-        mut give: impl FnMut(&mut Leases, BlockId),
+        mut give: impl FnMut(&mut BlockTable, BlockId),
     ) {
         while let Some(place) = self.next_touched() {
             let slot = &mut self.slots[place];
@@ -165,9 +165,9 @@ impl Front {
                 }
                 most -= 1;
                 let id = slot.head;
-                slot.head = leases[id].link;
+                slot.head = blocks[id].link;
                 self.kept -= bytes_of(slot.units);
-                give(leases, id);
+                give(blocks, id);
             }
             self.touched[place / 64] &= !(1 << (place % 64));
         }
@@ -211,17 +211,17 @@ fn places(units: Units) -> [usize; 2] {
 mod tests {
     use super::*;
 
-    fn with(blocks: &[Units]) -> (Leases, Vec<BlockId>) {
-        let mut leases = Leases::default();
-        let ids = (1..).zip(blocks);
-        ids.clone().for_each(|(block, units)| leases.add(block, 0, *units));
-        (leases, ids.map(|(block, _)| block).collect())
+    fn with(lengths: &[Units]) -> (BlockTable, Vec<BlockId>) {
+        let mut blocks = BlockTable::default();
+        let ids = (1..).zip(lengths);
+        ids.clone().for_each(|(block, units)| blocks.add(block, 0, *units));
+        (blocks, ids.map(|(block, _)| block).collect())
     }
 
-    fn drained(front: &mut Front, leases: &mut Leases) -> usize {
+    fn drained(quick: &mut QuickList, blocks: &mut BlockTable) -> usize {
         let mut count = 0;
-        while front.drain(leases, 3, |leases, id| {
-            leases.end(id);
+        while quick.drain(blocks, 3, |blocks, id| {
+            blocks.end(id);
             count += 1;
         }) {}
         count
@@ -229,81 +229,81 @@ mod tests {
 
     #[test]
     fn the_last_in_of_the_same_length_is_the_first_out() {
-        let (mut leases, ids) = with(&[3, 3, 4]);
-        let mut front = Front::new(1 << 20, false);
-        assert!(ids.iter().all(|id| front.keep(&mut leases, *id).is_none()));
-        assert_eq!(front.take(&mut leases, 3), Some(ids[1]));
-        assert_eq!(front.take(&mut leases, 3), Some(ids[0]));
-        assert_eq!(front.take(&mut leases, 3), None);
-        assert_eq!(front.take(&mut leases, 5), None);
-        assert_eq!(front.take(&mut leases, 4), Some(ids[2]));
-        assert_eq!(front.kept, 0);
+        let (mut blocks, ids) = with(&[3, 3, 4]);
+        let mut quick = QuickList::new(1 << 20, false);
+        assert!(ids.iter().all(|id| quick.keep(&mut blocks, *id).is_none()));
+        assert_eq!(quick.take(&mut blocks, 3), Some(ids[1]));
+        assert_eq!(quick.take(&mut blocks, 3), Some(ids[0]));
+        assert_eq!(quick.take(&mut blocks, 3), None);
+        assert_eq!(quick.take(&mut blocks, 5), None);
+        assert_eq!(quick.take(&mut blocks, 4), Some(ids[2]));
+        assert_eq!(quick.kept, 0);
     }
 
     #[test]
     fn no_more_is_kept_than_the_bound() {
         let limit = 100 * 512;
-        let (mut leases, ids) = with(&[6; 16]);
-        let mut front = Front::new(limit, false);
+        let (mut blocks, ids) = with(&[6; 16]);
+        let mut quick = QuickList::new(limit, false);
         for id in ids {
-            assert!(!front.is_full_for(6));
-            assert!(front.keep(&mut leases, id).is_none() && front.kept <= limit);
+            assert!(!quick.is_full_for(6));
+            assert!(quick.keep(&mut blocks, id).is_none() && quick.kept <= limit);
         }
-        assert!(front.is_full_for(6));
-        assert_eq!(drained(&mut front, &mut leases), 16);
-        assert_eq!(drained(&mut front, &mut leases), 0);
-        assert!((1..=16).all(|id| leases.get(id).is_none()));
+        assert!(quick.is_full_for(6));
+        assert_eq!(drained(&mut quick, &mut blocks), 16);
+        assert_eq!(drained(&mut quick, &mut blocks), 0);
+        assert!((1..=16).all(|id| blocks.get(id).is_none()));
         // A sixteenth of the bound is 6.25 units: longer ones are not kept.
         let long = 1;
-        leases.add(long, 0, 7);
-        assert!(!front.is_full_for(7) && front.keep(&mut leases, long) == Some(long));
+        blocks.add(long, 0, 7);
+        assert!(!quick.is_full_for(7) && quick.keep(&mut blocks, long) == Some(long));
     }
 
     #[test]
     fn blocks_give_way_a_few_of_each_length_in_turn() {
-        let (mut leases, ids) = with(&[1, 2, 3, 1, 2, 3, 1, 2, 3]);
-        let mut front = Front::new(1 << 20, false);
-        assert!(ids.iter().all(|id| front.keep(&mut leases, *id).is_none()));
+        let (mut blocks, ids) = with(&[1, 2, 3, 1, 2, 3, 1, 2, 3]);
+        let mut quick = QuickList::new(1 << 20, false);
+        assert!(ids.iter().all(|id| quick.keep(&mut blocks, *id).is_none()));
         let mut lengths = Vec::new();
         for step in 0..5 {
-            front.evict(&mut leases, 2, |leases, id| {
-                lengths.push(leases[id].units);
-                leases.end(id);
+            quick.evict(&mut blocks, 2, |blocks, id| {
+                lengths.push(blocks[id].units);
+                blocks.end(id);
             });
             assert_eq!(lengths.len(), (2 * step + 2).min(9));
         }
         // All of a length go before the next one is looked at, so that none stays for ever.
         assert!([0, 3, 6].iter().all(|at| lengths[*at..at + 3].iter().all(|units| *units == lengths[*at])));
-        assert_eq!(front.kept, 0);
-        assert!(!front.keeps_any());
+        assert_eq!(quick.kept, 0);
+        assert!(!quick.keeps_any());
     }
 
     #[test]
     fn the_last_long_block_is_kept_until_another_or_the_heap_wants_its_place() {
-        let (mut leases, ids) = with(&[100, 200, 100]);
-        let mut front = Front::new(100 * 512, true);
-        assert_eq!(front.keep(&mut leases, ids[0]), None);
-        assert_eq!(front.take(&mut leases, 200), None);
-        assert_eq!(front.take(&mut leases, 100), Some(ids[0]));
-        assert_eq!(front.take(&mut leases, 100), None);
-        assert_eq!(front.keep(&mut leases, ids[1]), None);
-        assert_eq!(front.keep(&mut leases, ids[2]), Some(ids[1]));
-        assert_eq!(front.give_long(), Some(ids[2]));
-        assert_eq!(front.give_long(), None);
-        assert_eq!(front.keep(&mut leases, ids[0]), None);
-        assert_eq!(drained(&mut front, &mut leases), 1);
-        assert_eq!(drained(&mut front, &mut leases), 0);
+        let (mut blocks, ids) = with(&[100, 200, 100]);
+        let mut quick = QuickList::new(100 * 512, true);
+        assert_eq!(quick.keep(&mut blocks, ids[0]), None);
+        assert_eq!(quick.take(&mut blocks, 200), None);
+        assert_eq!(quick.take(&mut blocks, 100), Some(ids[0]));
+        assert_eq!(quick.take(&mut blocks, 100), None);
+        assert_eq!(quick.keep(&mut blocks, ids[1]), None);
+        assert_eq!(quick.keep(&mut blocks, ids[2]), Some(ids[1]));
+        assert_eq!(quick.give_long(), Some(ids[2]));
+        assert_eq!(quick.give_long(), None);
+        assert_eq!(quick.keep(&mut blocks, ids[0]), None);
+        assert_eq!(drained(&mut quick, &mut blocks), 1);
+        assert_eq!(drained(&mut quick, &mut blocks), 0);
     }
 
     #[test]
     fn a_length_without_a_slot_is_not_kept() {
-        let mut front = Front::new(1 << 30, false);
+        let mut quick = QuickList::new(1 << 30, false);
         let same = |units: &Units| places(*units)[0] / 2 == places(1)[0] / 2;
         let lengths: Vec<Units> = (1..50_000).filter(same).take(3).collect();
-        let (mut leases, ids) = with(&lengths);
-        let kept: Vec<_> = ids.iter().map(|id| front.keep(&mut leases, *id).is_none()).collect();
+        let (mut blocks, ids) = with(&lengths);
+        let kept: Vec<_> = ids.iter().map(|id| quick.keep(&mut blocks, *id).is_none()).collect();
         assert_eq!(kept, [true, true, false], "two others have its slots");
-        assert_eq!(front.take(&mut leases, lengths[1]), Some(ids[1]));
-        assert_eq!(front.take(&mut leases, lengths[0]), Some(ids[0]));
+        assert_eq!(quick.take(&mut blocks, lengths[1]), Some(ids[1]));
+        assert_eq!(quick.take(&mut blocks, lengths[0]), Some(ids[0]));
     }
 }

@@ -1,21 +1,27 @@
 //! The allocator's handle.
 
+mod raw;
+mod watch;
+
 use std::sync::Arc;
 
+pub use self::raw::RawError;
+pub use self::watch::Attachment;
 use super::block::Block;
-use super::device::Device;
-use super::entry::Action;
-use super::error::{AllocError, Fault, TrackError};
+use super::engine::Engine;
+use super::error::{AllocError, Fault, OutOfMemory, TrackError};
+use super::observer::{Observation, OomAction};
 use super::pool::Pool;
+use super::registry::Registry;
+use super::request::{Name, RequestInfo};
 use super::rounding::Fraction;
-use super::segment::{PoolId, Segment};
+use super::route::RoutedRequest;
 use super::settings::{PoolKind, PoolSettings, Settings};
-use super::snapshot::{BlockState, Snapshot};
+use super::snapshot::AddressInfo;
 use super::source::{MemoryInfo, SegmentSource, SourceError};
-use super::stats::{Gauge, MemoryReport, Stats, Tallies, Usages};
+use super::stats::{Counters, Gauge, MemoryReport, Stats, Usages};
 use super::stream::{StreamEvents, StreamId};
 use super::sync::atomic::Ordering;
-use super::tracker::{Attachment, Filter, Tracker};
 
 /// A caching allocator of one device's memory. A cheap handle, usable from any thread.
 ///
@@ -40,17 +46,8 @@ use super::tracker::{Attachment, Filter, Tracker};
 /// ```
 #[derive(Debug, Clone)]
 pub struct Allocator {
-    device: Arc<Device>,
+    engine: Arc<Engine>,
     default: Pool,
-}
-
-/// The segment and the block that contain an address; see [`Allocator::find`].
-#[derive(Debug, Clone)]
-pub struct Found {
-    /// The segment.
-    pub segment: Segment,
-    /// The block.
-    pub block: BlockState,
 }
 
 impl Allocator {
@@ -58,9 +55,7 @@ impl Allocator {
     /// the first request.
     #[must_use]
     pub fn new(source: Arc<dyn SegmentSource>, events: Arc<dyn StreamEvents>, settings: Settings) -> Self {
-        let device = Device::new(source, events, settings);
-        let default = Pool::default_of(&device, PoolKind::Cached);
-        Self { device, default }
+        Self::with_default(source, events, settings, PoolKind::Cached)
     }
 
     /// The same, with a default pool that is [`Remappable`](PoolKind::Remappable).
@@ -75,25 +70,34 @@ impl Allocator {
         if source.as_pages().is_none() {
             return Err(AllocError::NoPages);
         }
-        let device = Device::new(source, events, settings);
-        let default = Pool::default_of(&device, PoolKind::Remappable);
-        Ok(Self { device, default })
+        Ok(Self::with_default(source, events, settings, PoolKind::Remappable))
     }
 
-    pub(super) fn shared(&self) -> &Arc<Device> {
-        &self.device
+    fn with_default(
+        source: Arc<dyn SegmentSource>,
+        events: Arc<dyn StreamEvents>,
+        settings: Settings,
+        kind: PoolKind,
+    ) -> Self {
+        let engine = Engine::new(Registry::new(source, events, settings));
+        let default = Pool::new(&engine, engine.add_default_pool(kind));
+        Self { engine, default }
+    }
+
+    pub(super) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
     }
 
     /// Ordinal of the device.
     #[must_use]
     pub fn device(&self) -> u32 {
-        self.device.ordinal()
+        self.engine.registry.ordinal()
     }
 
     /// The settings that it was made with.
     #[must_use]
     pub fn settings(&self) -> &Settings {
-        &self.device.settings
+        &self.engine.registry.settings
     }
 
     /// Allocates a block of at least `bytes`, for use on `stream` from now on. It comes from the default
@@ -105,17 +109,47 @@ impl Allocator {
     #[inline]
     #[track_caller]
     pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<Block, AllocError> {
-        if self.device.routes.any() {
-            return self.pool_for(stream).allocate(bytes, stream);
-        }
-        self.default.allocate(bytes, stream)
+        self.allocate_as(bytes, stream, RequestInfo::here())
     }
 
-    /// The pool that [`allocate`](Self::allocate) now uses for `stream` on this thread.
+    /// Like [`allocate`](Self::allocate), with a name that trace entries and snapshots show.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use caching_alloc::core::{Allocator, Name, Settings, StreamId};
+    /// # use caching_alloc::host::{HostSource, HostStreams};
+    /// # fn main() -> Result<(), caching_alloc::core::AllocError> {
+    /// # let (source, streams) = (Arc::new(HostSource::new(1 << 30)), Arc::new(HostStreams::new()));
+    /// # let allocator = Allocator::new(source, streams, Settings::default());
+    /// let weights = Name::new("weights");
+    /// let block = allocator.allocate_named(1 << 20, StreamId(1), weights)?;
+    /// assert_eq!(block.name(), Some(weights));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    #[inline]
+    #[track_caller]
+    pub fn allocate_named(&self, bytes: u64, stream: StreamId, name: Name) -> Result<Block, AllocError> {
+        self.allocate_as(bytes, stream, RequestInfo { name: Some(name), ..RequestInfo::here() })
+    }
+
+    #[inline]
+    fn allocate_as(&self, bytes: u64, stream: StreamId, info: RequestInfo) -> Result<Block, AllocError> {
+        if self.engine.routes.any() {
+            return self.pool_for(bytes, stream).allocate_as(bytes, stream, info);
+        }
+        self.default.allocate_as(bytes, stream, info)
+    }
+
+    /// The pool that [`allocate`](Self::allocate) of `bytes` now uses for `stream` on this thread.
     #[cold]
     #[must_use]
-    pub fn pool_for(&self, stream: StreamId) -> Pool {
-        self.device.routes.find(&self.device, stream).unwrap_or_else(|| self.default.clone())
+    pub fn pool_for(&self, bytes: u64, stream: StreamId) -> Pool {
+        let found = self.engine.routes.find(&self.engine.registry, RoutedRequest { bytes, stream });
+        found.map_or_else(|| self.default.clone(), |handle| Pool::new(&self.engine, handle))
     }
 
     /// The pool that [`allocate`](Self::allocate) uses unless another one has been selected.
@@ -128,21 +162,20 @@ impl Allocator {
     ///
     /// # Errors
     /// [`AllocError::ReentrantTracker`] inside a tracker; [`AllocError::PoolSettings`] if they contradict each other;
-    /// [`AllocError::NoPages`] and [`AllocError::Granularity`] if the source cannot serve the kind: for example if a symmetric pool's source does
-    /// not make segments in steps that divide 2 MiB.
+    /// [`AllocError::NoPages`] if the source cannot serve the kind.
     pub fn pool(&self, settings: PoolSettings) -> Result<Pool, AllocError> {
-        Pool::new(&self.device, settings)
+        Ok(Pool::new(&self.engine, self.engine.add_pool(settings)?))
     }
 
     /// Marks `stream` as one that carries collectives: it never waits for another stream's memory, and no
     /// stream waits for its memory.
     pub fn mark_collective(&self, stream: StreamId) {
-        self.device.mark_collective(stream);
+        self.engine.registry.mark_collective(stream);
     }
 
     /// Sets the limit on all segments together, in bytes; `None`: the source's limit. Existing segments stay.
     pub fn set_memory_limit(&self, limit: Option<u64>) {
-        self.device.limit.store(limit.unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.engine.registry.limit.store(limit.unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// Sets the memory limit to a part of the device's memory; returns the limit in bytes.
@@ -151,40 +184,40 @@ impl Allocator {
     /// If the source cannot report the device's memory. The limit is then unchanged.
     #[doc(alias = "set_per_process_memory_fraction")]
     pub fn set_memory_fraction(&self, part: Fraction) -> Result<u64, SourceError> {
-        let limit = part.of(self.device.source.memory_info()?.total);
+        let limit = part.of(self.engine.registry.source.memory_info()?.total);
         self.set_memory_limit(Some(limit));
         Ok(limit)
     }
 
     /// Sets [`Settings::collect_above`] for growth from now on.
     pub fn set_collect_above(&self, part: Option<Fraction>) {
-        self.device.collect.store(part.map_or(u32::MAX, Fraction::millionths), Ordering::Relaxed);
+        self.engine.registry.collect.store(part.map_or(u32::MAX, Fraction::millionths), Ordering::Relaxed);
     }
 
     /// Resets every peak of the statistics to the current value.
     pub fn reset_peaks(&self) {
-        let mut totals = self.device.totals();
+        let mut totals = self.engine.registry.totals();
         totals.reserved.reset_peak();
         totals.segments.reset_peak();
         drop(totals);
-        self.device.pools().iter().for_each(|pool| pool.reset(Gauge::reset_peak, Tallies::reset_peaks));
+        self.engine.pools().iter().for_each(|pool| pool.reset(Gauge::reset_peak, Counters::reset_peaks));
     }
 
     /// Resets every total of the statistics to the current value, and every count to 0.
     pub fn reset_totals(&self) {
-        self.device.totals().reset_totals();
-        self.device.pools().iter().for_each(|pool| pool.reset(Gauge::reset_total, Tallies::reset_totals));
+        self.engine.registry.totals().reset_totals();
+        self.engine.pools().iter().for_each(|pool| pool.reset(Gauge::reset_total, Counters::reset_totals));
     }
 
     /// Usage of each stream's memory, in all pools together.
     #[must_use]
     pub fn usage_by_stream(&self) -> Vec<(StreamId, Usages)> {
         let mut all: Vec<(StreamId, Usages)> = Vec::new();
-        for shard in self.device.shards() {
-            let usages = shard.state.lock().usages().all;
-            match all.iter_mut().find(|(stream, _)| *stream == shard.stream) {
+        for cache in self.engine.caches() {
+            let usages = cache.state.lock().usages().all;
+            match all.iter_mut().find(|(stream, _)| *stream == cache.stream) {
                 Some((_, sum)) => sum.merge(&usages),
-                None => all.push((shard.stream, usages)),
+                None => all.push((cache.stream, usages)),
             }
         }
         all
@@ -196,7 +229,7 @@ impl Allocator {
     /// # Errors
     /// If the source cannot report the device's memory.
     pub fn memory_report(&self) -> Result<MemoryReport, SourceError> {
-        let MemoryInfo { free, total } = self.device.source.memory_info()?;
+        let MemoryInfo { free, total } = self.engine.registry.source.memory_info()?;
         let stats = self.stats();
         let reserved = stats.reserved.current;
         let foreign = total.saturating_sub(free).saturating_sub(reserved);
@@ -206,53 +239,17 @@ impl Allocator {
     /// Statistics of all pools.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.device.stats()
+        self.engine.stats()
     }
 
     /// Number of the last structural entry. While it stays the same, no segment is added or removed.
     #[must_use]
     pub fn generation(&self) -> u64 {
-        self.device.generation()
-    }
-
-    /// Attaches a tracker: it gets a snapshot, then every later entry that passes `filter`.
-    ///
-    /// # Errors
-    /// [`TrackError`]; the tracker is not attached then.
-    pub fn attach(&self, tracker: Arc<dyn Tracker>, filter: Filter) -> Result<Attachment, TrackError> {
-        let slot = self.device.attach(tracker, filter)?;
-        Ok(Attachment { device: self.device.clone(), slot })
-    }
-
-    /// The state of everything, with the entries that are still kept. Trackers have received every earlier
-    /// entry by then.
-    ///
-    /// # Errors
-    /// [`TrackError::Reentrant`] inside a tracker.
-    pub fn snapshot(&self) -> Result<Snapshot, TrackError> {
-        let mut growth = self.device.grow().ok_or(TrackError::Reentrant { operation: "a snapshot" })?;
-        self.device.emit(&mut growth, PoolId::default(), StreamId::default(), Action::Snapshot);
-        self.device.flush();
-        Ok(self.device.capture(&growth))
-    }
-
-    /// Adds an annotation of the program to the entries.
-    ///
-    /// # Errors
-    /// [`TrackError::Reentrant`] inside a tracker.
-    pub fn annotate(&self, text: &str) -> Result<(), TrackError> {
-        let mut growth = self.device.grow().ok_or(TrackError::Reentrant { operation: "an annotation" })?;
-        self.device.emit(
-            &mut growth,
-            PoolId::default(),
-            StreamId::default(),
-            Action::Annotation(text.into()),
-        );
-        Ok(())
+        self.engine.registry.generation()
     }
 
     /// Releases every segment without blocks that are handed out; returns the number of bytes released. Waits
-    /// for the work of the streams concerned. Frozen, captured and symmetric memory stays.
+    /// for the work of the streams concerned. Frozen and captured memory stays.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.
@@ -266,15 +263,16 @@ impl Allocator {
     /// # Errors
     /// As [`empty_cache`](Self::empty_cache).
     pub fn trim_to(&self, bytes: u64) -> Result<u64, TrackError> {
-        let mut growth = self.device.grow().ok_or(TrackError::Reentrant { operation: "a trim" })?;
+        let mut structure =
+            self.engine.registry.lock_structure().ok_or(TrackError::Reentrant { operation: "a trim" })?;
         let before = self.stats().reserved.current;
-        self.device.reap(&mut growth);
+        self.engine.registry.reap(&mut structure);
         let reserved = self.stats().reserved.current;
         if reserved > bytes {
-            for shard in self.device.shards().iter().filter(|shard| !shard.pool.is_kept()) {
-                shard.synchronize_pending();
+            for cache in self.engine.caches().iter().filter(|cache| !cache.pool.is_kept()) {
+                cache.synchronize_pending();
             }
-            self.device.release_cached(&mut growth, reserved - bytes, None);
+            self.engine.release_cached(&mut structure, reserved - bytes, None);
         }
         Ok(before - self.stats().reserved.current)
     }
@@ -285,39 +283,74 @@ impl Allocator {
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.
     pub fn reap(&self) -> Result<u64, TrackError> {
-        let mut growth = self.device.grow().ok_or(TrackError::Reentrant { operation: "reaping" })?;
+        let mut structure =
+            self.engine.registry.lock_structure().ok_or(TrackError::Reentrant { operation: "reaping" })?;
         let before = self.stats().reserved.current;
-        self.device.reap(&mut growth);
+        self.engine.registry.reap(&mut structure);
         Ok(before - self.stats().reserved.current)
     }
 
     /// Removes all state of a stream that gets no more work: releases the memory cached for it, after waiting
     /// for its work. Call it before the stream is destroyed. Returns the number of bytes released.
     ///
-    /// The cache of a stream stays if its memory is frozen, a graph's or a symmetric pool's. So do segments
+    /// The cache of a stream stays if its memory is frozen or a graph's. So do segments
     /// with blocks of the stream that are still handed out; a later call, or the next trim, releases them.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.
     pub fn forget_stream(&self, stream: StreamId) -> Result<u64, TrackError> {
-        let mut growth =
-            self.device.grow().ok_or(TrackError::Reentrant { operation: "forgetting a stream" })?;
-        let before = self.device.totals().reserved.current;
-        self.device.forget_stream(&mut growth, stream);
-        Ok(before - self.device.totals().reserved.current)
+        let mut structure = self
+            .engine
+            .registry
+            .lock_structure()
+            .ok_or(TrackError::Reentrant { operation: "forgetting a stream" })?;
+        let before = self.engine.registry.totals().reserved.current;
+        self.engine.forget_stream(&mut structure, stream);
+        Ok(before - self.engine.registry.totals().reserved.current)
     }
 
     /// The most recent faults that could not be returned to a caller, oldest first.
     #[must_use]
     pub fn faults(&self) -> Vec<Fault> {
-        self.device.faults()
+        self.engine.registry.faults()
     }
 
     /// The segment and block that contain an address. It walks all segments and, under their stream's lock,
     /// the blocks of one: for diagnosis, not for every call.
     #[must_use]
-    pub fn find(&self, address: u64) -> Option<Found> {
-        let fixed = self.device.shards().iter().find_map(|shard| shard.find(address));
-        fixed.or_else(|| self.device.pools().iter().find_map(|pool| pool.find_mapped(address)))
+    pub fn find(&self, address: u64) -> Option<AddressInfo> {
+        self.engine.find(address)
+    }
+
+    /// Attaches an observer. When all attempts of a request have failed, it gets the figures, on the
+    /// request's thread and without any lock held. It may free blocks, allocate and trim, and ask for one
+    /// more try. Its own failing requests are not reported to any observer. If it panics, that is a
+    /// [`Fault`], and the request goes on.
+    ///
+    /// ```
+    /// use std::sync::{Arc, Mutex};
+    /// use caching_alloc::core::{Allocator, Settings, StreamId, OomAction};
+    /// use caching_alloc::host::{HostSource, HostStreams};
+    ///
+    /// # fn main() -> Result<(), caching_alloc::core::AllocError> {
+    /// let (source, streams) = (Arc::new(HostSource::new(8 << 20)), Arc::new(HostStreams::new()));
+    /// let allocator = Allocator::new(source, streams, Settings::default());
+    /// let cache = Arc::new(Mutex::new(vec![allocator.allocate(8 << 20, StreamId(1))?]));
+    /// let entries = cache.clone();
+    /// let _observation = allocator.on_out_of_memory(move |figures| {
+    ///     eprintln!("{figures}");
+    ///     entries.lock().unwrap().pop().map_or(OomAction::GiveUp, |_| OomAction::Retry)
+    /// });
+    /// assert!(allocator.allocate(8 << 20, StreamId(1)).is_ok());
+    /// assert!(cache.lock().unwrap().is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias = "FreeMemoryCallback")]
+    pub fn on_out_of_memory(
+        &self,
+        observe: impl Fn(&OutOfMemory) -> OomAction + Send + Sync + 'static,
+    ) -> Observation {
+        self.engine.observers.add(observe)
     }
 }

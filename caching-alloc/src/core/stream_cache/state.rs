@@ -1,85 +1,91 @@
-//! The data behind a shard's lock: its memory, the owners of its blocks, and its trace entries.
+//! The data behind a cache's lock: its memory, the owners of its blocks, and its trace entries.
 
-use std::panic::Location;
+use std::any::Any;
+use std::fmt::Debug;
 use std::sync::{Arc, Weak};
 
-use super::Shard;
-use crate::core::fixed::{Fits, Fixed, Tile};
-use crate::core::front::Front;
+use crate::core::block_meta::{BlockMeta, BlockStatus, BlockTable, NO_USES};
+use crate::core::fixed::{BlockView, Fits, Fixed};
 use crate::core::heap::{BlockId, List};
-use crate::core::lease::{Lease, Leases, Tenancy};
+use crate::core::key::Key;
 use crate::core::lock::Ranked;
-use crate::core::pending::{NOBODY, Pending, Uses};
+use crate::core::pending::{Pending, Uses};
+use crate::core::quick_list::QuickList;
 use crate::core::remap::Arena;
+use crate::core::request::{Request, RequestInfo};
 use crate::core::ring::{BlockEvent, Origin, Ring};
-use crate::core::segment::{Segment, SizeClass};
-use crate::core::size::{Units, bytes_of, class_of};
-use crate::core::slot::Key;
+use crate::core::segment::Segment;
+use crate::core::size::{SizeClass, Units, bytes_of, class_of};
 use crate::core::snapshot::{BlockState, Usage};
-use crate::core::stats::{PoolUsages, Tallies};
+use crate::core::stats::{Counters, PoolUsages};
 use crate::core::stream::{StreamEvents, StreamId};
-use crate::core::symmetric::{Journal, OperationKind, Placement};
 use crate::core::tracker::Slots;
 
+/// Block entries that are gathered before they are delivered to trackers.
+pub(in crate::core) const BATCH: usize = 64;
+
+/// What a cache does after the lock of its state is released.
+pub(in crate::core) trait CacheOwner: Debug + Send + Sync {
+    /// Delivers waiting entries to block trackers, unless another thread does or this is inside a tracker.
+    fn deliver(&self, waiting: usize);
+
+    /// Records events for the last uses of a block that was freed.
+    fn await_uses(&self, id: BlockId, streams: &[StreamId]);
+
+    /// The streams and events of the allocator.
+    fn events(&self) -> Arc<dyn StreamEvents>;
+}
+
 #[derive(Debug)]
-pub(in crate::core) struct ShardState {
+pub(in crate::core) struct CacheState {
     pub(in crate::core) key: Key,
     pub(in crate::core) origin: Origin,
-    pub(super) shard: Weak<Shard>,
+    pub(in crate::core) cache: Option<Weak<dyn CacheOwner>>,
     /// Its pool is gone.
     pub(in crate::core) is_closed: bool,
-    /// Keeps the shard of a closed pool alive until the last block is back.
-    pub(super) keeper: Option<Arc<Shard>>,
+    /// Keeps the cache of a closed pool, and its pool, alive until the last block is back.
+    pub(in crate::core) keeper: Option<Arc<dyn Any + Send + Sync>>,
     pub(in crate::core) fixed: Fixed,
     /// In a re-mappable pool instead: the arena that all streams share, and this stream's list.
     pub(super) shared: Option<(Arc<Ranked<Arena>>, List)>,
     pub(super) one_class: bool,
-    pub(super) front: Front,
-    pub(super) leases: Leases,
+    pub(super) quick: QuickList,
+    pub(in crate::core) blocks: BlockTable,
     pub(in crate::core) uses: Uses,
-    /// Blocks that were freed while other streams use them, since the shard's pending list was last
+    /// Blocks that were freed while other streams use them, since the cache's pending list was last
     /// processed.
     pub(in crate::core) newly_pending: Vec<Pending>,
     pub(in crate::core) ring: Ring,
     pub(in crate::core) slots: Slots,
-    pub(in crate::core) tallies: Tallies,
-    pub(in crate::core) symmetric: Option<Journal>,
+    pub(in crate::core) counters: Counters,
 }
 
 /// Blocks that are merged per acquisition of the lock, at most.
-const PIECE: usize = 256;
+const CHUNK: usize = 256;
 /// Blocks that are evicted to make room for a freed one.
 const EVICTED: usize = 32;
 
-/// A request, checked and rounded.
+/// The request of a block's owner.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::core) struct Request {
-    pub(in crate::core) units: Units,
-    pub(in crate::core) bytes: u64,
-    pub(in crate::core) site: &'static Location<'static>,
-}
-
-/// The request of a leased block's owner: size in bytes and source location.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::core) struct Tenant {
+pub(in crate::core) struct Owner {
     requested: u64,
     usage: Usage,
-    site: &'static Location<'static>,
+    info: RequestInfo,
 }
 
 /// The state of a block of the heap, with its owner's request.
-pub(in crate::core) fn block_state(tile: &Tile, tenant: Option<Tenant>) -> BlockState {
-    let Tile { address, units, is_free, .. } = *tile;
+pub(in crate::core) fn block_state(view: &BlockView, owner: Option<Owner>) -> BlockState {
+    let BlockView { address, units, is_free, .. } = *view;
     let bytes = bytes_of(units);
-    match tenant.filter(|_| !is_free) {
-        Some(Tenant { requested, usage, site }) => {
-            BlockState { address, bytes, requested, usage, call_site: Some(site) }
+    match owner.filter(|_| !is_free) {
+        Some(Owner { requested, usage, info }) => {
+            BlockState { address, bytes, requested, usage, request: Some(info) }
         }
-        None => BlockState { address, bytes, requested: 0, usage: Usage::Inactive, call_site: None },
+        None => BlockState::free(address, bytes),
     }
 }
 
-impl ShardState {
+impl CacheState {
     /// The class for a block of this length. A pool that places by the sequence of requests, or gives each
     /// request its own segment, has one class only.
     pub(in crate::core) fn class(&self, units: Units) -> SizeClass {
@@ -89,7 +95,7 @@ impl ShardState {
     /// Finds a block without handing it out.
     #[inline]
     pub(in crate::core) fn reserve(&mut self, units: Units) -> Option<BlockId> {
-        match self.front.take(&mut self.leases, units) {
+        match self.quick.take(&mut self.blocks, units) {
             Some(id) => Some(id),
             None => self.lease(units),
         }
@@ -104,19 +110,19 @@ impl ShardState {
             self.allocate(units)
         });
         let (block, address, units) = found?;
-        self.leases.add(block, address, units);
+        self.blocks.add(block, address, units);
         Some(block)
     }
 
     /// Gives the cached long block, if there is one, to the heap.
     #[inline]
     fn end_long(&mut self) {
-        if let Some(long) = self.front.give_long() {
-            self.end_lease(long);
+        if let Some(long) = self.quick.give_long() {
+            self.return_to_heap(long);
         }
     }
 
-    /// Counts one growth of the allocator: segments without blocks become older.
+    /// Counts one structure of the allocator: segments without blocks become older.
     pub(in crate::core) fn grow_older(&mut self) {
         self.end_long();
         self.fixed.grow_older();
@@ -124,14 +130,14 @@ impl ShardState {
 
     /// Limits the cached bytes from now on; one block is always cached.
     pub(in crate::core) fn limit_kept(&mut self, bytes: u64) {
-        self.front.limit_to(bytes);
+        self.quick.limit_to(bytes);
     }
 
     /// Finds a block in memory of the other tier, for blocks of another length.
     pub(in crate::core) fn reserve_elsewhere(&mut self, units: Units) -> Option<BlockId> {
         let (arena, stream) = self.shared.as_ref()?;
         let (block, address, units) = arena.lock().allocate_elsewhere(units, *stream)?;
-        self.leases.add(block, address, units);
+        self.blocks.add(block, address, units);
         Some(block)
     }
 
@@ -146,8 +152,8 @@ impl ShardState {
     }
 
     /// Ends a lease; the block is free.
-    fn end_lease(&mut self, id: BlockId) {
-        self.leases.end(id);
+    fn return_to_heap(&mut self, id: BlockId) {
+        self.blocks.end(id);
         match &self.shared {
             Some((arena, _)) => arena.lock().free(id),
             None => self.fixed.free(id),
@@ -157,60 +163,51 @@ impl ShardState {
     /// Puts a reserved block back.
     #[inline]
     pub(in crate::core) fn unreserve(&mut self, id: BlockId) {
-        let units = self.leases[id].units;
-        let is_kept = !self.front.is_full_for(units) || {
-            self.give_up(|front, leases, give| front.evict(leases, EVICTED, give));
-            !self.front.is_full_for(units)
+        let units = self.blocks[id].units;
+        let is_kept = !self.quick.is_full_for(units) || {
+            self.give_up(|quick, blocks, give| quick.evict(blocks, EVICTED, give));
+            !self.quick.is_full_for(units)
         };
-        let rest = if is_kept { self.front.keep(&mut self.leases, id) } else { Some(id) };
+        let rest = if is_kept { self.quick.keep(&mut self.blocks, id) } else { Some(id) };
         if let Some(id) = rest {
-            self.end_lease(id);
+            self.return_to_heap(id);
         }
     }
 
     /// Returns true if any block is cached that could be merged.
     pub(in crate::core) fn keeps_any(&self) -> bool {
-        self.front.keeps_any()
+        self.quick.keeps_any()
     }
 
     /// Merges a bounded part of the cached blocks. Returns whether more are left.
     pub(in crate::core) fn merge_some(&mut self) -> bool {
-        self.front.keeps_any() && self.give_up(|front, leases, give| front.drain(leases, PIECE, give))
+        self.quick.keeps_any() && self.give_up(|quick, blocks, give| quick.drain(blocks, CHUNK, give))
     }
 
-    /// Merges all free memory. [`Shard::merge`] does the same with short lock times.
+    /// Merges all free memory. [`StreamCache::merge`] does the same with short lock times.
     pub(in crate::core) fn merge_all(&mut self) {
         while self.merge_some() {}
     }
 
-    /// Moves blocks from the front to the heap.
+    /// Moves blocks from the quick to the heap.
     #[inline(never)]
     fn give_up<R>(
         &mut self,
-        give_up: impl FnOnce(&mut Front, &mut Leases, &mut dyn FnMut(&mut Leases, BlockId)) -> R,
+        give_up: impl FnOnce(&mut QuickList, &mut BlockTable, &mut dyn FnMut(&mut BlockTable, BlockId)) -> R,
     ) -> R {
-        let Self { front, leases, fixed, shared, .. } = self;
+        let Self { quick, blocks, fixed, shared, .. } = self;
         match shared {
             Some((arena, _)) => {
                 let mut arena = arena.lock();
-                give_up(front, leases, &mut |leases, id| {
-                    leases.end(id);
+                give_up(quick, blocks, &mut |blocks, id| {
+                    blocks.end(id);
                     arena.free(id);
                 })
             }
-            None => give_up(front, leases, &mut |leases, id| {
-                leases.end(id);
+            None => give_up(quick, blocks, &mut |blocks, id| {
+                blocks.end(id);
                 fixed.free(id);
             }),
-        }
-    }
-
-    /// Adds the segment that the last request made, if it made one, to the journal of a symmetric pool.
-    fn enter_segment(&mut self) {
-        let Some(journal) = &mut self.symmetric else { return };
-        let entered = journal.segments().len();
-        if let Some(Some(segment)) = self.fixed.segments.get(entered) {
-            journal.enter(segment.memory());
         }
     }
 
@@ -244,33 +241,37 @@ impl ShardState {
     /// Returns true if no block is handed out or in use by other streams, no entry is undelivered, and there
     /// is no memory.
     pub(in crate::core) fn has_nothing(&self) -> bool {
-        self.tallies.active() == 0
+        self.counters.active() == 0
             && self.newly_pending.is_empty()
             && self.ring.waiting() == 0
-            && self.symmetric.is_none()
             && self.fixed.is_empty()
     }
 
     /// Adds `stream` to those that use a block.
     pub(in crate::core) fn add_use(&mut self, id: BlockId, stream: StreamId) {
-        let lease = &mut self.leases[id];
+        let lease = &mut self.blocks[id];
         lease.uses = self.uses.add(lease.uses, stream);
     }
 
-    /// The streams and events of the device, as long as the shard's pool or a block keeps it.
+    /// The cache, unless it is gone.
+    pub(in crate::core) fn owner_cache(&self) -> Option<Arc<dyn CacheOwner>> {
+        self.cache.as_ref()?.upgrade()
+    }
+
+    /// The streams and events of the device, as long as the cache's pool or a block keeps it.
     pub(in crate::core) fn events(&self) -> Option<Arc<dyn StreamEvents>> {
-        self.shard.upgrade().map(|shard| shard.device.events.clone())
+        self.owner_cache().map(|cache| cache.events())
     }
 
     /// The request of a block's owner, if the block is handed out or still in use by other streams.
-    pub(in crate::core) fn tenant(&self, id: BlockId) -> Option<Tenant> {
-        let lease = self.leases.get(id)?;
-        let usage = match lease.tenancy {
-            Tenancy::Owned => Usage::Active,
-            Tenancy::Pending => Usage::PendingFree,
-            Tenancy::None | Tenancy::Kept => return None,
+    pub(in crate::core) fn owner(&self, id: BlockId) -> Option<Owner> {
+        let meta = self.blocks.get(id)?;
+        let usage = match meta.status {
+            BlockStatus::Owned => Usage::Active,
+            BlockStatus::Pending => Usage::PendingFree,
+            BlockStatus::None | BlockStatus::Kept => return None,
         };
-        Some(Tenant { requested: lease.requested, usage, site: self.leases.site(id) })
+        Some(Owner { requested: meta.requested, usage, info: self.blocks.info(id) })
     }
 
     /// The segments that contain a leased block, at least one.
@@ -282,75 +283,55 @@ impl ShardState {
     }
 
     /// A leased block.
-    pub(in crate::core) fn lease_of(&self, id: BlockId) -> &Lease {
-        &self.leases[id]
+    pub(in crate::core) fn meta_of(&self, id: BlockId) -> &BlockMeta {
+        &self.blocks[id]
     }
 
-    /// The source location of the request for a leased block.
-    pub(in crate::core) fn site(&self, id: BlockId) -> &'static Location<'static> {
-        self.leases.site(id)
+    /// The information that came with the request for a leased block.
+    pub(in crate::core) fn info(&self, id: BlockId) -> RequestInfo {
+        self.blocks.info(id)
     }
 
     /// Frees a pending block whose other streams are done with it.
     pub(in crate::core) fn complete(&mut self, id: BlockId) {
-        self.take_back(id, BlockEvent::FreeCompleted);
+        self.complete_free(id, BlockEvent::FreeCompleted);
     }
 
     /// Sums of all blocks, small and large.
     pub(in crate::core) fn usages(&self) -> PoolUsages {
-        self.tallies.usages()
+        self.counters.usages()
     }
 
     #[inline]
-    pub(super) fn hand_out(&mut self, id: BlockId, request: Request) -> (u64, Units) {
-        self.leases.set_request(id, request.bytes, request.site);
-        let Lease { address, units, .. } = self.leases[id];
-        self.ring.push(BlockEvent::Alloc, address, units, request.bytes);
-        self.tallies.hand_out(class_of(units), bytes_of(units), request.bytes);
-        if self.symmetric.is_some() {
-            self.log(OperationKind::Allocate, id);
-            self.enter_segment();
-        }
+    pub(in crate::core) fn hand_out(&mut self, id: BlockId, request: Request) -> (u64, Units) {
+        self.blocks.set_request(id, request.bytes, request.info);
+        let BlockMeta { address, units, .. } = self.blocks[id];
+        self.ring.push(BlockEvent::Alloc, address, units, request.bytes, request.info);
+        self.counters.hand_out(class_of(units), bytes_of(units), request.bytes);
         (address, units)
     }
 
     /// Marks a block as freed by its owner while other streams use it; returns these streams.
-    pub(super) fn let_go(&mut self, id: BlockId) -> Vec<StreamId> {
-        self.leases.set(id, Tenancy::Pending);
-        let lease = &mut self.leases[id];
-        let Lease { address, units, requested, .. } = *lease;
-        let streams = self.uses.take(std::mem::replace(&mut lease.uses, NOBODY));
-        self.ring.push(BlockEvent::FreeRequested, address, units, requested);
-        self.tallies.let_go(class_of(units), bytes_of(units), requested);
-        self.tallies.set_pending(class_of(units), bytes_of(units), true);
+    pub(in crate::core) fn request_free(&mut self, id: BlockId) -> Vec<StreamId> {
+        self.blocks.set(id, BlockStatus::Pending);
+        let lease = &mut self.blocks[id];
+        let BlockMeta { address, units, requested, .. } = *lease;
+        let streams = self.uses.take(std::mem::replace(&mut lease.uses, NO_USES));
+        self.ring.push(BlockEvent::FreeRequested, address, units, requested, self.blocks.info(id));
+        self.counters.request_free(class_of(units), bytes_of(units), requested);
+        self.counters.set_pending(class_of(units), bytes_of(units), true);
         streams
     }
 
     /// Frees a block.
     #[inline]
-    pub(super) fn take_back(&mut self, id: BlockId, event: BlockEvent) {
-        let Lease { address, units, requested, .. } = self.leases[id];
-        self.ring.push(event, address, units, requested);
+    pub(in crate::core) fn complete_free(&mut self, id: BlockId, event: BlockEvent) {
+        let BlockMeta { address, units, requested, .. } = self.blocks[id];
+        self.ring.push(event, address, units, requested, self.blocks.info(id));
         match event {
-            BlockEvent::Free => self.tallies.let_go(class_of(units), bytes_of(units), requested),
-            _ => self.tallies.set_pending(class_of(units), bytes_of(units), false),
-        }
-        if self.symmetric.is_some() {
-            self.log(OperationKind::Free, id);
+            BlockEvent::Free => self.counters.request_free(class_of(units), bytes_of(units), requested),
+            _ => self.counters.set_pending(class_of(units), bytes_of(units), false),
         }
         self.unreserve(id);
-    }
-
-    #[cold]
-    fn log(&mut self, kind: OperationKind, id: BlockId) {
-        let Some(journal) = &mut self.symmetric else { return };
-        let lease = &self.leases[id];
-        let placement = self.fixed.placement(id);
-        journal.log(kind, lease.requested, Some(placement), self.leases.site(id));
-    }
-
-    /// The place of a leased block in its pool.
-    pub(in crate::core) fn placement(&self, id: BlockId) -> Placement {
-        self.fixed.placement(id)
     }
 }

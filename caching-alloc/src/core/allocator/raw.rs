@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::allocator::{Allocator, Found};
-use super::block::Block;
-use super::device::locked;
-use super::error::AllocError;
-use super::snapshot::Usage;
-use super::stream::StreamId;
+use super::Allocator;
+use crate::core::block::Block;
+use crate::core::error::AllocError;
+use crate::core::registry::locked;
+use crate::core::snapshot::{AddressInfo, Usage};
+use crate::core::stream::StreamId;
 
 /// Why an address does not name a block that can be released by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -52,7 +52,7 @@ impl Allocator {
     pub fn allocate_raw(&self, bytes: u64, stream: StreamId) -> Result<u64, AllocError> {
         let block = self.allocate(bytes, stream)?;
         let address = block.address();
-        locked(&self.shared().raw).insert(address, Arc::new(block));
+        locked(&self.engine.raw).insert(address, Arc::new(block));
         Ok(address)
     }
 
@@ -63,7 +63,7 @@ impl Allocator {
     /// [`RawError`]; nothing is changed then. A double release of memory that was handed out again meanwhile
     /// cannot be detected.
     pub fn release_raw(&self, address: u64) -> Result<(), RawError> {
-        let block = locked(&self.shared().raw).remove(&address);
+        let block = locked(&self.engine.raw).remove(&address);
         block.map(drop).ok_or_else(|| self.not_raw(address))
     }
 
@@ -73,18 +73,18 @@ impl Allocator {
     /// # Errors
     /// As [`release_raw`](Self::release_raw).
     pub fn with_raw<R>(&self, address: u64, look: impl FnOnce(&Block) -> R) -> Result<R, RawError> {
-        let block = locked(&self.shared().raw).get(&address).cloned();
+        let block = locked(&self.engine.raw).get(&address).cloned();
         block.map(|block| look(&block)).ok_or_else(|| self.not_raw(address))
     }
 
     fn not_raw(&self, address: u64) -> RawError {
-        let Some(Found { block, .. }) = self.find(address) else {
+        let Some(AddressInfo { block, .. }) = self.find(address) else {
             return RawError::Foreign { address };
         };
         if block.usage != Usage::Active {
             return RawError::Free { address };
         }
-        if locked(&self.shared().raw).contains_key(&block.address) {
+        if locked(&self.engine.raw).contains_key(&block.address) {
             return RawError::Inside { address, begin: block.address };
         }
         RawError::Owned { address }

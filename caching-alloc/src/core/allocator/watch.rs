@@ -1,0 +1,126 @@
+//! Trackers of an allocator, and readers of its structural entries.
+
+use std::sync::Arc;
+
+use super::Allocator;
+use crate::core::engine::{Engine, Since};
+use crate::core::entry::Action;
+use crate::core::error::TrackError;
+use crate::core::segment::PoolId;
+use crate::core::snapshot::Snapshot;
+use crate::core::stream::StreamId;
+use crate::core::sync::atomic::Ordering;
+use crate::core::tracker::{Filter, Slot, Tracker};
+
+/// A tracker's attachment. Dropping it detaches.
+#[derive(Debug)]
+#[must_use = "dropping an attachment detaches its tracker"]
+pub struct Attachment {
+    pub(super) engine: Arc<Engine>,
+    pub(super) slot: Arc<Slot>,
+}
+
+impl Attachment {
+    /// Returns true if the tracker is attached to this allocator.
+    #[must_use]
+    pub fn is_of(&self, allocator: &Allocator) -> bool {
+        Arc::ptr_eq(&self.engine, allocator.engine())
+    }
+
+    /// Detaches: delivers all earlier entries to the tracker, and does not call it after this returns.
+    ///
+    /// # Errors
+    /// [`TrackError::Reentrant`] inside a tracker. The tracker is still detached; deliveries running on other
+    /// threads may still reach it.
+    pub fn detach(self) -> Result<(), TrackError> {
+        self.engine.detach(&self.slot)
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        if self.slot.attached.load(Ordering::Acquire) {
+            // Inside a tracker, other threads may still call it; the error cannot be reported.
+            let _ = self.engine.detach(&self.slot);
+        }
+    }
+}
+
+impl Allocator {
+    /// Attaches a tracker: it gets a snapshot, then every later entry that passes `filter`.
+    ///
+    /// # Errors
+    /// [`TrackError`]; the tracker is not attached then.
+    pub fn attach(&self, tracker: Arc<dyn Tracker>, filter: Filter) -> Result<Attachment, TrackError> {
+        let slot = self.engine.attach(tracker, filter)?;
+        Ok(Attachment { engine: self.engine.clone(), slot })
+    }
+
+    /// The state of everything, with the entries that are still kept. Trackers have received every earlier
+    /// entry by then.
+    ///
+    /// # Errors
+    /// [`TrackError::Reentrant`] inside a tracker.
+    pub fn snapshot(&self) -> Result<Snapshot, TrackError> {
+        let registry = &self.engine.registry;
+        let mut structure =
+            registry.lock_structure().ok_or(TrackError::Reentrant { operation: "a snapshot" })?;
+        registry.emit(&mut structure, PoolId::default(), StreamId::default(), Action::Snapshot);
+        self.engine.flush();
+        Ok(self.engine.capture(&structure))
+    }
+
+    /// Adds an annotation of the program to the entries.
+    ///
+    /// # Errors
+    /// [`TrackError::Reentrant`] inside a tracker.
+    pub fn annotate(&self, text: &str) -> Result<(), TrackError> {
+        let registry = &self.engine.registry;
+        let mut structure =
+            registry.lock_structure().ok_or(TrackError::Reentrant { operation: "an annotation" })?;
+        let action = Action::Annotation(text.into());
+        registry.emit(&mut structure, PoolId::default(), StreamId::default(), action);
+        Ok(())
+    }
+
+    /// Returns the structural entries after `generation`, each exactly once. That is the generation of a
+    /// snapshot, or the number of the caller's last entry. A new reader begins with a snapshot or with 0.
+    /// [`Settings::structural_entries`](super::Settings::structural_entries) are kept. A reader that is too
+    /// late for them, or passes a future generation, gets a snapshot instead.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use caching_alloc::core::{Allocator, Settings, Since, StreamId};
+    /// # use caching_alloc::host::{HostSource, HostStreams};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (source, streams) = (Arc::new(HostSource::new(1 << 30)), Arc::new(HostStreams::new()));
+    /// # let allocator = Allocator::new(source, streams, Settings::default());
+    /// let mut seen = allocator.snapshot()?.generation;
+    /// let _block = allocator.allocate(1 << 20, StreamId(1))?;
+    /// match allocator.since(seen)? {
+    ///     Since::Entries(entries) => {
+    ///         assert_eq!(entries.len(), 1); // the segment that was made for the block
+    ///         seen = entries.last().map_or(seen, |entry| entry.number);
+    ///     }
+    ///     Since::TooOld(snapshot) => seen = snapshot.generation, // and begin anew with what is in it
+    /// }
+    /// assert_eq!(seen, allocator.generation());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`TrackError::Reentrant`] inside a tracker.
+    pub fn since(&self, generation: u64) -> Result<Since, TrackError> {
+        let registry = &self.engine.registry;
+        let structure =
+            registry.lock_structure().ok_or(TrackError::Reentrant { operation: "reading entries" })?;
+        let last = registry.generation();
+        let kept = last - structure.ring.len() as u64..=last;
+        if !kept.contains(&generation) {
+            return Ok(Since::TooOld(Box::new(self.engine.state_of_now(&structure))));
+        }
+        let seen = usize::try_from(generation - kept.start()).unwrap_or(usize::MAX);
+        Ok(Since::Entries(structure.ring.iter().skip(seen).cloned().collect()))
+    }
+}

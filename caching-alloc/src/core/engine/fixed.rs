@@ -1,0 +1,116 @@
+//! Effects of misses in pools of fixed segments.
+
+use super::miss::Miss;
+use crate::core::block::Block;
+use crate::core::entry::Action;
+use crate::core::error::AllocError;
+use crate::core::registry::Structure;
+use crate::core::segment::{Segment, SegmentParts};
+use crate::core::size::{bytes_of, units_for};
+use crate::core::source::{self, SourceError};
+use crate::core::sync::atomic::Ordering;
+
+impl Miss<'_> {
+    /// Takes over an idle segment of another stream with room for the request. Under the structure lock, since
+    /// segments change streams only there.
+    pub(super) fn adopt(self, structure: &mut Structure, wait: bool) -> Option<Block> {
+        for other in self.others() {
+            other.merge();
+            let withdrawn = other.state.lock().withdraw_idle(self.class, self.request.units);
+            let Some(segment) = withdrawn else { continue };
+            other.settle_entries();
+            if !self.registry().is_ordered_after(self.stream(), other.stream, wait) {
+                other.put_back(segment);
+                continue;
+            }
+            segment.set_stream(self.stream());
+            let action = Action::SegmentMoved { segment: segment.clone(), from: other.stream };
+            self.registry().emit(structure, self.info().id, self.stream(), action);
+            self.cache.put_back(segment);
+            return self.hit();
+        }
+        None
+    }
+
+    /// Lets the stream wait for the uses of its pending blocks until one of them is long enough.
+    pub(super) fn order_pending(self) -> Option<Block> {
+        let is_enough = self.cache.order_pending(|cache| {
+            cache.merge();
+            cache.state.lock().longest(self.class) >= self.request.units
+        });
+        if is_enough { self.hit() } else { None }
+    }
+
+    /// Releases idle segments that are too short, up to `most` bytes. Returns the bytes released.
+    pub(super) fn replace_short(self, structure: &mut Structure, most: u64) -> u64 {
+        let wanted = bytes_of(self.request.units);
+        let is_short = |segment: &Segment, _| segment.class() == self.class && segment.bytes() < wanted;
+        let before = self.registry().totals().reserved.current;
+        self.engine.release_cache(structure, self.cache, &is_short, most);
+        before - self.registry().totals().reserved.current
+    }
+
+    /// Releases idle segments of the pool that exceed the longest block that is split, until `wanted` bytes are
+    /// released. Returns the bytes released.
+    pub(super) fn release_unsplit(self, structure: &mut Structure, wanted: u64) -> u64 {
+        let longest = bytes_of(self.info().splitting().longest);
+        let before = self.registry().totals().reserved.current;
+        let gone = || before - self.registry().totals().reserved.current;
+        for cache in self.pool.caches() {
+            if gone() < wanted {
+                let left = wanted - gone();
+                self.engine.release_cache(structure, &cache, &|segment, _| segment.bytes() > longest, left);
+            }
+        }
+        gone()
+    }
+
+    /// Allocates a segment, notifies every tracker, and only then takes the block out of it. `None`: there is
+    /// not enough memory.
+    pub(super) fn add_segment(
+        self,
+        structure: &mut Structure,
+        bytes: u64,
+    ) -> Result<Option<Block>, AllocError> {
+        match self.allocate_segment(structure, bytes) {
+            Ok(segment) => Ok(Some(self.publish_segment(structure, segment))),
+            Err(SourceError::OutOfMemory { .. }) => Ok(None),
+            Err(source) => Err(AllocError::Source { bytes, source }),
+        }
+    }
+
+    fn allocate_segment(self, structure: &mut Structure, bytes: u64) -> Result<Segment, SourceError> {
+        let registry = self.registry();
+        let reserved = registry.totals().reserved.current;
+        if reserved.saturating_add(bytes) > registry.limit.load(Ordering::Relaxed)
+            || units_for(bytes).is_err()
+        {
+            return Err(SourceError::OutOfMemory { wanted: bytes });
+        }
+        let source = &self.info().source;
+        registry.totals().source_allocations += 1;
+        registry.count(|calls| calls.allocate += 1);
+        let memory = source::allocate(&**source, bytes)?;
+        registry.count_in(self.info().id, 1, bytes);
+        Ok(Segment::new(SegmentParts {
+            id: structure.segment_id(),
+            device: source.device(),
+            pool: self.info().id,
+            stream: self.stream(),
+            class: self.class,
+            memory,
+            source: source.clone(),
+        }))
+    }
+
+    fn publish_segment(self, structure: &mut Structure, segment: Segment) -> Block {
+        let units =
+            units_for(segment.bytes()).expect("a segment's length was checked before it was allocated");
+        let action = Action::SegmentAlloc(segment.clone());
+        let now = self.registry().emit(structure, self.info().id, self.stream(), action);
+        let mut state = self.cache.state.lock();
+        state.publish(segment, units, now);
+        let id = state.reserve(self.request.units).expect("a new segment has room for its request");
+        Block::hand_out(self.cache.state, state, id, self.request, self.stream())
+    }
+}

@@ -1,0 +1,283 @@
+//! Requests that find no block at hand: carries the effects of their attempts out.
+
+use std::sync::Arc;
+
+use super::Engine;
+use super::attempts::{Attempts, Conditions, Effect, Outcome};
+use super::sizes::{Need, SegmentSizes};
+use crate::core::block::Block;
+use crate::core::entry::Action;
+use crate::core::error::{AllocError, OutOfMemory};
+use crate::core::key::Key;
+use crate::core::pool_core::PoolCore;
+use crate::core::pool_info::PoolInfo;
+use crate::core::recent;
+use crate::core::registry::{Registry, Structure};
+use crate::core::request::Request;
+use crate::core::settings::{PoolKind, Reuse};
+use crate::core::size::{SizeClass, Units, bytes_of};
+use crate::core::source;
+use crate::core::stream::StreamId;
+use crate::core::stream_cache::StreamCache;
+use crate::core::tracker;
+
+/// A request in a pool whose stream cache has no block for it at hand.
+#[derive(Clone, Copy)]
+pub(super) struct Miss<'a> {
+    pub(super) engine: &'a Engine,
+    pub(super) pool: &'a Arc<PoolCore>,
+    pub(super) cache: &'a Arc<StreamCache>,
+    pub(super) request: Request,
+    /// The class of segments that serves it; in a re-mappable pool always the large one.
+    pub(super) class: SizeClass,
+}
+
+/// What an effect came to.
+pub(super) type Performed = Result<Result<Block, Outcome>, AllocError>;
+
+impl Engine {
+    /// Allocates a block from a cache that this thread has not used lately, or that has no block at hand.
+    #[cold]
+    pub(in crate::core) fn allocate(
+        &self,
+        pool: &Arc<PoolCore>,
+        key: Key,
+        request: Request,
+    ) -> Result<Block, AllocError> {
+        loop {
+            let cache = &pool.cache(key.stream)?;
+            recent::remember(key, cache.state);
+            if let Some(block) = cache.hit(request) {
+                return Ok(block);
+            }
+            let class = cache.state.lock().class(request.units);
+            let miss = Miss { engine: self, pool, cache, request, class };
+            if let Some(block) = miss.run()? {
+                return Ok(block);
+            }
+            // The cache was retired meanwhile.
+        }
+    }
+}
+
+impl Miss<'_> {
+    /// Makes all attempts; if memory is short, once more after an observer has freed some. Returns `None` if the cache is
+    /// retired: the stream has another one.
+    fn run(self) -> Result<Option<Block>, AllocError> {
+        let mut outcome = self.attempt();
+        if let Err(AllocError::OutOfMemory(figures)) = &outcome
+            && self.engine.observers.ask(figures, self.registry())
+        {
+            outcome = self.attempt();
+        }
+        if let Err(AllocError::OutOfMemory(figures)) = &outcome {
+            self.report(figures);
+        }
+        outcome
+    }
+
+    /// Counts a request that failed for lack of memory, and notifies trackers.
+    fn report(self, figures: &OutOfMemory) {
+        let registry = self.registry();
+        registry.totals().out_of_memory += 1;
+        let action = Action::OutOfMemory { wanted: figures.wanted, free: figures.info.map(|info| info.free) };
+        registry.emit(&mut registry.structure.lock(), self.info().id, self.stream(), action);
+    }
+
+    fn attempt(self) -> Result<Option<Block>, AllocError> {
+        if tracker::inside() {
+            return Err(AllocError::reentrant());
+        }
+        self.info().refuse_capture(self.stream())?;
+        let sizes = self.info().arena.is_none().then(|| self.segment_sizes());
+        let least = self.least_segment(sizes);
+        self.refuse_frozen(least)?;
+        let polled = self.cache.try_poll_pending();
+        if polled == Some(true)
+            && let Some(block) = self.hit()
+        {
+            return Ok(Some(block));
+        }
+        let structure = &mut *self.registry().structure.lock();
+        if self.cache.is_retired() {
+            return Ok(None);
+        }
+        // Another thread may have grown or frozen the pool meanwhile.
+        if let Some(block) = self.hit() {
+            return Ok(Some(block));
+        }
+        self.refuse_frozen(least)?;
+        if polled.is_none()
+            && self.cache.poll_pending()
+            && let Some(block) = self.hit()
+        {
+            return Ok(Some(block));
+        }
+        self.registry().reap(structure);
+        let mut attempts = Attempts::new(self.conditions(sizes));
+        let mut outcome = Outcome::Nothing;
+        loop {
+            let effect = attempts.step(outcome);
+            if effect == Effect::GiveUp {
+                return Err(self.out_of_memory(least));
+            }
+            match self.perform(structure, effect)? {
+                Ok(block) => return Ok(Some(block)),
+                Err(none) => outcome = none,
+            }
+        }
+    }
+
+    fn perform(self, structure: &mut Structure, effect: Effect) -> Performed {
+        let (engine, registry) = (self.engine, self.registry());
+        let found = match effect {
+            Effect::Adopt { wait } => self.adopt(structure, wait),
+            Effect::OrderPending => self.order_pending(),
+            Effect::Allocate { bytes } => self.add_segment(structure, bytes)?,
+            Effect::Borrow { wait } => self.borrow(wait, self.others()),
+            Effect::BorrowFromPools => self.borrow_from_pools(),
+            Effect::Merge => self.merge_all(),
+            Effect::TakeFragments => self.take_fragments(true),
+            Effect::OtherTier => self.other_tier(),
+            Effect::MapPages { extent } => self.map_pages(structure, extent)?,
+            Effect::SynchronizePending => {
+                engine.caches().iter().for_each(|cache| _ = cache.synchronize_pending());
+                self.hit()
+            }
+            Effect::CollectIdle => {
+                engine.collect_idle(structure);
+                None
+            }
+            Effect::CountRetry => {
+                registry.totals().retries += 1;
+                None
+            }
+            Effect::CountOperations => return Ok(Err(Outcome::Operations(engine.operations()))),
+            Effect::ReplaceShort { bytes } => {
+                return Ok(Err(Outcome::Freed(self.replace_short(structure, bytes))));
+            }
+            Effect::ReleaseUnsplit { bytes } => {
+                return Ok(Err(Outcome::Freed(self.release_unsplit(structure, bytes))));
+            }
+            Effect::ReleaseCached => {
+                let but = self.info().arena.is_some().then_some(self.info().id);
+                return Ok(Err(Outcome::Freed(engine.release_cached(structure, u64::MAX, but))));
+            }
+            Effect::GiveUp => None,
+        };
+        Ok(found.ok_or(Outcome::Nothing))
+    }
+
+    pub(super) fn registry(&self) -> &Registry {
+        &self.engine.registry
+    }
+
+    pub(super) fn info(&self) -> &PoolInfo {
+        &self.pool.info
+    }
+
+    pub(super) fn stream(&self) -> StreamId {
+        self.cache.stream
+    }
+
+    /// A block that the stream has at hand, after merging its cached blocks.
+    pub(super) fn hit(self) -> Option<Block> {
+        self.cache.hit(self.request)
+    }
+
+    /// The other streams' caches in the pool.
+    pub(super) fn others(self) -> impl Iterator<Item = Arc<StreamCache>> {
+        self.pool.caches().into_iter().filter(move |other| other.stream != self.stream())
+    }
+
+    fn conditions(self, sizes: Option<SegmentSizes>) -> Conditions {
+        let settings = &self.registry().settings;
+        let replaces = settings.replace_idle
+            && self.info().kind == PoolKind::Cached
+            && self.class == SizeClass::Large
+            && !self.registry().is_collective(self.stream());
+        let limits_splits = self.info().splitting().longest < Units::MAX;
+        Conditions { reuse: settings.reuse, sizes, replaces, limits_splits }
+    }
+
+    fn segment_sizes(self) -> SegmentSizes {
+        let splits = self.info().kind != PoolKind::NoSplit;
+        let need = Need {
+            block: bytes_of(self.request.units),
+            class: self.class,
+            step: source::step(&*self.info().source),
+            longest: splits.then(|| bytes_of(self.info().splitting().longest)),
+            reserved: self.cache.state.lock().fixed.reserved(self.class),
+        };
+        SegmentSizes::new(&self.registry().settings, need, || self.info().available())
+    }
+
+    /// The smallest segment, or part of the pages, that would serve the request.
+    fn least_segment(self, sizes: Option<SegmentSizes>) -> u64 {
+        let step = source::step(&*self.info().source);
+        sizes.map_or_else(|| bytes_of(self.request.units).next_multiple_of(step), |sizes| sizes.least)
+    }
+
+    /// Returns an error if the pool is frozen and so must not grow.
+    fn refuse_frozen(self, missing: u64) -> Result<(), AllocError> {
+        if !self.info().is_frozen() {
+            return Ok(());
+        }
+        let (pool, wanted) = (self.info().id, self.request.bytes);
+        Err(AllocError::PoolWouldGrowDuringCapture { pool, wanted, missing })
+    }
+
+    /// Hands out a block of another stream's memory, or of another pool's. A freed block returns there once
+    /// its uses here have ended.
+    fn borrow(self, wait: bool, others: impl IntoIterator<Item = Arc<StreamCache>>) -> Option<Block> {
+        for other in others {
+            other.poll_pending();
+            let Some(id) = other.reserve(self.request) else { continue };
+            let ordered = self.registry().is_ordered_after(self.stream(), other.stream, wait);
+            let mut state = other.state.lock();
+            // A closed pool lends nothing more: a block on loan would not keep it alive.
+            if ordered && !state.is_closed {
+                self.registry().totals().borrowed += 1;
+                return Some(Block::hand_out(other.state, state, id, self.request, self.stream()));
+            }
+            state.unreserve(id);
+        }
+        None
+    }
+
+    /// A free block of a pool that lends to this one. None for a capturing stream: the block would return to
+    /// the lender and be used there while the graph uses it.
+    fn borrow_from_pools(self) -> Option<Block> {
+        if self.registry().events.is_capturing(self.stream()).unwrap_or(true) {
+            return None;
+        }
+        let lends = |pool: &Arc<PoolCore>| self.info().may_borrow_from(&pool.info);
+        let lenders = || self.engine.pools().into_iter().filter(lends).flat_map(|pool| pool.caches());
+        let wait = self.registry().settings.reuse >= Reuse::DeviceWait;
+        let ready = self.borrow(false, lenders());
+        ready.or_else(|| wait.then(|| self.borrow(true, lenders())).flatten())
+    }
+
+    /// The error of a request that found no memory, with its figures.
+    fn out_of_memory(self, least: u64) -> AllocError {
+        let registry = self.registry();
+        let info = self.info().source.memory_info().ok();
+        let (all, pool) = (self.engine.stats(), self.pool.stats());
+        AllocError::OutOfMemory(Box::new(OutOfMemory {
+            device: registry.ordinal(),
+            pool: self.info().id,
+            pool_name: self.info().name.clone(),
+            stream: self.stream(),
+            wanted: self.request.bytes,
+            segment: least,
+            info,
+            reserved: all.reserved.current,
+            allocated: all.all.allocated.current,
+            pending: all.all.active.current - all.all.allocated.current,
+            quarantined: all.quarantined,
+            pool_reserved: pool.reserved.current,
+            pool_allocated: pool.all.allocated.current,
+            limit: registry.limit(),
+        }))
+    }
+}

@@ -1,0 +1,162 @@
+//! Releasing memory: cached segments and pages.
+
+use super::Engine;
+use crate::core::entry::Action;
+use crate::core::error::{Fault, chain};
+use crate::core::fixed::Fits;
+use crate::core::pool_core::PoolCore;
+use crate::core::registry::Structure;
+use crate::core::segment::{PoolId, Segment};
+use crate::core::stream::StreamId;
+use crate::core::stream_cache::StreamCache;
+
+impl Engine {
+    /// Releases segments without blocks, newest first, until `wanted` bytes are released or none are left;
+    /// returns the number of bytes released. Held ones are quarantined and do not count.
+    pub(in crate::core) fn release_cached(
+        &self,
+        structure: &mut Structure,
+        wanted: u64,
+        but: Option<PoolId>,
+    ) -> u64 {
+        let before = self.registry.totals().reserved.current;
+        let gone = || before - self.registry.totals().reserved.current;
+        // Includes the memory of pools that were dropped since this began.
+        self.registry.reap(structure);
+        for cache in self.caches() {
+            let left = wanted.saturating_sub(gone());
+            if left == 0 {
+                break;
+            }
+            self.release_cache(structure, &cache, &|_, _| true, left);
+        }
+        for pool in self.pools().iter().filter(|pool| pool.info.arena.is_some() && but != Some(pool.info.id))
+        {
+            let left = wanted.saturating_sub(gone());
+            if left == 0 {
+                break;
+            }
+            self.release_pages(structure, pool, left);
+        }
+        gone()
+    }
+
+    /// Releases the memory that every pool has cached for a stream, and retires the stream's caches that are
+    /// empty then.
+    pub(in crate::core) fn forget_stream(&self, structure: &mut Structure, stream: StreamId) {
+        self.registry.unmark_collective(stream);
+        for pool in self.pools() {
+            let Some(cache) = pool.find(stream) else { continue };
+            if cache.may_release() {
+                cache.synchronize_pending();
+                self.release_cache(structure, &cache, &|_, _| true, u64::MAX);
+                cache.settle_entries();
+                drop(pool.retire(&[cache], true));
+            }
+        }
+    }
+
+    /// Releases idle pages of a re-mappable pool that nobody holds, until `wanted` bytes are released.
+    fn release_pages(&self, structure: &mut Structure, pool: &PoolCore, wanted: u64) {
+        let (caches, streams) = (pool.caches(), pool.streams());
+        let registry = &self.registry;
+        let captured = |stream: &StreamId| {
+            registry.announced(*stream).is_some() || registry.events.is_capturing(*stream).unwrap_or(true)
+        };
+        let Some(source) = pool.info.source.as_pages() else { return };
+        if pool.info.is_kept() || streams.iter().any(captured) {
+            return;
+        }
+        caches.iter().for_each(|cache| cache.merge());
+        // A page is released only when no part of it is mapped elsewhere any more.
+        if !pool.retire_old_mappings(true) {
+            return;
+        }
+        let stale = pool.info.arena_mut().take_stale(0);
+        pool.unmap_stale(source, &stale);
+        let idle = {
+            let mut arena = pool.info.arena_mut();
+            // A tracker may have started to keep the pool meanwhile.
+            if pool.info.is_kept() { Vec::new() } else { arena.detach_idle(wanted) }
+        };
+        if idle.is_empty() {
+            return;
+        }
+        caches.iter().for_each(|cache| cache.settle_entries());
+        let ended = streams.iter().try_for_each(|stream| self.registry.drain_stream(*stream));
+        if let Err(error) = ended {
+            let message = chain(&error);
+            for (pages, fragments) in idle {
+                for page in &pages {
+                    self.registry.fault(Fault::Stranded { segment: page.clone(), message: message.clone() });
+                }
+                pool.info.arena_mut().reinstate(pages, fragments);
+            }
+            return;
+        }
+        for (pages, fragments) in idle {
+            for page in &pages {
+                self.registry.emit(
+                    structure,
+                    pool.info.id,
+                    page.stream(),
+                    Action::SegmentUnmap(page.clone()),
+                );
+            }
+            let address = pages.first().map_or(0, Segment::address);
+            self.registry.count(|calls| calls.unmap += 1);
+            match source.unmap(address, pages.iter().map(Segment::bytes).sum()) {
+                Ok(()) => pool.info.arena_mut().vacate(&fragments),
+                // Pages may still be mapped there, so the fragments stay out of every list.
+                Err(error) => {
+                    self.registry.fault(Fault::Unmapped { pool: pool.info.id, message: chain(&error) });
+                }
+            }
+            for page in pages {
+                self.registry.count_out(pool.info.id, page.bytes());
+                self.registry.count(|calls| calls.discard += 1);
+                if let Err(error) = source.discard(page.memory().token, page.bytes()) {
+                    let message = chain(&error);
+                    self.registry.fault(Fault::ReleaseFailed { segment: page, message });
+                }
+            }
+        }
+    }
+
+    /// Releases a cache's segments without blocks, among those selected by `fits`, until `wanted` bytes are
+    /// released.
+    pub(super) fn release_cache(
+        &self,
+        structure: &mut Structure,
+        cache: &StreamCache,
+        fits: Fits<'_>,
+        wanted: u64,
+    ) {
+        if !cache.may_release() {
+            return;
+        }
+        cache.merge();
+        let segments = {
+            let mut state = cache.state.lock();
+            // A tracker may have started to keep the pool meanwhile.
+            if cache.pool.is_kept() { Vec::new() } else { state.withdraw_all(fits, wanted) }
+        };
+        if segments.is_empty() {
+            return;
+        }
+        cache.settle_entries();
+        match self.registry.drain_stream(cache.stream) {
+            Ok(()) => {
+                segments.into_iter().for_each(|segment| self.registry.remove_segment(structure, segment))
+            }
+            Err(error) => {
+                let message = chain(&error);
+                for segment in segments {
+                    self.registry
+                        .fault(Fault::Stranded { segment: segment.clone(), message: message.clone() });
+                    cache.put_back(segment);
+                }
+            }
+        }
+    }
+}

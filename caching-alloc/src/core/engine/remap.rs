@@ -1,0 +1,337 @@
+//! Effects of misses in re-mappable pools.
+
+use super::attempts::Extent;
+use super::miss::Miss;
+use crate::core::block::Block;
+use crate::core::entry::Action;
+use crate::core::error::{AllocError, Fault, chain};
+use crate::core::heap::List;
+use crate::core::lock::Guard;
+use crate::core::pending::Wait;
+use crate::core::registry::Structure;
+use crate::core::remap::{Arena, Budget, Plan};
+use crate::core::segment::{Segment, SegmentParts};
+use crate::core::settings::Reuse;
+use crate::core::size::{SizeClass, bytes_of};
+use crate::core::source::{self, PageSource, SegmentMemory, SourceError};
+
+/// A pool grows beyond its need by this part of its peak (1.5 %) before idle pages are moved, or by its smallest page.
+const SLACK_SHARE: u64 = 64;
+/// Or by this many bytes (8 MiB), where that is more and moving has cost too many calls.
+const SLACK: u64 = 8 << 20;
+/// Moving is too expensive if it has needed more than one call in this many operations.
+const OPERATIONS_PER_CALL: u64 = 80;
+
+/// Each stream caches blocks up to this part of the peak, for the next requests of the same lengths: cached
+/// blocks cannot merge.
+const KEPT_SHARE: u64 = 4096;
+
+/// Bytes of addresses that are reserved at a time.
+const RANGE: u64 = 256 << 30;
+
+/// A plan that could not be carried out.
+struct Unmade {
+    error: SourceError,
+    /// True if no page is left mapped at the plan's addresses.
+    is_undone: bool,
+}
+
+impl Miss<'_> {
+    /// Allocates a block after all cached blocks are merged, in all streams of the pool.
+    pub(super) fn merge_all(self) -> Option<Block> {
+        for cache in self.pool.caches() {
+            cache.poll_pending();
+            cache.merge();
+        }
+        self.hit_now()
+    }
+
+    /// A hit whose entry is stamped now, so it is not older than the page, or the other stream's free, that
+    /// made it possible.
+    fn hit_now(self) -> Option<Block> {
+        let now = self.registry().now();
+        self.cache.state.lock().ring.renew(now);
+        self.hit()
+    }
+
+    /// Allocates a block from free memory of the other tier, of this stream or of several ones.
+    pub(super) fn other_tier(self) -> Option<Block> {
+        self.hit_other_tier().or_else(|| self.take_fragments(false))
+    }
+
+    fn hit_other_tier(self) -> Option<Block> {
+        let mut state = self.cache.state.lock();
+        let id = state.reserve_elsewhere(self.request.units)?;
+        Some(Block::hand_out(self.cache.state, state, id, self.request, self.stream()))
+    }
+
+    /// Allocates a block from free neighbours of several streams.
+    ///
+    /// With `same_tier`, only from the tier of the request.
+    pub(super) fn take_fragments(self, same_tier: bool) -> Option<Block> {
+        // The free neighbours of a single stream are merged already.
+        if self.pool.caches().len() == 1 && self.arena().is_list_empty(Arena::SHARED_LIST) {
+            return None;
+        }
+        let mut refused: Vec<List> = Vec::new();
+        loop {
+            let allowed = |list| self.has(list) || self.may_use() && !refused.contains(&list);
+            let fragments = {
+                let mut arena = self.arena();
+                let tier = same_tier.then(|| arena.tier(self.request.units));
+                arena.detach_fit(self.request.units, tier, &allowed)?
+            };
+            match self.order_after(fragments.iter().map(|fragment| fragment.stream)) {
+                Ok(()) => {
+                    self.arena().give(&fragments, self.cache.list);
+                    self.registry().totals().borrowed += 1;
+                    return self.hit_now().or_else(|| self.hit_other_tier());
+                }
+                Err(list) => {
+                    self.arena().restore(fragments);
+                    refused.push(list);
+                }
+            }
+        }
+    }
+
+    /// Maps pages where the block fits. `None`: there is not enough memory.
+    pub(super) fn map_pages(
+        self,
+        structure: &mut Structure,
+        extent: Extent,
+    ) -> Result<Option<Block>, AllocError> {
+        let request = self.request;
+        let failed = |source| AllocError::Source { bytes: bytes_of(request.units), source };
+        let Some(source) = self.info().source.as_pages() else { return Ok(None) };
+        self.pool.retire_old_mappings(false);
+        // Limits the memory that is mapped twice, so that addresses do not run out.
+        let excess = {
+            let reserved = self.info().reserved();
+            self.arena().take_stale(reserved)
+        };
+        self.pool.unmap_stale(source, &excess);
+        let capturing = self.registry().events.is_capturing(self.stream()).unwrap_or(true);
+        let mut refused: Vec<List> = Vec::new();
+        let mut available = u64::MAX;
+        loop {
+            // No page moves while a stream involved is being captured.
+            let allowed = |list| !capturing && (self.has(list) || self.may_use() && !refused.contains(&list));
+            let reserved = self.info().reserved();
+            let mut budget = self.budget(reserved, extent);
+            budget.at_most = budget.at_most.min(available);
+            let planned = self.arena().plan(request.units, &allowed, budget);
+            let Some(plan) = planned else {
+                if self.arena().has_room(request.units) {
+                    return Ok(None);
+                }
+                self.add_range(source).map_err(failed)?;
+                continue;
+            };
+            if !self.pool.unmap_stale(source, &plan.stale) {
+                self.arena().abandon(plan, false);
+                continue;
+            }
+            if let Err(list) = self.order_after(plan.lists()) {
+                self.arena().abandon(plan, true);
+                refused.push(list);
+                continue;
+            }
+            match self.map(source, &plan) {
+                Ok(mapped) => {
+                    self.publish(structure, plan, mapped);
+                    // Fails only if another thread has taken the memory on this stream meanwhile.
+                    if let Some(block) = self.hit_now().or_else(|| self.hit_other_tier()) {
+                        return Ok(Some(block));
+                    }
+                }
+                Err(Unmade { error, is_undone }) => {
+                    let wanted = plan.makes.iter().sum::<u64>();
+                    self.arena().abandon(plan, is_undone);
+                    match error {
+                        // From now on plans move idle pages before they request new memory.
+                        SourceError::OutOfMemory { .. } if budget.freely > 0 => {
+                            self.arena().ceiling = reserved;
+                        }
+                        // Another place may need less memory.
+                        SourceError::OutOfMemory { .. } if budget.anywhere && wanted > 0 => {
+                            available = wanted - 1
+                        }
+                        SourceError::OutOfMemory { .. } => return Ok(None),
+                        source => return Err(failed(source)),
+                    }
+                }
+            }
+        }
+    }
+
+    /// The memory that a request may use.
+    fn budget(self, reserved: u64, extent: Extent) -> Budget {
+        let operations: u64 =
+            self.pool.caches().iter().map(|cache| cache.state.lock().ring.operations()).sum();
+        let (peak, slack, ceiling) = {
+            let mut arena = self.arena();
+            let peak = arena.note_active(self.request.units);
+            let is_costly = arena.move_calls * OPERATIONS_PER_CALL > operations;
+            let least = if is_costly { SLACK } else { arena.smallest_page() };
+            (peak, least.max(peak / SLACK_SHARE), arena.ceiling)
+        };
+        self.cache.state.lock().limit_kept(peak / KEPT_SHARE);
+        let room = self.registry().room();
+        let uncollected = self
+            .registry()
+            .collect_above()
+            .map_or(u64::MAX, |above| above.saturating_sub(self.registry().totals().reserved.current));
+        let freely = ceiling.min(peak + slack).saturating_sub(reserved).min(room).min(uncollected);
+        let at_most = match extent {
+            Extent::Need => freely,
+            Extent::All => room,
+        };
+        Budget { peak, freely, at_most, anywhere: extent == Extent::All }
+    }
+
+    /// Makes the plan's pages and maps all of them; returns their places, in order. On failure it undoes
+    /// everything, unless that fails too.
+    fn map(self, source: &dyn PageSource, plan: &Plan) -> Result<Vec<SegmentMemory>, Unmade> {
+        let unmapped = |error| Unmade { error, is_undone: true };
+        let made = self.make_pages(source, &plan.makes).map_err(unmapped)?;
+        let moved = plan.moves.iter().map(|page| (page.bytes(), page.memory().token));
+        let mut address = plan.address;
+        let mut mapped = Vec::new();
+        let mut outcome = Ok(());
+        for (bytes, token) in moved.chain(made.iter().copied()) {
+            let memory = SegmentMemory { address, bytes, token };
+            self.registry().count(|calls| calls.map += 1);
+            outcome = source.map(&memory);
+            if outcome.is_err() {
+                break;
+            }
+            mapped.push(memory);
+            address += bytes;
+        }
+        let enable = || {
+            self.registry().count(|calls| calls.enable += 1);
+            source.enable(plan.address, plan.bytes)
+        };
+        match outcome.and_then(|()| enable()) {
+            Ok(()) => Ok(mapped),
+            Err(error) => Err(Unmade { error, is_undone: self.undo(source, &mapped, &made) }),
+        }
+    }
+
+    /// Notifies trackers of a plan's new mappings, and only then makes the memory available.
+    fn publish(self, structure: &mut Structure, mut plan: Plan, mapped: Vec<SegmentMemory>) {
+        let made = plan.makes.iter().sum();
+        self.arena().move_calls += plan.move_calls();
+        let old = std::mem::take(&mut plan.moves);
+        {
+            let mut totals = self.registry().totals();
+            totals.source_allocations += plan.makes.len() as u64;
+            totals.remapped += old.iter().map(Segment::bytes).sum::<u64>();
+        }
+        self.registry().count_in(self.info().id, plan.makes.len() as u64, made);
+        let reserved = self.info().reserved();
+        self.arena().raise_ceiling(reserved);
+        let pages: Vec<_> = mapped.into_iter().map(|memory| self.page(structure, memory)).collect();
+        let left = old.into_iter().map(Action::SegmentUnmap);
+        for action in left.chain(pages.iter().cloned().map(Action::SegmentMap)) {
+            self.registry().emit(structure, self.info().id, self.stream(), action);
+        }
+        // This stream is ordered behind all streams that used the moved pages, so its own event covers their
+        // uses.
+        let wait = (!plan.is_new())
+            .then(|| Wait { stream: self.stream(), event: self.registry().mark(self.stream()) });
+        self.arena().settle(plan, pages, self.cache.list, wait);
+    }
+
+    /// The segment for a page at its new address.
+    fn page(self, structure: &mut Structure, memory: SegmentMemory) -> Segment {
+        Segment::new(SegmentParts {
+            id: structure.segment_id(),
+            device: self.registry().ordinal(),
+            pool: self.info().id,
+            stream: self.stream(),
+            class: SizeClass::Large,
+            memory,
+            source: self.info().source.clone(),
+        })
+    }
+
+    /// Makes pages of these sizes, or none.
+    fn make_pages(self, source: &dyn PageSource, sizes: &[u64]) -> Result<Vec<(u64, u64)>, SourceError> {
+        let mut made = Vec::new();
+        for bytes in sizes {
+            self.registry().count(|calls| calls.create += 1);
+            match source.create(*bytes) {
+                Ok(token) => made.push((*bytes, token)),
+                Err(error) => {
+                    self.undo(source, &[], &made);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(made)
+    }
+
+    /// Unmaps and discards pages after a failure. Returns whether none is left mapped.
+    fn undo(self, source: &dyn PageSource, mapped: &[SegmentMemory], made: &[(u64, u64)]) -> bool {
+        self.registry().count(|calls| {
+            calls.unmap += u64::from(!mapped.is_empty());
+            calls.discard += made.len() as u64;
+        });
+        let outcome = match mapped {
+            [] => Ok(()),
+            [first, ..] => source.unmap(first.address, mapped.iter().map(|memory| memory.bytes).sum()),
+        };
+        let is_unmapped = outcome.is_ok();
+        let discarded = made.iter().map(|(bytes, token)| source.discard(*token, *bytes));
+        for error in std::iter::once(outcome).chain(discarded).filter_map(Result::err) {
+            self.registry().fault(Fault::Unmapped { pool: self.info().id, message: chain(&error) });
+        }
+        is_unmapped
+    }
+
+    /// Reserves a further range of addresses, large enough for the block.
+    fn add_range(self, source: &dyn PageSource) -> Result<(), SourceError> {
+        let step = source::step(&*self.info().source);
+        let bytes = RANGE.max(bytes_of(self.request.units).next_multiple_of(step));
+        self.registry().count(|calls| calls.reserve += 1);
+        let base = source.reserve(bytes)?;
+        let mut arena = self.arena();
+        let tier = arena.tier(self.request.units);
+        arena.add_range(base, bytes, tier);
+        Ok(())
+    }
+
+    fn arena(&self) -> Guard<'_, Arena> {
+        self.info().arena_mut()
+    }
+
+    /// Returns true if this stream may use a list's memory without ordering.
+    fn has(self, list: List) -> bool {
+        list == self.cache.list || list == Arena::SHARED_LIST
+    }
+
+    /// Returns true if this stream may use memory that another stream has freed.
+    fn may_use(self) -> bool {
+        self.registry().settings.reuse >= Reuse::HostSeen
+    }
+
+    /// Orders this stream behind those of the lists; an error is the list of a stream that it may not be
+    /// ordered behind.
+    fn order_after(self, lists: impl IntoIterator<Item = List>) -> Result<(), List> {
+        let wait = self.registry().settings.reuse >= Reuse::DeviceWait;
+        let mut done = vec![self.cache.list, Arena::SHARED_LIST];
+        for list in lists {
+            if done.contains(&list) {
+                continue;
+            }
+            let other = self.pool.caches().into_iter().find(|cache| cache.list == list).ok_or(list)?;
+            if !self.registry().is_ordered_after(self.stream(), other.stream, wait) {
+                return Err(list);
+            }
+            done.push(list);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,237 @@
+//! Watching a device: snapshots, attaching and detaching of trackers, and late readers of its structure.
+//!
+//! All of it runs under the structure lock, so a snapshot and the entries after it fit together exactly. A cache
+//! is copied piece by piece, so a hit waits for one piece at most.
+
+use std::collections::HashSet;
+use std::iter::Peekable;
+use std::sync::Arc;
+use std::vec;
+
+use super::Engine;
+use crate::core::block_meta::InUse;
+use crate::core::entry::Entry;
+use crate::core::error::TrackError;
+use crate::core::pool_core::PoolCore;
+use crate::core::registry::{DeferredRelease, Registry, Structure, locked};
+use crate::core::ring::{Batch, Origin};
+use crate::core::segment::Segment;
+use crate::core::size::bytes_of;
+use crate::core::snapshot::{BlockState, MappedState, SegmentState, Snapshot, Usage};
+use crate::core::stream_cache::{CacheCopy, CacheState, StreamCache};
+use crate::core::sync::atomic::Ordering;
+use crate::core::tracker::{Filter, Slot, Slots, Tracker};
+
+/// The structural changes that a reader has missed; see [`Allocator::since`].
+#[derive(Debug, Clone)]
+pub enum Since {
+    /// Every structural entry after the given one, in order.
+    Entries(Vec<Entry>),
+    /// Some of them are no longer kept: the current state instead, without a trace. Continue from its
+    /// generation.
+    TooOld(Box<Snapshot>),
+}
+
+impl Engine {
+    /// The current state of everything, without a trace.
+    pub(in crate::core) fn state_of_now(&self, structure: &Structure) -> Snapshot {
+        let mut states = States::default();
+        self.pools().iter().for_each(|pool| states.capture(pool, false, |_, _| {}));
+        self.assemble(structure, states)
+    }
+
+    /// The current state of everything; each cache's as of one moment.
+    pub(in crate::core) fn capture(&self, structure: &Structure) -> Snapshot {
+        let mut states = States { trace: structure.ring.iter().cloned().collect(), ..States::default() };
+        self.pools().iter().for_each(|pool| states.capture(pool, true, |_, _| {}));
+        self.assemble(structure, states)
+    }
+
+    fn assemble(&self, structure: &Structure, states: States) -> Snapshot {
+        let States { mut segments, mapped, mut trace } = states;
+        segments.extend(locked(&self.registry.deferred).iter().flat_map(DeferredRelease::capture));
+        // A segment that moves from a removed cache is briefly in no list, although trackers know it.
+        let mapped_ids = mapped.iter().flat_map(|range| &range.segments).map(Segment::id);
+        let shown: HashSet<_> = segments.iter().map(|state| state.segment.id()).chain(mapped_ids).collect();
+        let left = structure.segments.values().filter(|segment| !shown.contains(&segment.id()));
+        segments.extend(left.map(|segment| SegmentState::whole(segment, Usage::Inactive)));
+        segments.sort_by_key(|state| state.segment.address());
+        // The sort is stable: equal stamps keep their order, structural entries first.
+        trace.sort_by_key(|entry| entry.time_ns);
+        Snapshot {
+            generation: self.registry.generation(),
+            began: self.registry.began,
+            time_ns: self.registry.now(),
+            device: self.registry.ordinal(),
+            segments,
+            mapped,
+            quarantined: structure.quarantine.clone(),
+            trace,
+            settings: self.registry.settings.clone(),
+        }
+    }
+
+    /// Attaches a tracker: it gets the current state, and every entry from now on.
+    pub(in crate::core) fn attach(
+        &self,
+        tracker: Arc<dyn Tracker>,
+        filter: Filter,
+    ) -> Result<Arc<Slot>, TrackError> {
+        let mut structure = self
+            .registry
+            .lock_structure()
+            .ok_or(TrackError::Reentrant { operation: "attaching a tracker" })?;
+        let slot = Arc::new(Slot {
+            tracker,
+            filter: filter.of_device(self.registry.ordinal()),
+            attached: true.into(),
+        });
+        let others = structure.trackers.iter().filter(|slot| slot.attached.load(Ordering::Acquire)).cloned();
+        structure.trackers = others.chain([slot.clone()]).collect();
+        let for_blocks = Registry::block_trackers(&structure);
+        let caches = self.caches();
+        // All deliveries wait, so no block entry overtakes the snapshot.
+        let turns: Vec<_> = caches.iter().map(|cache| cache.delivery.lock()).collect();
+        let mut states = States::default();
+        let mut before = Vec::new();
+        for pool in self.pools() {
+            states.capture(&pool, false, |cache, state| {
+                before.push((cache.origin(), cache.resubscribe(state, &for_blocks)));
+            });
+        }
+        for (origin, (slots, batch)) in before {
+            self.tell_batch(&slots, &batch, origin);
+        }
+        let greeted = slot.greet(&self.assemble(&structure, states));
+        drop(turns);
+        if let Err(error) = greeted {
+            slot.attached.store(false, Ordering::Release);
+            self.sweep(&mut structure);
+            return Err(error);
+        }
+        Ok(slot)
+    }
+
+    /// Delivers the waiting block entries, including those of removed caches.
+    pub(in crate::core) fn flush(&self) {
+        for cache in self.caches() {
+            cache.settle_entries();
+        }
+        // A tracker may free the last block of a pool, so no lock that this takes is held.
+        let last: Vec<_> =
+            locked(&self.registry.deferred).iter_mut().map(DeferredRelease::take_entries).collect();
+        for (slots, entries) in last {
+            self.registry.tell(&slots, &entries);
+        }
+    }
+
+    /// Delivers all earlier entries to a tracker, and removes it.
+    pub(in crate::core) fn detach(&self, slot: &Slot) -> Result<(), TrackError> {
+        let Some(mut structure) = self.registry.lock_structure() else {
+            // The slot is inactive; the next attach or detach removes it.
+            slot.attached.store(false, Ordering::Release);
+            return Err(TrackError::Reentrant { operation: "detaching a tracker" });
+        };
+        self.flush();
+        slot.attached.store(false, Ordering::Release);
+        self.sweep(&mut structure);
+        Ok(())
+    }
+
+    /// Removes trackers that are detached.
+    fn sweep(&self, structure: &mut Structure) {
+        let attached =
+            structure.trackers.iter().filter(|slot| slot.attached.load(Ordering::Acquire)).cloned();
+        structure.trackers = attached.collect();
+        let for_blocks = Registry::block_trackers(structure);
+        for cache in self.caches() {
+            let mut turn = cache.delivery.lock();
+            cache.flush(&mut turn);
+            let (slots, rest) = {
+                let mut state = cache.state.lock();
+                cache.resubscribe(&mut state, &for_blocks)
+            };
+            self.tell_batch(&slots, &rest, cache.origin());
+        }
+    }
+
+    fn tell_batch(&self, slots: &Slots, batch: &Batch, origin: Origin) {
+        let mut entries = Vec::new();
+        batch.expand(origin, &mut entries);
+        self.registry.tell(slots, &entries);
+    }
+}
+
+/// The state of pools, each cache's at one moment.
+#[derive(Default)]
+struct States {
+    segments: Vec<SegmentState>,
+    mapped: Vec<MappedState>,
+    trace: Vec<Entry>,
+}
+
+impl States {
+    /// Adds a pool; `look` sees each of its caches at the moment of its copy. The caller holds the structure
+    /// lock, so no memory moves between streams during one cache's copy or between two.
+    fn capture(
+        &mut self,
+        pool: &PoolCore,
+        with_trace: bool,
+        mut look: impl FnMut(&StreamCache, &mut CacheState),
+    ) {
+        let mut shared = Vec::new();
+        for cache in pool.caches() {
+            let CacheCopy { segments, mut blocks, entries } =
+                cache.copy(with_trace, |state| look(&cache, state));
+            entries.expand(cache.origin(), &mut self.trace);
+            if pool.info.arena.is_some() {
+                shared.append(&mut blocks);
+                continue;
+            }
+            let mut views = BlockViews::new(blocks);
+            let mut segments = segments;
+            segments.sort_unstable_by_key(Segment::address);
+            self.segments.extend(segments.into_iter().map(|segment| {
+                let blocks = views.over(segment.address(), segment.memory().end());
+                SegmentState { segment, blocks }
+            }));
+        }
+        let mut views = BlockViews::new(shared);
+        let pages = pool.pages();
+        for run in pages.chunk_by(|left, right| left.memory().end() == right.address()) {
+            let end = run.last().map_or(0, |page| page.memory().end());
+            let blocks = views.over(run[0].address(), end);
+            self.mapped.push(MappedState { segments: run.to_vec(), blocks });
+        }
+    }
+}
+
+/// Used blocks by address; everything between them is free.
+struct BlockViews(Peekable<vec::IntoIter<InUse>>);
+
+impl BlockViews {
+    fn new(mut blocks: Vec<InUse>) -> Self {
+        blocks.sort_unstable_by_key(|block| block.address);
+        Self(blocks.into_iter().peekable())
+    }
+
+    /// The blocks that tile the addresses from `begin` to `end`. Must be called in ascending order.
+    fn over(&mut self, begin: u64, end: u64) -> Vec<BlockState> {
+        let mut views = Vec::new();
+        let mut at = begin;
+        while let Some(block) = self.0.next_if(|block| block.address < end) {
+            let InUse { address, units, requested, is_pending, info } = block;
+            if at < address {
+                views.push(BlockState::free(at, address - at));
+            }
+            let usage = if is_pending { Usage::PendingFree } else { Usage::Active };
+            let bytes = bytes_of(units);
+            views.push(BlockState { address, bytes, requested, usage, request: Some(info) });
+            at = address + bytes;
+        }
+        if at < end {
+            views.push(BlockState::free(at, end - at));
+        }
+        views
+    }
+}

@@ -1,0 +1,23 @@
+//! The key by which threads recognise the cache of a stream in a pool.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::stream::StreamId;
+
+/// A stream of a pool, of all pools of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Key {
+    pub(super) pool: u64,
+    pub(super) stream: StreamId,
+}
+
+impl Key {
+    /// The key of a retired cache. No pool has this number.
+    pub(super) const RETIRED: Self = Self { pool: 0, stream: StreamId(0) };
+
+    /// A number that no other pool has or had.
+    pub(super) fn new_pool() -> u64 {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    }
+}

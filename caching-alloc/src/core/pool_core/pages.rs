@@ -1,0 +1,70 @@
+//! Pages of a re-mappable pool: their list, and the old addresses of those that moved.
+
+use super::PoolCore;
+use crate::core::error::{Fault, chain};
+use crate::core::remap::FreeSpan;
+use crate::core::segment::Segment;
+use crate::core::source::PageSource;
+
+impl PoolCore {
+    /// The pages, by address. The caller holds the structure lock.
+    pub(in crate::core) fn pages(&self) -> Vec<Segment> {
+        /// Granules that are examined per acquisition of the lock.
+        const CHUNK: usize = 1024;
+        let Some(arena) = &self.info.arena else { return Vec::new() };
+        let mut pages = Vec::new();
+        let (mut range, mut first) = (0, 0);
+        loop {
+            pages.reserve(CHUNK);
+            let more = arena.lock().copy_pages(range, first, CHUNK, &mut pages);
+            match more {
+                None => break,
+                Some(true) => first += CHUNK,
+                Some(false) => (range, first) = (range + 1, 0),
+            }
+        }
+        pages.sort_unstable_by_key(Segment::address);
+        pages
+    }
+
+    /// Frees the old addresses of moved pages whose last uses there the host has seen end, or, with `wait`,
+    /// waits for. Returns whether none are left.
+    pub(in crate::core) fn retire_old_mappings(&self, wait: bool) -> bool {
+        let registry = self.registry();
+        let mut left = Vec::new();
+        let old_mappings = self.info.arena_mut().take_old_mappings();
+        for mut old_mapping in old_mappings {
+            let ended = if wait {
+                registry.wait_for(&old_mapping.wait)
+            } else {
+                registry.has_ended(&mut old_mapping.wait)
+            };
+            if ended {
+                let mut arena = self.info.arena_mut();
+                old_mapping.places.iter().for_each(|place| arena.retire_block(place.block));
+            } else {
+                left.push(old_mapping);
+            }
+        }
+        let all = left.is_empty();
+        self.info.arena_mut().keep_old_mappings(left);
+        all
+    }
+
+    /// Unmaps old addresses that no work uses any more. Addresses that cannot be unmapped are never used
+    /// again. Returns whether there are none.
+    pub(in crate::core) fn unmap_stale(&self, source: &dyn PageSource, stale: &[FreeSpan]) -> bool {
+        let registry = self.registry();
+        let mut all = true;
+        for span in stale {
+            let (address, bytes) = self.info.arena_mut().span(*span);
+            registry.count(|calls| calls.unmap += 1);
+            if let Err(error) = source.unmap(address, bytes) {
+                all = false;
+                self.info.arena_mut().leak_span(*span);
+                registry.fault(Fault::Unmapped { pool: self.info.id, message: chain(&error) });
+            }
+        }
+        all
+    }
+}

@@ -1,0 +1,232 @@
+//! The part of a pool that its stream caches refer to.
+
+use std::sync::{Arc, OnceLock};
+
+use super::error::{AllocError, Fault, chain};
+use super::fixed::Splitting;
+use super::key::Key;
+use super::lock::{Guard, Rank, Ranked};
+use super::pending::Pending;
+use super::registry::{DeferredRelease, Registry, Structure, locked};
+use super::remap::{Arena, Remains};
+use super::segment::PoolId;
+use super::settings::{PoolKind, PoolSettings};
+use super::size::{MAX_BLOCK, SEGMENT_STEP, UNIT, Units};
+use super::source::{self, SegmentSource};
+use super::stream::StreamId;
+use super::sync::Mutex;
+use super::sync::atomic::{AtomicUsize, Ordering};
+
+/// A pool's identity and settings, the guards that keep its memory, and the memory that its streams share.
+#[derive(Debug)]
+pub(super) struct PoolInfo {
+    pub(super) id: PoolId,
+    /// Its number among all pools of the process.
+    pub(super) key: u64,
+    pub(super) name: Arc<str>,
+    pub(super) kind: PoolKind,
+    pub(super) source: Arc<dyn SegmentSource>,
+    pub(super) registry: Arc<Registry>,
+    lends: bool,
+    borrows: bool,
+    freezes: AtomicUsize,
+    keeps: AtomicUsize,
+    /// The arena that the streams of a re-mappable pool share.
+    pub(super) arena: Option<Arc<Ranked<Arena>>>,
+    /// What removed caches of a re-mappable pool left.
+    detached: Mutex<DetachedPending>,
+    /// The memory of the source's device, in bytes, once it has been queried.
+    total: OnceLock<u64>,
+}
+
+/// Uses that must end before the memory of a dropped re-mappable pool is released.
+#[derive(Debug, Default)]
+struct DetachedPending {
+    streams: Vec<StreamId>,
+    pending: Vec<Pending>,
+}
+
+/// Prevents a pool from releasing and lending memory while it is alive.
+#[derive(Debug)]
+pub(super) struct Keep(Arc<PoolInfo>);
+
+/// Prevents a pool from growing, and from calling the driver, while it is alive: for capture.
+#[derive(Debug)]
+#[must_use = "the pool thaws when this is dropped"]
+pub struct Freeze(Arc<PoolInfo>);
+
+/// The guards of a pool: how many there are of each kind.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Guarded {
+    /// Against growth, release and lending.
+    Frozen,
+    /// Against release and lending.
+    Kept,
+}
+
+impl PoolInfo {
+    pub(super) fn new(
+        registry: &Arc<Registry>,
+        structure: &mut Structure,
+        settings: PoolSettings,
+    ) -> Arc<Self> {
+        let PoolSettings { name, source, kind, lends, borrows } = settings;
+        let source = source.unwrap_or_else(|| registry.source.clone());
+        let arena = (kind == PoolKind::Remappable)
+            .then(|| Arc::new(Ranked::new(Rank::Arena, Arena::new(source::step(&*source)))));
+        Arc::new(Self {
+            id: structure.pool_id(),
+            key: Key::new_pool(),
+            name: name.into(),
+            kind,
+            source,
+            registry: registry.clone(),
+            lends,
+            borrows,
+            freezes: AtomicUsize::new(0),
+            keeps: AtomicUsize::new(0),
+            arena,
+            detached: Mutex::default(),
+            total: OnceLock::new(),
+        })
+    }
+
+    /// Counts a guard.
+    pub(super) fn add_guard(&self, kind: Guarded) {
+        self.guards(kind).fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn guards(&self, kind: Guarded) -> &AtomicUsize {
+        match kind {
+            Guarded::Frozen => &self.freezes,
+            Guarded::Kept => &self.keeps,
+        }
+    }
+
+    pub(super) fn is_frozen(&self) -> bool {
+        self.freezes.load(Ordering::Acquire) > 0
+    }
+
+    /// Returns true if no memory of the pool may be released or lent: it is frozen, or a graph uses its
+    /// memory.
+    pub(super) fn is_kept(&self) -> bool {
+        self.is_frozen() || self.keeps.load(Ordering::Acquire) > 0
+    }
+
+    /// Returns an error if the stream captures and the pool would reuse its memory while the graph can be
+    /// launched.
+    #[cold]
+    pub(super) fn refuse_capture(&self, stream: StreamId) -> Result<(), AllocError> {
+        // An error counts as no capture: the driver fails to answer only for streams that take part in none.
+        if self.is_kept() || !self.registry.events.is_capturing(stream).unwrap_or(false) {
+            return Ok(());
+        }
+        Err(AllocError::CaptureOutsideGraphPool { pool: self.id, stream })
+    }
+
+    /// Returns true if this pool may use free blocks of the other before it is out of memory.
+    pub(super) fn may_borrow_from(&self, other: &Self) -> bool {
+        let is_default = |pool: &Self| pool.id == PoolId::default();
+        let agreed = is_default(self) && other.lends || self.borrows && is_default(other);
+        // Memory that moves is for its own device alone, so it cannot replace memory that stays in place.
+        let stays = self.arena.is_some() || other.arena.is_none();
+        agreed && stays && !other.is_kept()
+    }
+
+    /// The rule for splitting its blocks.
+    pub(super) fn splitting(&self) -> Splitting {
+        let settings = &self.registry.settings;
+        match (self.kind, settings.max_split) {
+            (PoolKind::NoSplit, _) => Splitting::NONE,
+            (PoolKind::Cached, Some(longest)) => {
+                let step = SEGMENT_STEP.max(source::step(&*self.source));
+                let up = |bytes: u64| bytes.clamp(1, MAX_BLOCK).next_multiple_of(step);
+                let units = |bytes: u64| Units::try_from(up(bytes) / UNIT).unwrap_or(Units::MAX);
+                Splitting { longest: units(longest), waste: units(settings.max_unsplit_waste) }
+            }
+            _ => Splitting::ALL,
+        }
+    }
+
+    /// The arena that the streams of a re-mappable pool share.
+    pub(super) fn arena_mut(&self) -> Guard<'_, Arena> {
+        self.arena.as_ref().expect("asked of a re-mappable pool").lock()
+    }
+
+    /// Takes over from a removed cache of a re-mappable pool, whose memory stays until the pool is dropped.
+    pub(super) fn leave(&self, stream: StreamId, pending: impl IntoIterator<Item = Pending>) {
+        let mut detached = locked(&self.detached);
+        detached.streams.push(stream);
+        detached.pending.extend(pending);
+    }
+
+    /// The streams of removed caches that may use memory of a re-mappable pool.
+    pub(super) fn left_streams(&self) -> Vec<StreamId> {
+        locked(&self.detached).streams.clone()
+    }
+
+    /// Bytes that the allocator may still request from the pool's source, as far as is known without another
+    /// query.
+    pub(super) fn available(&self) -> u64 {
+        let total = *self.total.get_or_init(|| match self.source.memory_info() {
+            Ok(info) => info.total,
+            Err(error) => {
+                self.registry.fault(Fault::MemoryUnknown { pool: self.id, message: chain(&error) });
+                u64::MAX
+            }
+        });
+        let reserved = self.registry.totals().reserved.current;
+        self.registry.room().min(total.saturating_sub(reserved))
+    }
+
+    /// Bytes in its segments.
+    pub(super) fn reserved(&self) -> u64 {
+        self.registry.pool_reserved(self.id).current
+    }
+}
+
+impl Drop for PoolInfo {
+    /// No stream of the pool has a block any more.
+    fn drop(&mut self) {
+        self.registry.forget_pool(self.id);
+        let Some(arena) = self.arena.take().and_then(Arc::into_inner) else { return };
+        let Remains { pages, old, events, ranges } = arena.into_inner().dissolve();
+        let DetachedPending { streams, pending } = std::mem::take(&mut *locked(&self.detached));
+        let source = Some(self.source.clone());
+        let kept = DeferredRelease { streams, segments: pages, pending, ..DeferredRelease::default() };
+        self.registry.defer_release(DeferredRelease { old, events, ranges, source, ..kept });
+    }
+}
+
+impl Keep {
+    /// The guard for a count that was added already.
+    pub(super) fn counted(pool: Arc<PoolInfo>) -> Self {
+        Self(pool)
+    }
+}
+
+impl Freeze {
+    /// The guard for a count that was added already.
+    pub(super) fn counted(pool: Arc<PoolInfo>) -> Self {
+        Self(pool)
+    }
+}
+
+impl Clone for Keep {
+    fn clone(&self) -> Self {
+        self.0.add_guard(Guarded::Kept);
+        Self(self.0.clone())
+    }
+}
+
+impl Drop for Keep {
+    fn drop(&mut self) {
+        self.0.keeps.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Drop for Freeze {
+    fn drop(&mut self) {
+        self.0.freezes.fetch_sub(1, Ordering::AcqRel);
+    }
+}

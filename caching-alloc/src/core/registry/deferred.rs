@@ -1,0 +1,122 @@
+//! Memory that a removed stream cache or pool leaves, released once its uses have ended.
+
+use std::sync::Arc;
+
+use super::{Registry, Structure, locked};
+use crate::core::entry::Entry;
+use crate::core::error::{Fault, chain};
+use crate::core::pending::Pending;
+use crate::core::segment::Segment;
+use crate::core::snapshot::{SegmentState, Usage};
+use crate::core::source::SegmentSource;
+use crate::core::stream::{EventId, StreamId};
+use crate::core::tracker::{self, Slots};
+
+/// Memory and entries left by a removed stream cache or re-mappable pool, to be released later.
+#[derive(Debug, Default)]
+pub(in crate::core) struct DeferredRelease {
+    /// The streams whose work may still use the memory.
+    pub(in crate::core) streams: Vec<StreamId>,
+    pub(in crate::core) segments: Vec<Segment>,
+    /// Blocks that other streams may still use.
+    pub(in crate::core) pending: Vec<Pending>,
+    /// Block entries not yet delivered, and the trackers that receive them.
+    pub(in crate::core) entries: Vec<Entry>,
+    pub(in crate::core) slots: Slots,
+    /// Old addresses of moved pages, events that mark their last uses, the ranges that contain them, and
+    /// their source.
+    pub(in crate::core) old: Vec<(u64, u64)>,
+    pub(in crate::core) events: Vec<EventId>,
+    pub(in crate::core) ranges: Vec<(u64, u64)>,
+    pub(in crate::core) source: Option<Arc<dyn SegmentSource>>,
+}
+
+impl DeferredRelease {
+    /// The state for a snapshot: every segment as one block, which counts as in use while a block of it may
+    /// be.
+    pub(in crate::core) fn capture(&self) -> impl Iterator<Item = SegmentState> {
+        let usage = if self.pending.is_empty() { Usage::Inactive } else { Usage::PendingFree };
+        self.segments.iter().map(move |segment| SegmentState::whole(segment, usage))
+    }
+
+    /// Takes the undelivered entries, with the trackers that receive them.
+    pub(in crate::core) fn take_entries(&mut self) -> (Slots, Vec<Entry>) {
+        (self.slots.clone(), std::mem::take(&mut self.entries))
+    }
+}
+
+impl Registry {
+    /// Takes over the memory of a removed stream cache.
+    pub(in crate::core) fn defer_release(&self, left: DeferredRelease) {
+        if left.segments.is_empty() && left.entries.is_empty() && left.ranges.is_empty() {
+            return;
+        }
+        locked(&self.deferred).push(left);
+        // If the structure lock is taken (perhaps by this very thread, in a tracker), the next growth releases it.
+        if !tracker::inside()
+            && let Some(mut structure) = self.structure.try_lock()
+        {
+            self.reap(&mut structure);
+        }
+    }
+
+    /// Releases deferred memory, and quarantined segments that are no longer held.
+    pub(in crate::core) fn reap(&self, structure: &mut Structure) {
+        let deferred = std::mem::take(&mut *locked(&self.deferred));
+        for left in deferred {
+            self.release_deferred(structure, left);
+        }
+        for segment in std::mem::take(&mut structure.quarantine) {
+            if segment.try_release() {
+                self.totals().quarantined -= segment.bytes();
+                self.give_back(&segment);
+            } else {
+                structure.quarantine.push(segment);
+            }
+        }
+    }
+
+    fn release_deferred(&self, structure: &mut Structure, mut left: DeferredRelease) {
+        let (slots, entries) = left.take_entries();
+        self.tell(&slots, &entries);
+        for pending in &mut left.pending {
+            pending.waits.retain(|wait| !self.wait_for(wait));
+        }
+        left.pending.retain(|pending| !pending.waits.is_empty());
+        if left.streams.iter().any(|stream| self.is_captured(*stream)) || !left.pending.is_empty() {
+            locked(&self.deferred).push(left);
+            return;
+        }
+        let used = if left.segments.is_empty() { &[] } else { &left.streams[..] };
+        match used.iter().try_for_each(|stream| self.drain_stream(*stream)) {
+            Ok(()) => {
+                self.unmap_old(&left);
+                left.segments.into_iter().for_each(|segment| self.remove_segment(structure, segment));
+                if let Some(source) = left.source.as_ref().and_then(|source| source.as_pages()) {
+                    self.count(|calls| calls.unreserve += left.ranges.len() as u64);
+                    left.ranges.iter().for_each(|(base, bytes)| source.unreserve(*base, *bytes));
+                }
+            }
+            Err(error) => {
+                let message = chain(&error);
+                for segment in &left.segments {
+                    self.fault(Fault::Stranded { segment: segment.clone(), message: message.clone() });
+                }
+                locked(&self.deferred).push(left);
+            }
+        }
+    }
+
+    /// Unmaps the old addresses of moved pages. No work uses them any more.
+    fn unmap_old(&self, left: &DeferredRelease) {
+        let Some(source) = left.source.as_ref().and_then(|source| source.as_pages()) else { return };
+        left.events.iter().for_each(|event| self.events.recycle(*event));
+        for (address, bytes) in &left.old {
+            self.count(|calls| calls.unmap += 1);
+            if let Err(error) = source.unmap(*address, *bytes) {
+                let pool = left.segments.first().map(Segment::pool).unwrap_or_default();
+                self.fault(Fault::Unmapped { pool, message: chain(&error) });
+            }
+        }
+    }
+}
