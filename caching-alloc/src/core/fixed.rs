@@ -1,5 +1,7 @@
 //! Memory of one stream: segments at fixed addresses, and their blocks.
 
+use std::collections::BTreeMap;
+
 use super::heap::{BlockId, Heap, State};
 use super::segment::Segment;
 use super::size::{SizeClass, Units, bytes_of};
@@ -13,6 +15,8 @@ pub(super) struct Fixed {
     /// Indexed by the heap's ordinals.
     pub(super) segments: Vec<Option<Segment>>,
     bases: Vec<u64>,
+    /// The ordinals of the segments, by address.
+    by_address: BTreeMap<u64, usize>,
     splitting: Splitting,
     /// Per segment the structure count at which a block of it was last handed out, and the current count.
     used: Vec<u64>,
@@ -43,7 +47,8 @@ impl Splitting {
 impl Fixed {
     pub(super) fn new(splitting: Splitting) -> Self {
         let (segments, bases, used) = (Vec::new(), Vec::new(), Vec::new());
-        Self { heap: Heap::new(), segments, bases, splitting, used, now: 0 }
+        let by_address = BTreeMap::new();
+        Self { heap: Heap::new(), segments, bases, by_address, splitting, used, now: 0 }
     }
 
     pub(super) fn allocate(&mut self, units: Units, class: SizeClass) -> Option<(BlockId, u64, Units)> {
@@ -67,6 +72,7 @@ impl Fixed {
             self.used.push(0);
         }
         self.bases[ordinal] = segment.address();
+        self.by_address.insert(segment.address(), ordinal);
         self.used[ordinal] = self.now;
         self.segments[ordinal] = Some(segment);
     }
@@ -79,7 +85,9 @@ impl Fixed {
     /// Removes a segment that is one free block.
     pub(super) fn withdraw(&mut self, ordinal: usize) -> Option<Segment> {
         let removed = self.heap.remove_segment(u32::try_from(ordinal).ok()?);
-        if removed { self.segments[ordinal].take() } else { None }
+        let segment = self.segments[ordinal].take_if(|_| removed)?;
+        self.by_address.remove(&segment.address());
+        Some(segment)
     }
 
     /// Removes the shortest segment of the class that is one free block of at least `units`.
@@ -155,10 +163,9 @@ impl Fixed {
 
     /// The segment that contains an address, and the block there.
     pub(super) fn find(&self, address: u64) -> Option<(&Segment, BlockView)> {
-        let (ordinal, segment) = self.segments.iter().enumerate().find_map(|(ordinal, segment)| {
-            let segment = segment.as_ref()?;
-            (segment.address()..segment.memory().end()).contains(&address).then_some((ordinal, segment))
-        })?;
+        let (_, ordinal) = self.by_address.range(..=address).next_back()?;
+        let ordinal = *ordinal;
+        let segment = self.segments[ordinal].as_ref().filter(|segment| address < segment.memory().end())?;
         let offset = u32::try_from((address - segment.address()) / super::size::UNIT).ok()?;
         let id = self.heap.block_over(u32::try_from(ordinal).ok()?, offset)?;
         Some((segment, self.view(segment, id)))
@@ -166,7 +173,7 @@ impl Fixed {
 
     /// Returns true if there is no segment.
     pub(super) fn is_empty(&self) -> bool {
-        self.segments.iter().all(Option::is_none)
+        self.by_address.is_empty()
     }
 
     fn view(&self, segment: &Segment, id: BlockId) -> BlockView {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 
 use super::common::{Bench, MIB, bench, s, tight};
-use caching_alloc::core::{AllocError, Allocator, Block, GraphPool, Pool, PoolKind, PoolSettings};
+use caching_alloc::core::{AllocError, Allocator, Block, GraphPool, Pool, PoolId, PoolKind, PoolSettings};
 use caching_alloc::host::HostSource;
 
 fn pool(allocator: &Allocator) -> Pool {
@@ -39,6 +39,24 @@ fn guards_nest_on_their_thread_alone() {
     assert_eq!(asked(&here.allocator), inner.id());
     drop(second);
     assert_eq!(asked(&here.allocator), default);
+}
+
+#[test]
+fn a_guard_with_a_predicate_routes_what_it_selects() {
+    let Bench { allocator, .. } = bench(u64::MAX, tight());
+    let (long, odd) = (pool(&allocator), pool(&allocator));
+    assert_eq!(long.use_count(), 1);
+    let _long = long.use_on_this_thread_if(|request| request.bytes >= MIB);
+    let _odd = odd.use_on_this_thread_if(|request| request.stream.0 % 2 == 1);
+    assert_eq!((long.use_count(), long.clone().use_count()), (2, 3));
+    let pool_of = |bytes, stream| allocator.allocate(bytes, s(stream)).unwrap().pool();
+    assert_eq!(pool_of(2 * MIB, 2), long.id());
+    assert_eq!(pool_of(2 * MIB, 3), odd.id(), "the newest guard that selects it");
+    assert_eq!(pool_of(1000, 2), PoolId::default(), "none selects it");
+    assert_eq!(allocator.pool_for(MIB, s(2)).id(), long.id());
+    let elsewhere = allocator.clone();
+    let other = thread::spawn(move || elsewhere.allocate(2 * MIB, s(2)).unwrap().pool());
+    assert_eq!(other.join().unwrap(), PoolId::default());
 }
 
 #[test]

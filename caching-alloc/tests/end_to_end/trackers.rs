@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Duration;
 
-use super::common::{MIB, bench, check_tiling, s, tight, used};
+use super::common::{Bench, MIB, bench, check_tiling, s, tight, used};
 use caching_alloc::core::{
-    Action, ActionKind, AllocError, Allocator, Attachment, Block, Entry, Fault, Filter, Hold, PoolId,
-    PoolSettings, Snapshot, StreamId, TrackError, Tracker, TrackerError,
+    Action, ActionKind, AllocError, Allocator, Attachment, Block, BlockSpan, Entry, Fault, Filter, Hold,
+    Name, PoolId, PoolSettings, Snapshot, StreamId, TrackError, Tracker, TrackerError,
 };
 
 /// Rebuilds an allocator's state from its snapshot and entries, and checks them on the way.
@@ -447,7 +447,7 @@ fn what_is_held_stays_until_it_is_let_go() {
 
 #[test]
 fn a_hold_may_outlive_the_allocator() {
-    let common::Bench { source, streams, allocator } = bench(u64::MAX, tight());
+    let Bench { source, streams, allocator } = bench(u64::MAX, tight());
     let block = allocator.allocate(MIB, s(1)).unwrap();
     let hold = block.segment().hold("a graph").unwrap();
     drop(allocator);
@@ -457,4 +457,64 @@ fn a_hold_may_outlive_the_allocator() {
     drop(hold);
     assert_eq!(source.calls().live_bytes, 0);
     assert_eq!(streams.live_events(), 0);
+}
+
+/// Keeps every entry.
+#[derive(Default)]
+struct Entries(Mutex<Vec<Entry>>);
+
+impl Tracker for Entries {
+    fn name(&self) -> &str {
+        "entries"
+    }
+
+    fn observe(&self, entries: &[Entry]) -> Result<(), TrackerError> {
+        self.0.lock().unwrap().extend_from_slice(entries);
+        Ok(())
+    }
+}
+
+#[test]
+fn entries_show_the_name_and_the_place_of_their_request() {
+    let Bench { allocator, .. } = bench(u64::MAX, tight());
+    let entries = Arc::new(Entries::default());
+    let attachment = allocator.attach(entries.clone(), Filter::all()).unwrap();
+    let weights = Name::new("weights");
+    let named = allocator.allocate_named(3 * MIB, s(1), weights).unwrap();
+    let line = line!() - 1;
+    let unnamed = allocator.allocate(3 * MIB, s(1)).unwrap();
+    assert_eq!((named.name(), unnamed.name()), (Some(weights), None));
+    let found = allocator.find(named.address()).unwrap().block.request.unwrap();
+    assert_eq!((found.name, found.call_site.line()), (Some(weights), line));
+    let address = named.address();
+    drop((named, unnamed));
+    attachment.detach().unwrap();
+    let entries = entries.0.lock().unwrap();
+    let spans = entries.iter().filter_map(|entry| match entry.action {
+        Action::Alloc(span) | Action::FreeRequested(span) | Action::FreeCompleted(span) => Some(span),
+        _ => None,
+    });
+    let (of_named, others): (Vec<_>, Vec<_>) = spans.partition(|span| span.address == address);
+    assert_eq!((of_named.len(), others.len()), (3, 3));
+    let is_named =
+        |span: &BlockSpan| (span.request.name, span.request.call_site.line()) == (Some(weights), line);
+    assert!(of_named.iter().all(is_named), "{of_named:?}");
+    assert!(
+        others.iter().all(|span| span.request.name.is_none() && span.request.call_site.line() == line + 2)
+    );
+}
+
+#[test]
+fn a_segment_that_another_stream_takes_over_is_an_entry() {
+    let Bench { allocator, .. } = bench(u64::MAX, tight());
+    let entries = Arc::new(Entries::default());
+    let attachment = allocator.attach(entries.clone(), Filter::structural()).unwrap();
+    let segment = allocator.allocate(3 * MIB, s(1)).unwrap().segment();
+    let block = allocator.allocate(3 * MIB, s(2)).unwrap();
+    assert_eq!((block.segment(), segment.stream()), (segment.clone(), s(2)));
+    attachment.detach().unwrap();
+    let entries = entries.0.lock().unwrap();
+    let [_, moved] = &entries[..] else { panic!("{entries:?}") };
+    assert_eq!((moved.stream, moved.pool), (s(2), segment.pool()));
+    assert_eq!(moved.action, Action::SegmentMoved { segment, from: s(1) });
 }

@@ -315,8 +315,8 @@ impl Allocator {
         self.engine.registry.faults()
     }
 
-    /// The segment and block that contain an address. It walks all segments and, under their stream's lock,
-    /// the blocks of one: for diagnosis, not for every call.
+    /// The segment and block that contain an address. It finds the segment in logarithmic time, and walks the blocks of
+    /// that segment under their stream's lock.
     #[must_use]
     pub fn find(&self, address: u64) -> Option<AddressInfo> {
         self.engine.find(address)

@@ -123,7 +123,14 @@ impl Engine {
 
     /// The segment and block that contain an address.
     pub(super) fn find(&self, address: u64) -> Option<AddressInfo> {
-        let fixed = self.caches().iter().find_map(|cache| cache.find(address));
-        fixed.or_else(|| self.pools().iter().find_map(|pool| pool.find_mapped(address)))
+        let segment = self.registry.segment_at(address)?;
+        let pools = self.pools();
+        let pool = pools.iter().find(|pool| pool.info.id == segment.pool())?;
+        if pool.info.arena.is_some() {
+            return pool.find_mapped(address);
+        }
+        let found = pool.find(segment.stream()).and_then(|cache| cache.find(address));
+        // The cache of a dropped pool, or a segment that changes streams just now.
+        found.or_else(|| pool.caches().iter().find_map(|cache| cache.find(address)))
     }
 }

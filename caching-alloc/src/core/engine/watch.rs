@@ -53,7 +53,8 @@ impl Engine {
         // A segment that moves from a removed cache is briefly in no list, although trackers know it.
         let mapped_ids = mapped.iter().flat_map(|range| &range.segments).map(Segment::id);
         let shown: HashSet<_> = segments.iter().map(|state| state.segment.id()).chain(mapped_ids).collect();
-        let left = structure.segments.values().filter(|segment| !shown.contains(&segment.id()));
+        let live = self.registry.live_segments();
+        let left = live.iter().filter(|segment| !shown.contains(&segment.id()));
         segments.extend(left.map(|segment| SegmentState::whole(segment, Usage::Inactive)));
         segments.sort_by_key(|state| state.segment.address());
         // The sort is stable: equal stamps keep their order, structural entries first.

@@ -45,6 +45,8 @@ pub(super) struct Registry {
     pub(super) limit: AtomicU64,
     /// The part of the limit above which garbage is collected, in millionths; `u32::MAX`: never.
     pub(super) collect: AtomicU32,
+    /// Segments whose creation trackers have seen, but not their removal, by address.
+    live: Mutex<BTreeMap<u64, Segment>>,
     /// Segments' statistics; those of blocks are with the stream caches.
     totals: Mutex<Stats>,
     /// Bytes in segments of each pool that is in use.
@@ -59,8 +61,6 @@ pub(super) struct Registry {
 pub(super) struct Structure {
     pub(super) trackers: Slots,
     pub(super) ring: VecDeque<Entry>,
-    /// Segments whose creation trackers have seen, but not their removal.
-    pub(super) segments: BTreeMap<SegmentId, Segment>,
     last_time: u64,
     next_segment: u64,
     next_pool: u32,
@@ -92,7 +92,6 @@ impl Registry {
         let structure = Structure {
             trackers: Arc::new([]),
             ring: VecDeque::new(),
-            segments: BTreeMap::new(),
             last_time: 0,
             next_segment: 0,
             next_pool: 0,
@@ -108,6 +107,7 @@ impl Registry {
             structure: Ranked::new(Rank::Structure, structure),
             generation: AtomicU64::new(0),
             marks: StreamMarks::default(),
+            live: Mutex::default(),
             reserved: Mutex::default(),
             faults: Mutex::default(),
             deferred: Mutex::default(),
@@ -162,6 +162,18 @@ impl Registry {
     /// Removes the gauge of a pool that is dropped.
     pub(super) fn forget_pool(&self, pool: PoolId) {
         locked(&self.reserved).remove(&pool);
+    }
+
+    /// The live segment that contains an address.
+    pub(super) fn segment_at(&self, address: u64) -> Option<Segment> {
+        let live = locked(&self.live);
+        let (_, segment) = live.range(..=address).next_back()?;
+        (address < segment.memory().end()).then(|| segment.clone())
+    }
+
+    /// The live segments, by address.
+    pub(super) fn live_segments(&self) -> Vec<Segment> {
+        locked(&self.live).values().cloned().collect()
     }
 
     /// Counts `number` new segments with `bytes` together.
@@ -229,10 +241,10 @@ impl Registry {
     ) -> u64 {
         match &action {
             Action::SegmentAlloc(segment) | Action::SegmentMap(segment) => {
-                structure.segments.insert(segment.id(), segment.clone());
+                locked(&self.live).insert(segment.address(), segment.clone());
             }
             Action::SegmentFree(segment) | Action::SegmentUnmap(segment) => {
-                structure.segments.remove(&segment.id());
+                locked(&self.live).remove(&segment.address());
             }
             _ => {}
         }
