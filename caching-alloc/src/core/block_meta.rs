@@ -2,7 +2,7 @@
 //! by other streams.
 
 use super::heap::{BlockId, NONE};
-use super::request::RequestInfo;
+use super::request::{Request, RequestInfo};
 use super::size::Units;
 
 /// The list of uses of a block that no other stream uses.
@@ -161,6 +161,20 @@ impl BlockTable {
             BlockStatus::None | BlockStatus::Kept => return None,
         };
         Some(InUse { address, units, requested, is_pending, info: self.infos[block as usize] })
+    }
+
+    /// Address and request of every block that is handed out.
+    pub(super) fn owned(&self) -> Vec<(u64, Request)> {
+        let owned = self.all.iter().zip(&self.infos).filter(|(meta, _)| meta.status == BlockStatus::Owned);
+        let request = |(meta, info): (&BlockMeta, &RequestInfo)| {
+            (meta.address, Request { units: meta.units, bytes: meta.requested, info: *info })
+        };
+        owned.map(request).collect()
+    }
+
+    /// Returns true if a block is handed out.
+    pub(super) fn is_owned(&self, block: BlockId) -> bool {
+        self.get(block).is_some_and(|meta| meta.status == BlockStatus::Owned)
     }
 
     /// The information of the request for a block.

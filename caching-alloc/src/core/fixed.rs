@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::heap::{BlockId, Heap, State};
 use super::segment::Segment;
-use super::size::{SizeClass, Units, bytes_of};
+use super::size::{SizeClass, UNIT, Units, bytes_of};
 
 /// Selects segments by their properties and their age.
 pub(super) type Fits<'a> = &'a dyn Fn(&Segment, u64) -> bool;
@@ -42,6 +42,19 @@ impl Splitting {
     fn most(&self, units: Units) -> (Units, bool) {
         if units <= self.longest { (self.longest, true) } else { (units.saturating_add(self.waste), false) }
     }
+}
+
+/// The state of a range of addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// It is a part of one free block, or all of it.
+    Free,
+    /// It is this block, which is used.
+    Used(BlockId),
+    /// A block that is used lies in a part of it, or beyond its ends.
+    Overlapped,
+    /// No segment has it.
+    Gone,
 }
 
 impl Fixed {
@@ -166,9 +179,37 @@ impl Fixed {
         let (_, ordinal) = self.by_address.range(..=address).next_back()?;
         let ordinal = *ordinal;
         let segment = self.segments[ordinal].as_ref().filter(|segment| address < segment.memory().end())?;
-        let offset = u32::try_from((address - segment.address()) / super::size::UNIT).ok()?;
+        let offset = u32::try_from((address - segment.address()) / UNIT).ok()?;
         let id = self.heap.block_over(u32::try_from(ordinal).ok()?, offset)?;
         Some((segment, self.view(segment, id)))
+    }
+
+    /// The state of the memory of `units` from `address` on.
+    pub(super) fn place(&self, address: u64, units: Units) -> Place {
+        let Some((_, view)) = self.find(address) else { return Place::Gone };
+        let end = address + bytes_of(units);
+        match view {
+            BlockView { id, address: first, units: whole, is_free: false }
+                if (first, whole) == (address, units) =>
+            {
+                Place::Used(id)
+            }
+            BlockView { address: first, units: whole, is_free: true, .. }
+                if end <= first + bytes_of(whole) =>
+            {
+                Place::Free
+            }
+            _ => Place::Overlapped,
+        }
+    }
+
+    /// Takes `units` from `address` on out of a free block. `None` if not all of them are free.
+    pub(super) fn allocate_at(&mut self, address: u64, units: Units) -> Option<BlockId> {
+        let (_, view) = self.find(address).filter(|_| self.place(address, units) == Place::Free)?;
+        let block = self.heap.block(view.id);
+        let offset = block.offset + Units::try_from((address - view.address) / UNIT).ok()?;
+        self.used[block.segment as usize] = self.now;
+        Some(self.heap.take_part(view.id, offset, units))
     }
 
     /// Returns true if there is no segment.

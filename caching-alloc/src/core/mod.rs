@@ -50,7 +50,7 @@ pub use engine::Since;
 pub use entry::{Action, ActionKind, BlockSpan, Entry};
 pub use error::{AllocError, Fault, OutOfMemory, TrackError, TrackerError};
 pub use export::{ExportError, ExportedPart};
-pub use graph::{Capture, GraphMemory, GraphPool};
+pub use graph::{Capture, Checkpoint, GraphMemory, GraphPool, RestoreError};
 pub use observer::{Observation, OomAction};
 pub use pool::{Pool, ThreadRoute};
 pub use pool_info::Freeze;

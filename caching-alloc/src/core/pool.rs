@@ -9,7 +9,7 @@ use super::block::Block;
 use super::engine::Engine;
 use super::error::AllocError;
 use super::key::Key;
-use super::pool_core::PoolHandle;
+use super::pool_core::{Conflict, PoolHandle, SavedBlock};
 use super::pool_info::{Freeze, Keep, PoolInfo};
 use super::recent;
 use super::request::{Name, Request, RequestInfo};
@@ -201,6 +201,21 @@ impl Pool {
     pub fn use_on_this_thread_if(&self, selects: impl Fn(RoutedRequest) -> bool + 'static) -> ThreadRoute {
         let made = self.engine.routes.begin_here(self.handle.clone(), Some(Rc::new(selects)));
         ThreadRoute { made, engine: self.engine.clone(), _thread: PhantomData }
+    }
+
+    /// Its number among all pools of the process.
+    pub(super) fn key(&self) -> u64 {
+        self.info().key
+    }
+
+    /// The blocks that are handed out.
+    pub(super) fn owned_blocks(&self) -> Vec<SavedBlock> {
+        self.handle.core.owned_blocks()
+    }
+
+    /// Hands out those of the blocks that are not handed out, all or none.
+    pub(super) fn restore(&self, blocks: &[SavedBlock]) -> Result<Vec<Block>, Conflict> {
+        self.handle.core.restore(blocks)
     }
 
     /// Routes the requests of streams, on every thread, to this pool; returns the route's number.

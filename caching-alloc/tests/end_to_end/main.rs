@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod captures;
+mod checkpoints;
 mod common;
 mod contention;
 #[cfg(feature = "cudarc")]

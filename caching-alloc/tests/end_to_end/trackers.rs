@@ -1,8 +1,6 @@
 //! Guarantees for trackers: an exact snapshot, then every entry, once and in order. Trackers cannot harm the
 //! allocator.
 
-use super::common;
-
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};

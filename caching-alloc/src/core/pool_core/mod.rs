@@ -1,11 +1,13 @@
 //! A pool: its stream caches, and the guards that keep its memory.
 
 mod pages;
+mod saved;
 mod table;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize as CaptureCount;
 
+pub(super) use self::saved::{Conflict, SavedBlock};
 use self::table::CacheTable;
 use super::error::AllocError;
 use super::key::Key;

@@ -133,6 +133,13 @@ impl CacheState {
         self.quick.limit_to(bytes);
     }
 
+    /// Reserves the block of `units` at `address`, if all of it is free and not cached. Not in a re-mappable pool.
+    pub(in crate::core) fn reserve_at(&mut self, address: u64, units: Units) -> Option<BlockId> {
+        let block = self.fixed.allocate_at(address, units)?;
+        self.blocks.add(block, address, units);
+        Some(block)
+    }
+
     /// Finds a block in memory of the other tier, for blocks of another length.
     pub(in crate::core) fn reserve_elsewhere(&mut self, units: Units) -> Option<BlockId> {
         let (arena, stream) = self.shared.as_ref()?;

@@ -4,6 +4,9 @@
 //! they come from a pool of their own, which only captures use. While a graph lives, its pool releases and
 //! lends nothing, but further captures may reuse memory that earlier ones have freed.
 
+mod checkpoint;
+
+pub use self::checkpoint::{Checkpoint, RestoreError};
 use super::allocator::Allocator;
 use super::error::AllocError;
 use super::pool::Pool;

@@ -1,0 +1,136 @@
+//! Checkpoints of a graph pool: the blocks that are handed out at one moment, which can be handed out again later.
+
+use super::GraphPool;
+use crate::core::block::Block;
+use crate::core::pool_core::{Conflict, SavedBlock};
+use crate::core::segment::PoolId;
+
+/// The blocks of a [`GraphPool`] that were handed out at one moment; see [`GraphPool::checkpoint`].
+#[derive(Debug, Clone)]
+pub struct Checkpoint {
+    /// The number of the pool among all pools of the process.
+    key: u64,
+    blocks: Vec<SavedBlock>,
+}
+
+/// Why a checkpoint could not be restored. Nothing is changed then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RestoreError {
+    /// The checkpoint is of another pool.
+    #[error("a checkpoint of another pool cannot be restored in pool {}: restore it in the pool that made it", pool.0)]
+    OtherPool {
+        /// The pool.
+        pool: PoolId,
+    },
+    /// Memory of the checkpoint is used by another block.
+    #[error(
+        "the block of {bytes} bytes at {address:#x} cannot be restored: a block that was handed out later lies there, or \
+         another stream still uses one; drop it, and wait for the stream"
+    )]
+    Occupied {
+        /// The first byte of the checkpoint's block.
+        address: u64,
+        /// Its length in bytes.
+        bytes: u64,
+    },
+    /// Memory of the checkpoint was released to its source.
+    #[error(
+        "the block of {bytes} bytes at {address:#x} cannot be restored: its memory was released; keep the `GraphMemory` of \
+         the captures as long as their checkpoints"
+    )]
+    Released {
+        /// The first byte of the checkpoint's block.
+        address: u64,
+        /// Its length in bytes.
+        bytes: u64,
+    },
+    /// The call was made inside a tracker.
+    #[error(
+        "restoring a checkpoint inside a tracker would wait for the entry that is being delivered; do it elsewhere"
+    )]
+    Reentrant,
+}
+
+impl Checkpoint {
+    /// The number of blocks.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Returns true if no block was handed out.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// First byte and length in bytes of each block.
+    pub fn blocks(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.blocks.iter().map(SavedBlock::span)
+    }
+}
+
+impl GraphPool {
+    /// The blocks of the pool that are handed out now.
+    ///
+    /// For trees of graphs that share a pool: after a graph was captured, its outputs are handed out. When it is replayed
+    /// later, nobody allocates them. [Restore](Self::restore) the checkpoint then, so that the next capture does not use
+    /// their memory.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use caching_alloc::core::{Allocator, PoolSettings, Settings, StreamId};
+    /// # use caching_alloc::host::{HostSource, HostStreams};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (source, streams) = (Arc::new(HostSource::new(1 << 30)), Arc::new(HostStreams::new()));
+    /// # let allocator = Allocator::new(source, streams, Settings::default());
+    /// let pool = allocator.graph_pool(PoolSettings::default())?;
+    /// let stream = StreamId(1);
+    /// let first = pool.capture(&[stream]);
+    /// let output = allocator.allocate(1 << 20, stream)?;
+    /// let address = output.address();
+    /// let memory = first.end();
+    /// let after_first = pool.checkpoint();
+    /// drop(output);
+    /// // The first graph is replayed: its output is there again.
+    /// let outputs = pool.restore(&after_first)?;
+    /// assert_eq!(outputs[0].address(), address);
+    /// // The capture of a second graph does not use it.
+    /// let second = pool.capture(&[stream]);
+    /// assert_ne!(allocator.allocate(1 << 20, stream)?.address(), address);
+    /// # drop((memory, second));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    #[doc(alias = "getCheckpointState")]
+    pub fn checkpoint(&self) -> Checkpoint {
+        Checkpoint { key: self.0.key(), blocks: self.0.owned_blocks() }
+    }
+
+    /// Hands out the blocks of a checkpoint that are not handed out now, each at its place. Blocks of the checkpoint that
+    /// still have their owner stay with it, and so do blocks that lie elsewhere.
+    ///
+    /// Blocks for a growth or trim in progress. Calls no driver.
+    ///
+    /// # Errors
+    /// [`RestoreError`]; no block is handed out then.
+    #[doc(alias = "setCheckpointPoolState")]
+    pub fn restore(&self, checkpoint: &Checkpoint) -> Result<Vec<Block>, RestoreError> {
+        if checkpoint.key != self.0.key() {
+            return Err(RestoreError::OtherPool { pool: self.id() });
+        }
+        self.0.restore(&checkpoint.blocks).map_err(|conflict| match conflict {
+            Conflict::Occupied(block) => {
+                let (address, bytes) = block.span();
+                RestoreError::Occupied { address, bytes }
+            }
+            Conflict::Released(block) => {
+                let (address, bytes) = block.span();
+                RestoreError::Released { address, bytes }
+            }
+            Conflict::Reentrant => RestoreError::Reentrant,
+        })
+    }
+}

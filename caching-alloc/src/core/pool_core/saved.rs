@@ -1,0 +1,86 @@
+//! Blocks that are handed out, and handing them out again at their places.
+
+use std::sync::Arc;
+
+use super::PoolCore;
+use crate::core::block::Block;
+use crate::core::fixed::Place;
+use crate::core::request::Request;
+use crate::core::size::bytes_of;
+use crate::core::stream::StreamId;
+use crate::core::stream_cache::StreamCache;
+
+/// A block that was handed out.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::core) struct SavedBlock {
+    address: u64,
+    request: Request,
+    /// The stream that it was handed out on.
+    stream: StreamId,
+}
+
+/// Why saved blocks cannot be handed out again.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::core) enum Conflict {
+    Occupied(SavedBlock),
+    Released(SavedBlock),
+    /// The call was made inside a tracker.
+    Reentrant,
+}
+
+impl SavedBlock {
+    /// First byte, and length in bytes.
+    pub(in crate::core) fn span(&self) -> (u64, u64) {
+        (self.address, bytes_of(self.request.units))
+    }
+}
+
+impl PoolCore {
+    /// The blocks that are handed out, by cache.
+    pub(in crate::core) fn owned_blocks(&self) -> Vec<SavedBlock> {
+        let saved = |cache: Arc<StreamCache>| {
+            let owned = cache.state.lock().blocks.owned();
+            let stream = cache.stream;
+            owned.into_iter().map(move |(address, request)| SavedBlock { address, request, stream })
+        };
+        self.caches().into_iter().flat_map(saved).collect()
+    }
+
+    /// Hands out those of the blocks that are not handed out, all or none.
+    pub(in crate::core) fn restore(&self, saved: &[SavedBlock]) -> Result<Vec<Block>, Conflict> {
+        // No segment comes or goes meanwhile, and the locks of several caches may be taken.
+        let _structure = self.registry().lock_structure().ok_or(Conflict::Reentrant)?;
+        let caches = self.caches();
+        caches.iter().for_each(|cache| cache.merge());
+        let mut states: Vec<_> = caches.iter().map(|cache| (cache, cache.state.lock())).collect();
+        states.iter_mut().for_each(|(_, state)| state.merge_all());
+        let mut missing = Vec::new();
+        for block in saved {
+            let SavedBlock { address, request, .. } = *block;
+            // A segment that was free for a while may be with another stream now.
+            let places = states
+                .iter()
+                .enumerate()
+                .map(|(at, (_, state))| (at, state.fixed.place(address, request.units)));
+            match { places }.find(|(_, place)| *place != Place::Gone) {
+                None => return Err(Conflict::Released(*block)),
+                Some((at, Place::Free)) => missing.push((at, *block)),
+                Some((at, Place::Used(id))) if states[at].1.blocks.is_owned(id) => {}
+                Some(_) => return Err(Conflict::Occupied(*block)),
+            }
+        }
+        let mut ids = Vec::new();
+        for (at, block) in missing {
+            let (cache, state) = &mut states[at];
+            // It was found to be free, and the blocks do not overlap.
+            if let Some(id) = state.reserve_at(block.address, block.request.units) {
+                ids.push(((*cache).clone(), id, block));
+            }
+        }
+        drop(states);
+        let hand_out = |(cache, id, block): (Arc<StreamCache>, _, SavedBlock)| {
+            Block::hand_out(cache.state, cache.state.lock(), id, block.request, block.stream)
+        };
+        Ok(ids.into_iter().map(hand_out).collect())
+    }
+}
