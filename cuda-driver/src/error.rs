@@ -2,7 +2,9 @@
 
 use cuda_driver_sys::{CUgraphExecUpdateResult, CUresult, LoadError, Missing};
 
-use crate::Device;
+use crate::address::DevicePtr;
+use crate::driver_error::DriverError;
+use crate::handle_types::HandleTypes;
 use crate::module::{LaunchError, ModuleError};
 
 /// The result of every call of this crate.
@@ -24,17 +26,8 @@ pub enum Error {
     Missing(#[from] Missing),
 
     /// The driver answered with an error.
-    #[error("{function} failed with {name} ({code}): {text}", code = .code.0)]
-    Driver {
-        /// The function that was called, by its symbol.
-        function: &'static str,
-        /// The code it returned.
-        code: CUresult,
-        /// The code's name.
-        name: String,
-        /// The driver's description of the code.
-        text: String,
-    },
+    #[error(transparent)]
+    Driver(#[from] DriverError),
 
     /// There is no device of this ordinal.
     #[error("device {ordinal} was asked for, but the driver shows {count} (see CUDA_VISIBLE_DEVICES)")]
@@ -116,7 +109,7 @@ pub enum Error {
     )]
     NotPages {
         /// The first address.
-        start: crate::DevicePtr,
+        start: DevicePtr,
         /// Start of the range, in bytes from the first address.
         offset: usize,
         /// The range's length in bytes.
@@ -165,9 +158,9 @@ pub enum Error {
     )]
     NotExportable {
         /// The handle types that it was made for.
-        made: crate::vmm::HandleTypes,
+        made: HandleTypes,
         /// The handle type that was requested.
-        wanted: crate::vmm::HandleTypes,
+        wanted: HandleTypes,
     },
 
     /// A descriptor of number 0, which the driver does not take, could not be given another number.
@@ -203,21 +196,9 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> Option<CUresult> {
         match self {
-            Self::Driver { code, .. } | Self::NoFabric { code, .. } => Some(*code),
-            Self::Module(ModuleError::Refused { cause, .. }) => cause.code(),
+            Self::Driver(DriverError { code, .. }) | Self::NoFabric { code, .. } => Some(*code),
+            Self::Module(ModuleError::Refused { cause, .. }) => Some(cause.code),
             _ => None,
-        }
-    }
-
-    /// Why `what`, of one device's context, cannot be used by `user`, of another's.
-    #[cold]
-    pub(crate) fn of_contexts(
-        (what, found): (&'static str, &Device),
-        (user, wanted): (&'static str, &Device),
-    ) -> Self {
-        match wanted.driver().require_same(what, found.driver(), user) {
-            Ok(()) => Self::DifferentDevices { what, found: found.ordinal(), user, wanted: wanted.ordinal() },
-            Err(error) => error,
         }
     }
 

@@ -50,26 +50,32 @@
 //!   not interpreted.
 //! - Sizes and offsets are bytes unless a name says otherwise; times are µs.
 
+mod address;
 mod call;
 mod context;
 mod device;
 mod driver;
+mod driver_error;
+mod element;
 mod error;
 mod event;
 pub mod graph;
+mod handle_types;
 pub mod memory;
 pub mod module;
 mod stream;
 mod teardown;
 pub mod vmm;
 
-pub use context::Context;
+pub use address::DevicePtr;
+pub use context::{Context, ContextFlags};
 pub use cuda_driver_sys as sys;
-pub use device::{Capabilities, ContextFlags, Device, PeerLink, PrimaryState};
+pub use device::{Capabilities, Device, PeerLink, PrimaryState};
 pub use driver::Driver;
+pub use driver_error::DriverError;
+pub use element::Element;
 pub use error::{Error, Result};
 pub use event::{Event, EventFlags, IpcEventHandle};
-pub use memory::DevicePtr;
 pub use stream::{MemoryOp, Stream, StreamFlags, WaitCondition};
 pub use teardown::set_drop_error_hook;
 

@@ -193,7 +193,7 @@ impl Module {
                 let inner = Inner { context: context.clone(), raw, origin, log, limits };
                 Ok(Self { inner: Arc::new(inner) })
             }
-            Err(cause @ Error::Driver { .. }) => {
+            Err(Error::Driver(cause)) => {
                 Err(ModuleError::refused(origin, request.error_log(), context.driver().version(), cause)
                     .into())
             }

@@ -14,7 +14,7 @@ use cuda_driver_sys::{Api, CUstream};
 pub use self::memory_op::{MemoryOp, WaitCondition};
 use crate::call::{call, code, ready};
 use crate::context::Current;
-use crate::{Context, Error, Event, Result, teardown};
+use crate::{Context, Error, Event, Result, device, teardown};
 
 bitflags! {
     /// Flags for creating a stream.
@@ -273,7 +273,7 @@ impl Stream {
 
     #[cold]
     fn cannot_record(&self, event: &Event) -> Error {
-        Error::of_contexts(
+        device::mismatch(
             ("the event", event.context().device()),
             ("the stream that should record it", self.context().device()),
         )

@@ -74,7 +74,7 @@ pub(crate) fn notes() -> Vec<String> {
 fn attempt<T>(result: Result<T>) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
-        Err(Error::Driver { code, .. }) if code.0 != INJECTED => Ok(None),
+        Err(Error::Driver(error)) if error.code.0 != INJECTED => Ok(None),
         Err(Error::NoFabric { .. }) => Ok(None),
         Err(other) => Err(other),
     }
