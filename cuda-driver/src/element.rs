@@ -15,3 +15,5 @@ macro_rules! elements {
     };
 }
 elements!(u8, i8, u16, i16, u32, i32, u64, i64, usize, isize, f32, f64);
+#[cfg(feature = "half")]
+elements!(half::f16, half::bf16);

@@ -152,6 +152,50 @@ pub enum Error {
         instead: &'static str,
     },
 
+    /// A capture may have begun or ended while work on slices was enqueued, so that a graph may hold the work.
+    #[error(
+        "a capture of the stream began or ended on another thread while {what} was enqueued: the memory that it uses \
+         is never freed (do not begin captures of a stream that other threads use)"
+    )]
+    CaptureRace {
+        /// The work.
+        what: &'static str,
+    },
+
+    /// The end of a copy that uses a pinned slice is unknown, because a call of the driver failed.
+    #[error(
+        "the pinned slice may be in use by a copy whose end is unknown, since {cause}: its memory is never accessed or \
+         freed again"
+    )]
+    UnknownEnd {
+        /// The reason.
+        cause: &'static str,
+    },
+
+    /// A range is not within a slice.
+    #[error("elements {start}..{end} are not a range of a slice of {len} elements")]
+    OutOfRange {
+        /// First element of the range.
+        start: usize,
+        /// The element after the last one of the range.
+        end: usize,
+        /// The number of elements of the slice.
+        len: usize,
+    },
+
+    /// Source and destination of a copy differ in length.
+    #[error("{from} elements cannot be copied to {to}: take a part of the longer slice")]
+    DifferentLengths {
+        /// Elements of the source.
+        from: usize,
+        /// Elements of the destination.
+        to: usize,
+    },
+
+    /// A slice was to belong to the per-thread default stream, which is another stream on each thread.
+    #[error("a slice cannot belong to the per-thread default stream: create a stream for it")]
+    PerThreadStream,
+
     /// The memory cannot be exported, because it was made without the handle type.
     #[error(
         "physical memory made for handle types {made:?} cannot be exported as {wanted:?}: ask for it at creation"

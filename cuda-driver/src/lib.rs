@@ -63,6 +63,7 @@ pub mod graph;
 mod handle_types;
 pub mod memory;
 pub mod module;
+pub mod slice;
 mod stream;
 mod teardown;
 pub mod vmm;
@@ -76,6 +77,7 @@ pub use driver_error::DriverError;
 pub use element::Element;
 pub use error::{Error, Result};
 pub use event::{Event, EventFlags, IpcEventHandle};
+pub use slice::{DeviceSlice, DeviceView, DeviceViewMut, PinnedSlice};
 pub use stream::{MemoryOp, Stream, StreamFlags, WaitCondition};
 pub use teardown::set_drop_error_hook;
 

@@ -6,6 +6,7 @@ mod memory_op;
 
 use std::any::Any;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use bitflags::bitflags;
@@ -44,6 +45,8 @@ struct Inner {
     raw: CUstream,
     owner: Owner,
     context: Context,
+    /// The number of calls that may have made the stream part of a capture.
+    capture_changes: AtomicU64,
 }
 
 /// The owner that destroys a stream.
@@ -121,7 +124,8 @@ impl Stream {
     ///
     /// # Safety
     /// `raw` must be a stream of `context` (null and the driver's special handles too) and stay one for as long as
-    /// this handle, its clones and what is made from them live.
+    /// this handle, its clones and what is made from them live. No capture of the stream may begin by other means
+    /// while a safe method of this crate enqueues work on this handle.
     #[must_use]
     pub unsafe fn borrowed(context: &Context, raw: CUstream) -> Self {
         Self::from_raw(context, raw, Owner::Others)
@@ -132,14 +136,15 @@ impl Stream {
     ///
     /// # Safety
     /// `raw` must be a stream of `context` (null and the driver's special handles too) and stay one until `owner` is
-    /// dropped.
+    /// dropped. As for [`borrowed`](Self::borrowed), no capture may begin unseen.
     #[must_use]
     pub unsafe fn kept_by(context: &Context, raw: CUstream, owner: impl Any + Send + Sync) -> Self {
         Self::from_raw(context, raw, Owner::Kept(Box::new(owner)))
     }
 
     fn from_raw(context: &Context, raw: CUstream, owner: Owner) -> Self {
-        let inner = Arc::new(Inner { raw, owner, context: context.clone() });
+        let inner =
+            Arc::new(Inner { raw, owner, context: context.clone(), capture_changes: AtomicU64::new(0) });
         // The legacy default stream does not capture.
         if raw.addr() > 1 {
             enter_alive(&inner);
@@ -219,6 +224,16 @@ impl Stream {
         Ok(id)
     }
 
+    /// The number of calls that may have made the stream part of a capture.
+    pub(crate) fn capture_changes(&self) -> u64 {
+        self.inner.capture_changes.load(Ordering::SeqCst)
+    }
+
+    /// Counts a call that may make the stream part of a capture. To be called before that call.
+    pub(crate) fn capture_may_change(&self) {
+        self.inner.capture_changes.fetch_add(1, Ordering::SeqCst);
+    }
+
     /// Makes the context current if the handle does not name it: null, `CU_STREAM_LEGACY` (1) and
     /// `CU_STREAM_PER_THREAD` (2) mean a stream of the current context.
     #[inline(always)]
@@ -287,6 +302,12 @@ impl Stream {
     /// [`Error::DifferentDrivers`]; [`Error::Driver`] from `cuStreamWaitEvent`.
     #[doc(alias = "cuStreamWaitEvent")]
     pub fn wait(&self, event: &Event) -> Result<()> {
+        self.capture_may_change();
+        self.wait_uncounted(event)
+    }
+
+    /// Like [`wait`](Self::wait), for an event that no capture recorded, or one of this stream's own capture.
+    pub(crate) fn wait_uncounted(&self, event: &Event) -> Result<()> {
         let (ours, theirs) = (self.context().driver(), event.context().driver());
         ours.require_same("the event", theirs, "the stream that should wait for it")?;
         let _current = self.enter_if_implicit()?;
