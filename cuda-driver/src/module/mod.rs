@@ -90,6 +90,7 @@ mod function;
 mod image;
 mod jit;
 mod launch;
+mod launch_args;
 
 use std::ffi::{CStr, CString, c_uint, c_void};
 use std::fmt;
@@ -102,6 +103,7 @@ pub use self::error::{LaunchError, ModuleError};
 pub use self::function::{Function, FunctionAttributes, SuggestedLaunch};
 pub use self::jit::{CacheMode, JitOptions};
 pub use self::launch::{Dim, LaunchConfig};
+pub use self::launch_args::{KernelArgument, LaunchArgs};
 use crate::call::{call, check, code};
 use crate::graph::{Owner, RelaxedCapture};
 use crate::memory::AddressRange;
