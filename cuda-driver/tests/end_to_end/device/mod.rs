@@ -15,6 +15,7 @@ mod modules;
 mod multicast;
 mod page_tables;
 mod processes;
+mod slices;
 mod streams;
 mod virtual_memory;
 

@@ -17,7 +17,7 @@ pub(super) fn slices(driver: &Driver) -> Result<()> {
     assert_eq!(view.device_ptr(), slice.device_ptr() + 2usize);
     assert_eq!(stream.clone_dtoh(view.slice(1..)?)?, [3, 4]);
     let mut found = [0; 3];
-    stream.memcpy_dtoh(&view, &mut found)?;
+    stream.memcpy_dtoh(view, &mut found)?;
     assert_eq!(found, [2, 3, 4]);
 
     let mut whole = slice.as_view_mut();
