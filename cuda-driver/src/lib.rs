@@ -6,20 +6,14 @@
 //! lacks is [`Error::Missing`], not a crash.
 //!
 //! ```no_run
-//! use cuda_driver::{Driver, EventFlags, Stream, StreamFlags, Event, memory::DeviceMemory};
+//! use cuda_driver::{Driver, Stream, StreamFlags};
 //!
 //! # fn main() -> cuda_driver::Result<()> {
 //! let context = Driver::load()?.device(0)?.retain_primary()?;
 //! let stream = Stream::new(&context, StreamFlags::NON_BLOCKING)?;
-//! let memory = DeviceMemory::new(&context, 1 << 20)?;
-//! // SAFETY: `memory` is alive until the stream has been synchronised.
-//! unsafe { stream.fill_u8(memory.ptr(), 7, memory.bytes())? };
-//! let done = Event::new(&context, EventFlags::DISABLE_TIMING)?;
-//! stream.record(&done)?;
-//! done.synchronize()?;
-//! let mut host = [0u8; 16];
-//! memory.copy_to_host(0, &mut host)?;
-//! assert_eq!(host, [7; 16]);
+//! let mut values = stream.clone_htod(&[1u32, 2, 3, 4])?;
+//! stream.memset_zeros(values.slice_mut(2..)?)?;
+//! assert_eq!(stream.clone_dtoh(&values)?, [1, 2, 0, 0]);
 //! # Ok(())
 //! # }
 //! ```
@@ -29,7 +23,8 @@
 //! | --- | --- |
 //! | root | [`Driver`], [`Device`] and its [`Capabilities`], [`Context`], [`Stream`], [`Event`], [`Error`] |
 //! | [`graph`] | stream capture as a guard, graphs and their executables |
-//! | [`memory`] | [`DevicePtr`], device, pinned, registered and stream-ordered memory, pools, legacy inter-process handles, pointer queries |
+//! | [`mod@slice`] | typed device and pinned slices, and safe copies between them |
+//! | [`memory`] | [`DevicePtr`], untyped device, pinned, registered and stream-ordered memory, pools, legacy inter-process handles, pointer queries |
 //! | [`module`] | device code: PTX and binaries with the driver's log, kernels, their launches |
 //! | [`vmm`] | physical memory, address reservations, mappings, tables of pages that move, shareable handles |
 //! | [`vmm::multicast`] | memory of several devices behind one address; off unless a program asks for it by name |

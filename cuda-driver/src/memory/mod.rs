@@ -1,4 +1,4 @@
-//! Memory of the device and pinned memory of the host.
+//! Untyped memory of the device and of the host. [`mod@crate::slice`] has typed memory, whose use is safe.
 //!
 //! | type | from | given back |
 //! | --- | --- | --- |
