@@ -19,7 +19,7 @@ pub struct LaunchArgs<'a> {
     refused: Option<Error>,
 }
 
-/// Where an argument is passed from.
+/// The source of an argument's bytes.
 enum Slot<'a> {
     Value(Argument<'a>),
     Address(DevicePtr),

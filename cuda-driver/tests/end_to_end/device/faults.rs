@@ -10,8 +10,8 @@ use gpu_sim::{Action, Injection, World};
 use super::exercise;
 use super::{INJECTED, driver, drops, failed, kernels, start, turn};
 
-/// Functions whose failure leaks a resource: their own, that of a release that calls them, or slices whose use may not
-/// have ended.
+/// Functions whose failure leaks a resource: their own, or that of a release that calls them. Slices leak if their use
+/// may not have ended.
 const RELEASES: &[&str] = &[
     "cuCtxGetCurrent",
     "cuCtxPopCurrent_v2",

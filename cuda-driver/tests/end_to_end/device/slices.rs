@@ -209,7 +209,7 @@ fn lengths_that_differ_and_ranges_without_order_are_refused() {
                 other => panic!("{other:?}"),
             }
         }
-        // As numbers: clippy takes a literal range of this kind for a mistake.
+        // Clippy takes a literal range of this kind for a mistake.
         let (start, end) = (3, 1);
         for (refused, range) in [
             (slice.slice(start..end), (3, 1, 4)),
@@ -276,7 +276,6 @@ fn pinned_slices_wait_for_copies_of_all_streams() {
         let [first, second] = &mut slices;
         streams[0].memcpy_htod_async(&pinned, first).unwrap();
         std::thread::scope(|scope| {
-            // As another thread that has not seen the first copy's event would.
             scope.spawn(|| opened_when_waited(world, gate, || ()));
             streams[1].memcpy_htod_async(&pinned, second).unwrap();
             pinned.as_mut_slice().unwrap().fill(6);
