@@ -55,14 +55,21 @@ pub(crate) fn enqueue(
     let capture = capture_of(stream, memory, during_capture)?;
     let others = streams_to_order(stream, memory, capture)?;
     let done = if others.is_empty() { None } else { Some(event_of(stream)?) };
+    // To be called after a record: waiting for one that was captured would make the waiting stream capture too.
+    let not_captured = || match capture {
+        None if !watch.is_certain() => Err(Error::CaptureRace { what: "work on slices" }),
+        _ => Ok(()),
+    };
     for other in &others {
         let earlier = event_of(other)?;
         other.record(&earlier)?;
+        not_captured()?;
         stream.wait_uncounted(&earlier)?;
     }
     let enqueued = work();
     let ordered = done.map_or(Ok(()), |done| {
         stream.record(&done)?;
+        not_captured()?;
         others.iter().try_for_each(|other| other.wait_uncounted(&done))
     });
     let raced = match capture {

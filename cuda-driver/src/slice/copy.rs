@@ -1,7 +1,9 @@
 //! Allocation of device slices, and copies between slices.
+//!
+//! The stream's context is made current for copies, as the driver asks for stream-ordered memory.
 
 use super::{DeviceSlice, DeviceView, DeviceViewMut, PinnedSlice, require_context};
-use crate::graph::{BoundMemory, DuringCapture, RelaxedCapture, enqueue, refuse_capture, synchronize};
+use crate::graph::{DuringCapture, RelaxedCapture, enqueue, refuse_capture, synchronize};
 use crate::{Element, Error, Event, EventFlags, Result, Stream, device};
 
 impl Stream {
@@ -148,6 +150,7 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
+        let _current = self.context().enter()?;
         enqueue(self, &[from.memory(), to.as_view().memory()], DuringCapture::Keep, || {
             if source == target {
                 // SAFETY: both ranges lie in slices that the views borrow, `to` exclusively, so they do not overlap;
@@ -228,10 +231,25 @@ impl Stream {
             return Ok(());
         }
         let event = Event::new(self.context(), EventFlags::DISABLE_TIMING)?;
-        let memory: [BoundMemory; 1] = [slice.memory()];
-        let copied = enqueue(self, &memory, DuringCapture::Refuse, || pinned.enqueue_copy(self, event, copy));
-        if let Err(Error::CaptureRace { .. }) = copied {
-            pinned.lose();
+        let earlier = pinned.earlier_uses()?;
+        let (mut is_enqueued, mut is_recorded) = (false, false);
+        let _current = self.context().enter()?;
+        let copied = enqueue(self, &[slice.memory()], DuringCapture::Refuse, || {
+            earlier.iter().try_for_each(|event| self.wait_uncounted(event))?;
+            is_enqueued = true;
+            copy()?;
+            let recorded = self.record(&event);
+            is_recorded = recorded.is_ok();
+            if !is_recorded && synchronize(self).is_err() {
+                pinned.lose();
+            }
+            recorded
+        });
+        match copied {
+            Err(Error::CaptureRace { .. }) if is_enqueued => pinned.lose(),
+            // The event was not captured. A stream that waited for a captured one would join the capture.
+            _ if is_recorded => pinned.add_use(event, &earlier),
+            _ => {}
         }
         copied
     }

@@ -4,13 +4,14 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::graph::{RelaxedCapture, synchronize};
+use crate::graph::RelaxedCapture;
 use crate::memory::{PinnedFlags, PinnedMemory};
-use crate::{Context, Element, Error, Event, Result, Stream, teardown};
+use crate::{Context, Element, Error, Event, Result, teardown};
 
 /// Elements in pinned host memory, which the device copies directly.
 ///
-/// [`Stream::memcpy_htod_async`] and [`Stream::memcpy_dtoh_async`] return while their copies may still run. The slice
+/// [`Stream::memcpy_htod_async`](crate::Stream::memcpy_htod_async) and
+/// [`Stream::memcpy_dtoh_async`](crate::Stream::memcpy_dtoh_async) return while their copies may still run. The slice
 /// remembers these copies. Access from the host waits for them, and so does `drop`.
 pub struct PinnedSlice<T: Element> {
     context: Context,
@@ -134,27 +135,16 @@ impl<T: Element> PinnedSlice<T> {
             self.uses().extract_if(.., |event| ended.iter().any(|other| Arc::ptr_eq(event, other))).collect();
     }
 
-    /// Makes `stream` wait for earlier copies, enqueues `copy` on it, and records `event`, an event of the stream's
-    /// context, after it.
-    pub(super) fn enqueue_copy(
-        &self,
-        stream: &Stream,
-        event: Event,
-        copy: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
+    /// The events of copies that a new copy must wait for.
+    pub(super) fn earlier_uses(&self) -> Result<Vec<Arc<Event>>> {
         self.check()?;
-        let earlier = self.uses().clone();
-        earlier.iter().try_for_each(|event| stream.wait_uncounted(event))?;
-        copy()?;
-        if let Err(error) = stream.record(&event) {
-            if synchronize(stream).is_err() {
-                self.lose();
-            }
-            return Err(error);
-        }
+        Ok(self.uses().clone())
+    }
+
+    /// Makes the host wait for `event` instead of the `earlier` ones, which come before it.
+    pub(super) fn add_use(&self, event: Event, earlier: &[Arc<Event>]) {
         self.uses().push(Arc::new(event));
-        self.forget_uses(&earlier);
-        Ok(())
+        self.forget_uses(earlier);
     }
 
     /// Denies access to the memory, and never frees it.

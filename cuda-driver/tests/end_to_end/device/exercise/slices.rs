@@ -98,6 +98,7 @@ pub(super) fn captured(driver: &Driver) -> Result<()> {
     let (context, stream) = on_stream(driver)?;
     let other = Stream::new(&context, StreamFlags::NON_BLOCKING)?;
     let (mut slice, from) = (stream.alloc::<u32>(2)?, other.clone_htod(&[7u32, 8])?);
+    let mut bytes = other.clone_htod(&[1u8])?;
     let capture = stream.begin_capture(CaptureMode::ThreadLocal)?;
     stream.memcpy_dtod(&from, &mut slice)?;
     stream.memset_zeros(slice.slice_mut(1..)?)?;
@@ -105,7 +106,7 @@ pub(super) fn captured(driver: &Driver) -> Result<()> {
     let refused = [
         stream.alloc::<u8>(1).map(drop),
         stream.clone_dtoh(&from).map(drop),
-        other.clone_htod(&[1u8]).and_then(|mut bytes| stream.memcpy_htod(&[1], &mut bytes)),
+        stream.memcpy_htod(&[1], &mut bytes),
     ];
     for refused in refused {
         match refused {
