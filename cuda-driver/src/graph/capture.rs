@@ -138,7 +138,7 @@ impl Stream {
         let open = self.context().driver().open_captures();
         // Counted before the capture begins, so that no work of the capture goes uncounted.
         open.fetch_add(1, Ordering::Relaxed);
-        let counted = CountedCapture::begin(self);
+        let (counted, _call) = (CountedCapture::begin(), self.count_capture_call());
         // SAFETY: the stream is alive.
         let begun = unsafe { call!(self.api(), cuStreamBeginCapture_v2(self.raw(), mode.raw())) };
         begun.inspect_err(|_| _ = open.fetch_sub(1, Ordering::Relaxed))?;

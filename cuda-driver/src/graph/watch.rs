@@ -15,9 +15,8 @@ static ENDED: AtomicU64 = AtomicU64::new(0);
 pub(super) struct CountedCapture;
 
 impl CountedCapture {
-    pub(super) fn begin(stream: &Stream) -> Self {
+    pub(super) fn begin() -> Self {
         BEGUN.fetch_add(1, Ordering::SeqCst);
-        stream.capture_may_change();
         Self
     }
 }
@@ -30,23 +29,24 @@ impl Drop for CountedCapture {
 
 /// Notices if another thread may have made one of several streams part of a capture since [`Watch::new`].
 pub(crate) struct Watch<'a> {
-    changes: Vec<(&'a Stream, u64)>,
+    calls: Vec<(&'a Stream, Option<u64>)>,
     begun: u64,
     none_open: bool,
 }
 
 impl<'a> Watch<'a> {
     pub(crate) fn new(streams: impl IntoIterator<Item = &'a Stream>) -> Self {
-        let changes = streams.into_iter().map(|stream| (stream, stream.capture_changes())).collect();
+        let calls = streams.into_iter().map(|stream| (stream, stream.capture_calls())).collect();
         let ended = ENDED.load(Ordering::SeqCst);
         let begun = BEGUN.load(Ordering::SeqCst);
-        Self { changes, begun, none_open: begun == ended }
+        Self { calls, begun, none_open: begun == ended }
     }
 
-    /// Returns true if no stream can have joined a capture: none was open meanwhile, or none of the streams began one
-    /// or waited for an event.
+    /// Returns true if no stream can have become part of a capture: none was open meanwhile, or no thread was in a call
+    /// that begins one on these streams or makes them wait for an event. Once false, it stays false.
     pub(crate) fn is_certain(&self) -> bool {
         let none_open = self.none_open && BEGUN.load(Ordering::SeqCst) == self.begun;
-        none_open || self.changes.iter().all(|(stream, changes)| stream.capture_changes() == *changes)
+        none_open
+            || self.calls.iter().all(|(stream, calls)| calls.is_some() && stream.capture_calls() == *calls)
     }
 }

@@ -54,6 +54,10 @@
 //! # Failures
 //! If the end of a use cannot be established, the memory is never freed, and host access to a pinned slice is an error.
 //! Forgetting any value ([`std::mem::forget`]) only leaks memory.
+//!
+//! One case is a race of threads: while one thread enqueues work on a stream, another begins a capture of it, or makes it
+//! wait for an event while any capture is open. The work may then be part of a graph, and the call returns
+//! [`Error::CaptureRace`](crate::Error::CaptureRace). Streams that one thread uses at a time never meet it.
 
 mod allocation;
 mod copy;

@@ -45,8 +45,8 @@ struct Inner {
     raw: CUstream,
     owner: Owner,
     context: Context,
-    /// The number of calls that may have made the stream part of a capture.
-    capture_changes: AtomicU64,
+    /// Calls that may make the stream part of a capture: those that began, and those that returned.
+    capture_calls: [AtomicU64; 2],
 }
 
 /// The owner that destroys a stream.
@@ -144,7 +144,7 @@ impl Stream {
 
     fn from_raw(context: &Context, raw: CUstream, owner: Owner) -> Self {
         let inner =
-            Arc::new(Inner { raw, owner, context: context.clone(), capture_changes: AtomicU64::new(0) });
+            Arc::new(Inner { raw, owner, context: context.clone(), capture_calls: Default::default() });
         // The legacy default stream does not capture.
         if raw.addr() > 1 {
             enter_alive(&inner);
@@ -224,14 +224,18 @@ impl Stream {
         Ok(id)
     }
 
-    /// The number of calls that may have made the stream part of a capture.
-    pub(crate) fn capture_changes(&self) -> u64 {
-        self.inner.capture_changes.load(Ordering::SeqCst)
+    /// The number of calls that may make the stream part of a capture; `None` while another thread is in one.
+    pub(crate) fn capture_calls(&self) -> Option<u64> {
+        let [begun, returned] = &self.inner.capture_calls;
+        // In this order: a call that begins after the first load makes the numbers differ.
+        let returned = returned.load(Ordering::SeqCst);
+        (begun.load(Ordering::SeqCst) == returned).then_some(returned)
     }
 
-    /// Counts a call that may make the stream part of a capture. To be called before that call.
-    pub(crate) fn capture_may_change(&self) {
-        self.inner.capture_changes.fetch_add(1, Ordering::SeqCst);
+    /// Counts a call that may make the stream part of a capture, for as long as the guard lives.
+    pub(crate) fn count_capture_call(&self) -> CaptureCall<'_> {
+        self.inner.capture_calls[0].fetch_add(1, Ordering::SeqCst);
+        CaptureCall(self)
     }
 
     /// Makes the context current if the handle does not name it: null, `CU_STREAM_LEGACY` (1) and
@@ -302,7 +306,7 @@ impl Stream {
     /// [`Error::DifferentDrivers`]; [`Error::Driver`] from `cuStreamWaitEvent`.
     #[doc(alias = "cuStreamWaitEvent")]
     pub fn wait(&self, event: &Event) -> Result<()> {
-        self.capture_may_change();
+        let _call = self.count_capture_call();
         self.wait_uncounted(event)
     }
 
@@ -313,6 +317,16 @@ impl Stream {
         let _current = self.enter_if_implicit()?;
         // SAFETY: the event and the stream are alive; the driver keeps what it needs of the event.
         unsafe { call!(self.api(), cuStreamWaitEvent(self.raw(), event.raw(), 0)) }
+    }
+}
+
+/// A call that may make the stream part of a capture.
+#[must_use = "the call lasts as long as the guard"]
+pub(crate) struct CaptureCall<'a>(&'a Stream);
+
+impl Drop for CaptureCall<'_> {
+    fn drop(&mut self) {
+        self.0.inner.capture_calls[1].fetch_add(1, Ordering::SeqCst);
     }
 }
 

@@ -1,10 +1,10 @@
 //! Slices: contents, order between streams, memory in flight, captures, failures.
 
-use std::sync::{Mutex, mpsc};
+use std::sync::{Barrier, Mutex, mpsc};
 
 use cuda_driver::graph::CaptureMode;
 use cuda_driver::module::{JitOptions, LaunchConfig, LaunchError, Module};
-use cuda_driver::sys::{CUdeviceptr, CUresult, CUstream};
+use cuda_driver::sys::{CUdeviceptr, CUresult, CUstream, CUstreamCaptureMode};
 use cuda_driver::{
     Context, DeviceSlice, DeviceView, DeviceViewMut, Error, PinnedSlice, Result, Stream, StreamFlags,
 };
@@ -559,6 +559,65 @@ fn memory_that_another_threads_capture_may_hold_is_kept_for_ever() {
     drop((stream, context, driver));
     *TABLE.lock().unwrap() = None;
     world.finish().expect_err("three allocations are left");
+}
+
+/// The steps of two threads: one begins a capture while the other fills a slice.
+static FILL_MAY_START: Barrier = Barrier::new(2);
+static FILL_HAS_STARTED: Barrier = Barrier::new(2);
+static HAS_BEGUN: Barrier = Barrier::new(2);
+static IS_FILLED: Barrier = Barrier::new(2);
+
+unsafe extern "C" fn begin_during_fill(stream: CUstream, mode: CUstreamCaptureMode) -> CUresult {
+    let begin = TABLE.lock().unwrap().as_ref().unwrap().cuStreamBeginCapture_v2.unwrap();
+    FILL_MAY_START.wait();
+    FILL_HAS_STARTED.wait();
+    // SAFETY: the caller's arguments.
+    let code = unsafe { begin(stream, mode) };
+    HAS_BEGUN.wait();
+    code
+}
+
+unsafe extern "C" fn fill_during_begin(
+    to: CUdeviceptr,
+    value: u8,
+    count: usize,
+    stream: CUstream,
+) -> CUresult {
+    let fill = TABLE.lock().unwrap().as_ref().unwrap().cuMemsetD8Async.unwrap();
+    FILL_HAS_STARTED.wait();
+    HAS_BEGUN.wait();
+    // SAFETY: the caller's arguments.
+    unsafe { fill(to, value, count, stream) }
+}
+
+#[test]
+fn a_capture_whose_begin_is_under_way_is_seen() {
+    let _turn = turn();
+    let world = start(1);
+    let mut table = world.cuda();
+    *TABLE.lock().unwrap() = Some(world.cuda());
+    table.cuMemsetD8Async = Some(fill_during_begin);
+    table.cuStreamBeginCapture_v2 = Some(begin_during_fill);
+    let driver = driver(table);
+    let context = context(&driver, 0);
+    let stream = stream_of(&context);
+    let mut slice = stream.alloc::<u8>(4).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+            IS_FILLED.wait();
+            assert_eq!(capture.end().unwrap().node_count().unwrap(), 1, "the fill was captured");
+        });
+        FILL_MAY_START.wait();
+        let raced = stream.memset_zeros(&mut slice);
+        IS_FILLED.wait();
+        assert!(matches!(raced, Err(Error::CaptureRace { .. })), "{raced:?}");
+    });
+    drop(slice);
+    assert_eq!(world.calls("cuMemFreeAsync"), 0);
+    drop((stream, context, driver));
+    *TABLE.lock().unwrap() = None;
+    world.finish().expect_err("the memory is left");
 }
 
 #[test]
