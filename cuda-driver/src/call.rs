@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
 use cuda_driver_sys::{Api, CUresult};
 
+use crate::driver_error::DriverError;
 use crate::{Error, Result};
 
 /// Calls a function of the table and gives its code: `unsafe { code!(api, cuCtxSynchronize()) }?`.
@@ -32,7 +33,7 @@ pub(crate) use {call, code};
 
 #[inline]
 pub(crate) fn check(api: &Api, function: &'static str, code: CUresult) -> Result<()> {
-    if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(failure(api, function, code)) }
+    if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(failure(api, function, code).into()) }
 }
 
 /// Like [`check`], for queries: `false` if the driver says "not ready".
@@ -40,12 +41,12 @@ pub(crate) fn ready(api: &Api, function: &'static str, code: CUresult) -> Result
     match code {
         CUresult::CUDA_SUCCESS => Ok(true),
         CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-        code => Err(failure(api, function, code)),
+        code => Err(failure(api, function, code).into()),
     }
 }
 
 #[cold]
-pub(crate) fn failure(api: &Api, function: &'static str, code: CUresult) -> Error {
+pub(crate) fn failure(api: &Api, function: &'static str, code: CUresult) -> DriverError {
     let describe = |known: bool, text: *const c_char| {
         // SAFETY: on success the driver gives a string that lives as long as the driver does.
         (known && !text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
@@ -55,7 +56,7 @@ pub(crate) fn failure(api: &Api, function: &'static str, code: CUresult) -> Erro
     let (named, told) = unsafe {
         (code!(api, cuGetErrorName(code, &mut name)), code!(api, cuGetErrorString(code, &mut text)))
     };
-    Error::Driver {
+    DriverError {
         function,
         code,
         name: describe(named.is_ok_and(succeeded), name).unwrap_or_else(|| "unknown code".to_owned()),

@@ -4,10 +4,29 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use bitflags::bitflags;
 use cuda_driver_sys::{Api, CUcontext, CUlimit, CUresult};
 
 use crate::call::{call, check, code};
-use crate::{ContextFlags, Device, Driver, Result, teardown};
+use crate::{Device, Driver, Result, teardown};
+
+bitflags! {
+    /// Flags of a context. The first three choose how threads wait; without any, the driver chooses.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct ContextFlags: u32 {
+        /// Threads that wait spin: least latency.
+        const WAIT_SPINNING = 1;
+        /// Threads that wait yield.
+        const WAIT_YIELDING = 2;
+        /// Threads that wait sleep.
+        const WAIT_SLEEPING = 4;
+        /// Pinned memory can be mapped; always so in today's drivers.
+        const MAP_HOST = 8;
+        /// Local memory of kernels is kept at the largest size that was needed.
+        const KEEP_LOCAL_MEMORY = 16;
+        const _ = !0;
+    }
+}
 
 /// A device's primary context, retained for as long as a clone of this handle, or anything made from it, lives.
 #[derive(Clone)]

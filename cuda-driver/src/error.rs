@@ -2,7 +2,9 @@
 
 use cuda_driver_sys::{CUgraphExecUpdateResult, CUresult, LoadError, Missing};
 
-use crate::Device;
+use crate::address::DevicePtr;
+use crate::driver_error::DriverError;
+use crate::handle_types::HandleTypes;
 use crate::module::{LaunchError, ModuleError};
 
 /// The result of every call of this crate.
@@ -24,17 +26,8 @@ pub enum Error {
     Missing(#[from] Missing),
 
     /// The driver answered with an error.
-    #[error("{function} failed with {name} ({code}): {text}", code = .code.0)]
-    Driver {
-        /// The function that was called, by its symbol.
-        function: &'static str,
-        /// The code it returned.
-        code: CUresult,
-        /// The code's name.
-        name: String,
-        /// The driver's description of the code.
-        text: String,
-    },
+    #[error(transparent)]
+    Driver(#[from] DriverError),
 
     /// There is no device of this ordinal.
     #[error("device {ordinal} was asked for, but the driver shows {count} (see CUDA_VISIBLE_DEVICES)")]
@@ -116,7 +109,7 @@ pub enum Error {
     )]
     NotPages {
         /// The first address.
-        start: crate::DevicePtr,
+        start: DevicePtr,
         /// Start of the range, in bytes from the first address.
         offset: usize,
         /// The range's length in bytes.
@@ -159,15 +152,59 @@ pub enum Error {
         instead: &'static str,
     },
 
+    /// A capture may have begun or ended while work on slices was enqueued, so that a graph may hold the work.
+    #[error(
+        "a capture of the stream began or ended on another thread while {what} was enqueued: the memory that it uses \
+         is never freed (do not begin captures of a stream that other threads use)"
+    )]
+    CaptureRace {
+        /// The work.
+        what: &'static str,
+    },
+
+    /// The end of a copy that uses a pinned slice is unknown, because a call of the driver failed.
+    #[error(
+        "the pinned slice may be in use by a copy whose end is unknown, since {cause}: its memory is never accessed or \
+         freed again"
+    )]
+    UnknownEnd {
+        /// The reason.
+        cause: &'static str,
+    },
+
+    /// A range is not within a slice.
+    #[error("elements {start}..{end} are not a range of a slice of {len} elements")]
+    OutOfRange {
+        /// First element of the range.
+        start: usize,
+        /// The element after the last one of the range.
+        end: usize,
+        /// The number of elements of the slice.
+        len: usize,
+    },
+
+    /// Source and destination of a copy differ in length.
+    #[error("{from} elements cannot be copied to {to}: take a part of the longer slice")]
+    DifferentLengths {
+        /// Elements of the source.
+        from: usize,
+        /// Elements of the destination.
+        to: usize,
+    },
+
+    /// A slice was to belong to the per-thread default stream, which is another stream on each thread.
+    #[error("a slice cannot belong to the per-thread default stream: create a stream for it")]
+    PerThreadStream,
+
     /// The memory cannot be exported, because it was made without the handle type.
     #[error(
         "physical memory made for handle types {made:?} cannot be exported as {wanted:?}: ask for it at creation"
     )]
     NotExportable {
         /// The handle types that it was made for.
-        made: crate::vmm::HandleTypes,
+        made: HandleTypes,
         /// The handle type that was requested.
-        wanted: crate::vmm::HandleTypes,
+        wanted: HandleTypes,
     },
 
     /// A descriptor of number 0, which the driver does not take, could not be given another number.
@@ -203,21 +240,9 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> Option<CUresult> {
         match self {
-            Self::Driver { code, .. } | Self::NoFabric { code, .. } => Some(*code),
-            Self::Module(ModuleError::Refused { cause, .. }) => cause.code(),
+            Self::Driver(DriverError { code, .. }) | Self::NoFabric { code, .. } => Some(*code),
+            Self::Module(ModuleError::Refused { cause, .. }) => Some(cause.code),
             _ => None,
-        }
-    }
-
-    /// Why `what`, of one device's context, cannot be used by `user`, of another's.
-    #[cold]
-    pub(crate) fn of_contexts(
-        (what, found): (&'static str, &Device),
-        (user, wanted): (&'static str, &Device),
-    ) -> Self {
-        match wanted.driver().require_same(what, found.driver(), user) {
-            Ok(()) => Self::DifferentDevices { what, found: found.ordinal(), user, wanted: wanted.ordinal() },
-            Err(error) => error,
         }
     }
 

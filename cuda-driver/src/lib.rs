@@ -6,20 +6,14 @@
 //! lacks is [`Error::Missing`], not a crash.
 //!
 //! ```no_run
-//! use cuda_driver::{Driver, EventFlags, Stream, StreamFlags, Event, memory::DeviceMemory};
+//! use cuda_driver::{Driver, Stream, StreamFlags};
 //!
 //! # fn main() -> cuda_driver::Result<()> {
 //! let context = Driver::load()?.device(0)?.retain_primary()?;
 //! let stream = Stream::new(&context, StreamFlags::NON_BLOCKING)?;
-//! let memory = DeviceMemory::new(&context, 1 << 20)?;
-//! // SAFETY: `memory` is alive until the stream has been synchronised.
-//! unsafe { stream.fill_u8(memory.ptr(), 7, memory.bytes())? };
-//! let done = Event::new(&context, EventFlags::DISABLE_TIMING)?;
-//! stream.record(&done)?;
-//! done.synchronize()?;
-//! let mut host = [0u8; 16];
-//! memory.copy_to_host(0, &mut host)?;
-//! assert_eq!(host, [7; 16]);
+//! let mut values = stream.clone_htod(&[1u32, 2, 3, 4])?;
+//! stream.memset_zeros(values.slice_mut(2..)?)?;
+//! assert_eq!(stream.clone_dtoh(&values)?, [1, 2, 0, 0]);
 //! # Ok(())
 //! # }
 //! ```
@@ -29,7 +23,8 @@
 //! | --- | --- |
 //! | root | [`Driver`], [`Device`] and its [`Capabilities`], [`Context`], [`Stream`], [`Event`], [`Error`] |
 //! | [`graph`] | stream capture as a guard, graphs and their executables |
-//! | [`memory`] | [`DevicePtr`], device, pinned, registered and stream-ordered memory, pools, legacy inter-process handles, pointer queries |
+//! | [`mod@slice`] | typed device and pinned slices, and safe copies between them |
+//! | [`memory`] | [`DevicePtr`], untyped device, pinned, registered and stream-ordered memory, pools, legacy inter-process handles, pointer queries |
 //! | [`module`] | device code: PTX and binaries with the driver's log, kernels, their launches |
 //! | [`vmm`] | physical memory, address reservations, mappings, tables of pages that move, shareable handles |
 //! | [`vmm::multicast`] | memory of several devices behind one address; off unless a program asks for it by name |
@@ -50,26 +45,34 @@
 //!   not interpreted.
 //! - Sizes and offsets are bytes unless a name says otherwise; times are µs.
 
+mod address;
 mod call;
 mod context;
 mod device;
 mod driver;
+mod driver_error;
+mod element;
 mod error;
 mod event;
 pub mod graph;
+mod handle_types;
 pub mod memory;
 pub mod module;
+pub mod slice;
 mod stream;
 mod teardown;
 pub mod vmm;
 
-pub use context::Context;
+pub use address::DevicePtr;
+pub use context::{Context, ContextFlags};
 pub use cuda_driver_sys as sys;
-pub use device::{Capabilities, ContextFlags, Device, PeerLink, PrimaryState};
+pub use device::{Capabilities, Device, PeerLink, PrimaryState};
 pub use driver::Driver;
+pub use driver_error::DriverError;
+pub use element::Element;
 pub use error::{Error, Result};
 pub use event::{Event, EventFlags, IpcEventHandle};
-pub use memory::DevicePtr;
+pub use slice::{DeviceSlice, DeviceView, DeviceViewMut, PinnedSlice};
 pub use stream::{MemoryOp, Stream, StreamFlags, WaitCondition};
 pub use teardown::set_drop_error_hook;
 

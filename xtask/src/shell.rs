@@ -34,10 +34,11 @@ pub fn package(name: &str) -> String {
 
 /// Returns the optional features that tests, documentation and the bundle are built with, of one crate or of all.
 pub fn test_features(name: Option<&str>) -> String {
-    const FEATURES: [(&str, &str); 9] = [
+    const FEATURES: [(&str, &str); 10] = [
         ("caching-alloc", "cudarc"),
         ("caching-alloc", "json"),
         ("caching-alloc", "pickle"),
+        ("cuda-driver", "half"),
         ("process-group", "json"),
         ("process-group", "nvtx"),
         ("process-group", "pickle"),

@@ -4,7 +4,7 @@ use bitflags::bitflags;
 use cuda_driver_sys::{CUdevice_attribute as A, CUresult};
 
 use super::Device;
-use crate::vmm::HandleTypes;
+use crate::handle_types::HandleTypes;
 use crate::{Error, Result};
 
 bitflags! {
@@ -108,10 +108,7 @@ impl Device {
     /// An attribute; 0 if the driver does not know it.
     fn attribute_or_zero(&self, attribute: A) -> Result<i32> {
         match self.attribute(attribute) {
-            Err(error @ Error::Driver { .. }) if error.code() != Some(CUresult::CUDA_ERROR_INVALID_VALUE) => {
-                Err(error)
-            }
-            Err(Error::Driver { .. }) => Ok(0),
+            Err(Error::Driver(error)) if error.code == CUresult::CUDA_ERROR_INVALID_VALUE => Ok(0),
             other => other,
         }
     }

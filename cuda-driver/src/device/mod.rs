@@ -1,6 +1,7 @@
 //! A GPU of the process and what it can do.
 
 mod capabilities;
+mod enumerate;
 mod peer;
 mod primary;
 
@@ -11,9 +12,9 @@ use cuda_driver_sys::{Api, CUdevice, CUdevice_attribute, CUuuid};
 
 pub use self::capabilities::Capabilities;
 pub use self::peer::PeerLink;
-pub use self::primary::{ContextFlags, PrimaryState};
+pub use self::primary::PrimaryState;
 use crate::call::call;
-use crate::{Driver, Result};
+use crate::{Driver, Error, Result};
 
 /// A GPU that the process can see. Cheap to clone; equal when the driver and the ordinal are.
 #[derive(Clone)]
@@ -24,10 +25,6 @@ pub struct Device {
 }
 
 impl Device {
-    pub(crate) fn from_raw(driver: Driver, ordinal: u32, raw: CUdevice) -> Self {
-        Self { driver, ordinal, raw }
-    }
-
     pub(crate) fn api(&self) -> &Api {
         self.driver.api()
     }
@@ -112,6 +109,18 @@ impl Device {
         unsafe { call!(self.api(), cuDeviceGetPCIBusId(id.as_mut_ptr(), 31, self.raw)) }?;
         // SAFETY: the last byte of the array is NUL, so the string ends inside it.
         Ok(unsafe { CStr::from_ptr(id.as_ptr()) }.to_string_lossy().into_owned())
+    }
+}
+
+/// The error for `what`, an object of device `found`, that `user`, an object of device `wanted`, cannot use.
+#[cold]
+pub(crate) fn mismatch(
+    (what, found): (&'static str, &Device),
+    (user, wanted): (&'static str, &Device),
+) -> Error {
+    match wanted.driver().require_same(what, found.driver(), user) {
+        Ok(()) => Error::DifferentDevices { what, found: found.ordinal(), user, wanted: wanted.ordinal() },
+        Err(error) => error,
     }
 }
 

@@ -1,32 +1,12 @@
-//! The primary context of a device: retaining it, and its flags.
+//! The primary context of a device: retaining it, and reading and setting its flags.
 //!
 //! It is never reset here: that would destroy everything made from it, for every user in the process.
 
 use std::ffi::{c_int, c_uint};
 
-use bitflags::bitflags;
-
 use super::Device;
 use crate::call::call;
-use crate::{Context, Result};
-
-bitflags! {
-    /// Flags of a context. The first three choose how threads wait; without any, the driver chooses.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    pub struct ContextFlags: u32 {
-        /// Threads that wait spin: least latency.
-        const WAIT_SPINNING = 1;
-        /// Threads that wait yield.
-        const WAIT_YIELDING = 2;
-        /// Threads that wait sleep.
-        const WAIT_SLEEPING = 4;
-        /// Pinned memory can be mapped; always so in today's drivers.
-        const MAP_HOST = 8;
-        /// Local memory of kernels is kept at the largest size that was needed.
-        const KEEP_LOCAL_MEMORY = 16;
-        const _ = !0;
-    }
-}
+use crate::{Context, ContextFlags, Result};
 
 /// The state of a device's primary context, read without retaining it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

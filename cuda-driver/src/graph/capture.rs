@@ -8,6 +8,7 @@ use cuda_driver_sys::{CUresult, CUstreamCaptureMode, CUstreamCaptureStatus};
 
 use super::Graph;
 use super::kept::OpenCapture;
+use super::watch::CountedCapture;
 use crate::call::call;
 use crate::{Context, Driver, Result, Stream, stream, teardown};
 
@@ -137,10 +138,17 @@ impl Stream {
         let open = self.context().driver().open_captures();
         // Counted before the capture begins, so that no work of the capture goes uncounted.
         open.fetch_add(1, Ordering::Relaxed);
+        let (counted, _call) = (CountedCapture::begin(), self.count_capture_call());
         // SAFETY: the stream is alive.
         let begun = unsafe { call!(self.api(), cuStreamBeginCapture_v2(self.raw(), mode.raw())) };
         begun.inspect_err(|_| _ = open.fetch_sub(1, Ordering::Relaxed))?;
-        let mut capture = Capture { stream: self.clone(), ended: false, open: None, thread: PhantomData };
+        let mut capture = Capture {
+            stream: self.clone(),
+            ended: false,
+            open: None,
+            _counted: counted,
+            thread: PhantomData,
+        };
         capture.open = OpenCapture::begin(self)?;
         Ok(capture)
     }
@@ -165,6 +173,7 @@ pub struct Capture {
     stream: Stream,
     ended: bool,
     open: Option<OpenCapture>,
+    _counted: CountedCapture,
     thread: PhantomData<*const ()>,
 }
 

@@ -11,21 +11,43 @@ use crate::{Result, Stream};
 
 pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
 
-/// Owners, each once.
+/// Memory that belongs to a stream: what the stream does later comes after every use of it.
+pub(crate) trait StreamBound: Send + Sync {
+    fn stream(&self) -> &Stream;
+
+    /// Never frees the memory, because the end of a use is unknown.
+    fn keep_for_ever(&self);
+}
+
+pub(crate) type BoundMemory = Arc<dyn StreamBound>;
+
+/// Owners and memory, each once.
 #[derive(Clone, Default)]
-pub(super) struct Kept(Vec<Owner>);
+pub(super) struct Kept {
+    owners: Vec<Owner>,
+    memory: Vec<BoundMemory>,
+}
 
 impl Kept {
-    pub(super) fn add(&mut self, owners: &[Owner]) {
-        for owner in owners {
-            if !self.0.iter().any(|known| Arc::ptr_eq(known, owner)) {
-                self.0.push(owner.clone());
-            }
-        }
+    pub(super) fn add(&mut self, owners: &[Owner], memory: &[BoundMemory]) {
+        add_missing(&mut self.owners, owners);
+        add_missing(&mut self.memory, memory);
     }
 
     pub(super) fn owners(&self) -> &[Owner] {
-        &self.0
+        &self.owners
+    }
+
+    pub(super) fn memory(&self) -> &[BoundMemory] {
+        &self.memory
+    }
+}
+
+fn add_missing<T: ?Sized>(known: &mut Vec<Arc<T>>, new: &[Arc<T>]) {
+    for one in new {
+        if !known.iter().any(|other| Arc::as_ptr(other).addr() == Arc::as_ptr(one).addr()) {
+            known.push(one.clone());
+        }
     }
 }
 
@@ -86,18 +108,19 @@ pub(crate) fn keep<O: AsRef<[Owner]>>(stream: &Stream, owners: impl FnOnce() -> 
     if COUNT.load(Ordering::SeqCst) == 0 {
         return Ok(());
     }
-    keep_in_open(stream, owners().as_ref()).map(drop)
+    keep_in_open(stream, owners().as_ref(), &[]).map(drop)
 }
 
-/// Returns true if the graph holds them.
+/// Holds owners and memory for the graph of the capture that `stream` is part of. Returns false if the stream does
+/// not capture, or another library began the capture.
 #[cold]
-fn keep_in_open(stream: &Stream, owners: &[Owner]) -> Result<bool> {
+pub(super) fn keep_in_open(stream: &Stream, owners: &[Owner], memory: &[BoundMemory]) -> Result<bool> {
     let Some(id) = stream.capture_info()?.id else { return Ok(false) };
     let mut captures = open();
     let Some(open) = captures.get_mut(&(stream.context().driver().identity(), id)) else {
         return Ok(false);
     };
-    open.kept.add(owners);
+    open.kept.add(owners, memory);
     Ok(true)
 }
 
@@ -111,7 +134,7 @@ impl Stream {
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuStreamGetCaptureInfo_v2`.
     pub fn keep_in_graph(&self, owner: Arc<dyn Any + Send + Sync>) -> Result<bool> {
-        if COUNT.load(Ordering::SeqCst) == 0 { Ok(false) } else { keep_in_open(self, &[owner]) }
+        if COUNT.load(Ordering::SeqCst) == 0 { Ok(false) } else { keep_in_open(self, &[owner], &[]) }
     }
 }
 

@@ -21,6 +21,8 @@
 
 mod capture;
 mod kept;
+mod uses;
+mod watch;
 
 use std::ffi::CString;
 use std::fmt;
@@ -34,7 +36,9 @@ use cuda_driver_sys::{CUgraph, CUgraphExec, CUgraphExecUpdateResultInfo, CUresul
 pub use self::capture::{Capture, CaptureInfo, CaptureMode, CaptureStatus, RelaxedCapture, is_capturing};
 use self::kept::Kept;
 pub use self::kept::captures_of_this_thread;
-pub(crate) use self::kept::{Owner, keep};
+pub(crate) use self::kept::{BoundMemory, Owner, StreamBound, keep};
+pub(crate) use self::uses::{DuringCapture, enqueue, keep_in_capture, refuse_capture, synchronize};
+pub(crate) use self::watch::Watch;
 use crate::call::{call, check, code};
 use crate::{Context, Error, Result, Stream, teardown};
 
@@ -52,8 +56,9 @@ bitflags! {
 
 /// Recorded work: a template for [`GraphExec`]. Not `Sync`, since the driver does not lock graphs.
 ///
-/// It holds the modules of the kernels that [`Stream::launch_kernel`] recorded in it, and the owners passed
-/// to [`Stream::keep_in_graph`]. Its executables hold them too.
+/// It holds the modules of the kernels that [`Stream::launch_kernel`] recorded in it, the
+/// [`DeviceSlice`](crate::DeviceSlice)s that recorded work uses, and the owners passed to
+/// [`Stream::keep_in_graph`]. Its executables hold them too.
 pub struct Graph {
     context: Context,
     raw: CUgraph,
@@ -82,8 +87,8 @@ impl Graph {
         self.raw
     }
 
-    /// Returns the handle and gives up ownership. The caller destroys the graph, and keeps the modules of its
-    /// kernels loaded, which the graph no longer holds.
+    /// Returns the handle and gives up ownership. The caller destroys the graph, and keeps alive the modules and
+    /// slices that it uses, which the graph no longer holds.
     #[must_use]
     pub fn into_raw(self) -> CUgraph {
         let this = ManuallyDrop::new(self);
@@ -186,7 +191,7 @@ impl GraphExec {
         let ours = self.context.driver();
         ours.require_same("the graph", graph.context.driver(), "the executable")?;
         // Added to the owners held already: launches of the former graph may be in flight.
-        self.kept.add(graph.kept.owners());
+        self.kept.add(graph.kept.owners(), graph.kept.memory());
         let _current = self.context.enter()?;
         let mut info = CUgraphExecUpdateResultInfo::default();
         let api = self.context.api();
@@ -217,18 +222,23 @@ impl Stream {
 
     /// Enqueues the graph's work. Launches of one executable run one after the other, whatever their streams.
     ///
-    /// This is safe because capturing was not: the caller that captured a call promised its contract for
+    /// A launch is a use of every [`DeviceSlice`](crate::DeviceSlice) in the graph, and is ordered with other
+    /// uses of them. For other memory, the caller of the `unsafe` call that was captured promised its contract for
     /// every launch.
     ///
     /// # Errors
-    /// [`Error::DifferentDrivers`]; [`Error::Driver`] from `cuGraphLaunch`.
+    /// [`Error::DifferentDrivers`]; [`Error::WhileCapturing`] if the stream of a slice captures;
+    /// [`Error::CaptureRace`]; [`Error::Driver`] from `cuGraphLaunch`, or from the calls on events that order the
+    /// launch.
     #[doc(alias = "cuGraphLaunch")]
     pub fn launch(&self, exec: &GraphExec) -> Result<()> {
         self.require_driver_of(exec)?;
         keep(self, || exec.kept.owners())?;
-        let _current = self.enter_if_implicit()?;
-        // SAFETY: the executable and the stream are alive.
-        unsafe { call!(self.api(), cuGraphLaunch(exec.raw, self.raw())) }
+        enqueue(self, exec.kept.memory(), DuringCapture::Keep, || {
+            let _current = self.enter_if_implicit()?;
+            // SAFETY: the executable and the stream are alive.
+            unsafe { call!(self.api(), cuGraphLaunch(exec.raw, self.raw())) }
+        })
     }
 }
 

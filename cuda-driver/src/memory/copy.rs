@@ -1,23 +1,7 @@
 //! Copies and fills that block the calling thread.
 
 use crate::call::call;
-use crate::{Context, DevicePtr, Result};
-
-/// A type whose values may be copied to and from a device byte by byte.
-///
-/// # Safety
-/// Every pattern of bits must be a value, and the type must have no padding.
-pub unsafe trait Element: Copy + 'static {}
-
-macro_rules! elements {
-    ($($element:ty),*) => {
-        $(
-            // SAFETY: a number: every pattern of bits is a value, and there is no padding.
-            unsafe impl Element for $element {}
-        )*
-    };
-}
-elements!(u8, i8, u16, i16, u32, i32, u64, i64, usize, isize, f32, f64);
+use crate::{Context, DevicePtr, Element, Result};
 
 impl Context {
     /// Copies host memory to device memory and waits until the source may be reused.

@@ -1,11 +1,9 @@
-//! Memory from the driver's allocators.
+//! Device memory from `cuMemAlloc`.
 
-use super::MemoryPool;
-use super::copy::Element;
 use crate::call::call;
 use crate::error::within;
 use crate::graph::RelaxedCapture;
-use crate::{Context, DevicePtr, Error, Result, Stream, teardown};
+use crate::{Context, DevicePtr, Element, Result, teardown};
 
 /// Device memory from `cuMemAlloc`. Both allocating and freeing may wait for the whole device.
 #[derive(Debug)]
@@ -23,7 +21,7 @@ impl DeviceMemory {
     /// Refused while a stream captures, and ruins that capture, unless the thread holds a [`RelaxedCapture`].
     ///
     /// # Errors
-    /// [`Error::Driver`] from `cuMemAlloc_v2`: `CUDA_ERROR_OUT_OF_MEMORY` ([`Error::is_out_of_memory`]),
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemAlloc_v2`: `CUDA_ERROR_OUT_OF_MEMORY` ([`Error::is_out_of_memory`](crate::Error::is_out_of_memory)),
     /// `CUDA_ERROR_INVALID_VALUE` for no bytes.
     #[doc(alias = "cuMemAlloc")]
     pub fn new(context: &Context, bytes: usize) -> Result<Self> {
@@ -56,7 +54,7 @@ impl DeviceMemory {
     /// same time, it may see old or new values.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] if it does not fit; else as [`Context::copy_from_host`].
+    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) if it does not fit; else as [`Context::copy_from_host`].
     pub fn copy_from_host<T: Element>(&self, offset: usize, from: &[T]) -> Result<()> {
         within("device memory", offset, size_of_val(from), self.bytes)?;
         // SAFETY: the range is inside memory that `self` owns.
@@ -67,7 +65,7 @@ impl DeviceMemory {
     /// for the default stream: synchronise with them first.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] if there is not as much; else as [`Context::copy_to_host`].
+    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) if there is not as much; else as [`Context::copy_to_host`].
     pub fn copy_to_host<T: Element>(&self, offset: usize, to: &mut [T]) -> Result<()> {
         within("device memory", offset, size_of_val(to), self.bytes)?;
         // SAFETY: the range is inside memory that `self` owns; any bits are values of `T`.
@@ -77,7 +75,7 @@ impl DeviceMemory {
     /// Frees the memory, as dropping does, and returns the outcome. Memory is leaked if the call fails.
     ///
     /// # Errors
-    /// [`Error::Driver`] from `cuMemFree_v2`, also for what earlier asynchronous work did wrong.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemFree_v2`, also for what earlier asynchronous work did wrong.
     #[doc(alias = "cuMemFree")]
     pub fn free(mut self) -> Result<()> {
         self.owned = false;
@@ -97,105 +95,6 @@ impl Drop for DeviceMemory {
     fn drop(&mut self) {
         if self.owned {
             teardown::report(free(&self.context, self.ptr));
-        }
-    }
-}
-
-/// Device memory from a stream-ordered pool.
-#[derive(Debug)]
-pub struct StreamMemory {
-    stream: Stream,
-    /// The pool that the memory was allocated from, unless it is the device's current pool.
-    _pool: Option<MemoryPool>,
-    ptr: DevicePtr,
-    bytes: usize,
-    /// False once it is freed.
-    owned: bool,
-}
-
-impl StreamMemory {
-    /// Allocates `bytes` bytes of the device's current pool that work enqueued later on `stream` may use. Dropping it
-    /// frees it in the order of the same stream.
-    ///
-    /// # Errors
-    /// [`Error::Driver`] from `cuMemAllocAsync`: `CUDA_ERROR_OUT_OF_MEMORY`, `CUDA_ERROR_NOT_SUPPORTED`.
-    #[doc(alias = "cuMemAllocAsync")]
-    pub fn new(stream: &Stream, bytes: usize) -> Result<Self> {
-        let _current = stream.enter_if_implicit()?;
-        let mut ptr = 0;
-        // SAFETY: the stream is alive; writes one address, to a local that outlives the call.
-        unsafe { call!(stream.api(), cuMemAllocAsync(&mut ptr, bytes, stream.raw())) }?;
-        Ok(Self::from_driver(stream, DevicePtr(ptr), bytes, None))
-    }
-
-    /// Takes ownership of memory that the driver just allocated, to be freed in the order of `stream`.
-    pub(super) fn from_driver(
-        stream: &Stream,
-        ptr: DevicePtr,
-        bytes: usize,
-        pool: Option<MemoryPool>,
-    ) -> Self {
-        Self { stream: stream.clone(), _pool: pool, ptr, bytes, owned: true }
-    }
-
-    /// The address of the first byte.
-    #[must_use]
-    pub fn ptr(&self) -> DevicePtr {
-        self.ptr
-    }
-
-    /// The size in bytes.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// The stream in whose order the memory is freed.
-    #[must_use]
-    pub fn stream(&self) -> &Stream {
-        &self.stream
-    }
-
-    /// Hands the memory to another stream, which then frees it. That stream must be ordered after all uses so
-    /// far (by an event).
-    ///
-    /// # Errors
-    /// [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for a stream of another device; the memory is then
-    /// freed on its own stream.
-    pub fn move_to(mut self, stream: &Stream) -> Result<Self> {
-        let (found, wanted) = (stream.context().device(), self.stream.context().device());
-        if found != wanted {
-            return Err(Error::of_contexts(
-                ("the stream", found),
-                ("the memory that it should free", wanted),
-            ));
-        }
-        self.stream = stream.clone();
-        Ok(self)
-    }
-
-    /// Frees the memory in the order of its stream, as dropping does, and returns the outcome. Memory is
-    /// leaked if the call fails.
-    ///
-    /// # Errors
-    /// [`Error::Driver`] from `cuMemFreeAsync`.
-    #[doc(alias = "cuMemFreeAsync")]
-    pub fn free(mut self) -> Result<()> {
-        self.owned = false;
-        free_in_order(&self.stream, self.ptr)
-    }
-}
-
-fn free_in_order(stream: &Stream, ptr: DevicePtr) -> Result<()> {
-    let _current = stream.enter_if_implicit()?;
-    // SAFETY: the owner of the memory calls this once, and gives it up; the stream is alive.
-    unsafe { call!(stream.api(), cuMemFreeAsync(ptr.0, stream.raw())) }
-}
-
-impl Drop for StreamMemory {
-    fn drop(&mut self) {
-        if self.owned {
-            teardown::report(free_in_order(&self.stream, self.ptr));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Memory of the device and pinned memory of the host.
+//! Untyped memory of the device and of the host. [`mod@crate::slice`] has typed memory, whose use is safe.
 //!
 //! | type | from | given back |
 //! | --- | --- | --- |
@@ -17,78 +17,14 @@ mod pinned;
 mod pool;
 mod query;
 mod registered;
+mod stream_ordered;
 
-use std::fmt;
-use std::ops::Add;
-
-pub use self::copy::Element;
-pub use self::device::{DeviceMemory, StreamMemory};
+pub use self::device::DeviceMemory;
 pub use self::ipc::{ImportedMemory, IpcHandle};
 pub use self::pinned::{PinnedFlags, PinnedMemory};
-pub use self::pool::{MemoryPool, PoolPointer, PoolReuse, PoolUsage};
+pub use self::pool::{MemoryPool, PoolReuse, PoolUsage};
 pub use self::query::{AddressRange, MemoryKind, PointerDetails, PointerInfo};
 pub use self::registered::{RegisterFlags, RegisteredMemory};
-
-/// An address in the device's address space: a number that the host must not dereference.
-#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(transparent)]
-pub struct DevicePtr(pub u64);
-
-impl DevicePtr {
-    /// The address that no allocation has.
-    pub const NULL: Self = Self(0);
-
-    /// Returns true for [`NULL`](Self::NULL).
-    #[must_use]
-    pub const fn is_null(self) -> bool {
-        self.0 == 0
-    }
-
-    /// The distance from `base` to this address in bytes; `None` if this address is below `base`.
-    #[must_use]
-    pub const fn offset_from(self, base: Self) -> Option<u64> {
-        self.0.checked_sub(base.0)
-    }
-
-    /// Returns true if the address is a multiple of `alignment` bytes.
-    #[must_use]
-    pub const fn is_aligned_to(self, alignment: u64) -> bool {
-        alignment != 0 && self.0.is_multiple_of(alignment)
-    }
-}
-
-/// The address `bytes` bytes further.
-impl Add<u64> for DevicePtr {
-    type Output = Self;
-
-    fn add(self, bytes: u64) -> Self {
-        Self(self.0 + bytes)
-    }
-}
-
-/// The address `bytes` bytes further.
-impl Add<usize> for DevicePtr {
-    type Output = Self;
-
-    fn add(self, bytes: usize) -> Self {
-        self + bytes as u64
-    }
-}
-
-impl fmt::Debug for DevicePtr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#x}", self.0)
-    }
-}
-
-impl fmt::Display for DevicePtr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self, f)
-    }
-}
-
-impl fmt::LowerHex for DevicePtr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::LowerHex::fmt(&self.0, f)
-    }
-}
+pub use self::stream_ordered::{PoolPointer, StreamMemory};
+pub use crate::address::DevicePtr;
+pub use crate::element::Element;

@@ -1,6 +1,6 @@
 //! Pools of stream-ordered memory.
 //!
-//! A device has a default pool, and a current one, from which [`StreamMemory::new`] allocates. A pool caches
+//! A device has a default pool, and a current one, from which [`StreamMemory::new`](super::StreamMemory::new) allocates. A pool caches
 //! memory that is freed to it, up to its [release threshold](MemoryPool::set_release_threshold), for the next
 //! allocation.
 
@@ -12,13 +12,12 @@ use std::sync::Arc;
 use bitflags::bitflags;
 use cuda_driver_sys::{
     CUmemAccess_flags, CUmemAllocationHandleType, CUmemAllocationType, CUmemPool_attribute, CUmemPoolProps,
-    CUmemPoolPtrExportData, CUmemoryPool,
+    CUmemoryPool,
 };
 
-use super::StreamMemory;
 use crate::call::{call, exported_fd, with_os_handle};
 use crate::vmm::{Access, HandleTypes, access_descriptions, location};
-use crate::{Context, Device, DevicePtr, Result, Stream, teardown};
+use crate::{Context, Device, Result, teardown};
 
 bitflags! {
     /// The ways in which a pool may reuse freed memory, besides stream order alone. All are on by default.
@@ -101,7 +100,7 @@ impl MemoryPool {
         Ok(Self::from_raw(context, raw, false))
     }
 
-    /// Returns true if [`StreamMemory::new`] allocates from this pool now.
+    /// Returns true if [`StreamMemory::new`](super::StreamMemory::new) allocates from this pool now.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceGetMemPool`.
@@ -114,7 +113,7 @@ impl MemoryPool {
         Ok(current == *raw)
     }
 
-    /// Makes [`StreamMemory::new`] allocate from this pool, for the whole process, while the pool lives.
+    /// Makes [`StreamMemory::new`](super::StreamMemory::new) allocate from this pool, for the whole process, while the pool lives.
     /// After it is destroyed, the default pool is current again.
     ///
     /// # Errors
@@ -127,7 +126,7 @@ impl MemoryPool {
     }
 
     /// Opens a pool that another process, or this one, exported. Nothing can be allocated from it; it opens
-    /// the exporter's memory ([`StreamMemory::import`]). The descriptor can be closed afterwards.
+    /// the exporter's memory ([`StreamMemory::import`](super::StreamMemory::import)). The descriptor can be closed afterwards.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolImportFromShareableHandle`;
@@ -304,60 +303,6 @@ const REUSE: [(PoolReuse, CUmemPool_attribute); 3] = [
         CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
     ),
 ];
-
-/// Names memory of a shared pool to the processes that have the pool: plain bytes, to be sent by any means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(transparent)]
-pub struct PoolPointer(pub [u8; 64]);
-
-impl StreamMemory {
-    /// Allocates `bytes` bytes of a pool that work enqueued later on `stream` may use. Dropping it frees it in the
-    /// order of the same stream.
-    ///
-    /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemAllocFromPoolAsync`: `CUDA_ERROR_OUT_OF_MEMORY`, also past
-    /// the pool's limit; `CUDA_ERROR_INVALID_VALUE` for an imported pool.
-    #[doc(alias = "cuMemAllocFromPoolAsync")]
-    pub fn from_pool(pool: &MemoryPool, stream: &Stream, bytes: usize) -> Result<Self> {
-        let ours = stream.context().driver();
-        ours.require_same("the pool", pool.context().driver(), "the stream")?;
-        let _current = stream.enter_if_implicit()?;
-        let mut ptr = 0;
-        // SAFETY: the pool and the stream are alive; writes one address, to a local that outlives the call.
-        unsafe { call!(stream.api(), cuMemAllocFromPoolAsync(&mut ptr, bytes, pool.raw(), stream.raw())) }?;
-        Ok(Self::from_driver(stream, DevicePtr(ptr), bytes, Some(pool.clone())))
-    }
-
-    /// Names this memory to the processes that have imported its pool. It must stay until all of them have freed
-    /// theirs.
-    ///
-    /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolExportPointer`: `CUDA_ERROR_INVALID_VALUE` unless the
-    /// pool was made for sharing and [exported](MemoryPool::export_fd) before.
-    #[doc(alias = "cuMemPoolExportPointer")]
-    pub fn export_pointer(&self) -> Result<PoolPointer> {
-        let mut data = CUmemPoolPtrExportData::default();
-        // SAFETY: the memory is alive; writes 64 bytes, to a local that outlives the call.
-        unsafe { call!(self.stream().api(), cuMemPoolExportPointer(&mut data, self.ptr().0)) }?;
-        Ok(PoolPointer(data.reserved))
-    }
-
-    /// Opens memory of another process's pool. `bytes` is the size that the exporter states. Dropping it closes it
-    /// in the order of `stream`, which must come before the exporter frees the memory.
-    ///
-    /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolImportPointer`.
-    #[doc(alias = "cuMemPoolImportPointer")]
-    pub fn import(pool: &MemoryPool, stream: &Stream, pointer: PoolPointer, bytes: usize) -> Result<Self> {
-        let ours = stream.context().driver();
-        ours.require_same("the pool", pool.context().driver(), "the stream")?;
-        let mut data = CUmemPoolPtrExportData { reserved: pointer.0 };
-        let mut ptr = 0;
-        // SAFETY: the pool is alive; reads 64 bytes and writes one address, locals that outlive the call.
-        unsafe { call!(stream.api(), cuMemPoolImportPointer(&mut ptr, pool.raw(), &mut data)) }?;
-        Ok(Self::from_driver(stream, DevicePtr(ptr), bytes, Some(pool.clone())))
-    }
-}
 
 impl Drop for Inner {
     #[doc(alias = "cuMemPoolDestroy")]

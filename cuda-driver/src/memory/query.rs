@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use cuda_driver_sys::{CUmemorytype, CUpointer_attribute, CUresult};
 
 use crate::call::{call, check, code};
-use crate::vmm::HandleTypes;
+use crate::handle_types::HandleTypes;
 use crate::{Context, DevicePtr, Driver, Result};
 
 /// The kind of memory.

@@ -31,6 +31,8 @@ macro_rules! parameters {
     };
 }
 parameters!(bool, u8, i8, u16, i16, u32, i32, u64, i64, u128, i128, usize, isize, f32, f64, DevicePtr);
+#[cfg(feature = "half")]
+parameters!(half::f16, half::bf16);
 
 // SAFETY: an array is laid out as its elements one after the other, here and there.
 unsafe impl<T: Parameter, const N: usize> Parameter for [T; N] {}

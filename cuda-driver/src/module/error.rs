@@ -2,7 +2,7 @@
 
 use cuda_driver_sys::{CUresult, Version};
 
-use crate::Error;
+use crate::driver_error::DriverError;
 
 /// Why a module, or an item of one, is not available.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +55,7 @@ pub enum ModuleError {
         log: String,
         /// The driver's answer.
         #[source]
-        cause: Box<Error>,
+        cause: Box<DriverError>,
     },
 
     /// The module has no kernel of this name.
@@ -80,27 +80,27 @@ pub enum ModuleError {
 }
 
 impl ModuleError {
-    pub(super) fn refused(module: String, log: String, driver: Version, cause: Error) -> Self {
-        let advice = match cause.code() {
-            Some(CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION) => format!(
+    pub(super) fn refused(module: String, log: String, driver: Version, cause: DriverError) -> Self {
+        let advice = match cause.code {
+            CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => format!(
                 ": its PTX version is newer than this driver (CUDA {driver}) takes; generate it with a toolkit of that \
                  release or before, or install a newer driver"
             ),
-            Some(CUresult::CUDA_ERROR_INVALID_IMAGE) => {
+            CUresult::CUDA_ERROR_INVALID_IMAGE => {
                 ": the driver does not know it for code; PTX starts with .version".to_owned()
             }
-            Some(CUresult::CUDA_ERROR_INVALID_PTX) => {
+            CUresult::CUDA_ERROR_INVALID_PTX => {
                 ": its PTX is wrong, or its .target is newer than the device".to_owned()
             }
-            Some(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU) => {
+            CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU => {
                 ": it has no code for this device; build it for the device's architecture, or with PTX".to_owned()
             }
-            Some(CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND) => {
+            CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND => {
                 ": the driver's compiler, libnvidia-ptxjitcompiler.so.1, was not found; it comes with the driver, and \
                  into containers with the capability `compute`"
                     .to_owned()
             }
-            Some(CUresult::CUDA_ERROR_JIT_COMPILATION_DISABLED) => {
+            CUresult::CUDA_ERROR_JIT_COMPILATION_DISABLED => {
                 ": compilation is switched off; unset CUDA_DISABLE_PTX_JIT, or load a cubin".to_owned()
             }
             _ => String::new(),

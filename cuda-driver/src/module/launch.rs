@@ -10,7 +10,7 @@ use cuda_driver_sys::{
 use super::{Arguments, Function, LaunchError};
 use crate::call::call;
 use crate::graph::keep;
-use crate::{Device, Error, Result, Stream};
+use crate::{Device, Error, Result, Stream, device};
 
 /// Extents along three axes; those not given are 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -232,7 +232,7 @@ impl Stream {
         arguments: impl Arguments,
     ) -> Result<()> {
         if function.context() != self.context() {
-            return Err(Error::of_contexts(
+            return Err(device::mismatch(
                 ("the kernel's module", function.context().device()),
                 ("the stream that should launch it", self.context().device()),
             ));

@@ -74,7 +74,8 @@
 //! - **Arguments**: as many as the kernel has parameters, each of its parameter's size and meaning. Count and sizes
 //!   are checked where the driver tells them (12.4); the meaning never is.
 //! - **Memory**: the contract of [asynchronous calls](crate::Stream#what-asynchronous-calls-ask-of-the-caller), for
-//!   everything that the kernel reaches.
+//!   everything that the kernel reaches. Slices that are arguments of [`LaunchArgs`] are kept alive and in order; the
+//!   caller promises that the kernel stays inside them.
 //! - **Code**: the [`Function`], another one of its module, or the [`Module`] lives until the stream has passed the
 //!   launch. Of a launch that was captured, the graph and its executables keep the module, if the capture was begun by
 //!   [`Stream::begin_capture`](crate::Stream::begin_capture); an executable lives until its last launch has passed.
@@ -90,6 +91,7 @@ mod function;
 mod image;
 mod jit;
 mod launch;
+mod launch_args;
 
 use std::ffi::{CStr, CString, c_uint, c_void};
 use std::fmt;
@@ -102,6 +104,7 @@ pub use self::error::{LaunchError, ModuleError};
 pub use self::function::{Function, FunctionAttributes, SuggestedLaunch};
 pub use self::jit::{CacheMode, JitOptions};
 pub use self::launch::{Dim, LaunchConfig};
+pub use self::launch_args::{KernelArgument, LaunchArgs};
 use crate::call::{call, check, code};
 use crate::graph::{Owner, RelaxedCapture};
 use crate::memory::AddressRange;
@@ -193,7 +196,7 @@ impl Module {
                 let inner = Inner { context: context.clone(), raw, origin, log, limits };
                 Ok(Self { inner: Arc::new(inner) })
             }
-            Err(cause @ Error::Driver { .. }) => {
+            Err(Error::Driver(cause)) => {
                 Err(ModuleError::refused(origin, request.error_log(), context.driver().version(), cause)
                     .into())
             }

@@ -6,6 +6,7 @@ mod memory_op;
 
 use std::any::Any;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use bitflags::bitflags;
@@ -14,7 +15,7 @@ use cuda_driver_sys::{Api, CUstream};
 pub use self::memory_op::{MemoryOp, WaitCondition};
 use crate::call::{call, code, ready};
 use crate::context::Current;
-use crate::{Context, Error, Event, Result, teardown};
+use crate::{Context, Error, Event, Result, device, teardown};
 
 bitflags! {
     /// Flags for creating a stream.
@@ -44,6 +45,8 @@ struct Inner {
     raw: CUstream,
     owner: Owner,
     context: Context,
+    /// Calls that may make the stream part of a capture: those that began, and those that returned.
+    capture_calls: [AtomicU64; 2],
 }
 
 /// The owner that destroys a stream.
@@ -121,7 +124,8 @@ impl Stream {
     ///
     /// # Safety
     /// `raw` must be a stream of `context` (null and the driver's special handles too) and stay one for as long as
-    /// this handle, its clones and what is made from them live.
+    /// this handle, its clones and what is made from them live. No capture of the stream may begin by other means
+    /// while a safe method of this crate enqueues work on this handle.
     #[must_use]
     pub unsafe fn borrowed(context: &Context, raw: CUstream) -> Self {
         Self::from_raw(context, raw, Owner::Others)
@@ -132,14 +136,15 @@ impl Stream {
     ///
     /// # Safety
     /// `raw` must be a stream of `context` (null and the driver's special handles too) and stay one until `owner` is
-    /// dropped.
+    /// dropped. As for [`borrowed`](Self::borrowed), no capture may begin unseen.
     #[must_use]
     pub unsafe fn kept_by(context: &Context, raw: CUstream, owner: impl Any + Send + Sync) -> Self {
         Self::from_raw(context, raw, Owner::Kept(Box::new(owner)))
     }
 
     fn from_raw(context: &Context, raw: CUstream, owner: Owner) -> Self {
-        let inner = Arc::new(Inner { raw, owner, context: context.clone() });
+        let inner =
+            Arc::new(Inner { raw, owner, context: context.clone(), capture_calls: Default::default() });
         // The legacy default stream does not capture.
         if raw.addr() > 1 {
             enter_alive(&inner);
@@ -219,6 +224,20 @@ impl Stream {
         Ok(id)
     }
 
+    /// The number of calls that may make the stream part of a capture; `None` while another thread is in one.
+    pub(crate) fn capture_calls(&self) -> Option<u64> {
+        let [begun, returned] = &self.inner.capture_calls;
+        // In this order: a call that begins after the first load makes the numbers differ.
+        let returned = returned.load(Ordering::SeqCst);
+        (begun.load(Ordering::SeqCst) == returned).then_some(returned)
+    }
+
+    /// Counts a call that may make the stream part of a capture, for as long as the guard lives.
+    pub(crate) fn count_capture_call(&self) -> CaptureCall<'_> {
+        self.inner.capture_calls[0].fetch_add(1, Ordering::SeqCst);
+        CaptureCall(self)
+    }
+
     /// Makes the context current if the handle does not name it: null, `CU_STREAM_LEGACY` (1) and
     /// `CU_STREAM_PER_THREAD` (2) mean a stream of the current context.
     #[inline(always)]
@@ -273,7 +292,7 @@ impl Stream {
 
     #[cold]
     fn cannot_record(&self, event: &Event) -> Error {
-        Error::of_contexts(
+        device::mismatch(
             ("the event", event.context().device()),
             ("the stream that should record it", self.context().device()),
         )
@@ -287,11 +306,27 @@ impl Stream {
     /// [`Error::DifferentDrivers`]; [`Error::Driver`] from `cuStreamWaitEvent`.
     #[doc(alias = "cuStreamWaitEvent")]
     pub fn wait(&self, event: &Event) -> Result<()> {
+        let _call = self.count_capture_call();
+        self.wait_uncounted(event)
+    }
+
+    /// Like [`wait`](Self::wait), for an event that no capture recorded, or one of this stream's own capture.
+    pub(crate) fn wait_uncounted(&self, event: &Event) -> Result<()> {
         let (ours, theirs) = (self.context().driver(), event.context().driver());
         ours.require_same("the event", theirs, "the stream that should wait for it")?;
         let _current = self.enter_if_implicit()?;
         // SAFETY: the event and the stream are alive; the driver keeps what it needs of the event.
         unsafe { call!(self.api(), cuStreamWaitEvent(self.raw(), event.raw(), 0)) }
+    }
+}
+
+/// A call that may make the stream part of a capture.
+#[must_use = "the call lasts as long as the guard"]
+pub(crate) struct CaptureCall<'a>(&'a Stream);
+
+impl Drop for CaptureCall<'_> {
+    fn drop(&mut self) {
+        self.0.inner.capture_calls[1].fetch_add(1, Ordering::SeqCst);
     }
 }
 

@@ -38,7 +38,6 @@ mod reservation;
 
 use std::sync::{Mutex, PoisonError};
 
-use bitflags::bitflags;
 use cuda_driver_sys::{
     CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemAllocationType, CUmemLocation, CUmemLocationType,
@@ -48,19 +47,8 @@ pub use self::page_table::PageTable;
 pub use self::physical::{FabricHandle, PhysicalMemory, PhysicalProperties};
 pub use self::reservation::{Access, Mapping, Reservation};
 use crate::call::call;
+pub use crate::handle_types::HandleTypes;
 use crate::{Device, Driver, Error, Result};
-
-bitflags! {
-    /// The ways in which physical memory can be shared with other processes.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    pub struct HandleTypes: u32 {
-        /// A file descriptor, for processes of the same host.
-        const POSIX_FD = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0;
-        /// 64 bytes, for processes of the same NVLink domain.
-        const FABRIC = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC.0;
-        const _ = !0;
-    }
-}
 
 /// The unit of sizes and offsets of physical memory, and of addresses and sizes of reservations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -12,6 +12,7 @@ use cuda_driver_sys::{
 
 use super::{HandleTypes, properties};
 use crate::call::{call, exported_fd, with_os_handle};
+use crate::driver_error::DriverError;
 use crate::{Context, DevicePtr, Error, Result, teardown};
 
 /// Names physical memory to the processes of an NVLink domain, on this host and others: plain bytes, to be sent by any
@@ -36,7 +37,7 @@ pub struct PhysicalProperties {
 /// Converts the refusals that mean that the host has no fabric. A program cannot change that at run time.
 fn no_fabric(error: Error) -> Error {
     match error {
-        Error::Driver { function, code, name, .. }
+        Error::Driver(DriverError { function, code, name, .. })
             if matches!(code, CUresult::CUDA_ERROR_NOT_SUPPORTED | CUresult::CUDA_ERROR_NOT_PERMITTED) =>
         {
             Error::NoFabric { function, code, name }

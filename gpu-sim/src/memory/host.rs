@@ -30,10 +30,10 @@ pub(crate) struct HostMemory {
 impl HostMemory {
     /// Allocates zeroed pinned memory, committed when touched.
     pub(crate) fn allocate(&mut self, len: u64, flags: u32) -> Result<u64, MemoryError> {
-        if len == 0 {
-            return Err(MemoryError::Invalid("pinned allocation of 0 bytes".into()));
-        }
-        let room = len.next_multiple_of(PAGE) as usize;
+        let Some(room) = len.checked_next_multiple_of(PAGE).filter(|room| *room != 0) else {
+            return Err(MemoryError::Invalid(format!("pinned allocation of {len} bytes")));
+        };
+        let room = room as usize;
         let flags_ = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: without `FIXED`, nothing that is mapped is touched.
         let base =

@@ -49,10 +49,9 @@ fn calls(source: &str) -> Vec<String> {
         // The receiver, if there is one, is in the first words of the parameters.
         let parameters = rest.split_once('(').unwrap().1;
         let first = if parameters.is_empty() { lines.next().unwrap_or("") } else { parameters };
-        let is_method = first
-            .split([',', ')'])
-            .next()
-            .is_some_and(|first| matches!(first.trim(), "self" | "&self" | "mut self" | "&mut self"));
+        let is_method = first.split([',', ')']).next().is_some_and(|first| {
+            matches!(first.trim(), "self" | "&self" | "mut self" | "&mut self" | "&'a self")
+        });
         calls.push(match owner {
             Some(_) if is_method => format!(".{name}("),
             Some(owner) => format!("{owner}::{name}("),

@@ -115,6 +115,39 @@ fn kernels_and_graphs_of_two_drivers_do_not_mix() {
 }
 
 #[test]
+fn slices_of_two_drivers_do_not_mix() {
+    on_devices(1, |world, first| {
+        kernels::register(world);
+        let second = second_driver(world);
+        let (ours, theirs) = (context(first, 0), context(&second, 0));
+        let [stream, other] = [&ours, &theirs].map(|c| Stream::new(c, StreamFlags::NON_BLOCKING).unwrap());
+        let (mut slice, mut foreign) =
+            (stream.clone_htod(&[1u8; 4]).unwrap(), other.clone_htod(&[2u8; 4]).unwrap());
+        let (mut pinned, mut foreign_pinned) =
+            (ours.alloc_pinned::<u8>(4).unwrap(), theirs.alloc_pinned::<u8>(4).unwrap());
+        refused(stream.memset_zeros(&mut foreign));
+        refused(stream.memcpy_htod(&[0; 4], &mut foreign));
+        refused(stream.clone_dtoh(&foreign));
+        refused(stream.memcpy_dtod(&foreign, &mut slice));
+        refused(stream.memcpy_dtod(&slice, &mut foreign));
+        refused(stream.clone_dtod(&foreign));
+        refused(stream.memcpy_htod_async(&pinned, &mut foreign));
+        refused(stream.memcpy_dtoh_async(&foreign, &mut pinned));
+        refused(stream.memcpy_htod_async(&foreign_pinned, &mut slice));
+        refused(stream.memcpy_dtoh_async(&slice, &mut foreign_pinned));
+        let reverse = Module::load_ptx(&ours, PTX, &JitOptions::new()).unwrap().function("reverse").unwrap();
+        // SAFETY: refused.
+        refused(unsafe { stream.launch_builder(&reverse).arg(&mut foreign).arg(&0u32).launch() });
+        // SAFETY: refused.
+        refused(unsafe { other.launch_builder(&reverse).arg(&mut foreign).arg(&0u32).launch() });
+        let capture = other.begin_capture(CaptureMode::ThreadLocal).unwrap();
+        other.memset_zeros(&mut foreign).unwrap();
+        let exec = capture.end().unwrap().instantiate().unwrap();
+        refused(stream.launch(&exec));
+    });
+}
+
+#[test]
 fn memory_and_reservations_of_two_drivers_do_not_mix() {
     on_devices(1, |world, first| {
         let second = second_driver(world);

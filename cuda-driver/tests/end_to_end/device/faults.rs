@@ -10,13 +10,15 @@ use gpu_sim::{Action, Injection, World};
 use super::exercise;
 use super::{INJECTED, driver, drops, failed, kernels, start, turn};
 
-/// Functions whose failure leaks a resource: their own, or that of a release that calls them.
+/// Functions whose failure leaks a resource: their own, or that of a release that calls them. Slices leak if their use
+/// may not have ended.
 const RELEASES: &[&str] = &[
     "cuCtxGetCurrent",
     "cuCtxPopCurrent_v2",
     "cuCtxPushCurrent_v2",
     "cuDevicePrimaryCtxRelease_v2",
     "cuEventDestroy_v2",
+    "cuEventSynchronize",
     "cuGraphDestroy",
     "cuGraphExecDestroy",
     "cuMemAddressFree",
@@ -30,6 +32,8 @@ const RELEASES: &[&str] = &[
     "cuModuleUnload",
     "cuStreamDestroy_v2",
     "cuStreamEndCapture",
+    "cuStreamGetCaptureInfo_v2",
+    "cuStreamSynchronize",
 ];
 
 /// Runs the exercise in a fresh world and thread, with one call failing. Returns its outcome, the errors of

@@ -5,11 +5,11 @@ use std::ffi::c_void;
 
 use cuda_driver::graph::CaptureMode;
 use cuda_driver::memory::{DeviceMemory, Element};
-use cuda_driver::module::{Argument, CacheMode, JitOptions, LaunchConfig, Module, ModuleError};
+use cuda_driver::module::{Argument, CacheMode, Function, JitOptions, LaunchConfig, Module, ModuleError};
 use cuda_driver::sys::{
     Api, CUdevice_attribute, CUfunction_attribute, CUjit_target, CUjitInputType, CUresult,
 };
-use cuda_driver::{Context, Driver, Error, Result, Stream, StreamFlags};
+use cuda_driver::{Context, DevicePtr, Driver, Error, Result, Stream, StreamFlags};
 use gpu_sim::World;
 use gpu_sim::fault::Fault;
 use gpu_sim::kernel::Launch;
@@ -151,6 +151,7 @@ fn vector_sums(context: &Context, stream: &Stream, module: &Module) -> Result<()
     // SAFETY: as above.
     unsafe { stream.launch_kernel(&add, &config, &arguments[..])? };
     check("a list")?;
+    built(stream, &add, &first, &expected)?;
 
     let device = context.device();
     if device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? >= 9 {
@@ -178,6 +179,25 @@ fn vector_sums(context: &Context, stream: &Stream, module: &Module) -> Result<()
         check(launch)?;
     }
     Ok(())
+}
+
+/// By the builder, on slices of two streams.
+fn built(stream: &Stream, add: &Function, first: &[u32], expected: &[u32]) -> Result<()> {
+    let n = first.len() as u32;
+    let other = Stream::new(stream.context(), StreamFlags::NON_BLOCKING)?;
+    let a = stream.clone_htod(first)?;
+    let mut to = other.alloc_zeros::<u32>(first.len() + 1)?;
+    let b = other.clone_htod(&vec![7u32; first.len()])?;
+    let mut view = to.slice_mut(1..)?;
+    let launch = stream.launch_builder(add).grid(n.div_ceil(64)).block((64, 1)).shared_memory(0);
+    // SAFETY: the kernel writes n words of its first argument, and reads n of the others.
+    unsafe { launch.arg(&mut view).arg(&a).arg(b.as_view()).arg(&n).launch()? };
+    drop((a, b));
+    assert_eq!(stream.clone_dtoh(to.slice(1..)?)?, expected);
+    assert_eq!(stream.clone_dtoh(to.slice(..1)?)?, [0]);
+    let launch = stream.launch_builder(add).config(LaunchConfig::new(1, 1));
+    // SAFETY: the kernel writes no words.
+    unsafe { launch.arg(&mut to).arg(&DevicePtr::NULL).arg(&DevicePtr::NULL).arg(&0u32).launch() }
 }
 
 fn more_shared_memory_than_is_free(context: &Context, stream: &Stream, module: &Module) -> Result<()> {

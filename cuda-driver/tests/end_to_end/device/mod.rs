@@ -15,6 +15,7 @@ mod modules;
 mod multicast;
 mod page_tables;
 mod processes;
+mod slices;
 mod streams;
 mod virtual_memory;
 
@@ -22,7 +23,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cuda_driver::module::ModuleError;
 use cuda_driver::sys::{Api, Table};
-use cuda_driver::{Context, Driver, Error, Stream, StreamFlags, set_drop_error_hook};
+use cuda_driver::{Context, Driver, DriverError, Error, Stream, StreamFlags, set_drop_error_hook};
 use gpu_sim::World;
 
 /// Bytes of memory of each device.
@@ -84,8 +85,8 @@ fn context(driver: &Driver, ordinal: u32) -> Context {
 #[track_caller]
 fn failed(error: &Error) -> (&'static str, u32) {
     match error {
-        Error::Driver { function, code, .. } => (function, code.0),
-        Error::Module(ModuleError::Refused { cause, .. }) => failed(cause),
+        Error::Driver(DriverError { function, code, .. }) => (function, code.0),
+        Error::Module(ModuleError::Refused { cause, .. }) => (cause.function, cause.code.0),
         other => panic!("not the driver's error: {other}"),
     }
 }

@@ -6,6 +6,7 @@ mod devices;
 mod graphs;
 mod memory;
 mod pools;
+mod slices;
 mod streams;
 mod virtual_memory;
 
@@ -37,6 +38,11 @@ pub(crate) const SECTIONS: &[(&str, Section)] = &[
     ("stream-ordered memory", pools::stream_ordered),
     ("pools", pools::pools),
     ("shared pools", pools::shared),
+    ("slices", slices::slices),
+    ("slices on two streams", slices::on_two_streams),
+    ("slices on two devices", slices::on_two_devices),
+    ("pinned slices", slices::pinned),
+    ("captured slices", slices::captured),
     ("virtual memory", virtual_memory::mappings),
     ("page tables", virtual_memory::page_tables),
     ("file descriptors", virtual_memory::file_descriptors),
@@ -74,7 +80,7 @@ pub(crate) fn notes() -> Vec<String> {
 fn attempt<T>(result: Result<T>) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
-        Err(Error::Driver { code, .. }) if code.0 != INJECTED => Ok(None),
+        Err(Error::Driver(error)) if error.code.0 != INJECTED => Ok(None),
         Err(Error::NoFabric { .. }) => Ok(None),
         Err(other) => Err(other),
     }

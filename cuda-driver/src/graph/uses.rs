@@ -1,0 +1,139 @@
+//! Enqueues work that uses memory of streams.
+//!
+//! Each memory belongs to a stream, and that stream is ordered around every use on another one: the other stream waits
+//! for it before the use, and it waits for the other stream afterwards. The memory can then be freed, or used by the
+//! host, in the order of its own stream alone.
+//!
+//! Work that is captured runs at the launches of a graph instead. The graph holds the memory, and each launch is a use.
+
+use super::capture::{CaptureStatus, RelaxedCapture};
+use super::kept::{self, BoundMemory};
+use super::watch::Watch;
+use crate::{Error, Event, EventFlags, Result, Stream};
+
+/// The treatment of work on a stream that captures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DuringCapture {
+    /// The graph holds the memory.
+    Keep,
+    /// The work is refused.
+    Refuse,
+}
+
+/// Refuses the call on a stream that captures.
+fn while_capturing() -> Error {
+    Error::WhileCapturing {
+        what: "work on slices",
+        instead: "captures of `Stream::begin_capture` take launches, fills and copies between device slices whose \
+                  streams do not capture elsewhere; make other calls before or after the capture",
+    }
+}
+
+/// Returns an error if the stream captures.
+pub(crate) fn refuse_capture(stream: &Stream) -> Result<()> {
+    if stream.capture_status()? == CaptureStatus::None { Ok(()) } else { Err(while_capturing()) }
+}
+
+/// Makes the graph of the capture that `stream` is part of hold `memory`.
+pub(crate) fn keep_in_capture(stream: &Stream, memory: &[BoundMemory]) -> Result<()> {
+    if kept::keep_in_open(stream, &[], memory)? { Ok(()) } else { Err(while_capturing()) }
+}
+
+/// Calls `work`, which enqueues work on `stream` that uses `memory`, and orders it with other uses of the memory.
+///
+/// The work may have been enqueued even if the result is an error.
+pub(crate) fn enqueue(
+    stream: &Stream,
+    memory: &[BoundMemory],
+    during_capture: DuringCapture,
+    work: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    if memory.is_empty() {
+        return work();
+    }
+    let watch = Watch::new(memory.iter().map(|memory| memory.stream()).chain([stream]));
+    let capture = capture_of(stream, memory, during_capture)?;
+    let others = streams_to_order(stream, memory, capture)?;
+    let done = if others.is_empty() { None } else { Some(event_of(stream)?) };
+    // To be called after a record: waiting for one that was captured would make the waiting stream capture too.
+    let not_captured = || match capture {
+        None if !watch.is_certain() => Err(Error::CaptureRace { what: "work on slices" }),
+        _ => Ok(()),
+    };
+    for other in &others {
+        let earlier = event_of(other)?;
+        other.record(&earlier)?;
+        not_captured()?;
+        stream.wait_uncounted(&earlier)?;
+    }
+    let enqueued = work();
+    let ordered = done.map_or(Ok(()), |done| {
+        stream.record(&done)?;
+        not_captured()?;
+        others.iter().try_for_each(|other| other.wait_uncounted(&done))
+    });
+    let raced = match capture {
+        None => Ok(!watch.is_certain()),
+        // An invalidated capture gives no graph.
+        Some(_) => {
+            stream.capture_info().map(|info| info.id != capture && info.status != CaptureStatus::Invalidated)
+        }
+    };
+    let is_ordered = ordered.is_ok() || capture.is_some() || synchronize(stream).is_ok();
+    if !is_ordered || !matches!(raced, Ok(false)) {
+        memory.iter().for_each(|memory| memory.keep_for_ever());
+    }
+    if raced? {
+        return Err(Error::CaptureRace { what: "work on slices" });
+    }
+    enqueued?;
+    ordered
+}
+
+/// The capture that `stream` is part of, whose graph then holds `memory`.
+fn capture_of(stream: &Stream, memory: &[BoundMemory], during_capture: DuringCapture) -> Result<Option<u64>> {
+    let info = stream.capture_info()?;
+    if info.status == CaptureStatus::None {
+        return Ok(None);
+    }
+    if info.id.is_none() || during_capture == DuringCapture::Refuse {
+        return Err(while_capturing());
+    }
+    keep_in_capture(stream, memory)?;
+    Ok(info.id)
+}
+
+/// The streams of `memory` that must be ordered with `stream` by events. Those that are not part of its capture are
+/// ordered at the launches of the graph.
+fn streams_to_order<'a>(
+    stream: &Stream,
+    memory: &'a [BoundMemory],
+    capture: Option<u64>,
+) -> Result<Vec<&'a Stream>> {
+    let mut others: Vec<&Stream> = Vec::new();
+    for other in memory.iter().map(|memory| memory.stream()) {
+        if other.is_same(stream) || others.contains(&other) {
+            continue;
+        }
+        let ours = stream.context().driver();
+        ours.require_same("a slice", other.context().driver(), "the stream that should use it")?;
+        let info = other.capture_info()?;
+        match (info.status, capture) {
+            (CaptureStatus::None, None) => others.push(other),
+            (CaptureStatus::None, Some(_)) => {}
+            (CaptureStatus::Active, Some(_)) if info.id == capture => others.push(other),
+            _ => return Err(while_capturing()),
+        }
+    }
+    Ok(others)
+}
+
+fn event_of(stream: &Stream) -> Result<Event> {
+    Event::new(stream.context(), EventFlags::DISABLE_TIMING)
+}
+
+/// Waits for a stream from the host, beside captures of other streams.
+pub(crate) fn synchronize(stream: &Stream) -> Result<()> {
+    let _relaxed = RelaxedCapture::enter(stream.context().driver())?;
+    stream.synchronize()
+}

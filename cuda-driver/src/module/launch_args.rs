@@ -1,0 +1,179 @@
+//! Launches whose arguments are slices and values.
+
+use super::{Argument, Dim, Function, LaunchConfig, Parameter};
+use crate::graph::{BoundMemory, DuringCapture, enqueue};
+use crate::slice::require_context;
+use crate::{DevicePtr, DeviceSlice, DeviceView, DeviceViewMut, Element, Error, Result, Stream};
+
+/// A launch in preparation; made by [`Stream::launch_builder`].
+///
+/// A grid of one block of one thread, unless [`grid`](Self::grid), [`block`](Self::block) or
+/// [`config`](Self::config) say otherwise.
+#[must_use = "nothing is launched before `launch`"]
+pub struct LaunchArgs<'a> {
+    stream: &'a Stream,
+    function: &'a Function,
+    config: LaunchConfig,
+    arguments: Vec<Slot<'a>>,
+    memory: Vec<BoundMemory>,
+    refused: Option<Error>,
+}
+
+/// The source of an argument's bytes.
+enum Slot<'a> {
+    Value(Argument<'a>),
+    Address(DevicePtr),
+}
+
+impl Slot<'_> {
+    fn argument(&self) -> Argument<'_> {
+        match self {
+            Self::Value(argument) => *argument,
+            Self::Address(address) => Argument::of(address),
+        }
+    }
+}
+
+/// An argument of a launch: a reference to a [`Parameter`] for its value, or a slice or view for the address of its first
+/// element. A kernel may write through an argument that is borrowed exclusively, and only read through the others.
+pub trait KernelArgument<'a>: sealed::Push<'a> {}
+
+impl<'a, A: sealed::Push<'a>> KernelArgument<'a> for A {}
+
+mod sealed {
+    use super::LaunchArgs;
+
+    pub trait Push<'a> {
+        fn push(self, launch: &mut LaunchArgs<'a>);
+    }
+}
+
+impl<'a, P: Parameter> sealed::Push<'a> for &'a P {
+    fn push(self, launch: &mut LaunchArgs<'a>) {
+        launch.arguments.push(Slot::Value(Argument::of(self)));
+    }
+}
+
+impl<'a, T: Element> sealed::Push<'a> for DeviceView<'a, T> {
+    fn push(self, launch: &mut LaunchArgs<'a>) {
+        if let Err(error) = require_context(self.allocation(), launch.stream) {
+            launch.refused.get_or_insert(error);
+        }
+        launch.arguments.push(Slot::Address(self.device_ptr()));
+        launch.memory.push(self.memory());
+    }
+}
+
+impl<'a, T: Element> sealed::Push<'a> for &'a DeviceSlice<T> {
+    fn push(self, launch: &mut LaunchArgs<'a>) {
+        self.as_view().push(launch);
+    }
+}
+
+impl<'a, T: Element> sealed::Push<'a> for &'a mut DeviceSlice<T> {
+    fn push(self, launch: &mut LaunchArgs<'a>) {
+        self.as_view().push(launch);
+    }
+}
+
+impl<'a, T: Element> sealed::Push<'a> for &'a mut DeviceViewMut<'_, T> {
+    fn push(self, launch: &mut LaunchArgs<'a>) {
+        self.as_view().push(launch);
+    }
+}
+
+impl Stream {
+    /// Prepares a launch of a kernel.
+    ///
+    /// ```
+    /// # use gpu_sim::{World, kernel::Launch};
+    /// # let world = World::builder().start()?;
+    /// # world.register_kernel("scale", &[8, 8, 4, 4], |_: &Launch<'_>| Ok(()));
+    /// # // SAFETY: the embedded device keeps the C contracts.
+    /// # let driver = cuda_driver::Driver::new(unsafe { cuda_driver::sys::Api::from_parts(world.cuda()) }?)?;
+    /// # const PTX: &str = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry scale(.param .u64 to, \
+    /// #     .param .u64 from, .param .f32 by, .param .u32 n) { ret; }";
+    /// use cuda_driver::module::{JitOptions, LaunchConfig, Module};
+    /// # use cuda_driver::{Stream, StreamFlags};
+    ///
+    /// let context = driver.device(0)?.retain_primary()?;
+    /// let stream = Stream::new(&context, StreamFlags::NON_BLOCKING)?;
+    /// let scale = Module::load_ptx(&context, PTX, &JitOptions::new())?.function("scale")?;
+    /// let from = stream.clone_htod(&[1f32; 1000])?;
+    /// let mut to = stream.alloc::<f32>(1000)?;
+    /// let launch = stream.launch_builder(&scale).config(LaunchConfig::linear(1000, 256));
+    /// // SAFETY: the kernel writes 1000 elements of its first argument and reads 1000 of its second.
+    /// unsafe { launch.arg(&mut to).arg(&from).arg(&2f32).arg(&1000u32).launch()? };
+    /// # stream.synchronize()?;
+    /// # drop((from, to, scale, stream, context, driver));
+    /// # world.finish()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "cuLaunchKernel")]
+    pub fn launch_builder<'a>(&'a self, function: &'a Function) -> LaunchArgs<'a> {
+        LaunchArgs {
+            stream: self,
+            function,
+            config: LaunchConfig::new(1, 1),
+            arguments: Vec::new(),
+            memory: Vec::new(),
+            refused: None,
+        }
+    }
+}
+
+impl<'a> LaunchArgs<'a> {
+    /// Sets the number of blocks: a number, a pair or a triple.
+    pub fn grid(mut self, blocks: impl Into<Dim>) -> Self {
+        self.config.grid = blocks.into();
+        self
+    }
+
+    /// Sets the number of threads in a block: a number, a pair or a triple.
+    pub fn block(mut self, threads: impl Into<Dim>) -> Self {
+        self.config.block = threads.into();
+        self
+    }
+
+    /// Adds `bytes` bytes of shared memory to each block; see [`LaunchConfig::shared_bytes`].
+    pub fn shared_memory(mut self, bytes: u32) -> Self {
+        self.config.shared_bytes = bytes;
+        self
+    }
+
+    /// Replaces the whole shape, for example by [`LaunchConfig::linear`].
+    pub fn config(mut self, config: LaunchConfig) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// Adds the next argument.
+    pub fn arg(mut self, argument: impl KernelArgument<'a>) -> Self {
+        argument.push(&mut self);
+        self
+    }
+
+    /// Launches the kernel in the stream's order, and orders it with other [uses](crate::slice#order) of the slices.
+    /// In a capture, the graph holds the slices and the kernel's module.
+    ///
+    /// # Safety
+    /// [What a launch asks of the caller](crate::module#what-a-launch-asks-of-the-caller). Slices and views passed as
+    /// arguments are kept alive and in order by this crate; it remains the caller's promise that the kernel stays inside
+    /// them, and writes only those that were passed exclusively.
+    ///
+    /// # Errors
+    /// As [`Stream::launch_kernel`]; [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for a slice of another
+    /// context than the stream's; [`Error::WhileCapturing`] and [`Error::CaptureRace`] where the order cannot be
+    /// established. After an error of a call on an event the kernel may have been launched.
+    pub unsafe fn launch(self) -> Result<()> {
+        let Self { stream, function, config, arguments, memory, refused } = self;
+        if let Some(error) = refused {
+            return Err(error);
+        }
+        let arguments: Vec<Argument<'_>> = arguments.iter().map(Slot::argument).collect();
+        enqueue(stream, &memory, DuringCapture::Keep, || {
+            // SAFETY: the caller's promise; `enqueue` keeps the slices alive and in order.
+            unsafe { stream.launch_kernel(function, &config, &arguments[..]) }
+        })
+    }
+}

@@ -1,0 +1,92 @@
+//! The memory behind device slices.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::graph::{BoundMemory, CaptureStatus, StreamBound, Watch, keep_in_capture, refuse_capture};
+use crate::memory::StreamMemory;
+use crate::{DevicePtr, Error, Result, Stream, device, teardown};
+
+/// Memory that is freed in the order of its stream. All uses on other streams are ordered with that stream.
+pub(crate) struct Allocation {
+    /// `None` for no bytes.
+    memory: Option<StreamMemory>,
+    stream: Stream,
+    is_kept: AtomicBool,
+}
+
+impl Allocation {
+    pub(super) fn new(stream: &Stream, bytes: usize) -> Result<Arc<Self>> {
+        if stream.is_per_thread() {
+            return Err(Error::PerThreadStream);
+        }
+        let new = |memory| Arc::new(Self { memory, stream: stream.clone(), is_kept: AtomicBool::new(false) });
+        if bytes == 0 {
+            return Ok(new(None));
+        }
+        let watch = Watch::new([stream]);
+        refuse_capture(stream)?;
+        let allocation = new(Some(StreamMemory::new(stream, bytes)?));
+        if !watch.is_certain() {
+            // A graph may allocate the memory at its launches.
+            allocation.keep_for_ever();
+            return Err(Error::CaptureRace { what: "an allocation" });
+        }
+        Ok(allocation)
+    }
+
+    pub(super) fn ptr(&self) -> DevicePtr {
+        self.memory.as_ref().map_or(DevicePtr::NULL, StreamMemory::ptr)
+    }
+}
+
+impl StreamBound for Allocation {
+    fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    fn keep_for_ever(&self) {
+        self.is_kept.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        let Some(memory) = self.memory.take() else { return };
+        if self.is_kept.load(Ordering::SeqCst) {
+            std::mem::forget(memory);
+            return;
+        }
+        match self.stream.capture_status() {
+            Ok(CaptureStatus::None) => drop(memory),
+            Ok(_) => free_with_graph(&self.stream, memory),
+            Err(error) => {
+                teardown::report(Err(error));
+                drop(memory);
+            }
+        }
+    }
+}
+
+/// A free in a capture would be part of the graph, so the graph holds the memory instead.
+fn free_with_graph(stream: &Stream, memory: StreamMemory) {
+    let again: BoundMemory = Arc::new(Allocation {
+        memory: Some(memory),
+        stream: stream.clone(),
+        is_kept: AtomicBool::new(false),
+    });
+    let held = keep_in_capture(stream, std::slice::from_ref(&again));
+    if held.is_err() {
+        again.keep_for_ever();
+    }
+    teardown::report(held);
+}
+
+/// Refuses a slice of another context than the stream's.
+pub(crate) fn require_context(allocation: &Allocation, stream: &Stream) -> Result<()> {
+    let (found, wanted) = (allocation.stream.context(), stream.context());
+    if found == wanted {
+        return Ok(());
+    }
+    Err(device::mismatch(("a slice", found.device()), ("the stream that should use it", wanted.device())))
+}

@@ -1,0 +1,270 @@
+//! Allocation of device slices, and copies between slices.
+//!
+//! The stream's context is made current for copies, as the driver asks for stream-ordered memory.
+
+use super::{DeviceSlice, DeviceView, DeviceViewMut, PinnedSlice, require_context};
+use crate::graph::{DuringCapture, RelaxedCapture, enqueue, refuse_capture, synchronize};
+use crate::{Element, Error, Event, EventFlags, Result, Stream, device};
+
+impl Stream {
+    /// Allocates `len` elements of device memory with unspecified values. The slice belongs to this stream, which frees
+    /// it in its order.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] from `cuMemAllocAsync`: `CUDA_ERROR_OUT_OF_MEMORY`, `CUDA_ERROR_NOT_SUPPORTED` for a device
+    /// without [memory pools](crate::Capabilities::MEMORY_POOLS); [`Error::WhileCapturing`];
+    /// [`Error::PerThreadStream`].
+    #[doc(alias = "cuMemAllocAsync")]
+    pub fn alloc<T: Element>(&self, len: usize) -> Result<DeviceSlice<T>> {
+        DeviceSlice::new(self, len)
+    }
+
+    /// Allocates `len` elements of device memory and enqueues the work that sets all their bytes to zero.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc) and [`memset_zeros`](Self::memset_zeros).
+    pub fn alloc_zeros<T: Element>(&self, len: usize) -> Result<DeviceSlice<T>> {
+        let mut slice = self.alloc(len)?;
+        self.memset_zeros(&mut slice)?;
+        Ok(slice)
+    }
+
+    /// Enqueues the work that sets all bytes of `to` to zero.
+    ///
+    /// # Errors
+    /// [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for a slice of another context than the stream's;
+    /// the errors of [ordering](crate::slice#order): [`Error::WhileCapturing`], [`Error::CaptureRace`], and
+    /// [`Error::Driver`] from calls on events; [`Error::Driver`] from `cuMemsetD8Async`.
+    #[doc(alias = "cuMemsetD8Async")]
+    pub fn memset_zeros<'a, T: Element>(&self, to: impl Into<DeviceViewMut<'a, T>>) -> Result<()> {
+        let to = to.into();
+        require_context(to.as_view().allocation(), self)?;
+        if to.bytes() == 0 {
+            return Ok(());
+        }
+        enqueue(self, &[to.as_view().memory()], DuringCapture::Keep, || {
+            // SAFETY: the range lies in a slice, which the view borrows exclusively; `enqueue` orders the use with
+            // others, and with the free.
+            unsafe { self.fill_u8(to.device_ptr(), 0, to.bytes()) }
+        })
+    }
+
+    /// Copies host memory to a device slice of the same length. Blocks until earlier work of the stream and of the
+    /// slice is done, and then until the copy is done.
+    ///
+    /// # Errors
+    /// [`Error::DifferentLengths`]; [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for a slice of another
+    /// context than the stream's; [`Error::WhileCapturing`]; [`Error::Driver`] from `cuStreamSynchronize` or
+    /// `cuMemcpyHtoD_v2`, also for errors of earlier asynchronous work.
+    #[doc(alias = "cuMemcpyHtoD")]
+    pub fn memcpy_htod<'a, T: Element>(&self, from: &[T], to: impl Into<DeviceViewMut<'a, T>>) -> Result<()> {
+        let to = to.into();
+        require_same_length(from.len(), to.len())?;
+        self.finish_uses(to.as_view())?;
+        if to.bytes() == 0 {
+            return Ok(());
+        }
+        let _relaxed = RelaxedCapture::enter(self.context().driver())?;
+        // SAFETY: the range lies in a slice, which the view borrows exclusively, and all earlier uses have ended.
+        unsafe { self.context().copy_from_host(to.device_ptr(), from) }?;
+        // The driver may return when it has read pageable memory, before it has written the device's.
+        let written = Self::legacy_default(self.context()).synchronize();
+        if written.is_err() {
+            to.as_view().memory().keep_for_ever();
+        }
+        written
+    }
+
+    /// Copies a device slice to host memory of the same length. Blocks until earlier work of the stream and of the
+    /// slice is done, and then until the copy is done.
+    ///
+    /// # Errors
+    /// As [`memcpy_htod`](Self::memcpy_htod), from `cuMemcpyDtoH_v2`.
+    #[doc(alias = "cuMemcpyDtoH")]
+    pub fn memcpy_dtoh<'a, T: Element>(
+        &self,
+        from: impl Into<DeviceView<'a, T>>,
+        to: &mut [T],
+    ) -> Result<()> {
+        let from = from.into();
+        require_same_length(from.len(), to.len())?;
+        self.finish_uses(from)?;
+        if from.bytes() == 0 {
+            return Ok(());
+        }
+        let _relaxed = RelaxedCapture::enter(self.context().driver())?;
+        // SAFETY: the range lies in a slice, which the view borrows, and all earlier uses have ended.
+        unsafe { self.context().copy_to_host(to, from.device_ptr()) }
+    }
+
+    /// Allocates a device slice on this stream and copies `from` to it; see [`memcpy_htod`](Self::memcpy_htod).
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc) and [`memcpy_htod`](Self::memcpy_htod).
+    pub fn clone_htod<T: Element>(&self, from: &[T]) -> Result<DeviceSlice<T>> {
+        let mut slice = self.alloc(from.len())?;
+        self.memcpy_htod(from, &mut slice)?;
+        Ok(slice)
+    }
+
+    /// Copies a device slice to a new vector; see [`memcpy_dtoh`](Self::memcpy_dtoh).
+    ///
+    /// # Errors
+    /// As [`memcpy_dtoh`](Self::memcpy_dtoh).
+    pub fn clone_dtoh<'a, T: Element>(&self, from: impl Into<DeviceView<'a, T>>) -> Result<Vec<T>> {
+        let from = from.into();
+        // SAFETY: any bits are a value of `T`, zeros too.
+        let mut values = vec![unsafe { std::mem::zeroed() }; from.len()];
+        self.memcpy_dtoh(from, &mut values)?;
+        Ok(values)
+    }
+
+    /// Enqueues a copy of a device slice to another one of the same length, which may be of another device. The stream
+    /// must be of the context of one of them. Between devices that cannot access each other, the copy goes through the
+    /// host.
+    ///
+    /// # Errors
+    /// [`Error::DifferentLengths`]; [`Error::DifferentDevices`] for a stream of a third context;
+    /// [`Error::DifferentDrivers`]; the errors of [ordering](crate::slice#order), as in
+    /// [`memset_zeros`](Self::memset_zeros); [`Error::Driver`] from `cuMemcpyDtoDAsync_v2` or `cuMemcpyPeerAsync`.
+    #[doc(alias = "cuMemcpyDtoDAsync")]
+    #[doc(alias = "cuMemcpyPeerAsync")]
+    pub fn memcpy_dtod<'a, 'b, T: Element>(
+        &self,
+        from: impl Into<DeviceView<'a, T>>,
+        to: impl Into<DeviceViewMut<'b, T>>,
+    ) -> Result<()> {
+        let (from, to) = (from.into(), to.into());
+        require_same_length(from.len(), to.len())?;
+        let (source, target) = (from.stream().context(), to.stream().context());
+        self.context().driver().require_same("the source", source.driver(), "the stream that should copy")?;
+        self.context().driver().require_same("the target", target.driver(), "the stream that should copy")?;
+        if self.context() != source && self.context() != target {
+            let (found, wanted) = (self.context().device(), target.device());
+            return Err(device::mismatch(
+                ("the stream", found),
+                ("the slice that it should copy to", wanted),
+            ));
+        }
+        let bytes = from.bytes();
+        if bytes == 0 {
+            return Ok(());
+        }
+        let _current = self.context().enter()?;
+        enqueue(self, &[from.memory(), to.as_view().memory()], DuringCapture::Keep, || {
+            if source == target {
+                // SAFETY: both ranges lie in slices that the views borrow, `to` exclusively, so they do not overlap;
+                // `enqueue` orders the uses with others, and with the frees.
+                unsafe { self.copy(to.device_ptr(), from.device_ptr(), bytes) }
+            } else {
+                // SAFETY: as above.
+                unsafe { self.copy_peer((to.device_ptr(), target), (from.device_ptr(), source), bytes) }
+            }
+        })
+    }
+
+    /// Allocates a device slice on this stream and enqueues a copy of `from` to it.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc) and [`memcpy_dtod`](Self::memcpy_dtod).
+    pub fn clone_dtod<'a, T: Element>(&self, from: impl Into<DeviceView<'a, T>>) -> Result<DeviceSlice<T>> {
+        let from = from.into();
+        let mut slice = self.alloc(from.len())?;
+        self.memcpy_dtod(from, &mut slice)?;
+        Ok(slice)
+    }
+
+    /// Enqueues a copy of a pinned slice to a device slice of the same length, and returns. The copy comes after
+    /// earlier copies that use `from`.
+    ///
+    /// # Errors
+    /// [`Error::DifferentLengths`]; [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for a slice of another
+    /// context than the stream's, but pinned memory can be of any context of the driver; the errors of
+    /// [ordering](crate::slice#order), as in [`memset_zeros`](Self::memset_zeros); [`Error::UnknownEnd`];
+    /// [`Error::Driver`] from `cuMemcpyHtoDAsync_v2`. After an error the copy may have been enqueued.
+    #[doc(alias = "cuMemcpyHtoDAsync")]
+    pub fn memcpy_htod_async<'a, T: Element>(
+        &self,
+        from: &PinnedSlice<T>,
+        to: impl Into<DeviceViewMut<'a, T>>,
+    ) -> Result<()> {
+        let to = to.into();
+        require_same_length(from.len(), to.len())?;
+        self.copy_pinned(from, to.as_view(), || {
+            // SAFETY: both ranges lie in slices, `to` borrowed exclusively. `copy_pinned` orders the use of both, and
+            // they are freed after it.
+            unsafe { self.copy_from_host(to.device_ptr(), from.start().cast(), from.bytes()) }
+        })
+    }
+
+    /// Enqueues a copy of a device slice to a pinned slice of the same length, and returns. The copy comes after
+    /// earlier copies that use `to`.
+    ///
+    /// # Errors
+    /// As [`memcpy_htod_async`](Self::memcpy_htod_async), from `cuMemcpyDtoHAsync_v2`.
+    #[doc(alias = "cuMemcpyDtoHAsync")]
+    pub fn memcpy_dtoh_async<'a, T: Element>(
+        &self,
+        from: impl Into<DeviceView<'a, T>>,
+        to: &mut PinnedSlice<T>,
+    ) -> Result<()> {
+        let from = from.into();
+        require_same_length(from.len(), to.len())?;
+        self.copy_pinned(to, from, || {
+            // SAFETY: both ranges lie in slices. `to` is borrowed exclusively, so the host does not access it before
+            // `copy_pinned` has remembered the use, and waits for its end later.
+            unsafe { self.copy_to_host(to.start().cast(), from.device_ptr(), from.bytes()) }
+        })
+    }
+
+    /// Enqueues a copy between a pinned and a device slice.
+    fn copy_pinned<T: Element>(
+        &self,
+        pinned: &PinnedSlice<T>,
+        slice: DeviceView<'_, T>,
+        copy: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let driver = self.context().driver();
+        driver.require_same("the pinned slice", pinned.context().driver(), "the stream that should copy")?;
+        require_context(slice.allocation(), self)?;
+        if slice.bytes() == 0 {
+            return Ok(());
+        }
+        let event = Event::new(self.context(), EventFlags::DISABLE_TIMING)?;
+        let earlier = pinned.earlier_uses()?;
+        let (mut is_enqueued, mut is_recorded) = (false, false);
+        let _current = self.context().enter()?;
+        let copied = enqueue(self, &[slice.memory()], DuringCapture::Refuse, || {
+            earlier.iter().try_for_each(|event| self.wait_uncounted(event))?;
+            is_enqueued = true;
+            copy()?;
+            let recorded = self.record(&event);
+            is_recorded = recorded.is_ok();
+            if !is_recorded && synchronize(self).is_err() {
+                pinned.lose();
+            }
+            recorded
+        });
+        match copied {
+            Err(Error::CaptureRace { .. }) if is_enqueued => pinned.lose(),
+            // The event was not captured. A stream that waited for a captured one would join the capture.
+            _ if is_recorded => pinned.add_use(event, &earlier),
+            _ => {}
+        }
+        copied
+    }
+
+    /// Waits until the stream and the stream of the slice have done all their work.
+    fn finish_uses<T: Element>(&self, slice: DeviceView<'_, T>) -> Result<()> {
+        require_context(slice.allocation(), self)?;
+        for stream in [self, slice.stream()] {
+            refuse_capture(stream)?;
+            synchronize(stream)?;
+        }
+        Ok(())
+    }
+}
+
+fn require_same_length(from: usize, to: usize) -> Result<()> {
+    if from == to { Ok(()) } else { Err(Error::DifferentLengths { from, to }) }
+}

@@ -1,0 +1,69 @@
+//! Typed memory: device slices, pinned host slices, and safe copies between them.
+//!
+//! | type | memory | like |
+//! | --- | --- | --- |
+//! | [`DeviceSlice`] | of the device, owned | `Vec<T>` of fixed length |
+//! | [`DeviceView`], [`DeviceViewMut`] | part of a device slice | `&[T]`, `&mut [T]` |
+//! | [`PinnedSlice`] | of the host, pinned | `Box<[T]>` |
+//!
+//! ```
+//! # let world = gpu_sim::World::builder().start()?;
+//! # // SAFETY: the embedded device keeps the C contracts.
+//! # let driver = cuda_driver::Driver::new(unsafe { cuda_driver::sys::Api::from_parts(world.cuda()) }?)?;
+//! use cuda_driver::{Stream, StreamFlags};
+//!
+//! let context = driver.device(0)?.retain_primary()?;
+//! let stream = Stream::new(&context, StreamFlags::NON_BLOCKING)?;
+//! let mut values = stream.clone_htod(&[1u32, 2, 3, 4])?;
+//! stream.memset_zeros(values.slice_mut(2..)?)?;
+//! assert_eq!(stream.clone_dtoh(&values)?, [1, 2, 0, 0]);
+//!
+//! // Asynchronous: the host goes on while the copies run, and waits when it reads `pinned`.
+//! let mut pinned = context.alloc_pinned::<u32>(4)?;
+//! pinned.as_mut_slice()?.copy_from_slice(&[5, 6, 7, 8]);
+//! stream.memcpy_htod_async(&pinned, &mut values)?;
+//! stream.memcpy_dtoh_async(&values, &mut pinned)?;
+//! assert_eq!(pinned.as_slice()?, [5, 6, 7, 8]);
+//! # drop((values, pinned, stream, context, driver));
+//! # world.finish()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Order
+//! A device slice belongs to the stream that allocated it, and is freed in that stream's order. Any stream of the same
+//! driver may use it. On another stream than its own, each call makes the two streams wait for each other: the using
+//! stream for all earlier work of the slice's stream, and the slice's stream for the use. Calls on a slice therefore
+//! take effect in the order in which they are made. This costs two events per call; keep a slice on its own stream
+//! where that matters.
+//!
+//! Raw work ([`Stream::launch_kernel`](crate::Stream::launch_kernel) with [`DeviceSlice::device_ptr`]) is not seen. Its
+//! caller orders it with the slice's stream.
+//!
+//! # Host memory
+//! - Copies from and to plain host slices return when they are done.
+//! - Copies from and to a [`PinnedSlice`] return when they are enqueued. The pinned slice remembers the event of each
+//!   copy. Host access and `drop` wait for these events.
+//!
+//! # Captures
+//! A capture that [`Stream::begin_capture`](crate::Stream::begin_capture) began takes launches, fills and copies between
+//! device slices. The graph and its executables hold the slices, and each launch of the graph is a use of all of them.
+//! A slice that is dropped while its stream captures is freed with the graph. Allocation and copies from and to the
+//! host are refused ([`Error::WhileCapturing`](crate::Error::WhileCapturing)), and so is work on slices in a capture
+//! that another library began.
+//!
+//! # Failures
+//! If the end of a use cannot be established, the memory is never freed, and host access to a pinned slice is an error.
+//! Forgetting any value ([`std::mem::forget`]) only leaks memory.
+//!
+//! One case is a race of threads: while one thread enqueues work on a stream, another begins a capture of it, or makes it
+//! wait for an event while any capture is open. The work may then be part of a graph, and the call returns
+//! [`Error::CaptureRace`](crate::Error::CaptureRace). Streams that one thread uses at a time never meet it.
+
+mod allocation;
+mod copy;
+mod device;
+mod pinned;
+
+pub(crate) use self::allocation::{Allocation, require_context};
+pub use self::device::{DeviceSlice, DeviceView, DeviceViewMut};
+pub use self::pinned::PinnedSlice;

@@ -1,0 +1,169 @@
+//! Pinned host slices, which wait for the copies that use them.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::graph::RelaxedCapture;
+use crate::memory::{PinnedFlags, PinnedMemory};
+use crate::{Context, Element, Error, Event, Result, teardown};
+
+/// Elements in pinned host memory, which the device copies directly.
+///
+/// [`Stream::memcpy_htod_async`](crate::Stream::memcpy_htod_async) and
+/// [`Stream::memcpy_dtoh_async`](crate::Stream::memcpy_dtoh_async) return while their copies may still run. The slice
+/// remembers these copies. Access from the host waits for them, and so does `drop`.
+pub struct PinnedSlice<T: Element> {
+    context: Context,
+    /// `None` for no elements.
+    memory: Option<PinnedMemory>,
+    len: usize,
+    /// Recorded after each copy that may still run.
+    uses: Mutex<Vec<Arc<Event>>>,
+    /// True if a copy may run whose end is unknown.
+    is_lost: AtomicBool,
+    elements: std::marker::PhantomData<T>,
+}
+
+impl Context {
+    /// Allocates `len` zeroed elements of pinned host memory, which streams of any device can use. Allocating takes
+    /// milliseconds per gigabyte and may wait for the device: reuse pinned slices.
+    ///
+    /// Refused while a stream captures, and invalidates that capture, unless the thread holds a
+    /// [`RelaxedCapture`].
+    ///
+    /// # Errors
+    /// [`Error::Driver`] from `cuMemHostAlloc`: `CUDA_ERROR_OUT_OF_MEMORY` where the host, or its limit of locked
+    /// memory, has no more.
+    #[doc(alias = "cuMemHostAlloc")]
+    pub fn alloc_pinned<T: Element>(&self, len: usize) -> Result<PinnedSlice<T>> {
+        // Saturates: no host has as much memory.
+        let memory = match len.saturating_mul(size_of::<T>()) {
+            0 => None,
+            bytes => Some(PinnedMemory::new(self, bytes, PinnedFlags::PORTABLE)?),
+        };
+        Ok(PinnedSlice {
+            context: self.clone(),
+            memory,
+            len,
+            uses: Mutex::default(),
+            is_lost: AtomicBool::new(false),
+            elements: std::marker::PhantomData,
+        })
+    }
+}
+
+impl<T: Element> PinnedSlice<T> {
+    /// The number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns true if there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.len * size_of::<T>()
+    }
+
+    /// Blocks until no copy uses the slice, and returns the elements.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] from `cuEventSynchronize`, also for errors of earlier asynchronous work;
+    /// [`Error::UnknownEnd`] if an earlier call left a copy whose end is unknown.
+    pub fn as_slice(&self) -> Result<&[T]> {
+        self.wait()?;
+        // SAFETY: initialised, since it was zeroed and any bits are values of `T`. Nothing writes it: a copy to the
+        // slice needs `&mut`, and earlier ones have ended.
+        Ok(unsafe { std::slice::from_raw_parts(self.start(), self.len) })
+    }
+
+    /// Blocks until no copy uses the slice, and returns the elements, to be written.
+    ///
+    /// # Errors
+    /// As [`as_slice`](Self::as_slice).
+    pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
+        self.wait()?;
+        // SAFETY: as in `as_slice`. Nothing reads it either: earlier copies have ended, and `self` is borrowed
+        // exclusively.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.start(), self.len) })
+    }
+
+    /// The first element; dangling if there is none.
+    pub(super) fn start(&self) -> *mut T {
+        // The memory is aligned to pages.
+        self.memory.as_ref().map_or(std::ptr::NonNull::dangling().as_ptr(), |memory| memory.as_ptr().cast())
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    fn uses(&self) -> MutexGuard<'_, Vec<Arc<Event>>> {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.is_lost.load(Ordering::SeqCst) {
+            return Err(Error::UnknownEnd { cause: "a call failed, or raced with a capture" });
+        }
+        Ok(())
+    }
+
+    fn wait(&self) -> Result<()> {
+        self.check()?;
+        let uses = self.uses().clone();
+        if !uses.is_empty() {
+            let relaxed = RelaxedCapture::enter(self.context.driver());
+            let waited = uses.iter().try_for_each(|event| event.synchronize());
+            waited.map_err(|error| relaxed.err().unwrap_or(error))?;
+            self.forget_uses(&uses);
+        }
+        Ok(())
+    }
+
+    /// Removes uses that have ended, or that come before another one.
+    fn forget_uses(&self, ended: &[Arc<Event>]) {
+        // Dropped after the lock is released: it calls the driver.
+        let _gone: Vec<_> =
+            self.uses().extract_if(.., |event| ended.iter().any(|other| Arc::ptr_eq(event, other))).collect();
+    }
+
+    /// The events of copies that a new copy must wait for.
+    pub(super) fn earlier_uses(&self) -> Result<Vec<Arc<Event>>> {
+        self.check()?;
+        Ok(self.uses().clone())
+    }
+
+    /// Makes the host wait for `event` instead of the `earlier` ones, which come before it.
+    pub(super) fn add_use(&self, event: Event, earlier: &[Arc<Event>]) {
+        self.uses().push(Arc::new(event));
+        self.forget_uses(earlier);
+    }
+
+    /// Denies access to the memory, and never frees it.
+    pub(super) fn lose(&self) {
+        self.is_lost.store(true, Ordering::SeqCst);
+    }
+}
+
+impl<T: Element> Drop for PinnedSlice<T> {
+    fn drop(&mut self) {
+        if let Err(error) = self.wait() {
+            std::mem::forget(self.memory.take());
+            teardown::report(Err(error));
+        }
+    }
+}
+
+impl<T: Element> fmt::Debug for PinnedSlice<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PinnedSlice<{}>({} elements)", std::any::type_name::<T>(), self.len)
+    }
+}
