@@ -5,9 +5,8 @@
 //! | [`LimitingSource`] | a limit on the bytes that are allocated from the source at a time |
 //! | [`LoggingSource`] | a record of each call, for a [`CallSink`] such as [`CsvSink`] |
 //!
-//! An adapter is a [`SegmentSource`](crate::core::SegmentSource) itself, for an allocator or a pool. It is a
-//! [`PageSource`](crate::core::PageSource) if its source is one. Adapters stack, and an `Arc` of a source is a source, so
-//! the program can keep a handle:
+//! An adapter is a [`SegmentSource`] itself, for an allocator or a pool. It is a [`PageSource`] if its source is one.
+//! Adapters stack, and an `Arc` of a source is a source, so the program can keep a handle:
 //!
 //! ```
 //! use std::sync::Arc;
