@@ -160,7 +160,7 @@ fn with_causes(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-#[cfg(all(test, not(any(loom, shuttle))))]
+#[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 

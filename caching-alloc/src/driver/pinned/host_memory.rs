@@ -29,7 +29,7 @@ fn parse(text: &str) -> Option<MemoryInfo> {
     Some(MemoryInfo { free: figure("MemAvailable")?.min(total), total })
 }
 
-#[cfg(all(test, not(any(loom, shuttle))))]
+#[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
