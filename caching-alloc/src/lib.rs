@@ -2,8 +2,9 @@
 //!
 //! - [`core`]: the allocator itself, pure safe code over [`SegmentSource`](core::SegmentSource) and
 //!   [`StreamEvents`](core::StreamEvents); [`core::symmetric`]: placement that is the same on every rank.
-//! - [`driver`]: sources and streams of real devices.
+//! - [`driver`]: sources and streams of real devices, and pinned memory of the host.
 //! - [`host`]: a source and streams without a device.
+//! - [`sources`]: adapters over a source: a limit on its memory, a log of its calls.
 //! - `cudarc` (the feature of that name): blocks as that crate's memory, its streams as the allocator's.
 //!
 //! Modules of [`core`], lowest first; a module uses those above it in this table only:
@@ -22,7 +23,7 @@
 //! | `pool`, `graph`, `allocator`, `export` | the public handles |
 //! | [`symmetric`](core::symmetric) | placement as a function of the requests alone, for `symm-mem` |
 //!
-//! It is not for host memory, and has no notion of collectives: registrars follow it as trackers.
+//! It is not for pageable host memory, and has no notion of collectives: registrars follow it as trackers.
 //!
 //! Invariants:
 //! - Memory is handed out again only after all its uses, by stream order, because the host has seen them end,
@@ -44,6 +45,7 @@ pub mod core;
 pub mod cudarc;
 pub mod driver;
 pub mod host;
+pub mod sources;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -4,6 +4,8 @@
 //! | --- | --- |
 //! | [`DriverSource`] | [`SegmentSource`](crate::core::SegmentSource) from `cuMemAlloc`: for memory that stays in the process |
 //! | [`VirtualMemorySource`] | the same from fixed virtual-memory segments, for memory shared with peers, communicators and other processes; and [`PageSource`](crate::core::PageSource): movable pages, for one device alone |
+//! | [`PinnedHostSource`] | [`SegmentSource`](crate::core::SegmentSource) from `cuMemHostAlloc`: pinned memory of the host |
+//! | [`PinnedAllocator`] | an allocator over it, with [blocks](PinnedBlock) that the host may access |
 //! | [`DriverEvents`] | [`StreamEvents`](crate::core::StreamEvents) from the driver's streams and events |
 //!
 //! Everything here may be called while a stream captures: the thread's capture mode is relaxed for calls
@@ -15,6 +17,7 @@
 
 mod events;
 mod pages;
+mod pinned;
 mod plain;
 mod virtual_memory;
 
@@ -24,6 +27,7 @@ use std::sync::{Mutex, PoisonError};
 use cuda_driver::{Context, Error};
 
 pub use self::events::DriverEvents;
+pub use self::pinned::{PinnedAllocator, PinnedBlock, PinnedError, PinnedHostSource, PinnedSource};
 pub use self::plain::DriverSource;
 pub use self::virtual_memory::{Sharing, VirtualMemorySource};
 use crate::core::{MemoryInfo, SegmentMemory, SourceError};
@@ -52,10 +56,7 @@ impl<T> Segments<T> {
     }
 
     fn remove(&self, memory: &SegmentMemory) -> Result<T, SourceError> {
-        self.lock().remove(&memory.address).ok_or_else(|| SourceError::Failed {
-            call: "giving a segment back",
-            source: Box::new(NotOfThisSource(*memory)),
-        })
+        self.lock().remove(&memory.address).ok_or_else(|| not_of_this_source(memory))
     }
 
     fn with<R>(&self, address: u64, look: impl FnOnce(&T) -> R) -> Option<R> {
@@ -67,6 +68,10 @@ impl<T> Segments<T> {
 #[derive(Debug, thiserror::Error)]
 #[error("{} bytes at {:#x} are no segment of this source, or have been given back already", .0.bytes, .0.address)]
 struct NotOfThisSource(SegmentMemory);
+
+fn not_of_this_source(memory: &SegmentMemory) -> SourceError {
+    SourceError::Failed { call: "giving a segment back", source: Box::new(NotOfThisSource(*memory)) }
+}
 
 /// Converts a driver's failure to the error of a source; the allocator requested `wanted` bytes.
 fn source_error(call: &'static str, wanted: u64, error: Error) -> SourceError {

@@ -1,5 +1,7 @@
 //! Pinned host memory that the device can access.
 
+mod free;
+
 use std::fmt;
 use std::ptr::NonNull;
 

@@ -1,0 +1,103 @@
+//! The caching allocator of pinned host memory.
+
+use std::ptr;
+use std::sync::Arc;
+
+use super::block::PinnedBlock;
+use super::chain::PinnedSource;
+use super::error::PinnedError;
+use crate::core::{Allocator, Block, Settings, StreamId};
+use crate::driver::DriverEvents;
+
+/// A caching allocator of pinned host memory, with blocks that the host may access. A cheap handle, usable from any
+/// thread.
+///
+/// It is an [`Allocator`] over a [`PinnedHostSource`](super::PinnedHostSource), so trackers, snapshots and statistics
+/// are the same ([`allocator`](Self::allocator)). Its blocks know their memory and their streams, so they can wait
+/// before the host touches the bytes.
+///
+/// # Staging without waits
+/// [`PinnedBlock::wait_ready`] waits for all work enqueued on the block's stream, so for a stream that is kept busy
+/// it waits long. To fill buffers while earlier copies still run, set
+/// [`Reuse::HostSeen`](crate::core::Reuse::HostSeen), allocate on a stream that gets no work, fill the buffer, and pass
+/// the copying stream to [`PinnedBlock::record_stream`]. A buffer is then reused only after the host has seen its copies
+/// end, and a new buffer is ready at once.
+///
+/// ```
+/// # use cuda_driver::{Driver, sys};
+/// use std::sync::Arc;
+/// use caching_alloc::core::{Reuse, Settings};
+/// use caching_alloc::driver::{DriverEvents, PinnedAllocator, PinnedHostSource};
+/// use cuda_driver::memory::{DeviceMemory, PinnedFlags};
+/// use cuda_driver::{Stream, StreamFlags};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let machine = gpu_sim::World::builder().start()?;
+/// # // SAFETY: the table keeps the C contracts, and the machine outlives everything made from it.
+/// # let driver = Driver::new(unsafe { sys::Api::from_parts(machine.cuda()) }?)?;
+/// # let context = driver.device(0)?.retain_primary()?;
+/// let events = Arc::new(DriverEvents::new(&context));
+/// let [staging, copies] = [(); 2].map(|()| Stream::new(&context, StreamFlags::NON_BLOCKING));
+/// let (staging, copies) = (events.introduce(&staging?), copies?);
+/// let copies_id = events.introduce(&copies);
+///
+/// let source = Arc::new(PinnedHostSource::new(&context, PinnedFlags::PORTABLE));
+/// let settings = Settings { reuse: Reuse::HostSeen, ..Settings::default() };
+/// let pinned = PinnedAllocator::new(source, events, settings);
+/// let memory = DeviceMemory::new(&context, 1000)?;
+/// for round in 0..3 {
+///     let mut buffer = pinned.allocate(1000, staging)?;
+///     buffer.wait_ready()?.fill(round); // ready at once: nothing is enqueued on its stream
+///     buffer.record_stream(copies_id)?;
+///     // SAFETY: the buffer is dropped after the call, and `copies` is recorded as its user.
+///     unsafe { copies.copy_from_host(memory.ptr(), buffer.as_ptr().cast(), buffer.len())? };
+/// }
+/// copies.synchronize()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct PinnedAllocator {
+    allocator: Allocator,
+    source: Arc<dyn PinnedSource>,
+    events: Arc<DriverEvents>,
+}
+
+impl PinnedAllocator {
+    /// Makes an allocator over `source`: a [`PinnedHostSource`](super::PinnedHostSource), or adapters over it. Its
+    /// streams are those of `events`. It allocates nothing until the first request.
+    ///
+    /// A segment serves many blocks, so [`Settings::large_segment`] bytes are pinned for the first request above 1 MiB.
+    #[must_use]
+    pub fn new(source: Arc<dyn PinnedSource>, events: Arc<DriverEvents>, settings: Settings) -> Self {
+        let allocator = Allocator::new(source.clone(), events.clone(), settings);
+        Self { allocator, source, events }
+    }
+
+    /// Returns the allocator: for trackers, snapshots, statistics and trimming. Blocks that are allocated from it
+    /// directly are for use in stream order only.
+    #[must_use]
+    pub fn allocator(&self) -> &Allocator {
+        &self.allocator
+    }
+
+    /// Allocates a block of `bytes` bytes from the default pool, for use on `stream` from now on. The bytes may still be
+    /// in use by earlier work of `stream` ([`PinnedBlock::wait_ready`]).
+    ///
+    /// Routes of threads and captures ([`Allocator::pool_for`]) do not apply, since graphs use their memory in an order
+    /// that the host cannot wait for.
+    ///
+    /// # Errors
+    /// [`PinnedError::Alloc`], also for a stream that captures; [`PinnedError::NotPinned`].
+    #[track_caller]
+    pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<PinnedBlock, PinnedError> {
+        let block = self.allocator.default_pool().allocate(bytes, stream)?;
+        // The address alone would not do: another source might return memory that this one has handed out.
+        let own =
+            |block: &Block| ptr::addr_eq(Arc::as_ptr(block.segment().source()), Arc::as_ptr(&self.source));
+        let place =
+            Some(&block).filter(|block| own(block)).and_then(|block| self.source.pinned().place_of(block));
+        let place = place.ok_or(PinnedError::NotPinned { address: block.address() })?;
+        Ok(PinnedBlock::new(block, place, self.events.clone()))
+    }
+}

@@ -1,0 +1,122 @@
+//! Segments of pinned host memory.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cuda_driver::graph::RelaxedCapture;
+use cuda_driver::memory::{PinnedFlags, PinnedMemory};
+use cuda_driver::{Context, DevicePtr};
+
+use super::host_memory;
+use crate::core::{Block, MemoryInfo, SegmentMemory, SegmentSource, SourceError};
+use crate::driver::{SEGMENT_GRANULARITY, Segments, failed, host_size, not_of_this_source, source_error};
+
+/// Segments of pinned (page-locked) host memory from `cuMemHostAlloc`.
+///
+/// Addresses of segments and blocks are host addresses. With [`PinnedFlags::DEVICE_MAPPED`] the device can access the
+/// memory too, at [`device_ptr`](Self::device_ptr). Segments are zeroed when they are made; blocks are not when they
+/// are reused. Pinning is slow, and releasing a segment waits for the device. Nothing here can be exported.
+///
+/// A block is ordered by streams like device memory: work enqueued on its stream before the block was handed out
+/// may still use it. A copy enqueued on that stream needs no wait, but the host must wait before it
+/// touches the bytes. [`PinnedAllocator`](super::PinnedAllocator) hands out blocks that do this. A program with
+/// blocks of a plain allocator over this source must do it itself.
+///
+/// [`memory_info`](SegmentSource::memory_info) is the host's memory by `/proc/meminfo`, which knows no limits of
+/// containers; [`LimitingSource`](crate::sources::LimitingSource) sets a limit on pinned memory.
+#[derive(Debug)]
+pub struct PinnedHostSource {
+    context: Context,
+    flags: PinnedFlags,
+    /// Shared with the blocks that are lent to the host, so the memory lives at least as long as they do.
+    segments: Segments<Arc<PinnedSegment>>,
+    /// Number of segments made so far.
+    made: AtomicU64,
+}
+
+/// The memory of a segment.
+#[derive(Debug)]
+pub(super) struct PinnedSegment {
+    /// [`SegmentMemory::token`], never reused: the driver reuses addresses.
+    token: u64,
+    pub(super) memory: PinnedMemory,
+    /// The device's address of the first byte, if it is mapped.
+    pub(super) device: Option<DevicePtr>,
+}
+
+impl PinnedHostSource {
+    /// Pins memory through `context`, with `flags` for every segment. [`PinnedFlags::PORTABLE`] pins it for all
+    /// contexts; [`PinnedFlags::WRITE_COMBINED`] is for memory that the host only writes.
+    #[must_use]
+    pub fn new(context: &Context, flags: PinnedFlags) -> Self {
+        Self { context: context.clone(), flags, segments: Segments::default(), made: AtomicU64::new(0) }
+    }
+
+    /// Returns the flags of its segments.
+    #[must_use]
+    pub fn flags(&self) -> PinnedFlags {
+        self.flags
+    }
+
+    /// Returns the address at which the device accesses a block of this memory. It differs from the block's own
+    /// address where the driver says so, for example for write-combined memory. `None` if the memory is not
+    /// [mapped](PinnedFlags::DEVICE_MAPPED), or not of this source.
+    #[must_use]
+    pub fn device_ptr(&self, block: &Block) -> Option<DevicePtr> {
+        let (segment, offset) = self.place_of(block)?;
+        segment.device.map(|base| base + offset)
+    }
+
+    /// Returns the segment in which a block lies, whole, and the block's offset there in bytes.
+    pub(super) fn place_of(&self, block: &Block) -> Option<(Arc<PinnedSegment>, usize)> {
+        let memory = block.segment().memory();
+        let offset = usize::try_from(block.address().checked_sub(memory.address)?).ok()?;
+        let end = offset.checked_add(usize::try_from(block.bytes()).ok()?)?;
+        let segment = self.segment(&memory)?;
+        (end <= segment.memory.bytes()).then_some((segment, offset))
+    }
+
+    fn segment(&self, memory: &SegmentMemory) -> Option<Arc<PinnedSegment>> {
+        let segment = self.segments.with(memory.address, Arc::clone);
+        segment.filter(|segment| segment.token == memory.token)
+    }
+}
+
+impl SegmentSource for PinnedHostSource {
+    fn device(&self) -> u32 {
+        self.context.device().ordinal()
+    }
+
+    fn granularity(&self) -> u64 {
+        SEGMENT_GRANULARITY
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<SegmentMemory, SourceError> {
+        let size = host_size(bytes)?;
+        let _relaxed = RelaxedCapture::enter(self.context.driver())
+            .map_err(failed("cuThreadExchangeStreamCaptureMode"))?;
+        let memory = PinnedMemory::new(&self.context, size, self.flags)
+            .map_err(|error| source_error("cuMemHostAlloc", bytes, error))?;
+        let mapped = self.flags.contains(PinnedFlags::DEVICE_MAPPED);
+        let device = mapped.then(|| memory.device_ptr()).transpose();
+        let device = device.map_err(failed("cuMemHostGetDevicePointer_v2"))?;
+        let token = self.made.fetch_add(1, Ordering::Relaxed);
+        let (address, bytes) = (memory.as_ptr().addr() as u64, memory.bytes() as u64);
+        self.segments.insert(address, Arc::new(PinnedSegment { token, memory, device }));
+        Ok(SegmentMemory { address, bytes, token })
+    }
+
+    fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
+        if self.segment(memory).is_none() {
+            return Err(not_of_this_source(memory));
+        }
+        let segment = self.segments.remove(memory)?;
+        // A block that is lent to the host outlives a release that the allocator did not ask for; it frees the memory.
+        let segment = Arc::into_inner(segment);
+        segment.map_or(Ok(()), |segment| segment.memory.free()).map_err(failed("cuMemFreeHost"))
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo, SourceError> {
+        host_memory::memory_info()
+    }
+}

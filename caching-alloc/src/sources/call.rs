@@ -1,0 +1,239 @@
+//! Calls of a source, as records.
+
+use std::error::Error;
+use std::fmt::{self, Write as _};
+use std::thread::ThreadId;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::core::SourceError;
+
+/// A method of [`SegmentSource`](crate::core::SegmentSource) or [`PageSource`](crate::core::PageSource).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the methods' names")]
+pub enum SourceMethod {
+    Allocate,
+    Release,
+    Export,
+    Reserve,
+    Unreserve,
+    Create,
+    Discard,
+    Map,
+    Enable,
+    Unmap,
+}
+
+impl SourceMethod {
+    /// Returns the method's name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Allocate => "allocate",
+            Self::Release => "release",
+            Self::Export => "export",
+            Self::Reserve => "reserve",
+            Self::Unreserve => "unreserve",
+            Self::Create => "create",
+            Self::Discard => "discard",
+            Self::Map => "map",
+            Self::Enable => "enable",
+            Self::Unmap => "unmap",
+        }
+    }
+}
+
+impl fmt::Display for SourceMethod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The result of a call.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum CallOutcome {
+    /// It succeeded.
+    Success,
+    /// [`SourceError::OutOfMemory`].
+    OutOfMemory,
+    /// Any other error, with its causes, on one line.
+    Failed(String),
+}
+
+impl CallOutcome {
+    pub(super) fn of<T>(result: &Result<T, SourceError>) -> Self {
+        match result {
+            Ok(_) => Self::Success,
+            Err(SourceError::OutOfMemory { .. }) => Self::OutOfMemory,
+            Err(error) => Self::Failed(with_causes(error)),
+        }
+    }
+
+    /// Returns true for [`Success`](Self::Success).
+    #[must_use]
+    pub fn is_success(&self) -> bool {
+        *self == Self::Success
+    }
+}
+
+/// A call of a source that has ended.
+///
+/// Its `Display` is a line of CSV without the line break, in the columns of [`CSV_HEADER`](Self::CSV_HEADER).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LoggedCall {
+    /// The method.
+    pub method: SourceMethod,
+    /// Ordinal of the source's device.
+    pub device: u32,
+    /// The calling thread.
+    pub thread: ThreadId,
+    /// Time of day when it began.
+    pub start: SystemTime,
+    /// Time from then to its end.
+    pub duration: Duration,
+    /// First byte of the memory or of the range, as passed or returned; `None` for calls without an address, and for
+    /// failed calls that would have returned it.
+    pub address: Option<u64>,
+    /// The bytes that were passed.
+    pub bytes: u64,
+    /// The token of the segment or page, as passed or returned; `None` in the same way.
+    pub token: Option<u64>,
+    /// Its result.
+    pub outcome: CallOutcome,
+}
+
+impl LoggedCall {
+    /// The names of the columns: `time` is Unix time in seconds; `address` and `token` are hexadecimal, or empty;
+    /// `result` is `ok`, `out of memory` or `failed`; `error` is the text of a failed call, in quotes.
+    pub const CSV_HEADER: &str = "time,thread,device,method,address,bytes,token,duration_ns,result,error";
+}
+
+impl fmt::Display for LoggedCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A clock before 1970 is shown as 1970.
+        let time = self.start.duration_since(UNIX_EPOCH).unwrap_or_default();
+        // The number has no stable accessor.
+        let thread = format!("{:?}", self.thread);
+        let thread: String = thread.chars().filter(char::is_ascii_digit).collect();
+        let Self { method, device, bytes, .. } = self;
+        write!(f, "{}.{:06},{thread},{device},{method},", time.as_secs(), time.subsec_micros())?;
+        hexadecimal(f, self.address)?;
+        write!(f, ",{bytes},")?;
+        hexadecimal(f, self.token)?;
+        write!(f, ",{},", self.duration.as_nanos())?;
+        match &self.outcome {
+            CallOutcome::Success => f.write_str("ok,"),
+            CallOutcome::OutOfMemory => f.write_str("out of memory,"),
+            CallOutcome::Failed(error) => {
+                f.write_str("failed,")?;
+                quoted(f, error)
+            }
+        }
+    }
+}
+
+fn hexadecimal(f: &mut fmt::Formatter<'_>, number: Option<u64>) -> fmt::Result {
+    number.map_or(Ok(()), |number| write!(f, "{number:#x}"))
+}
+
+/// A field of CSV that stays on one line.
+fn quoted(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+    f.write_char('"')?;
+    for character in text.chars() {
+        match character {
+            '"' => f.write_str("\"\"")?,
+            control if control.is_control() => f.write_char(' ')?,
+            other => f.write_char(other)?,
+        }
+    }
+    f.write_char('"')
+}
+
+fn with_causes(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let _ = write!(text, ": {cause}");
+        next = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The fields of a line, by the rules of RFC 4180.
+    fn fields(line: &str) -> Vec<String> {
+        let (mut fields, mut quoted) = (vec![String::new()], false);
+        let mut characters = line.chars().peekable();
+        while let Some(character) = characters.next() {
+            let field = fields.last_mut().expect("there is always one");
+            match character {
+                '"' if quoted && characters.peek() == Some(&'"') => field.extend(characters.next()),
+                '"' => quoted = !quoted,
+                ',' if !quoted => fields.push(String::new()),
+                other => field.push(other),
+            }
+        }
+        assert!(!quoted, "{line}");
+        fields
+    }
+
+    fn outcome() -> impl Strategy<Value = CallOutcome> {
+        let text = prop::collection::vec(any::<char>(), 0..40).prop_map(String::from_iter);
+        prop_oneof![
+            Just(CallOutcome::Success),
+            Just(CallOutcome::OutOfMemory),
+            text.prop_map(CallOutcome::Failed),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_line_has_the_columns_of_the_header(
+            address: Option<u64>,
+            token: Option<u64>,
+            bytes: u64,
+            nanos in 0..u64::MAX / 2,
+            outcome in outcome(),
+        ) {
+            let call = LoggedCall {
+                method: SourceMethod::Map,
+                device: 3,
+                thread: std::thread::current().id(),
+                start: UNIX_EPOCH + Duration::from_nanos(nanos),
+                duration: Duration::from_nanos(nanos),
+                address,
+                bytes,
+                token,
+                outcome: outcome.clone(),
+            };
+            let line = call.to_string();
+            prop_assert!(!line.contains(['\n', '\r']));
+            let fields = fields(&line);
+            prop_assert_eq!(fields.len(), LoggedCall::CSV_HEADER.split(',').count());
+            let hexadecimal = |field: &str| {
+                (!field.is_empty()).then(|| u64::from_str_radix(field.trim_start_matches("0x"), 16).unwrap())
+            };
+            let (seconds, micros) = fields[0].split_once('.').unwrap();
+            let time = seconds.parse::<u64>().unwrap() * 1_000_000 + micros.parse::<u64>().unwrap();
+            prop_assert_eq!((time, micros.len()), (nanos / 1000, 6));
+            prop_assert!(fields[1].parse::<u64>().is_ok());
+            prop_assert_eq!((&*fields[2], &*fields[3]), ("3", "map"));
+            prop_assert_eq!(hexadecimal(&fields[4]), address);
+            prop_assert_eq!(fields[5].parse::<u64>().unwrap(), bytes);
+            prop_assert_eq!(hexadecimal(&fields[6]), token);
+            prop_assert_eq!(fields[7].parse::<u64>().unwrap(), nanos);
+            let (result, error) = match outcome {
+                CallOutcome::Success => ("ok", String::new()),
+                CallOutcome::OutOfMemory => ("out of memory", String::new()),
+                CallOutcome::Failed(text) => ("failed", text.replace(char::is_control, " ")),
+            };
+            prop_assert_eq!((&*fields[8], &*fields[9]), (result, &*error));
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Sources behind a shared handle.
+
+use std::sync::Arc;
+
+use crate::core::{
+    MemoryInfo, PageSource, SegmentMemory, SegmentSource, ShareHandle, ShareKind, SourceError,
+};
+
+/// A handle of a source is the same source: for adapters over a source that the program keeps using.
+impl<S: SegmentSource + ?Sized> SegmentSource for Arc<S> {
+    fn device(&self) -> u32 {
+        (**self).device()
+    }
+
+    fn granularity(&self) -> u64 {
+        (**self).granularity()
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<SegmentMemory, SourceError> {
+        (**self).allocate(bytes)
+    }
+
+    fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
+        (**self).release(memory)
+    }
+
+    fn as_pages(&self) -> Option<&dyn PageSource> {
+        (**self).as_pages()
+    }
+
+    fn is_exportable(&self) -> bool {
+        (**self).is_exportable()
+    }
+
+    fn export(&self, memory: &SegmentMemory, kind: ShareKind) -> Result<ShareHandle, SourceError> {
+        (**self).export(memory, kind)
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo, SourceError> {
+        (**self).memory_info()
+    }
+}

@@ -1,0 +1,69 @@
+//! Receivers of logged calls.
+
+use std::error::Error;
+use std::fmt;
+use std::io::{self, Write};
+use std::sync::{Mutex, PoisonError};
+
+use super::call::LoggedCall;
+
+/// An error of a sink. [`LoggingSource`](super::LoggingSource) counts it; the call is not affected.
+pub type SinkError = Box<dyn Error + Send + Sync>;
+
+/// Receives the calls of a [`LoggingSource`](super::LoggingSource).
+///
+/// Every `Fn(&LoggedCall)` that is `Send + Sync` is one.
+pub trait CallSink: Send + Sync {
+    /// Records a call that has ended. Runs on the thread of the call, before the call returns, and may run on several
+    /// threads at a time. The caller of the source waits meanwhile, and an allocator holds its lock of growth, so this
+    /// must not call the allocator.
+    ///
+    /// # Errors
+    /// Any, if the record is lost.
+    fn record(&self, call: &LoggedCall) -> Result<(), SinkError>;
+}
+
+impl<F: Fn(&LoggedCall) + Send + Sync> CallSink for F {
+    fn record(&self, call: &LoggedCall) -> Result<(), SinkError> {
+        self(call);
+        Ok(())
+    }
+}
+
+/// Writes a line of CSV for each call, in one write per line. Threads write in turn.
+///
+/// The columns are those of [`LoggedCall::CSV_HEADER`]. It does not flush: pass a writer without a buffer, such as a
+/// `File` or `LineWriter`, to have each line at once.
+pub struct CsvSink<W> {
+    writer: Mutex<W>,
+}
+
+impl<W: Write> CsvSink<W> {
+    /// Writes the header.
+    ///
+    /// # Errors
+    /// The writer's.
+    pub fn new(mut writer: W) -> io::Result<Self> {
+        writeln!(writer, "{}", LoggedCall::CSV_HEADER)?;
+        Ok(Self { writer: Mutex::new(writer) })
+    }
+
+    /// Returns the writer.
+    pub fn into_inner(self) -> W {
+        self.writer.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<W: Write + Send> CallSink for CsvSink<W> {
+    fn record(&self, call: &LoggedCall) -> Result<(), SinkError> {
+        let line = format!("{call}\n");
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(writer.write_all(line.as_bytes())?)
+    }
+}
+
+impl<W> fmt::Debug for CsvSink<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CsvSink").finish_non_exhaustive()
+    }
+}
