@@ -3,7 +3,7 @@
 /// Defines the handle of a loaded library, with the functions `candidates` and `releases`.
 ///
 /// `api!(Api, Table, Feature)` takes the name of the handle, the type that implements [`Table`](crate::Table), and the
-/// flags of [`features!`](crate::features). [`functions!`](crate::functions) adds a method for each function.
+/// flags of [`features!`](macro@crate::features). [`functions!`](macro@crate::functions) adds a method for each function.
 #[macro_export]
 macro_rules! api {
     ($(#[$attribute:meta])* $Api:ident, $Table:ty, $Feature:ty) => {

@@ -1,6 +1,6 @@
 //! The table of functions, and the methods that call them.
 
-/// Defines `Table`, `FUNCTIONS`, and the methods of an [`api!`](crate::api).
+/// Defines `Table`, `FUNCTIONS`, and the methods of an [`api!`](macro@crate::api).
 ///
 /// ```ignore
 /// functions! {

@@ -8,7 +8,7 @@ use crate::library::Library;
 use crate::requirement::Requirement;
 use crate::version::Version;
 
-/// A table of a library's functions, which [`functions!`](crate::functions) defines.
+/// A table of a library's functions, which [`functions!`](macro@crate::functions) defines.
 ///
 /// # Safety
 /// The library that [`LIBRARY`](Self::LIBRARY) names must keep the declarations of the table, and its initialisers may
@@ -39,7 +39,7 @@ pub unsafe trait Table: Sized + Send + Sync + 'static {
     fn address(&self, name: &str) -> Option<*const c_void>;
 }
 
-/// Flags of a library's features, which [`features!`](crate::features) defines.
+/// Flags of a library's features, which [`features!`](macro@crate::features) defines.
 pub trait Features: Copy + fmt::Debug + Send + Sync + 'static {
     /// The requirements of each feature.
     const REQUIREMENTS: &'static [Requirement];
