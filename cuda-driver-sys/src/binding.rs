@@ -1,14 +1,13 @@
-//! The part of finding and querying the library that is specific to the CUDA driver.
+//! The description of the CUDA driver's library, and how its functions are resolved.
 
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::path::PathBuf;
 use std::{fs, ptr};
 
-use crate::dynamic::library::by_name;
-use crate::{CUresult, Function, Table, Version, VersionFault};
+use dynload::{Function, Library, Version, VersionFault, by_name, status};
 
-/// Name of the library in messages.
-pub(crate) const LIBRARY: &str = "CUDA driver";
+use crate::feature::Feature;
+use crate::generated::{CUresult, FUNCTIONS, Table};
 
 /// The environment variable that names the library's file.
 pub const VARIABLE: &str = "CUDA_DRIVER_SYS_LIBRARY";
@@ -16,18 +15,41 @@ pub const VARIABLE: &str = "CUDA_DRIVER_SYS_LIBRARY";
 /// The names that are passed to the system's loader, in this order.
 pub const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
 
-/// Prefixes of the library's file names, without the version.
-pub(crate) const FILES: &[&str] = &["libcuda.so"];
+static LIBRARY: Library = Library {
+    name: "CUDA driver",
+    variable: VARIABLE,
+    names: NAMES,
+    stem: "libcuda.so",
+    required: &["cuDriverGetVersion", "cuInit", "cuGetErrorName", "cuDeviceGetCount"],
+    functions: FUNCTIONS,
+    advice: "install NVIDIA's driver, or set CUDA_DRIVER_SYS_LIBRARY to its library's file",
+    packages: "a toolkit's package for forward compatibility",
+    packaged,
+};
 
-/// Advice for a host without the library.
-pub(crate) const ADVICE: &str =
-    "install NVIDIA's driver, or set CUDA_DRIVER_SYS_LIBRARY to its library's file";
+dynload::api!(
+    /// The functions of the CUDA driver, with its release and its file.
+    Api, Table, Feature
+);
 
-/// Description of the packages whose folders the system's loader does not search.
-pub(crate) const PACKAGES: &str = "a toolkit's package for forward compatibility";
+status!(CUresult, CUDA_SUCCESS);
 
-/// The files of such packages.
-pub(crate) fn packaged() -> Vec<PathBuf> {
+/// The error of a call: the function is missing, or it returned an error code.
+pub type CallError = dynload::CallError<CUresult>;
+
+/// Returns the release that `cuDriverGetVersion` reports by `code`: 12040 is 12.4.
+pub const fn version_from_code(code: c_int) -> Version {
+    let code = if code < 0 { 0 } else { code as u32 };
+    Version::new(code / 1_000, code % 1_000 / 10, code % 10)
+}
+
+/// Returns the number by which `cuDriverGetVersion` reports a release.
+pub const fn version_code(version: Version) -> c_int {
+    (version.major * 1_000 + version.minor * 10 + version.patch) as c_int
+}
+
+/// Returns the libraries of the toolkits' packages for forward compatibility.
+fn packaged() -> Vec<PathBuf> {
     let toolkits = fs::read_dir("/usr/local").into_iter().flatten().flatten().map(|entry| entry.path());
     let mut files: Vec<_> = toolkits.map(|folder| folder.join("compat").join(NAMES[0])).collect();
     files.sort();
@@ -35,40 +57,53 @@ pub(crate) fn packaged() -> Vec<PathBuf> {
     files
 }
 
-/// Functions that every supported release has; the first one reports the release.
-pub(crate) const REQUIRED: &[&str] = &["cuDriverGetVersion", "cuInit", "cuGetErrorName", "cuDeviceGetCount"];
+// SAFETY: the names are those of the CUDA driver, whose header the table follows; only functions of the table are called.
+unsafe impl dynload::Table for Table {
+    const LIBRARY: &'static Library = &LIBRARY;
 
-/// A release's code, for tests.
-#[cfg(test)]
-pub(crate) const SAMPLE: i32 = 12040;
+    type Feature = Feature;
 
-/// Resolves every function through `cuGetProcAddress`, which is asked for exactly the revision of the table's
-/// signature. A function that it does not know is resolved by its symbol.
-///
-/// A revision that is newer than the driver is taken by symbol only. Asked for it, `cuGetProcAddress` answers the newest
-/// revision that the driver has, which is an older one with another signature; a symbol names its revision.
-///
-/// # Safety
-/// Every address that `symbol` answers must be that of the C function asked for.
-pub(crate) unsafe fn resolve(symbol: &mut dyn FnMut(&CStr) -> *const c_void) -> Table {
-    // SAFETY: the caller's contract; only these three are asked for.
-    let entry_points = unsafe {
-        Table::resolve(|function| match function.base {
-            "cuGetProcAddress" | "cuDriverGetVersion" => by_name(symbol, function.name),
-            _ => ptr::null(),
-        })
-    };
-    // A driver that does not report its release is refused later, with the reason.
-    // SAFETY: the version function is the driver's, by the caller's contract.
-    let release = unsafe { ask_version(&entry_points) }.unwrap_or_default();
-    // SAFETY: both ways return the driver's function in this revision, or null.
-    unsafe {
-        Table::resolve(|function| {
-            // `cuGetProcAddress` itself is taken by symbol: a driver may answer its newest for either revision.
-            let is_asked = function.base != "cuGetProcAddress" && function.since <= release;
-            let answer = if is_asked { ask(&entry_points, function) } else { None };
-            answer.unwrap_or_else(|| by_name(symbol, function.name))
-        })
+    /// Resolves every function through `cuGetProcAddress`, which is asked for exactly the revision of the table's
+    /// signature. A function that it does not know is resolved by its symbol.
+    ///
+    /// A revision that is newer than the driver is resolved by symbol only. `cuGetProcAddress` would return the newest
+    /// revision that the driver has, which is an older one with another signature; a symbol names its revision.
+    unsafe fn resolve(symbol: &mut dyn FnMut(&CStr) -> *const c_void) -> Self {
+        // SAFETY: the caller's contract; only these three are asked for.
+        let entry_points = unsafe {
+            Self::from_addresses(|function| match function.base {
+                "cuGetProcAddress" | "cuDriverGetVersion" => by_name(symbol, function.name),
+                _ => ptr::null(),
+            })
+        };
+        // A driver that does not report its release is refused later, with the reason.
+        // SAFETY: the version function is the driver's, by the caller's contract.
+        let release = unsafe { dynload::Table::version(&entry_points) }.unwrap_or_default();
+        // SAFETY: both ways return the driver's function in this revision, or null.
+        unsafe {
+            Self::from_addresses(|function| {
+                // `cuGetProcAddress` itself is resolved by symbol: a driver may return its newest for either revision.
+                let is_asked = function.base != "cuGetProcAddress" && function.since <= release;
+                let answer = if is_asked { ask(&entry_points, function) } else { None };
+                answer.unwrap_or_else(|| by_name(symbol, function.name))
+            })
+        }
+    }
+
+    unsafe fn version(&self) -> Result<Version, VersionFault> {
+        let function = LIBRARY.required[0];
+        let ask = self.cuDriverGetVersion.ok_or(VersionFault::Absent(function))?;
+        let mut code = 0;
+        // SAFETY: it writes one integer; that it is the driver's is the caller's contract.
+        match unsafe { ask(&mut code) } {
+            CUresult::CUDA_SUCCESS if code >= 1_000 => Ok(version_from_code(code)),
+            CUresult::CUDA_SUCCESS => Err(VersionFault::Nonsense { function, code }),
+            status => Err(VersionFault::Failed { function, status: status.0, hint: hint(status) }),
+        }
+    }
+
+    fn address(&self, name: &str) -> Option<*const c_void> {
+        Self::address(self, name)
     }
 }
 
@@ -78,41 +113,22 @@ pub(crate) unsafe fn resolve(symbol: &mut dyn FnMut(&CStr) -> *const c_void) -> 
 /// # Safety
 /// The table's `cuGetProcAddress` must be the driver's.
 unsafe fn ask(entry_points: &Table, function: &Function) -> Option<*const c_void> {
-    let base = CString::new(function.base).ok()?;
+    let (base, version) = (CString::new(function.base).ok()?, version_code(function.since));
     let mut address = ptr::null_mut();
     let status = if let Some(get) = entry_points.cuGetProcAddress_v2 {
         // SAFETY: a C string, and room for one address; the state of the query is not asked for.
-        unsafe { get(base.as_ptr(), &mut address, function.since.code(), 0, ptr::null_mut()) }
+        unsafe { get(base.as_ptr(), &mut address, version, 0, ptr::null_mut()) }
     } else {
         let get = entry_points.cuGetProcAddress?;
         // SAFETY: a C string, and room for one address.
-        unsafe { get(base.as_ptr(), &mut address, function.since.code(), 0) }
+        unsafe { get(base.as_ptr(), &mut address, version, 0) }
     };
     (status == CUresult::CUDA_SUCCESS && !address.is_null()).then_some(address.cast_const())
 }
 
-/// Asks the library for its release.
-///
-/// # Safety
-/// The table's version function must be the driver's.
-pub(crate) unsafe fn ask_version(table: &Table) -> Result<Version, VersionFault> {
-    let function = REQUIRED[0];
-    let ask = table.cuDriverGetVersion.ok_or(VersionFault::Absent(function))?;
-    let mut code = 0;
-    // SAFETY: it writes one integer; that it is the driver's is the caller's contract.
-    let status = unsafe { ask(&mut code) };
-    if status != CUresult::CUDA_SUCCESS {
-        return Err(VersionFault::Failed { function, status: status.0 });
-    }
-    if code < 1_000 {
-        return Err(VersionFault::Nonsense { function, code });
-    }
-    Ok(Version::from_code(code))
-}
-
 /// Explains a status of the version function; empty if there is nothing to explain.
-pub(crate) fn hint(status: u32) -> &'static str {
-    match CUresult(status) {
+fn hint(status: CUresult) -> &'static str {
+    match status {
         CUresult::CUDA_ERROR_STUB_LIBRARY => {
             ": it is the stub that a toolkit links against, not a driver's library"
         }

@@ -4,8 +4,8 @@
 //! | module | subject |
 //! |---|---|
 //! | `generated` | types, constants and the table of functions, from the newest `cuda.h` |
-//! | `dynamic` | how the library is found, and its missing functions and features |
 //! | `feature` | features depending on the release |
+//! | `binding` | the description of the library for `dynload`, which finds and loads it |
 //!
 //! The table has every function of `cuda.h` that a driver from 11.7 on can be asked for, each with the first
 //! release that has it. Left out are the variants `…_ptds` and `…_ptsz` (streams are passed explicitly,
@@ -23,8 +23,7 @@
 //! println!("CUDA driver {} at {:?}", cuda.version(), cuda.path());
 //! cuda.require(cuda_driver_sys::Feature::VIRTUAL_MEMORY)?;
 //! // SAFETY: may be called at any time.
-//! let result = unsafe { (cuda.cuInit()?)(0) };
-//! assert_eq!(result, cuda_driver_sys::CUresult::CUDA_SUCCESS);
+//! unsafe { cuda.init(0) }?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -34,20 +33,18 @@ compile_error!(
 );
 
 mod binding;
-#[macro_use]
-mod dynamic;
 mod feature;
 mod generated;
-mod version;
 
-pub use binding::{NAMES, VARIABLE};
-pub use dynamic::{
-    Api, Candidate, FileFault, Function, Item, KnownBad, LoadError, LoaderError, Missing, Origin, Release,
-    Target, VersionFault, Why, candidates, releases,
+pub use binding::{
+    Api, CallError, NAMES, Release, VARIABLE, candidates, releases, version_code, version_from_code,
+};
+pub use dynload::{
+    Candidate, FileFault, Function, Item, KnownBad, LoadError, LoaderError, Missing, Origin, Target, Version,
+    VersionFault, Why,
 };
 pub use feature::Feature;
 pub use generated::*;
-pub use version::Version;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -1,12 +1,12 @@
-//! The part of finding and querying the library that is specific to NCCL.
+//! The description of NCCL's library.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
 
-use crate::dynamic::library::by_name;
-use crate::{Table, Version, VersionFault, ncclResult_t};
+use dynload::{Library, LoadError, Loaded, Version, VersionFault, by_name, status};
 
-/// Name of the library in messages.
-pub(crate) const LIBRARY: &str = "NCCL";
+use crate::feature::Feature;
+use crate::generated::{FUNCTIONS, Table, ncclResult_t};
+use crate::python;
 
 /// The environment variable that names the library's file.
 pub const VARIABLE: &str = "NCCL_SYS_LIBRARY";
@@ -14,64 +14,91 @@ pub const VARIABLE: &str = "NCCL_SYS_LIBRARY";
 /// The names that are passed to the system's loader, in this order.
 pub const NAMES: &[&str] = &["libnccl.so.2", "libnccl.so"];
 
-/// Prefixes of the library's file names, without the version (plugins are called `libnccl-net.so` and the
-/// like).
-pub(crate) const FILES: &[&str] = &["libnccl.so"];
+static LIBRARY: Library = Library {
+    name: "NCCL",
+    variable: VARIABLE,
+    names: NAMES,
+    stem: "libnccl.so",
+    required: &[
+        "ncclGetVersion",
+        "ncclGetErrorString",
+        "ncclGetUniqueId",
+        "ncclCommInitRank",
+        "ncclCommDestroy",
+        "ncclAllReduce",
+        "ncclGroupStart",
+        "ncclGroupEnd",
+    ],
+    functions: FUNCTIONS,
+    advice: "install it (package libnccl2, or nvidia-nccl-cu12 for Python), set NCCL_SYS_LIBRARY to its file, or take \
+             a Python environment's copy with `Api::load_with_python`",
+    packages: "a Python environment",
+    packaged: python::libraries,
+};
 
-/// Advice for a host without the library.
-pub(crate) const ADVICE: &str = "install it (package libnccl2, or nvidia-nccl-cu12 for Python), set NCCL_SYS_LIBRARY \
-     to its file, or take a Python environment's copy with `Api::load_with_python`";
+dynload::api!(
+    /// The functions of NCCL, with its release and its file.
+    Api, Table, Feature
+);
 
-/// Description of the packages whose folders the system's loader does not search.
-pub(crate) const PACKAGES: &str = "a Python environment";
-
-pub(crate) use crate::python::libraries as packaged;
-
-/// Functions that every supported release has; the first one reports the release.
-pub(crate) const REQUIRED: &[&str] = &[
-    "ncclGetVersion",
-    "ncclGetErrorString",
-    "ncclGetUniqueId",
-    "ncclCommInitRank",
-    "ncclCommDestroy",
-    "ncclAllReduce",
-    "ncclGroupStart",
-    "ncclGroupEnd",
-];
-
-/// A release's code, for tests.
-#[cfg(test)]
-pub(crate) const SAMPLE: i32 = 22105;
-
-/// Resolves every function by its symbol.
-///
-/// # Safety
-/// Every address that `symbol` answers must be that of the C function asked for.
-pub(crate) unsafe fn resolve(symbol: &mut dyn FnMut(&CStr) -> *const c_void) -> Table {
-    // SAFETY: the caller's contract.
-    unsafe { Table::resolve(|function| by_name(symbol, function.name)) }
+impl Api {
+    /// Like [`Api::load`], but tries the files of [`python::libraries`] before it asks the system's loader. In this
+    /// order: the variable's file; a copy that is loaded already; Python's, the active environment's first;
+    /// the loader's.
+    ///
+    /// # Errors
+    /// [`LoadError`], as of [`Api::load`].
+    pub fn load_with_python() -> Result<Self, LoadError> {
+        // SAFETY: the files are NCCL, as package managers installed it.
+        unsafe { Loaded::load_with(python::libraries) }.map(Self)
+    }
 }
 
-/// Asks the library for its release.
+status!(ncclResult_t, ncclSuccess);
+
+/// The error of a call: the function is missing, or it returned another code than success.
 ///
-/// # Safety
-/// The table's version function must be NCCL's.
-pub(crate) unsafe fn ask_version(table: &Table) -> Result<Version, VersionFault> {
-    let function = REQUIRED[0];
-    let ask = table.ncclGetVersion.ok_or(VersionFault::Absent(function))?;
-    let mut code = 0;
-    // SAFETY: it writes one integer; that it is NCCL's is the caller's contract.
-    let status = unsafe { ask(&mut code) };
-    if status != ncclResult_t::ncclSuccess {
-        return Err(VersionFault::Failed { function, status: status.0 });
-    }
-    if code < 1_000 {
-        return Err(VersionFault::Nonsense { function, code });
-    }
-    Ok(Version::from_code(code))
+/// [`Api::meaning`] gives the meaning of the code in the loaded release. A communicator that does not block returns
+/// [`ncclInProgress`](ncclResult_t::ncclInProgress), which is a code like any other here.
+pub type CallError = dynload::CallError<ncclResult_t>;
+
+/// Returns the release that `ncclGetVersion` reports by `code`: 2804 is 2.8.4, 23007 is 2.30.7.
+pub const fn version_from_code(code: c_int) -> Version {
+    let code = if code < 0 { 0 } else { code as u32 };
+    let scale = if code < 10_000 { 1_000 } else { 10_000 };
+    Version::new(code / scale, code % scale / 100, code % 100)
 }
 
-/// Explains a status of the version function; empty if there is nothing to explain.
-pub(crate) fn hint(_status: u32) -> &'static str {
-    ""
+/// Returns the number by which `ncclGetVersion` reports a release.
+pub const fn version_code(version: Version) -> c_int {
+    let scale = if version.major <= 2 && version.minor <= 8 { 1_000 } else { 10_000 };
+    (version.major * scale + version.minor * 100 + version.patch) as c_int
+}
+
+// SAFETY: the names are those of NCCL, whose header the table follows; only functions of the table are called.
+unsafe impl dynload::Table for Table {
+    const LIBRARY: &'static Library = &LIBRARY;
+
+    type Feature = Feature;
+
+    unsafe fn resolve(symbol: &mut dyn FnMut(&CStr) -> *const c_void) -> Self {
+        // SAFETY: the caller's contract.
+        unsafe { Self::from_addresses(|function| by_name(symbol, function.name)) }
+    }
+
+    unsafe fn version(&self) -> Result<Version, VersionFault> {
+        let function = LIBRARY.required[0];
+        let ask = self.ncclGetVersion.ok_or(VersionFault::Absent(function))?;
+        let mut code = 0;
+        // SAFETY: it writes one integer; that it is NCCL's is the caller's contract.
+        match unsafe { ask(&mut code) } {
+            ncclResult_t::ncclSuccess if code >= 1_000 => Ok(version_from_code(code)),
+            ncclResult_t::ncclSuccess => Err(VersionFault::Nonsense { function, code }),
+            status => Err(VersionFault::Failed { function, status: status.0, hint: "" }),
+        }
+    }
+
+    fn address(&self, name: &str) -> Option<*const c_void> {
+        Self::address(self, name)
+    }
 }

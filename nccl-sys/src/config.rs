@@ -123,12 +123,9 @@ impl Api {
     pub fn ignored(&self, config: &ncclConfig_t) -> Vec<Missing> {
         let ignored = config.ignored_by(self.version());
         ignored
-            .map(|field| Missing {
-                item: Item::Field { structure: "ncclConfig_t", field: field.name },
-                needed: field.since,
-                found: self.version(),
-                path: self.path().map(ToOwned::to_owned),
-                why: Why::TooOld,
+            .map(|field| {
+                let item = Item::Field { structure: "ncclConfig_t", field: field.name };
+                self.lacks(item, field.since, Why::TooOld)
             })
             .collect()
     }
@@ -141,7 +138,7 @@ mod tests {
 
     #[test]
     fn the_structure_is_as_large_as_its_fields() {
-        let newest = Version::from_code(NCCL_VERSION_CODE as c_int);
+        let newest = crate::version_from_code(NCCL_VERSION_CODE as c_int);
         assert_eq!(ncclConfig_t::size_in(newest), Some(size_of::<ncclConfig_t>()));
         assert_eq!(ncclConfig_t::size_in(Version::new(2, 13, 4)), None);
         let sizes =

@@ -96,7 +96,7 @@ fn list(missing: &[Missing]) -> String {
 /// let (mut raw, mut comm) = (config.raw(), std::ptr::null_mut());
 /// # let id = ncclUniqueId::default();
 /// // SAFETY: the id is one that `ncclGetUniqueId` made, and `config` is kept for longer than the communicator.
-/// let result = unsafe { (nccl.ncclCommInitRankConfig()?)(&mut comm, 1, id, 0, &mut raw) };
+/// unsafe { nccl.comm_init_rank_config(&mut comm, 1, id, 0, &mut raw) }?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone)]

@@ -139,7 +139,7 @@ macro_rules! for_release {
                     return None;
                 }
                 // For a release newer than these headers, declare the newest release that they know.
-                let code = (release.code() as u32).min(NCCL_VERSION_CODE);
+                let code = (crate::version_code(release) as u32).min(NCCL_VERSION_CODE);
                 Some(Self { size: structure.size_in(release)?, version: code, ..Self::default() })
             }
         }

@@ -4,13 +4,13 @@
 //! | module | subject |
 //! |---|---|
 //! | `generated` | types, constants and the table of functions, from the newest headers |
-//! | `dynamic` | how the library is found, and its missing functions and features |
 //! | `config` | a communicator's configuration, and the fields ignored by a release |
 //! | `config_builder`, `environment` | a configuration for the library at hand, and the variables overriding it |
 //! | `initial` | initial values of other structures declaring their own size |
 //! | `device` | structures of the device interface with layouts that differ by release, as opaque storage |
 //! | `history` | the release of each structure, field and constant |
 //! | `feature` | features depending on the release |
+//! | `binding` | the description of the library for `dynload`, which finds and loads it |
 //! | `result` | the meaning of a result code for a release |
 //! | [`python`] | copies installed in Python environments |
 //!
@@ -25,8 +25,7 @@
 //! nccl.require(nccl_sys::Feature::WINDOWS)?;
 //! let mut id = nccl_sys::ncclUniqueId::default();
 //! // SAFETY: the identifier is written in place.
-//! let result = unsafe { (nccl.ncclGetUniqueId()?)(&mut id) };
-//! assert_eq!(result, nccl_sys::ncclResult_t::ncclSuccess);
+//! unsafe { nccl.get_unique_id(&mut id) }?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -38,8 +37,6 @@ mod binding;
 mod config;
 mod config_builder;
 mod device;
-#[macro_use]
-mod dynamic;
 mod environment;
 mod feature;
 #[macro_use]
@@ -47,17 +44,16 @@ mod history;
 mod generated;
 mod initial;
 pub mod python;
-#[cfg(test)]
-mod python_tests;
 mod result;
-mod version;
 
-pub use binding::{NAMES, VARIABLE};
+pub use binding::{
+    Api, CallError, NAMES, Release, VARIABLE, candidates, releases, version_code, version_from_code,
+};
 pub use config::*;
 pub use config_builder::{Config, ConfigBuilder, ConfigError, CtaPolicy, GraphUsage};
-pub use dynamic::{
-    Api, Candidate, FileFault, Function, Item, KnownBad, LoadError, LoaderError, Missing, Origin, Release,
-    Target, VersionFault, Why, candidates, releases,
+pub use dynload::{
+    Candidate, FileFault, Function, Item, KnownBad, LoadError, LoaderError, Missing, Origin, Target, Version,
+    VersionFault, Why,
 };
 pub use environment::{Override, overrides};
 pub use feature::Feature;
@@ -65,7 +61,6 @@ pub use generated::*;
 pub use history::{Constant, Field, Structure};
 pub use initial::NCCL_COMM_NULL;
 pub use result::Meaning;
-pub use version::Version;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -1,7 +1,7 @@
 //! Finds NCCL in the folders of Python's package managers, which the system's loader does not search.
 //!
-//! These folders are searched only on request: [`Api::load_with_python`], or [`libraries`] and
-//! [`Api::load_from`]. A program that runs beside PyTorch needs the same copy as PyTorch, since two copies in
+//! These folders are searched only on request: [`Api::load_with_python`](crate::Api::load_with_python), or
+//! [`libraries`] and [`Api::load_from`](crate::Api::load_from). A program that runs beside PyTorch needs the same copy as PyTorch, since two copies in
 //! a process do not know of each other.
 
 use std::ffi::OsStr;
@@ -13,8 +13,8 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
-use crate::dynamic::library;
-use crate::{Api, LoadError, NAMES};
+/// The file's name.
+const FILE: &str = "libnccl.so.2";
 
 /// Folder of the wheels `nvidia-nccl-cu12` and `nvidia-nccl-cu13`, within a folder of packages.
 const WHEEL: &str = "nvidia/nccl/lib";
@@ -26,24 +26,12 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Interval between checks for the exit of an interpreter that has closed its output.
 const PACE: Duration = Duration::from_millis(1);
 
-impl Api {
-    /// Like [`Api::load`], but tries the files of [`libraries`] before it asks the system's loader. In this
-    /// order: the variable's file; a copy that is loaded already; Python's, the active environment's first;
-    /// the loader's.
-    ///
-    /// # Errors
-    /// [`LoadError`], as of [`Api::load`].
-    pub fn load_with_python() -> Result<Self, LoadError> {
-        Self::from_library(library::find(libraries)?)
-    }
-}
-
 /// The files of NCCL that Python environments have: of wheels in the [`package_folders`], and of conda's package.
 pub fn libraries() -> Vec<PathBuf> {
     let wheels = package_folders().into_iter().map(|folder| folder.join(WHEEL));
     let conda = prefix("CONDA_PREFIX").map(|prefix| prefix.join("lib"));
     let mut found = Vec::new();
-    for file in wheels.chain(conda).map(|folder| folder.join(NAMES[0])) {
+    for file in wheels.chain(conda).map(|folder| folder.join(FILE)) {
         if let Ok(file) = file.canonicalize()
             && !found.contains(&file)
         {

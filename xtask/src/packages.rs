@@ -8,10 +8,11 @@ use serde_json::Value;
 use crate::shell::{self, CRATES, PRIVATE};
 
 /// Crates that can be built without the rest of the workspace, with cargo alone.
-const RAW: [&str; 2] = ["cuda-driver-sys", "nccl-sys"];
+const RAW: [&str; 3] = ["dynload", "cuda-driver-sys", "nccl-sys"];
 
 /// The published crates, with files that their packages must contain.
-const PUBLISHED: [(&str, &[&str]); 8] = [
+const PUBLISHED: [(&str, &[&str]); 9] = [
+    ("dynload", &[]),
     ("cuda-driver-sys", &["src/generated/functions.rs", "src/generated/types.rs"]),
     ("nccl-sys", &["src/generated/functions.rs", "src/generated/layouts.rs"]),
     ("gpu-sim", &[]),

@@ -6,7 +6,8 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 /// The crates of the workspace, lowest first, by the names of their folders.
-pub const CRATES: [&str; 10] = [
+pub const CRATES: [&str; 11] = [
+    "dynload",
     "cuda-driver-sys",
     "nccl-sys",
     "gpu-sim",

@@ -43,7 +43,9 @@ fn over_each_driver(name: &str, test: fn(Arc<CudaContext>)) {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let real = candidates().iter().any(|found| found.origins.iter().any(|origin| *origin != Origin::Package));
+    let real = candidates()
+        .iter()
+        .any(|found| found.origins.iter().any(|origin| !matches!(origin, Origin::Package(_))));
     let embedded = embedded_library();
     if let Some(library) = &embedded {
         for name in ["libcuda.so", "libcuda.so.1"] {

@@ -246,7 +246,7 @@ fn pools_and_allocators_share_a_limit() {
 #[test]
 fn a_remappable_pool_moves_pages_within_the_limit() {
     let source = Arc::new(LimitingSource::new(HostSource::new(1 << 30), 16 * MIB));
-    let settings = Settings { front_bytes: 0, ..tight() };
+    let settings = Settings { quick_list_bytes: 0, ..tight() };
     let allocator = Allocator::remapping(source.clone(), Arc::new(HostStreams::new()), settings).unwrap();
     let mut blocks: Vec<_> = (0..8).map(|_| allocator.allocate(2 * MIB, s(1)).unwrap()).collect();
     assert!(matches!(allocator.allocate(2 * MIB, s(1)), Err(AllocError::OutOfMemory(_))));

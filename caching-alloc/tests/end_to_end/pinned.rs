@@ -31,7 +31,7 @@ impl Bench {
         let events = Arc::new(DriverEvents::new(context));
         let stream = |_| {
             let stream = Stream::new(context, StreamFlags::NON_BLOCKING).unwrap();
-            let id = events.introduce(&stream);
+            let id = events.register(&stream);
             (stream, id)
         };
         let streams = (0..2).map(stream).collect();

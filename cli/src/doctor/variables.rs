@@ -3,8 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use nccl_sys::Version;
-
 use super::facts::Variable;
 
 /// Returns the variables of the environment, then those of NCCL's files. The environment has precedence over a file.
@@ -25,7 +23,7 @@ pub(super) fn gather() -> Vec<Variable> {
         }
     }
     // The binding knows the configuration fields that these variables override.
-    for beaten in nccl_sys::overrides(Version::from_code(nccl_sys::NCCL_VERSION_CODE as i32)) {
+    for beaten in nccl_sys::overrides(nccl_sys::version_from_code(nccl_sys::NCCL_VERSION_CODE as i32)) {
         if let Some(variable) = found.iter_mut().find(|variable| variable.name == beaten.variable) {
             let beats = format!("it beats `{}` of a communicator's configuration", beaten.field);
             variable.effect = Some(match variable.effect.take() {

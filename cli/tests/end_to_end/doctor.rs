@@ -13,7 +13,8 @@ use lockstep_cli::child;
 use crate::{lockstep, workspace};
 
 /// The crates, lowest first, by the names of their folders.
-const CRATES: [&str; 8] = [
+const CRATES: [&str; 9] = [
+    "dynload",
     "cuda-driver-sys",
     "nccl-sys",
     "gpu-sim",

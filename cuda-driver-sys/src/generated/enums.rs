@@ -1,5 +1,7 @@
 //! Enumerations. Written by `cargo xtask codegen` from `cuda.h` of nvidia-cuda-runtime 13.5.37; not edited by hand.
 
+use dynload::enumeration;
+
 enumeration! {
     CUipcMem_flags: flags u32 {
         CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1,

@@ -2,6 +2,7 @@
 
 use super::enums::*;
 use core::ffi::*;
+use dynload::zeroed;
 
 pub type cuuint32_t = u32;
 pub type cuuint64_t = u64;

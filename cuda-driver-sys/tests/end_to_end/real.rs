@@ -4,7 +4,9 @@
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;
 
-use cuda_driver_sys::{Api, CUdriverProcAddressQueryResult, CUresult, FUNCTIONS, Function, LoadError};
+use cuda_driver_sys::{
+    Api, CUdriverProcAddressQueryResult, CUresult, FUNCTIONS, Function, LoadError, version_code,
+};
 
 /// The machine's driver; `None`, with a printed reason, if there is none.
 fn driver() -> Option<Api> {
@@ -30,12 +32,12 @@ fn answered(api: &Api, function: &Function) -> Option<*const c_void> {
         Some(door) => {
             let mut query = CUdriverProcAddressQueryResult::default();
             // SAFETY: a C string, and room for one address and one result of the query.
-            unsafe { door(base.as_ptr(), &mut address, function.since.code(), 0, &mut query) }
+            unsafe { door(base.as_ptr(), &mut address, version_code(function.since), 0, &mut query) }
         }
         None => {
-            let door = api.cuGetProcAddress().expect("every supported driver has one of the two");
+            let old = api.cuGetProcAddress().expect("every supported driver has one of the two");
             // SAFETY: a C string, and room for one address.
-            unsafe { door(base.as_ptr(), &mut address, function.since.code(), 0) }
+            unsafe { old(base.as_ptr(), &mut address, version_code(function.since), 0) }
         }
     };
     (status == CUresult::CUDA_SUCCESS && !address.is_null()).then_some(address.cast_const())
@@ -94,14 +96,13 @@ fn every_function_of_the_release_is_there_and_is_the_one_named() {
 #[test]
 fn results_are_called_what_the_header_calls_them() {
     let Some(api) = driver() else { return };
-    let name_of = api.cuGetErrorName().unwrap();
     let (mut faults, mut known) = (Vec::new(), 0);
     for (name, code) in CUresult::CONSTANTS {
         let mut text = ptr::null();
         // SAFETY: room for one pointer; it may be called at any time.
-        let status = unsafe { name_of(*code, &mut text) };
+        let named = unsafe { api.get_error_name(*code, &mut text) };
         // A code that the driver does not know is of a later release.
-        if status != CUresult::CUDA_SUCCESS || text.is_null() {
+        if named.is_err() || text.is_null() {
             println!("{name} is unknown to this driver");
             continue;
         }
@@ -120,6 +121,6 @@ fn results_are_called_what_the_header_calls_them() {
 fn the_driver_can_be_called() {
     let Some(api) = driver() else { return };
     // SAFETY: may be called at any time.
-    let status = unsafe { (api.cuInit().unwrap())(0) };
-    assert!(matches!(status, CUresult::CUDA_SUCCESS | CUresult::CUDA_ERROR_NO_DEVICE), "{status:?}");
+    let code = unsafe { api.init(0) }.map_err(|error| error.code());
+    assert!(matches!(code, Ok(()) | Err(Some(CUresult::CUDA_ERROR_NO_DEVICE))), "{code:?}");
 }

@@ -7,7 +7,7 @@ use std::ptr;
 
 use cuda_driver_sys::{
     Api, CUdeviceptr, CUdriverProcAddressQueryResult, CUmemAllocationHandleType, CUresult, FUNCTIONS,
-    Feature, Function, LoadError, SUPERSEDED, Version, VersionFault, Why,
+    Feature, LoadError, SUPERSEDED, Table, Version, VersionFault, Why, version_code,
 };
 
 thread_local! {
@@ -16,11 +16,11 @@ thread_local! {
 }
 
 /// The release that the fake driver reports.
-const RELEASE: Version = Version::new(12, 2);
+const RELEASE: Version = Version::new(12, 2, 0);
 
 unsafe extern "C" fn version(version: *mut c_int) -> CUresult {
     // SAFETY: the crate passes room for one integer.
-    unsafe { *version = RELEASE.code() };
+    unsafe { *version = version_code(RELEASE) };
     CUresult::CUDA_SUCCESS
 }
 
@@ -77,7 +77,7 @@ fn the_door_is_asked_for_the_tables_revision() {
     let api = unsafe { Api::from_loader(with_door) }.unwrap();
     let mut address = 0;
     // SAFETY: this one ignores its arguments.
-    assert_eq!(unsafe { (api.cuMemAlloc_v2().unwrap())(&mut address, 1) }, CUresult(2));
+    assert_eq!(unsafe { api.mem_alloc(&mut address, 1) }.unwrap_err().code(), Some(CUresult(2)));
     // A function that `cuGetProcAddress` does not know is resolved by symbol.
     assert!(api.cuMemCreate().is_ok());
     assert_eq!(api.version(), RELEASE);
@@ -85,7 +85,7 @@ fn the_door_is_asked_for_the_tables_revision() {
     let asked: HashSet<_> = ASKED.take().into_iter().collect();
     for function in FUNCTIONS {
         let is_asked = function.base != "cuGetProcAddress" && function.since <= api.version();
-        let query = (function.base.to_owned(), function.since.code(), 0);
+        let query = (function.base.to_owned(), version_code(function.since), 0);
         assert_eq!(asked.contains(&query), is_asked, "{function:?}");
     }
 }
@@ -134,7 +134,7 @@ fn a_revision_newer_than_the_driver_is_never_an_older_one() {
     }
     assert!(count > 10, "{count} functions have a revision newer than {RELEASE}");
     let missing = api.cuCtxCreate_v4().unwrap_err();
-    assert_eq!((missing.why, missing.needed), (Why::TooOld, Version::new(12, 5)));
+    assert_eq!((missing.why, missing.needed), (Why::TooOld, Version::new(12, 5, 0)));
     // For the driver's own revisions, its answer is taken.
     assert_eq!(api.table().address("cuCtxCreate_v3"), Some(older_revision as *const c_void));
 }
@@ -145,7 +145,8 @@ fn without_a_door_the_symbols_serve() {
     let api = unsafe { Api::from_loader(symbol) }.unwrap();
     let mut address = 0;
     // SAFETY: this one ignores its arguments.
-    assert_eq!(unsafe { (api.cuMemAlloc_v2().unwrap())(&mut address, 1) }, CUresult(1));
+    let error = unsafe { api.mem_alloc(&mut address, 1) }.unwrap_err();
+    assert_eq!(error.to_string(), "`cuMemAlloc_v2` returned CUDA_ERROR_INVALID_VALUE (1)");
     assert!(api.cuGetProcAddress_v2().is_err());
 }
 
@@ -156,7 +157,7 @@ fn what_is_missing_is_named() {
     let missing = api.require(Feature::VIRTUAL_MEMORY).unwrap_err();
     assert!(matches!(missing.why, Why::NoSymbol("cuMemRelease")), "{missing:?}");
     let missing = api.require(Feature::FABRIC_HANDLES).unwrap_err();
-    assert_eq!((missing.why, missing.needed), (Why::TooOld, Version::new(12, 3)));
+    assert_eq!((missing.why, missing.needed), (Why::TooOld, Version::new(12, 3, 0)));
     let text = missing.to_string();
     assert!(text.starts_with("FABRIC_HANDLES needs CUDA driver 12.3 or newer; found 12.2 ("), "{text}");
     let text = api.cuCtxCreate_v4().unwrap_err().to_string();
@@ -169,17 +170,19 @@ fn a_toolkits_stub_is_called_by_its_name() {
         |name: &CStr| if name == c"cuDriverGetVersion" { stub as *const c_void } else { symbol(name) };
     // SAFETY: only functions with their own signature are called.
     let error = unsafe { Api::from_loader(loader) }.unwrap_err();
-    let failed = VersionFault::Failed { function: "cuDriverGetVersion", status: 34 };
-    assert!(matches!(error, LoadError::Version { fault, .. } if fault == failed), "{error:?}");
+    let LoadError::Version { fault: VersionFault::Failed { function, status, .. }, .. } = error else {
+        panic!("{error:?}")
+    };
+    assert_eq!((function, status), ("cuDriverGetVersion", 34));
     assert!(error.to_string().contains("stub"), "{error}");
 }
 
 #[test]
 fn what_the_table_leaves_out_has_a_successor_in_every_release() {
     for (old, new) in SUPERSEDED {
-        assert!(Function::named(old).is_none(), "{old}");
-        let new = Function::named(new).unwrap_or_else(|| panic!("{old} is left out for {new}"));
-        assert!(new.since <= Version::new(11, 7), "{old} is left out for {new:?}");
+        assert!(Table::function(old).is_none(), "{old}");
+        let new = Table::function(new).unwrap_or_else(|| panic!("{old} is left out for {new}"));
+        assert!(new.since <= Version::new(11, 7, 0), "{old} is left out for {new:?}");
     }
     assert!(SUPERSEDED.contains(&("cuMemAlloc", "cuMemAlloc_v2")));
 }

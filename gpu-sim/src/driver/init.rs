@@ -5,7 +5,9 @@ use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use cuda_driver_sys::{CUdriverProcAddressQueryResult, CUresult, FUNCTIONS, Table, cuuint64_t};
+use cuda_driver_sys::{
+    CUdriverProcAddressQueryResult, CUresult, FUNCTIONS, Table, cuuint64_t, version_from_code,
+};
 
 use super::edge::text;
 use crate::abi::{Answer, Refusal};
@@ -84,8 +86,9 @@ fn find(symbol: &str, version: c_int, flags: u64) -> Answer<(*mut c_void, CUdriv
     }
     static TABLE: OnceLock<Table> = OnceLock::new();
     let table = TABLE.get_or_init(super::table);
+    let version = version_from_code(version);
     let known = FUNCTIONS.iter().filter(|f| f.base == symbol && table.address(f.name).is_some());
-    let fitting = known.clone().filter(|f| f.since.code() <= version).max_by_key(|f| f.since.code());
+    let fitting = known.clone().filter(|f| f.since <= version).max_by_key(|f| f.since);
     Ok(match (fitting.and_then(|f| table.address(f.name)), known.count()) {
         (Some(address), _) => {
             (address.cast_mut(), CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SUCCESS)

@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-use nccl_sys::{NCCL_API_MAGIC, NCCL_CONFIG_UNDEF_INT, Version, ncclConfig_t};
+use nccl_sys::{NCCL_API_MAGIC, NCCL_CONFIG_UNDEF_INT, ncclConfig_t, version_from_code};
 
 use super::error::{Failure, Result};
 
@@ -35,7 +35,7 @@ pub(crate) unsafe fn parse(
         )));
     }
     let mut own = ncclConfig_t::default();
-    let known = ncclConfig_t::size_in(Version::from_code(release as i32)).unwrap_or(0);
+    let known = ncclConfig_t::size_in(version_from_code(release as i32)).unwrap_or(0);
     let bytes = size.min(known).min(size_of::<ncclConfig_t>());
     // SAFETY: the caller's structure has `size` bytes and ours at least as many as are copied.
     unsafe { std::ptr::copy_nonoverlapping(config.cast::<u8>(), (&raw mut own).cast(), bytes) };

@@ -285,7 +285,7 @@ fn the_real_library_answers_so() {
     let test = format!("{module}::the_real_library_answers_so");
     let mut wrong = Vec::new();
     for (number, row) in ROWS.iter().enumerate() {
-        let since = nccl_sys::Function::named(row.function).unwrap().since;
+        let since = nccl_sys::Table::function(row.function).unwrap().since;
         if nccl.version() < since {
             println!("skipped: {}: NCCL {} has no {}", row.name, nccl.version(), row.function);
             continue;

@@ -1,5 +1,7 @@
 //! Enumerations. Written by `cargo xtask codegen` from `nccl.h` and `nccl_device.h` of nvidia-nccl-cu12 2.32.3; not edited by hand.
 
+use dynload::enumeration;
+
 enumeration! {
     ncclResult_t: u32 {
         ncclSuccess = 0,

@@ -2,6 +2,7 @@
 
 use super::enums::*;
 use core::ffi::*;
+use dynload::zeroed;
 
 pub use crate::device::{ncclDevComm, ncclDevComm_t, ncclWindow_vidmem};
 #[repr(C)]

@@ -45,6 +45,12 @@ impl Nccl {
         self.api.version()
     }
 
+    /// Returns the release as NCCL reports it: 22807 for 2.28.7.
+    #[must_use]
+    pub fn release_code(&self) -> u32 {
+        nccl_sys::version_code(self.release()).unsigned_abs()
+    }
+
     /// Returns true if the loaded library has `feature`.
     #[must_use]
     pub fn has(&self, feature: Feature) -> bool {

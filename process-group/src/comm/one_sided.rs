@@ -17,7 +17,7 @@ use super::{
 use crate::store::Deadline;
 
 /// First driver with the functions that NCCL needs for one-sided operations.
-const DRIVER: sys::Version = sys::Version::new(12, 5);
+const DRIVER: sys::Version = sys::Version::new(12, 5, 0);
 
 /// The only signal, context and flags that exist. Releases that have more take them through other functions.
 pub(super) const ONLY: i32 = 0;

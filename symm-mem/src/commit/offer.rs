@@ -64,7 +64,7 @@ impl Found {
             Ok(()) => WindowSupport::Available,
             Err(reason) => WindowSupport::Unavailable { reason: reason.to_string() },
         };
-        let library = communicator.nccl().release().code().unsigned_abs();
+        let library = communicator.nccl().release_code();
         Self {
             readiness,
             capabilities: Capabilities { library, windows },

@@ -38,7 +38,7 @@ impl CodeSet {
     ///
     /// ```
     /// use symm_mem::kernels::CodeSet;
-    /// let set = |major, minor, capability| CodeSet::choose(cuda_driver::sys::Version::new(major, minor), capability);
+    /// let set = |major, minor, capability| CodeSet::choose(cuda_driver::sys::Version::new(major, minor, 0), capability);
     /// assert_eq!(set(13, 0, (9, 0)), Some(CodeSet::Compute90));
     /// assert_eq!(set(11, 8, (9, 0)), Some(CodeSet::Compute70));
     /// assert_eq!(set(13, 0, (8, 6)), Some(CodeSet::Compute70));
@@ -48,7 +48,7 @@ impl CodeSet {
     pub fn choose(driver: Version, capability: (u32, u32)) -> Option<Self> {
         match capability {
             (..7, _) => None,
-            (9.., _) if driver >= Version::new(12, 0) => Some(Self::Compute90),
+            (9.., _) if driver >= Version::new(12, 0, 0) => Some(Self::Compute90),
             _ => Some(Self::Compute70),
         }
     }

@@ -6,6 +6,8 @@ mod bindings;
 #[cfg(feature = "codegen")]
 mod driver;
 #[cfg(feature = "codegen")]
+mod methods;
+#[cfg(feature = "codegen")]
 mod nccl;
 #[cfg(feature = "codegen")]
 mod render;

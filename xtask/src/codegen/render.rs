@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use syn::Item;
 
 use super::bindings::{Bindings, Enumeration, Function, shorten};
+use super::methods;
 use crate::files::Files;
 use crate::shell;
 
@@ -22,24 +23,39 @@ pub(crate) struct Entry {
     pub(crate) declared: Option<[u32; 3]>,
 }
 
-/// The generated files of a raw crate.
-pub(crate) fn tables(folder: &Path, origin: &str, bindings: Bindings, entries: &[Entry]) -> Result<Files> {
+/// The names that the functions of a raw crate have in common.
+pub(crate) struct Names {
+    /// The prefix of the C symbols.
+    pub(crate) prefix: &'static str,
+    /// The type of the result codes.
+    pub(crate) status: &'static str,
+}
+
+/// The generated files of a raw crate, from its bindings and functions.
+pub(crate) fn tables(
+    folder: &Path,
+    origin: &str,
+    (bindings, entries): (Bindings, &[Entry]),
+    names: &Names,
+) -> Result<Files> {
     let ffi = "use core::ffi::*;\nuse super::enums::*;";
+    let table = functions(entries, names)?;
     let mut files = Files::new();
     let mut put = |name: &str, subject: &str, imports: &str, body: &str| -> Result<()> {
         files.insert(folder.join(name), file(subject, origin, imports, body)?);
         Ok(())
     };
-    put("enums.rs", "Enumerations.", "", &enumerations(&bindings.enumerations))?;
+    put("enums.rs", "Enumerations.", "use dynload::enumeration;", &enumerations(&bindings.enumerations))?;
     put("constants.rs", "Constants.", "", &items(bindings.constants))?;
     put(
         "types.rs",
         "Structures, unions, handles.",
-        ffi,
+        &format!("{ffi}\nuse dynload::zeroed;"),
         &(items(bindings.types) + &zeroed(&bindings.zeroed)),
     )?;
     put("layouts.rs", "Sizes and offsets.", "use super::types::*;", &items(bindings.assertions))?;
-    put("functions.rs", "Functions.", &format!("{ffi}\nuse super::types::*;"), &functions(entries))?;
+    let imports = format!("{ffi}\nuse super::types::*;\nuse dynload::functions;");
+    put("functions.rs", "Functions.", &imports, &table)?;
     Ok(files)
 }
 
@@ -82,19 +98,25 @@ fn zeroed(names: &[String]) -> String {
 }
 
 /// The functions, as one call of `functions!`.
-fn functions(entries: &[Entry]) -> String {
-    let mut text = String::from("functions! {\n");
-    for Entry { function, base, since, declared } in entries {
+fn functions(entries: &[Entry], names: &Names) -> Result<String> {
+    let mut text = format!("functions! {{\n    api crate::Api;\n    status {};\n", names.status);
+    let status = format!(" -> {}", names.status);
+    for (Entry { function, base, since, declared }, method) in
+        entries.iter().zip(methods::names(entries, names.prefix)?)
+    {
         let declared = declared.map_or(String::new(), |release| format!("declared {} ", triple(release)));
+        let result = match function.result.strip_prefix(" -> ") {
+            Some(value) if function.result != status => format!(" returns {value}"),
+            _ => function.result.clone(),
+        };
         text += &format!(
-            "    {} {declared}\"{base}\" => {}({}){};\n",
+            "    {} {declared}\"{base}\" {method} => {}({}){result};\n",
             triple(*since),
             function.name,
             function.parameters,
-            function.result
         );
     }
-    text + "}\n"
+    Ok(text + "}\n")
 }
 
 /// A release as the tables' macros take it.
@@ -122,21 +144,23 @@ mod tests {
 
     #[test]
     fn functions_are_written_as_the_macro_reads_them() {
-        let entry = |declared| Entry {
+        let entry = |name: &str, result: &str, declared| Entry {
             function: Function {
-                name: "f_v2".into(),
+                name: format!("{name}_v2"),
                 parameters: "at: *mut c_int".into(),
-                result: " -> R".into(),
+                result: result.into(),
             },
-            base: "f".into(),
+            base: name.into(),
             since: [2, 1, 0],
             declared,
         };
-        let text = functions(&[entry(None), entry(Some([2, 3, 4]))]);
-        let line = "\"f\" => f_v2(at: *mut c_int) -> R;";
+        let names = Names { prefix: "cu", status: "R" };
+        let entries = [entry("cuF", " -> R", None), entry("cuG", " -> *const c_char", Some([2, 3, 4]))];
         assert_eq!(
-            text,
-            format!("functions! {{\n    (2, 1, 0) {line}\n    (2, 1, 0) declared (2, 3, 4) {line}\n}}\n")
+            functions(&entries, &names).unwrap(),
+            "functions! {\n    api crate::Api;\n    status R;\n    \
+             (2, 1, 0) \"cuF\" f => cuF_v2(at: *mut c_int) -> R;\n    \
+             (2, 1, 0) declared (2, 3, 4) \"cuG\" g => cuG_v2(at: *mut c_int) returns *const c_char;\n}\n"
         );
     }
 

@@ -38,8 +38,8 @@ use crate::driver::DriverEvents;
 /// # let context = driver.device(0)?.retain_primary()?;
 /// let events = Arc::new(DriverEvents::new(&context));
 /// let [staging, copies] = [(); 2].map(|()| Stream::new(&context, StreamFlags::NON_BLOCKING));
-/// let (staging, copies) = (events.introduce(&staging?), copies?);
-/// let copies_id = events.introduce(&copies);
+/// let (staging, copies) = (events.register(&staging?), copies?);
+/// let copies_id = events.register(&copies);
 ///
 /// let source = Arc::new(PinnedHostSource::new(&context, PinnedFlags::PORTABLE));
 /// let settings = Settings { reuse: Reuse::HostSeen, ..Settings::default() };

@@ -11,7 +11,8 @@ use serde::Serialize;
 use super::facts::{Facts, Tried};
 
 /// The crates of the workspace, lowest first, by the names of their folders.
-const CRATES: [&str; 8] = [
+const CRATES: [&str; 9] = [
+    "dynload",
     "cuda-driver-sys",
     "nccl-sys",
     "gpu-sim",

@@ -54,7 +54,7 @@ fn libraries(probes: Vec<Probe>) -> Libraries {
     });
     let found = probes.into_iter().enumerate().map(|(index, probe)| Library {
         path: probe.path.clone(),
-        sources: vec!["the loader's cache".into()],
+        sources: vec!["the loader's default folders".into()],
         taken: index == 0,
         probe: Tried::Done(probe),
     });

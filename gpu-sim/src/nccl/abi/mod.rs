@@ -19,7 +19,7 @@ mod operations;
 
 use std::sync::Arc;
 
-use nccl_sys::{Function, Table, Version, ncclResult_t};
+use nccl_sys::{Table, ncclResult_t, version_from_code};
 
 use super::error::{Result, set_last};
 use super::library::Library;
@@ -94,11 +94,11 @@ impl<T> Out<T> {
 
 /// The modelled functions of a release.
 pub(crate) fn table(release: i32) -> Table {
-    let release = Version::from_code(release);
+    let release = version_from_code(release);
     let mut table = Table::default();
     macro_rules! fill {
         ($($module:ident: $($name:ident)*;)*) => {$($(
-            if Function::named(stringify!($name)).is_some_and(|known| known.since <= release) {
+            if Table::function(stringify!($name)).is_some_and(|known| known.since <= release) {
                 table.$name = Some($module::$name);
             }
         )*)*};

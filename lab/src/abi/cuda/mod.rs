@@ -60,7 +60,7 @@ fn path(pin: &Pin) -> Result<std::path::PathBuf> {
 
 fn release(pin: &Pin) -> Result<Version> {
     let [major, minor, _] = headers::release(pin.version)?;
-    Ok(Version::new(major, minor))
+    Ok(Version::new(major, minor, 0))
 }
 
 /// Returns the pins of the requested releases' headers.

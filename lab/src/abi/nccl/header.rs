@@ -95,7 +95,9 @@ pub(super) fn check(include: &Path, release: Version, prototypes: &Prototypes) -
         }
         add(cpp);
     };
-    each(&mut programs, "NCCL_VERSION_CODE", &|program| program.check("NCCL_VERSION_CODE", release.code()));
+    each(&mut programs, "NCCL_VERSION_CODE", &|program| {
+        program.check("NCCL_VERSION_CODE", nccl_sys::version_code(release))
+    });
     // These have no numeric value in the header's text, so they are not in the tables.
     for (name, value) in [
         ("NCCL_COMM_NULL", NCCL_COMM_NULL.addr() as i64),
@@ -211,7 +213,7 @@ fn initials(release: Version) -> Vec<Initial> {
             )*]
         };
     }
-    let newest = release.code() == nccl_sys::NCCL_VERSION_CODE as i32;
+    let newest = nccl_sys::version_code(release) == nccl_sys::NCCL_VERSION_CODE as i32;
     let initials = initials! {
         NCCL_CONFIG_INITIALIZER ncclConfig_t = Some(ncclConfig_t::for_release(release)), newest;
         NCCL_COLLCONFIG_INITIALIZER ncclCollConfig_t = Some(ncclCollConfig_t::default()), newest;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use nccl_sys::Function;
+use nccl_sys::Table;
 
 /// Exported, but not part of NCCL's interface, so the crate does not bind them.
 const INTERNAL: [&str; 10] = [
@@ -25,7 +25,7 @@ const INTERNAL: [&str; 10] = [
 pub(super) fn faults(exports: &BTreeSet<String>) -> Vec<String> {
     let ours = exports.iter().map(|symbol| symbol.strip_prefix('p').unwrap_or(symbol));
     let ours: BTreeSet<_> = ours.filter(|name| name.starts_with("nccl")).collect();
-    let unknown = ours.into_iter().filter(|name| Function::named(name).is_none() && !INTERNAL.contains(name));
+    let unknown = ours.into_iter().filter(|name| Table::function(name).is_none() && !INTERNAL.contains(name));
     unknown
         .map(|name| format!("it exports {name}, which is neither in the table nor known as internal"))
         .collect()

@@ -2,7 +2,6 @@
 
 use std::env;
 
-use cuda_driver::sys;
 use nccl_sys::{Feature, Missing, Version};
 
 use crate::comm::{CommError, Nccl};
@@ -55,7 +54,7 @@ impl WindowFacts {
     ///
     /// # Errors
     /// The reason why it does not.
-    pub fn decide(&self, nccl: &Nccl, driver: sys::Version, size: usize) -> Result<(), WindowsUnsupported> {
+    pub fn decide(&self, nccl: &Nccl, driver: Version, size: usize) -> Result<(), WindowsUnsupported> {
         nccl.api().require(Feature::WINDOWS)?;
         if size < 2 {
             return Err(WindowsUnsupported::Alone);
@@ -69,7 +68,7 @@ impl WindowFacts {
                 return Err(WindowsUnsupported::Disabled { variable });
             }
         }
-        if driver < sys::Version::new(12, 0) {
+        if driver < Version::new(12, 0, 0) {
             return Err(WindowsUnsupported::Driver { found: driver });
         }
         match self.peer_access {
@@ -112,7 +111,7 @@ pub enum WindowsUnsupported {
     #[error("windows need a driver of CUDA 12.0, but a member has {found}")]
     Driver {
         /// The driver's version.
-        found: sys::Version,
+        found: Version,
     },
     /// Two members' devices cannot access each other's memory.
     #[error("not every member's device can reach every other's memory directly")]

@@ -9,7 +9,7 @@
 mod agree;
 mod record;
 
-use cuda_driver::{Context, Device, sys};
+use cuda_driver::{Context, Device};
 use nccl_sys::Version;
 
 pub use agree::Disagreement;
@@ -42,7 +42,7 @@ pub struct Member {
     /// NCCL's release there.
     pub nccl: Version,
     /// The driver's version there.
-    pub driver: sys::Version,
+    pub driver: Version,
     /// True if it compares calls before it launches them.
     pub checked: bool,
     /// The mechanism by which it notices the end of other members on its host.
@@ -119,7 +119,7 @@ impl Member {
 impl Member {
     /// A member on the given host.
     pub(crate) fn example(rank: usize, host: u64) -> Self {
-        let (nccl, driver) = (Version::new(2, 28, 9), sys::Version::new(12, 4));
+        let (nccl, driver) = (Version::new(2, 28, 9), Version::new(12, 4, 0));
         let (process, device) = (100 + rank as u32, [rank as u8; 16]);
         Self {
             rank,

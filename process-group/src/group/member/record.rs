@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 
 use cuda_driver::sys;
-use nccl_sys::Version;
 
 use super::{Disagreement, Member, Uuid, Witnesses};
 use crate::group::registration::Stance;
@@ -20,8 +19,8 @@ impl Member {
             self.host,
             self.process,
             hex(&self.device),
-            self.nccl.code(),
-            self.driver.code(),
+            nccl_sys::version_code(self.nccl),
+            sys::version_code(self.driver),
             u8::from(self.checked),
             u8::from(self.witnesses == Witnesses::Store),
             u8::from(self.window_enable),
@@ -63,8 +62,8 @@ impl Member {
             host: field!("the host", |text: &str| u64::from_str_radix(text, 16).ok()),
             process: field!("the process", parse),
             device: field!("the device", unhex),
-            nccl: Version::from_code(field!("NCCL's release", parse)),
-            driver: sys::Version::from_code(field!("the driver's version", parse)),
+            nccl: nccl_sys::version_from_code(field!("NCCL's release", parse)),
+            driver: sys::version_from_code(field!("the driver's version", parse)),
             checked: field!("whether calls are checked", flag),
             witnesses: match field!("what it is watched by", flag) {
                 false => Witnesses::Kernel,
@@ -127,8 +126,8 @@ mod tests {
             host: parts.1,
             process: parts.2,
             device: parts.3,
-            nccl: Version::new(2, 28, 9),
-            driver: sys::Version::new(12, 4),
+            nccl: sys::Version::new(2, 28, 9),
+            driver: sys::Version::new(12, 4, 0),
             window_enable: parts.4,
             cumem_enable: parts.5,
             checked: parts.6,

@@ -57,7 +57,7 @@ fn start(rank: usize, address: &str, fate: usize) -> Child {
 fn whole_life(machine: &Machine, rank: &Rank, world: ProcessGroup) -> Result<(), GroupError> {
     let stream = rank.stream();
     let pair = world.split("all", &Request::Color { color: Some(0), key: 0 })?;
-    if machine.nccl.release().code() >= 22700 {
+    if nccl_sys::version_code(machine.nccl.release()) >= 22700 {
         let segment = super::window::segment(rank);
         let requests = [WindowRequest::symmetric(segment.ptr(), segment.bytes())];
         let made = unsafe { world.communicator().register_windows(&requests, far()) };

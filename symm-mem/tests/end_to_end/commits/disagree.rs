@@ -71,7 +71,7 @@ fn hardware_ranks_disagree() {
         let devices = driver.device_count().map_err(|error| error.to_string())?;
         match (devices, nccl.release()) {
             (0..2, _) => Err(format!("2 GPUs are needed, here are {devices}")),
-            (_, release) if release.code() < COMPARES => {
+            (_, release) if nccl_sys::version_code(release) < COMPARES => {
                 Err(format!("NCCL {release} does not compare, which 2.29.7 is the first to do"))
             }
             _ => Ok((driver, nccl)),

@@ -64,7 +64,8 @@ pub(crate) fn generate() -> Result<Files> {
 
     let origin = format!("`cuda.h` of {} {}", pin.package, pin.version);
     let generated = Path::new("cuda-driver-sys/src/generated");
-    let mut files = render::tables(generated, &origin, newest.bindings, &table.entries)?;
+    let names = render::Names { prefix: "cu", status: "CUresult" };
+    let mut files = render::tables(generated, &origin, (newest.bindings, &table.entries), &names)?;
     let subject = "Functions that the table leaves out.";
     let superseded = releases::superseded(&table.superseded);
     files.insert(generated.join("superseded.rs"), render::file(subject, &origin, "", &superseded)?);

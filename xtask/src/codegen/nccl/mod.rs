@@ -68,7 +68,8 @@ pub(crate) fn generate() -> Result<Files> {
     let folder = Path::new("nccl-sys/src/generated");
     let origin = format!("`nccl.h` and `nccl_device.h` of {} {}", pin.package, pin.version);
     let dates = dates::text(&bindings, &history)?;
-    let mut files = render::tables(folder, &origin, bindings, &entries)?;
+    let names = render::Names { prefix: "nccl", status: "ncclResult_t" };
+    let mut files = render::tables(folder, &origin, (bindings, &entries), &names)?;
     let subject = "Since when structures, fields and constants are as they are.";
     files.insert(folder.join("dates.rs"), render::file(subject, "the headers of every release", "", &dates)?);
     Ok(files)

@@ -18,7 +18,7 @@ use caching_alloc::core::{
 };
 use caching_alloc::driver::{DriverEvents, DriverSource, Sharing, VirtualMemorySource};
 use caching_alloc::host::{HostSource, HostStreams};
-use cuda_driver::sys::{CUmemPool_attribute, CUresult};
+use cuda_driver::sys::CUmemPool_attribute;
 use cuda_driver::{Context, Driver, Stream, StreamFlags};
 
 use crate::bench::programs::support::Result;
@@ -122,11 +122,11 @@ fn keep_pool(context: &Context) -> Result<()> {
     let attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
     let value = (&raw mut threshold).cast::<c_void>();
     // SAFETY: the pool's handle is written to a local; the attribute's value is a 64-bit integer, and is read.
-    let codes = unsafe {
-        let found = (api.cuDeviceGetDefaultMemPool()?)(&mut pool, context.device().raw());
-        [found, (api.cuMemPoolSetAttribute()?)(pool, attribute, value)]
-    };
-    if codes == [CUresult::CUDA_SUCCESS; 2] { Ok(()) } else { Err(format!("the pool: {codes:?}").into()) }
+    unsafe {
+        api.device_get_default_mem_pool(&mut pool, context.device().raw())?;
+        api.mem_pool_set_attribute(pool, attribute, value)?;
+    }
+    Ok(())
 }
 
 /// A tracker that only reads its arguments.

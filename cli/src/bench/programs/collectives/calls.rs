@@ -167,20 +167,18 @@ impl<'a> Calls<'a> {
     /// Creates NCCL's operator for sums of elements multiplied by a factor, given by its bits. It must be
     /// [destroyed](Self::forget).
     pub(crate) fn premultiplied(&self, dtype: ncclDataType_t, mut factor: u64) -> Result<ncclRedOp_t> {
-        let create = self.rank.nccl().api().ncclRedOpCreatePreMulSum()?;
         let (mut op, scalar, comm) =
             (ncclRedOp_t::ncclSum, (&raw mut factor).cast(), self.communicator.raw());
         let on_host = ncclScalarResidence_t::ncclScalarHostImmediate;
         // SAFETY: reads one element of a local, whose first bytes are the factor's, and writes one number, to a local;
         // this thread alone uses the communicator.
-        check(unsafe { create(&mut op, scalar, dtype, on_host, comm) }, "ncclRedOpCreatePreMulSum")?;
+        unsafe { self.rank.nccl().api().red_op_create_pre_mul_sum(&mut op, scalar, dtype, on_host, comm) }?;
         Ok(op)
     }
 
     pub(crate) fn forget(&self, op: ncclRedOp_t) -> Result<()> {
-        let destroy = self.rank.nccl().api().ncclRedOpDestroy()?;
         // SAFETY: made of this communicator, and destroyed once.
-        check(unsafe { destroy(op, self.communicator.raw()) }, "ncclRedOpDestroy")
+        Ok(unsafe { self.rank.nccl().api().red_op_destroy(op, self.communicator.raw()) }?)
     }
 
     /// `count` calls of 8 bytes.

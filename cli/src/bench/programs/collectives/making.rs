@@ -8,7 +8,7 @@ use process_group::{
     group::Request,
 };
 
-use super::rank::{Rank, check};
+use super::rank::Rank;
 use crate::bench::programs::support::{Result, far, median, timed};
 
 /// Communicators created per layer.
@@ -55,15 +55,12 @@ impl Rank<'_> {
         // SAFETY: both communicators are written to locals, and destroyed once, by all ranks, with no work in them;
         // a null configuration asks for the parent's.
         unsafe {
-            let (init, ()) =
-                timed(|| check((api.ncclCommInitRank()?)(&mut parent, size, id, rank), "ncclCommInitRank"))?;
+            let (init, ()) = timed(|| Ok(api.comm_init_rank(&mut parent, size, id, rank)?))?;
             self.barrier.wait();
             let config = ptr::null_mut();
-            let (split, ()) = timed(|| {
-                check((api.ncclCommSplit()?)(parent, 0, rank, &mut child, config), "ncclCommSplit")
-            })?;
+            let (split, ()) = timed(|| Ok(api.comm_split(parent, 0, rank, &mut child, config)?))?;
             for comm in [child, parent] {
-                check((api.ncclCommDestroy()?)(comm), "ncclCommDestroy")?;
+                api.comm_destroy(comm)?;
             }
             Ok((init, split))
         }

@@ -4,14 +4,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{Api, LoadError, Origin, candidates, python};
+use dynload::Table as _;
+use nccl_sys::{Api, LoadError, Origin, Table, candidates, python};
 use rusty_fork::rusty_fork_test;
 
-use crate::dynamic::tests::fake::{Recipe, Workshop};
+use crate::fake::{Recipe, Workshop};
 
 /// Makes a library at `file`, which only its path leads to.
 fn make(workshop: &Workshop, file: &str) -> PathBuf {
-    workshop.make(&Recipe { file: file.into(), soname: "of-python.so".into(), ..Recipe::default() })
+    let recipe = Recipe::of(Table::LIBRARY, 22105);
+    workshop.make(&Recipe { file: file.into(), soname: "of-python.so".into(), ..recipe })
 }
 
 /// Sets or unsets variables.
@@ -39,7 +41,7 @@ rusty_fork_test! {
         assert_eq!(python::package_folders(), [venv.join("lib/python3.12/site-packages")]);
         assert_eq!(python::libraries(), [in_venv.clone(), in_conda.clone()]);
         let packaged: Vec<_> =
-            candidates().into_iter().filter(|found| found.origins == [Origin::Package]).map(|found| found.path).collect();
+            candidates().into_iter().filter(|found| matches!(found.origins[..], [Origin::Package(_)])).map(|found| found.path).collect();
         assert_eq!(packaged, [in_venv.clone(), in_conda.clone()]);
         match Api::load() {
             Ok(api) => {
@@ -51,7 +53,7 @@ rusty_fork_test! {
         assert_eq!(Api::load_with_python().unwrap().path(), Some(&*in_venv));
         // From then on it is the copy that is loaded.
         assert_eq!(Api::load().unwrap().path(), Some(&*in_venv));
-        assert_eq!(candidates()[0].origins, [Origin::Loaded, Origin::Package]);
+        assert!(matches!(candidates()[0].origins[..], [Origin::Loaded, Origin::Package(_)]));
         // The variable beats all, and another copy is refused.
         set(&[("NCCL_SYS_LIBRARY", Some(&in_conda))]);
         assert!(matches!(Api::load_with_python(), Err(LoadError::OtherCopyLoaded { .. })));

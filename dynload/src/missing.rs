@@ -1,12 +1,13 @@
 //! A missing function or feature, and the reason.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use crate::{Feature, Version, binding};
+use crate::library::Library;
+use crate::version::Version;
 
-/// The library at hand lacks a function or a feature.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The loaded library lacks a function or a feature.
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Missing {
     /// The missing item.
@@ -16,9 +17,10 @@ pub struct Missing {
     /// The release found.
     pub found: Version,
     /// The library's file; `None` for a table that was handed over.
-    pub path: Option<PathBuf>,
+    pub path: Option<Box<Path>>,
     /// Why it counts as missing.
     pub why: Why,
+    pub(crate) library: &'static Library,
 }
 
 /// A missing item.
@@ -27,8 +29,8 @@ pub struct Missing {
 pub enum Item {
     /// A function, by its C symbol.
     Function(&'static str),
-    /// One or several features.
-    Feature(Feature),
+    /// A feature, by its name.
+    Feature(&'static str),
     /// A field of a structure, which the library would ignore.
     Field {
         /// The structure.
@@ -55,34 +57,39 @@ pub enum Why {
     },
 }
 
+impl Missing {
+    /// The name of the library.
+    pub fn library(&self) -> &'static str {
+        self.library.name
+    }
+}
+
+impl PartialEq for Missing {
+    fn eq(&self, other: &Self) -> bool {
+        let facts = |this: &Self| (this.item, this.needed, this.found, this.why, this.library.name);
+        facts(self) == facts(other) && self.path == other.path
+    }
+}
+
+impl Eq for Missing {}
+
 impl std::error::Error for Missing {}
 
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { item, needed, found, path, why } = self;
-        let library = binding::LIBRARY;
-        let place = Place(path.as_deref());
+        let Self { item, needed, found, path, why, library: Library { name, .. } } = self;
+        let place = match path {
+            Some(path) => format!(" ({})", path.display()),
+            None => " (a table that was handed over)".to_owned(),
+        };
         match why {
-            Why::TooOld => write!(f, "{item} needs {library} {needed} or newer; found {found}{place}"),
-            Why::NoSymbol(symbol) => write!(
-                f,
-                "{item} came with {library} {needed}, but `{symbol}` is not in {library} {found}{place}"
-            ),
-            Why::KnownBad { fault, mended } => {
-                write!(f, "{item} is not used with {library} {found}{place}: {fault}; use {mended} or newer")
+            Why::TooOld => write!(f, "{item} needs {name} {needed} or newer; found {found}{place}"),
+            Why::NoSymbol(symbol) => {
+                write!(f, "{item} came with {name} {needed}, but `{symbol}` is not in {name} {found}{place}")
             }
-        }
-    }
-}
-
-/// The location of a library, as the end of a sentence.
-struct Place<'a>(Option<&'a Path>);
-
-impl fmt::Display for Place<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(path) => write!(f, " ({})", path.display()),
-            None => f.write_str(" (a table that was handed over)"),
+            Why::KnownBad { fault, mended } => {
+                write!(f, "{item} is not used with {name} {found}{place}: {fault}; use {mended} or newer")
+            }
         }
     }
 }
@@ -92,12 +99,7 @@ impl fmt::Display for Item {
         match self {
             Self::Function(name) => write!(f, "`{name}`"),
             Self::Field { structure, field } => write!(f, "`{structure}.{field}`"),
-            Self::Feature(feature) => {
-                for (index, (name, _)) in feature.iter_names().enumerate() {
-                    write!(f, "{}{name}", if index == 0 { "" } else { ", " })?;
-                }
-                Ok(())
-            }
+            Self::Feature(name) => f.write_str(name),
         }
     }
 }

@@ -1,10 +1,11 @@
-//! C enumerations as transparent integers with constants: a value that a newer library invents is data.
+//! C enumerations as transparent integers with constants: a value of a newer library is data.
 
-/// Defines one enumeration: `Name: integer { CONSTANT = value, … }`, where `Name: flags integer` is one whose
+/// Defines one enumeration: `Name: integer { CONSTANT = value, … }`, or `Name: flags integer { … }` if its
 /// constants are combined.
+#[macro_export]
 macro_rules! enumeration {
     ($name:ident: flags $repr:ident { $($body:tt)* }) => {
-        enumeration!($name: $repr { $($body)* });
+        $crate::enumeration!($name: $repr { $($body)* });
 
         impl core::ops::BitOr for $name {
             type Output = Self;
@@ -37,8 +38,8 @@ macro_rules! enumeration {
             pub const CONSTANTS: &'static [(&'static str, Self)] =
                 &[$((stringify!($constant), Self::$constant),)*];
 
-            /// The constant's name as C spells it; `None` for a value unknown to this crate, or a combination. Of
-            /// several names for one value the first in the header is taken.
+            /// The constant's name in C; `None` for a value unknown to this crate, or a combination. If several
+            /// names have one value, the first in the header is returned.
             #[allow(unreachable_patterns)]
             pub const fn name(self) -> Option<&'static str> {
                 match self {
@@ -56,5 +57,42 @@ macro_rules! enumeration {
                 }
             }
         }
+    };
+}
+
+/// Implements [`Status`](crate::Status) for an enumeration of 32 bits.
+#[macro_export]
+macro_rules! status {
+    ($name:ident, $success:ident) => {
+        impl $crate::Status for $name {
+            const SUCCESS: Self = Self::$success;
+
+            fn number(self) -> u32 {
+                self.0
+            }
+
+            fn name(self) -> Option<&'static str> {
+                self.name()
+            }
+        }
+    };
+}
+
+/// Implements `Default` as all bytes zero, C's `= {0}`.
+///
+/// For `cargo xtask codegen`, which lists only plain C structures of integers, pointers, arrays and optional function
+/// pointers: zero is a value of each.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! zeroed {
+    ($($name:ident,)*) => {
+        $(
+            impl Default for $name {
+                fn default() -> Self {
+                    // SAFETY: zero is a value of each type that `xtask codegen` lists here.
+                    unsafe { core::mem::zeroed() }
+                }
+            }
+        )*
     };
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::{Table, binding};
+use crate::library::Library;
 
 /// A mapped file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,32 +28,27 @@ impl Mapped {
 
 /// Returns every copy of the library that is loaded, recognised by its usual file names. A file that is only
 /// mapped to be read (by a debugger, a profiler, a packager) does not count.
-pub(crate) fn copies() -> Vec<Mapped> {
-    loaded(&read())
+pub(crate) fn copies(library: &Library) -> Vec<Mapped> {
+    executable(&read(), library.stem)
 }
 
-fn loaded(maps: &str) -> Vec<Mapped> {
+fn executable(maps: &str, stem: &str) -> Vec<Mapped> {
     let mut seen = HashSet::new();
     lines(maps)
-        .filter(|line| line.executable && is_named_so(&line.mapped.path))
+        .filter(|line| line.executable && is_named(&line.mapped.path, stem))
         .map(|line| line.mapped)
         .filter(|mapped| seen.insert(mapped.identity.clone()))
         .collect()
 }
 
-fn is_named_so(path: &Path) -> bool {
+/// Returns true for `stem` with or without a version: plug-ins are called `libnccl-net.so` and the like.
+fn is_named(path: &Path, stem: &str) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    binding::FILES.iter().any(|file| name == *file || name.starts_with(&format!("{file}.")))
+    name.strip_prefix(stem).is_some_and(|version| version.is_empty() || version.starts_with('.'))
 }
 
-/// The file that the table's version function lies in; `None` if it lies in no file.
-pub(crate) fn file_of(table: &Table) -> Option<PathBuf> {
-    let address = table.address(binding::REQUIRED.first()?)?;
-    file_at(address.addr())
-}
-
-/// The file mapped at `address`.
-fn file_at(address: usize) -> Option<PathBuf> {
+/// Returns the file that is mapped at `address`.
+pub(crate) fn file_at(address: usize) -> Option<PathBuf> {
     lines(&read()).find(|line| line.range.contains(&address)).map(|line| line.mapped.path)
 }
 
@@ -115,8 +110,8 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_what_is_executable_and_counts_once() {
-        let name = binding::FILES[0];
+    fn a_copy_is_executable_and_counts_once() {
+        let name = "libx.so";
         let maps = format!(
             "\
 7f00-7f10 r--p 00000000 fd:01 42                         /a/{name}.2
@@ -127,7 +122,8 @@ mod tests {
 7f50-7f60 r-xp 00000000 fd:01 45                         /c/{name}-plugin
 "
         );
-        let paths: Vec<_> = loaded(&maps).into_iter().map(|copy| (copy.path, copy.deleted)).collect();
+        let paths: Vec<_> =
+            executable(&maps, name).into_iter().map(|copy| (copy.path, copy.deleted)).collect();
         let (a, b) = (format!("/a/{name}.2"), format!("/b/{name}"));
         assert_eq!(paths, [(PathBuf::from(a), false), (PathBuf::from(b), true)]);
     }

@@ -1,39 +1,39 @@
 //! Loading, in processes of its own: a library stays loaded, and the environment is one per process.
 
-pub(crate) mod fake;
-mod properties;
-
-use std::ffi::OsStr;
+use std::ffi::{OsStr, c_int, c_void};
+use std::fs;
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 
-use fake::{Recipe, Workshop};
+use dynload::{Features as _, Item, LoadError, Origin, VersionFault, Why};
 use libloading::os::unix::Library;
 use rusty_fork::rusty_fork_test;
 
-use crate::{
-    Api, Candidate, FileFault, Item, LoadError, Origin, Table, Version, VersionFault, Why, binding,
-    candidates,
-};
+use crate::fake::{Recipe, Workshop};
+use crate::sample::{Api, Feature, LIBRARY, NAMES, SampleResult, Table, VARIABLE, candidates, from_code};
+
+/// The release that the libraries report, 1.2.3.
+const RELEASE: c_int = 1_023;
 
 /// Names the library for [`Api::load`], or names none.
-fn set_variable(path: Option<&Path>) {
+pub(crate) fn set_variable(path: Option<&Path>) {
     // SAFETY: this process runs this one test, and nothing of it reads the environment meanwhile.
     unsafe {
         match path {
-            Some(path) => std::env::set_var(binding::VARIABLE, path),
-            None => std::env::remove_var(binding::VARIABLE),
+            Some(path) => std::env::set_var(VARIABLE, path),
+            None => std::env::remove_var(VARIABLE),
         }
     }
 }
 
-fn load_from(path: &Path) -> Result<Api, LoadError> {
+pub(crate) fn load_from(path: &Path) -> Result<Api, LoadError> {
     // SAFETY: libraries of these tests keep the contracts of what is called, which is the version function alone.
     unsafe { Api::load_from(path) }
 }
 
 /// Loads the library with the variable naming `path`.
-fn load_named(path: &Path) -> Result<Api, LoadError> {
+pub(crate) fn load_named(path: &Path) -> Result<Api, LoadError> {
     set_variable(Some(path));
     Api::load()
 }
@@ -45,12 +45,12 @@ fn preload(path: &Path) {
     std::mem::forget(library);
 }
 
-fn sample() -> Version {
-    Version::from_code(binding::SAMPLE)
+pub(crate) fn recipe() -> Recipe {
+    Recipe::of(&LIBRARY, RELEASE)
 }
 
 /// An error's text with that of its sources, none of which repeats another; it must name all of `words`.
-fn text_with(error: &LoadError, words: &[&dyn AsRef<OsStr>]) -> String {
+pub(crate) fn text_with(error: &LoadError, words: &[&dyn AsRef<OsStr>]) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
     while let Some(error) = source {
@@ -66,15 +66,45 @@ fn text_with(error: &LoadError, words: &[&dyn AsRef<OsStr>]) -> String {
     text
 }
 
+const OTHER_RELEASE: c_int = RELEASE + 10;
+
+/// A version function.
+unsafe extern "C" fn other_release(code: *mut c_int) -> SampleResult {
+    // SAFETY: the caller passes room for one integer.
+    unsafe { *code = OTHER_RELEASE };
+    SampleResult::SAMPLE_SUCCESS
+}
+
+/// A file that is mapped for reading, until this is dropped.
+struct Mapping(*mut c_void, usize);
+
+fn map_to_read(path: &Path) -> Mapping {
+    let file = fs::File::open(path).expect("the file opens");
+    let bytes = file.metadata().expect("the file has a size").len() as usize;
+    // SAFETY: a mapping of its own, at an address of the kernel's choice.
+    let at = unsafe {
+        libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ, libc::MAP_PRIVATE, file.as_raw_fd(), 0)
+    };
+    assert_ne!(at, libc::MAP_FAILED, "the file is mapped");
+    Mapping(at, bytes)
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own.
+        unsafe { libc::munmap(self.0, self.1) };
+    }
+}
+
 rusty_fork_test! {
     #[test]
     fn the_variable_names_the_file() {
         let Some(workshop) = Workshop::open() else { return };
-        let path = workshop.make(&Recipe { file: "of-my-own.so".into(), ..Recipe::default() });
+        let path = workshop.make(&Recipe { file: "of-my-own.so".into(), ..recipe() });
         let api = load_named(&path).unwrap();
         assert_eq!(api.path(), Some(&*path));
-        assert_eq!(api.version(), sample());
-        assert!(api.table().address(binding::REQUIRED[1]).is_some());
+        assert_eq!(api.version(), from_code(RELEASE));
+        assert!(api.table().address(LIBRARY.required[1]).is_some());
         // Loading again, by whatever way, is the same copy.
         assert_eq!(load_from(&path).unwrap().path(), Some(&*path));
         set_variable(None);
@@ -84,118 +114,56 @@ rusty_fork_test! {
     #[test]
     fn a_wrong_path_is_an_error_and_no_reason_to_look_further() {
         let Some(workshop) = Workshop::open() else { return };
-        preload(&workshop.make(&Recipe::default()));
+        preload(&workshop.make(&recipe()));
         let path = PathBuf::from("/nowhere/at/all.so");
         let error = load_named(&path).unwrap_err();
         assert!(matches!(error, LoadError::NoFile { .. }), "{error:?}");
-        text_with(&error, &[&path, &binding::VARIABLE, &"No such file"]);
+        text_with(&error, &[&path, &VARIABLE, &"No such file"]);
     }
 
     #[test]
     fn an_empty_variable_names_nothing() {
         let Some(workshop) = Workshop::open() else { return };
-        let path = workshop.make(&Recipe::default());
+        let path = workshop.make(&recipe());
         preload(&path);
         assert_eq!(load_named(Path::new("")).unwrap().path(), Some(&*path));
     }
 
     #[test]
-    fn a_file_that_is_no_library_is_not_loaded() {
-        let Some(workshop) = Workshop::open() else { return };
-        let library = std::fs::read(workshop.make(&Recipe::default())).unwrap();
-        let changed = |at: usize, to: u8| {
-            let mut library = library.clone();
-            library[at] = to;
-            library
-        };
-        let pipe = workshop.path().join("pipe.so");
-        fake::make_pipe(&pipe);
-        let cases = [
-            (workshop.path().to_path_buf(), "not a regular file"),
-            (pipe, "not a regular file"),
-            (workshop.write("text.so", b"not a library, whatever its name says"), "not an ELF file"),
-            (workshop.write("empty.so", b""), "not an ELF file: it starts with []"),
-            (workshop.write("class.so", &changed(4, 1)), "built for another machine: ELF class 1"),
-            (workshop.write("machine.so", &changed(18, 8)), "expected"),
-            (workshop.write("object.so", &changed(16, 1)), "ELF type 1; expected 3"),
-            (workshop.write("program.so", &changed(16, 2)), "ELF type 2; expected 3"),
-        ];
-        for (path, words) in cases {
-            let error = load_named(&path).unwrap_err();
-            assert!(matches!(error, LoadError::InvalidFile { .. }), "{error:?}");
-            text_with(&error, &[&path, &binding::VARIABLE, &words]);
-            let error = load_from(&path).unwrap_err();
-            assert!(matches!(error, LoadError::InvalidFile { variable: None, .. }), "{error:?}");
-        }
-    }
-
-    #[test]
-    fn a_library_that_is_cut_off_is_not_loaded() {
-        let Some(workshop) = Workshop::open() else { return };
-        // Large enough for segments beyond the first page, on which the loader faults if they are not there.
-        let array = "static char data[1 << 20] = {1}; char *get(void) { return data; }";
-        let library = std::fs::read(workshop.compile("whole.so", "whole.so", array)).unwrap();
-        for parts in 1..32 {
-            let length = library.len() * parts / 32;
-            let path = workshop.write("cut.so", &library[..length]);
-            match load_from(&path) {
-                Err(LoadError::InvalidFile { fault: FileFault::Truncated { expected, found }, .. }) => {
-                    assert_eq!(found, length as u64);
-                    assert!(expected > found && expected <= library.len() as u64, "{expected}");
-                }
-                // Only what the loader does not read is cut off.
-                Err(LoadError::MissingSymbol { .. }) if parts > 16 => {}
-                other => panic!("{length} of {} bytes: {other:?}", library.len()),
-            }
-        }
-    }
-
-    #[test]
-    fn a_header_that_is_cut_off_is_no_library() {
-        let Some(workshop) = Workshop::open() else { return };
-        let library = std::fs::read(workshop.make(&Recipe::default())).unwrap();
-        for length in 4..64 {
-            let error = load_from(&workshop.write("cut.so", &library[..length])).unwrap_err();
-            let expected = FileFault::Truncated { expected: 64, found: length as u64 };
-            assert!(matches!(&error, LoadError::InvalidFile { fault, .. } if *fault == expected), "{error:?}");
-        }
-    }
-
-    #[test]
     fn a_library_without_the_symbols() {
         let Some(workshop) = Workshop::open() else { return };
-        let (missing, rest) = binding::REQUIRED[1..].split_last().unwrap();
-        let path = workshop.make(&Recipe { symbols: rest.to_vec(), ..Recipe::default() });
+        let (missing, rest) = LIBRARY.required[1..].split_last().unwrap();
+        let path = workshop.make(&Recipe { symbols: rest.to_vec(), ..recipe() });
         let error = load_named(&path).unwrap_err();
         assert!(matches!(&error, LoadError::MissingSymbol { symbol, .. } if symbol == missing), "{error:?}");
-        text_with(&error, &[&path, &missing, &binding::VARIABLE]);
+        text_with(&error, &[&path, &missing, &VARIABLE]);
         // It was closed: another one can be loaded.
         let Some(good) = Workshop::open() else { return };
-        assert!(load_named(&good.make(&Recipe::default())).is_ok());
+        assert!(load_named(&good.make(&recipe())).is_ok());
     }
 
     #[test]
     fn a_copy_that_is_loaded_is_taken() {
         let Some(workshop) = Workshop::open() else { return };
         set_variable(None);
-        for name in binding::NAMES.iter().rev() {
+        for name in NAMES.iter().rev() {
             let path = workshop.make(&Recipe {
                 file: format!("{name}.d/{name}"),
                 soname: (*name).to_owned(),
-                ..Recipe::default()
+                ..recipe()
             });
             preload(&path);
             // The later in the list was loaded first, and is left for the earlier.
             assert_eq!(Api::load().unwrap().path(), Some(&*path));
         }
-        assert_eq!(Api::load().unwrap().copies().len(), binding::NAMES.len());
+        assert_eq!(Api::load().unwrap().copies().len(), NAMES.len());
     }
 
     #[test]
     fn a_copy_under_another_name_is_taken() {
         let Some(workshop) = Workshop::open() else { return };
         set_variable(None);
-        let path = workshop.make(&Recipe { soname: "libother.so".into(), ..Recipe::default() });
+        let path = workshop.make(&Recipe { soname: "libother.so".into(), ..recipe() });
         preload(&path);
         assert_eq!(Api::load().unwrap().path(), Some(&*path));
     }
@@ -203,11 +171,11 @@ rusty_fork_test! {
     #[test]
     fn a_second_copy_is_refused() {
         let (Some(one), Some(two)) = (Workshop::open(), Workshop::open()) else { return };
-        let (loaded, wanted) = (one.make(&Recipe::default()), two.make(&Recipe::default()));
+        let (loaded, wanted) = (one.make(&recipe()), two.make(&recipe()));
         preload(&loaded);
         let error = load_named(&wanted).unwrap_err();
         assert!(matches!(error, LoadError::OtherCopyLoaded { .. }), "{error:?}");
-        text_with(&error, &[&loaded, &wanted, &binding::VARIABLE]);
+        text_with(&error, &[&loaded, &wanted, &VARIABLE]);
         let error = load_from(&wanted).unwrap_err();
         assert!(matches!(error, LoadError::OtherCopyLoaded { variable: None, .. }), "{error:?}");
         // The same file by another name is the same copy.
@@ -221,8 +189,8 @@ rusty_fork_test! {
     #[test]
     fn a_file_that_is_only_read_is_no_copy() {
         let (Some(one), Some(two)) = (Workshop::open(), Workshop::open()) else { return };
-        let (read, wanted) = (one.make(&Recipe::default()), two.make(&Recipe::default()));
-        let mapping = fake::map_to_read(&read);
+        let (read, wanted) = (one.make(&recipe()), two.make(&recipe()));
+        let mapping = map_to_read(&read);
         assert_eq!(load_from(&wanted).unwrap().copies(), [wanted]);
         drop(mapping);
     }
@@ -230,10 +198,10 @@ rusty_fork_test! {
     #[test]
     fn a_copy_that_was_replaced_on_disk_is_another() {
         let Some(workshop) = Workshop::open() else { return };
-        let recipe = Recipe::default();
+        let recipe = recipe();
         let path = workshop.make(&recipe);
         preload(&path);
-        std::fs::remove_file(&path).unwrap();
+        fs::remove_file(&path).unwrap();
         assert_eq!(workshop.make(&recipe), path);
         let error = load_from(&path).unwrap_err();
         assert!(matches!(&error, LoadError::OtherCopyLoaded { loaded, .. } if *loaded == path), "{error:?}");
@@ -243,12 +211,12 @@ rusty_fork_test! {
     fn a_copy_out_of_reach_is_not_doubled() {
         let Some(workshop) = Workshop::open() else { return };
         set_variable(None);
-        let path = workshop.make(&Recipe { soname: "libother.so".into(), ..Recipe::default() });
+        let path = workshop.make(&Recipe { soname: "libother.so".into(), ..recipe() });
         let link = workshop.path().join("link.so");
         std::os::unix::fs::symlink(&path, &link).unwrap();
         // The loader knows it by the link's name, and the file is gone.
         preload(&link);
-        std::fs::remove_file(&path).unwrap();
+        fs::remove_file(&path).unwrap();
         let error = Api::load().unwrap_err();
         assert!(matches!(error, LoadError::OutOfReach { .. }), "{error:?}");
         text_with(&error, &[&path]);
@@ -257,16 +225,16 @@ rusty_fork_test! {
     #[test]
     fn the_copies_on_this_host_are_listed_with_every_way_to_them() {
         let Some(workshop) = Workshop::open() else { return };
-        let name = binding::NAMES[0];
+        let name = NAMES[0];
         let make = |folder: &str| {
             let soname = format!("{folder}.so");
-            workshop.make(&Recipe { file: format!("{folder}/{name}"), soname, ..Recipe::default() })
+            workshop.make(&Recipe { file: format!("{folder}/{name}"), soname, ..recipe() })
         };
         let (named, loaded, found) = (make("named"), make("loaded"), make("found"));
-        let mut foreign = std::fs::read(make("foreign")).unwrap();
+        let mut foreign = fs::read(make("foreign")).unwrap();
         // Another processor, e_machine of an ELF header.
         foreign[18] ^= 0xff;
-        std::fs::write(workshop.path().join("foreign").join(name), foreign).unwrap();
+        fs::write(workshop.path().join("foreign").join(name), foreign).unwrap();
         preload(&loaded);
         set_variable(Some(&named));
         let folders = ["foreign", "found", "loaded", "missing"].map(|folder| workshop.path().join(folder));
@@ -274,11 +242,11 @@ rusty_fork_test! {
         unsafe { std::env::set_var("LD_LIBRARY_PATH", std::env::join_paths(folders).unwrap()) };
         let mut candidates = candidates();
         candidates.retain(|candidate| candidate.path.starts_with(workshop.path().canonicalize().unwrap()));
-        let candidate = |path, origins: &[Origin]| Candidate { path, origins: origins.to_vec() };
+        let candidates: Vec<_> = candidates.into_iter().map(|found| (found.path, found.origins)).collect();
         assert_eq!(candidates, [
-            candidate(named, &[Origin::Variable]),
-            candidate(loaded, &[Origin::Loaded, Origin::LibraryPath]),
-            candidate(found, &[Origin::LibraryPath]),
+            (named, vec![Origin::Variable(VARIABLE)]),
+            (loaded, vec![Origin::Loaded, Origin::LibraryPath]),
+            (found, vec![Origin::LibraryPath]),
         ]);
     }
 
@@ -294,45 +262,45 @@ rusty_fork_test! {
             Err(error) => error,
         };
         assert!(matches!(error, LoadError::NotFound { .. }), "{error:?}");
-        let text = text_with(&error, &[&binding::VARIABLE, &"cannot open shared object file"]);
-        assert!(binding::NAMES.iter().all(|name| text.contains(&format!("\n  {name}: "))), "{text}");
+        let text = text_with(&error, &[&VARIABLE, &"cannot open shared object file"]);
+        assert!(NAMES.iter().all(|name| text.contains(&format!("\n  {name}: "))), "{text}");
     }
 
     #[test]
     fn a_library_that_does_not_say_its_release() {
         let Some(workshop) = Workshop::open() else { return };
-        let cases = [((binding::SAMPLE, 3), "answered 3"), ((0, 0), "said 0"), ((-7, 0), "said -7")];
+        let cases = [((RELEASE, 3), "answered 3"), ((0, 0), "said 0"), ((-7, 0), "said -7")];
         for (index, (version, words)) in cases.into_iter().enumerate() {
             let path = workshop.make(&Recipe {
                 file: format!("{index}.so"),
                 soname: format!("{index}.so"),
-                version: Some(version),
-                ..Recipe::default()
+                version: (LIBRARY.required[0], version.0, version.1),
+                ..recipe()
             });
             let error = load_named(&path).unwrap_err();
             assert!(matches!(error, LoadError::Version { .. }), "{error:?}");
-            text_with(&error, &[&path, &words, &binding::REQUIRED[0], &binding::VARIABLE]);
+            text_with(&error, &[&path, &words, &LIBRARY.required[0], &VARIABLE]);
         }
     }
 
     #[test]
     fn a_library_that_writes_no_release() {
         let Some(workshop) = Workshop::open() else { return };
-        let symbols = binding::REQUIRED.iter().map(|name| format!("int {name}(void) {{ return 0; }}\n"));
-        let path = workshop.compile(binding::NAMES[0], binding::NAMES[0], &symbols.collect::<String>());
+        let symbols = LIBRARY.required.iter().map(|name| format!("int {name}(void) {{ return 0; }}\n"));
+        let path = workshop.compile(NAMES[0], NAMES[0], &symbols.collect::<String>());
         let error = load_named(&path).unwrap_err();
-        let nonsense = VersionFault::Nonsense { function: binding::REQUIRED[0], code: 0 };
+        let nonsense = VersionFault::Nonsense { function: LIBRARY.required[0], code: 0 };
         assert!(matches!(error, LoadError::Version { fault, .. } if fault == nonsense), "{error:?}");
     }
 
     #[test]
     fn a_library_that_lies_about_its_release() {
         let Some(workshop) = Workshop::open() else { return };
-        let path = workshop.make(&Recipe { version: Some((99_000, 0)), ..Recipe::default() });
+        let path = workshop.make(&Recipe { version: (LIBRARY.required[0], 99_000, 0), ..recipe() });
         let api = load_named(&path).unwrap();
-        // A feature that is but a value rests on the release alone.
-        for requirement in crate::feature::REQUIREMENTS.iter().filter(|needs| !needs.functions.is_empty()) {
-            let missing = api.require(requirement.feature).unwrap_err();
+        // A feature that is only a value depends on the release alone.
+        for requirement in Feature::REQUIREMENTS.iter().filter(|needs| !needs.functions.is_empty()) {
+            let missing = api.require(Feature::from_bits_retain(requirement.bit)).unwrap_err();
             assert!(matches!(missing.why, Why::NoSymbol(_)), "{missing:?}");
             assert!(missing.to_string().contains(&path.display().to_string()), "{missing}");
         }
@@ -341,7 +309,7 @@ rusty_fork_test! {
     #[test]
     fn threads_that_load_at_once_get_one_copy() {
         let (Some(one), Some(two)) = (Workshop::open(), Workshop::open()) else { return };
-        let paths = [one.make(&Recipe::default()), two.make(&Recipe::default())];
+        let paths = [one.make(&recipe()), two.make(&recipe())];
         set_variable(None);
         // Each wants its own of two copies: the first to come gets it, and all who want that one.
         let barrier = Barrier::new(16);
@@ -371,41 +339,41 @@ rusty_fork_test! {
     #[test]
     fn two_users_in_one_process_do_not_meet() {
         let Some(workshop) = Workshop::open() else { return };
-        let path = workshop.make(&Recipe::default());
+        let path = workshop.make(&recipe());
         let loaded = load_named(&path).unwrap();
         // Another user's functions, of another release, from no file.
         // SAFETY: all that is called has its own signature.
         let other = unsafe {
-            let table = Table::resolve(|function| match function.name == binding::REQUIRED[0] {
-                true => fake::other_release as *const std::ffi::c_void,
+            let table = Table::from_addresses(|function| match function.name == LIBRARY.required[0] {
+                true => other_release as *const c_void,
                 false => std::ptr::null(),
             });
             Api::from_parts(table).unwrap()
         };
-        assert_eq!((loaded.version(), loaded.path()), (sample(), Some(&*path)));
-        assert_eq!((other.version(), other.path()), (Version::from_code(fake::OTHER_RELEASE), None));
-        assert!(loaded.table().address(binding::REQUIRED[1]).is_some());
-        assert!(other.table().address(binding::REQUIRED[1]).is_none());
+        assert_eq!((loaded.version(), loaded.path()), (from_code(RELEASE), Some(&*path)));
+        assert_eq!((other.version(), other.path()), (from_code(OTHER_RELEASE), None));
+        assert!(loaded.table().address(LIBRARY.required[1]).is_some());
+        assert!(other.table().address(LIBRARY.required[1]).is_none());
         // The one's end does not touch the other.
         drop(loaded);
         assert_eq!(Api::load().unwrap().path(), Some(&*path));
-        assert_eq!(other.version(), Version::from_code(fake::OTHER_RELEASE));
+        assert_eq!(other.version(), from_code(OTHER_RELEASE));
     }
 
     #[test]
     fn a_loader_of_ones_own() {
         let Some(workshop) = Workshop::open() else { return };
-        let path = workshop.make(&Recipe { file: "own.so".into(), ..Recipe::default() });
+        let path = workshop.make(&Recipe { file: "own.so".into(), ..recipe() });
         // SAFETY: libraries of these tests have no initialisers.
         let library = unsafe { Library::new(&path) }.unwrap();
         let symbol = |name: &std::ffi::CStr| {
             // SAFETY: only the address is taken.
-            unsafe { library.get::<*const std::ffi::c_void>(name.to_bytes_with_nul()) }
+            unsafe { library.get::<*const c_void>(name.to_bytes_with_nul()) }
                 .map_or(std::ptr::null(), |symbol| symbol.into_raw().cast_const())
         };
         // SAFETY: the library stays open for this test; only its version function is called.
         let api = unsafe { Api::from_loader(symbol) }.unwrap();
-        assert_eq!((api.path(), api.version()), (Some(&*path), sample()));
+        assert_eq!((api.path(), api.version()), (Some(&*path), from_code(RELEASE)));
         // SAFETY: nothing is answered, so nothing is called.
         let error = unsafe { Api::from_loader(|_| std::ptr::null()) }.unwrap_err();
         assert!(matches!(error, LoadError::MissingSymbol { path: None, .. }), "{error:?}");
@@ -416,30 +384,8 @@ rusty_fork_test! {
 fn an_empty_table_does_not_say_its_release() {
     // SAFETY: an empty table holds nothing that could be called.
     let error = unsafe { Api::from_parts(Table::default()) }.unwrap_err();
-    let absent = VersionFault::Absent(binding::REQUIRED[0]);
+    let absent = VersionFault::Absent(LIBRARY.required[0]);
     assert!(matches!(&error, LoadError::Version { path: None, fault, .. } if *fault == absent), "{error:?}");
-}
-
-#[test]
-fn every_required_function_is_known() {
-    for name in binding::REQUIRED {
-        assert!(crate::Function::named(name).is_some(), "{name}");
-    }
-    for requirement in crate::feature::REQUIREMENTS {
-        for name in requirement.functions {
-            assert!(crate::Function::named(name).is_some(), "{:?} needs {name}", requirement.feature);
-        }
-    }
-    let all = crate::feature::REQUIREMENTS.iter().map(|requirement| requirement.feature);
-    assert_eq!(all.fold(crate::Feature::empty(), |all, one| all | one), crate::Feature::all());
-}
-
-#[test]
-fn a_features_words_name_its_release() {
-    for feature in crate::Feature::all().iter() {
-        let (summary, since) = (feature.summary().unwrap(), feature.since());
-        assert!(summary.contains(&format!("({since}")), "{summary:?} came with {since}");
-    }
 }
 
 #[test]

@@ -1,0 +1,164 @@
+//! The table of functions, and the methods that call them.
+
+/// Defines `Table`, `FUNCTIONS`, and the methods of an [`api!`](macro@crate::api).
+///
+/// ```ignore
+/// functions! {
+///     api crate::Api;
+///     status ncclResult_t;
+///     (2, 13, 4) "ncclCommCount" comm_count => ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> ncclResult_t;
+///     (2, 13, 4) "ncclGetErrorString" get_error_string => ncclGetErrorString(result: ncclResult_t) returns *const c_char;
+/// }
+/// ```
+///
+/// A line has the first release with the function, its symbol without the suffix of the revision, its method, and its
+/// declaration. The method has another name than the symbol, because the symbol names an accessor. If the header declares it later than the library has it, `declared (2, 30, 4)` follows the release.
+/// `-> ncclResult_t` is for functions that return the status type; other results follow `returns`.
+#[macro_export]
+macro_rules! functions {
+    (
+        api $Api:ty;
+        status $Status:ty;
+        $(
+            ($major:literal, $minor:literal, $patch:literal)
+                $(declared ($later_major:literal, $later_minor:literal, $later_patch:literal))?
+                $base:literal $method:ident => $name:ident($($parameter:ident: $type:ty),*)
+                $(-> $status:ident)? $(returns $value:ty)?;
+        )*
+    ) => {
+        /// The library's functions by C symbol; `None` where the library at hand lacks one.
+        ///
+        /// A table of one's own starts from `Table::default()`, which is empty.
+        #[allow(non_snake_case, reason = "C's names")]
+        #[derive(Clone, Default)]
+        #[non_exhaustive]
+        pub struct Table {
+            $(
+                #[doc = concat!("Since ", $major, ".", $minor, ".", $patch, ".")]
+                $(#[doc = concat!(
+                    "Declared by the header from ", $later_major, ".", $later_minor, ".", $later_patch, " on.",
+                )])?
+                pub $name: Option<unsafe extern "C" fn($($parameter: $type),*) $(-> $status)? $(-> $value)?>,
+            )*
+        }
+
+        impl Table {
+            /// Builds the table from the addresses that `find` returns; null is absent.
+            ///
+            /// # Safety
+            /// Every address that is not null must be the C function asked for.
+            pub unsafe fn from_addresses(
+                mut find: impl FnMut(&'static $crate::Function) -> *const core::ffi::c_void,
+            ) -> Self {
+                let mut functions = FUNCTIONS.iter();
+                let mut next = || functions.next().map_or(core::ptr::null(), &mut find);
+                Self {
+                    $(
+                        // SAFETY: a pointer and an optional function pointer have one size, null being `None`;
+                        // that the rest is this function is the caller's contract. Fields and `FUNCTIONS` are
+                        // in one order.
+                        $name: unsafe {
+                            core::mem::transmute::<
+                                *const core::ffi::c_void,
+                                Option<unsafe extern "C" fn($($parameter: $type),*) $(-> $status)? $(-> $value)?>,
+                            >(next())
+                        },
+                    )*
+                }
+            }
+
+            /// Returns the facts about the function with this C symbol; `None` if the table does not have it.
+            pub fn function(name: &str) -> Option<&'static $crate::Function> {
+                FUNCTIONS.iter().find(|function| function.name == name)
+            }
+
+            /// Removes the function with this C symbol, as if the library lacked it: for a function known to
+            /// misbehave, or to test a program without it. Returns false if it was not there.
+            pub fn remove(&mut self, name: &str) -> bool {
+                match name {
+                    $(stringify!($name) => self.$name.take().is_some(),)*
+                    _ => false,
+                }
+            }
+
+            /// Returns the address of the function with this C symbol; `None` if it is absent or unknown.
+            pub fn address(&self, name: &str) -> Option<*const core::ffi::c_void> {
+                match name {
+                    $(stringify!($name) => self.$name.map(|function| function as *const core::ffi::c_void),)*
+                    _ => None,
+                }
+            }
+        }
+
+        /// Every function of [`Table`], in its order.
+        pub static FUNCTIONS: &[$crate::Function] = &[
+            $(
+                $crate::Function::new(
+                    stringify!($name),
+                    $base,
+                    $crate::Version::new($major, $minor, $patch),
+                    // The first element: the later release if one is given, else `None`.
+                    [$(Some($crate::Version::new($later_major, $later_minor, $later_patch)),)? None][0],
+                ),
+            )*
+        ];
+
+        /// One method per function, which calls it.
+        #[allow(non_snake_case, clippy::too_many_arguments, reason = "C's parameters")]
+        impl $Api {
+            $(
+                #[doc = concat!("Calls `", stringify!($name), "`, since ", $major, ".", $minor, ".", $patch, ".")]
+                ///
+                /// # Errors
+                /// [`CallError`](dynload::CallError) if the library lacks it, or it returns another status than success.
+                ///
+                /// # Safety
+                /// The arguments must keep the contract of the C function.
+                #[inline]
+                pub unsafe fn $method(
+                    &self,
+                    $($parameter: $type),*
+                ) -> Result<($($value)?), $crate::CallError<$Status>> {
+                    let Some(function) = self.table().$name else {
+                        return Err(self.absent(stringify!($name)));
+                    };
+                    // SAFETY: the caller's contract; the function is the one that the table declares.
+                    let returned = unsafe { function($($parameter),*) };
+                    $crate::functions!(@outcome $name returned $($status)?)
+                }
+            )*
+        }
+
+        /// One accessor per function, of the function's name, which returns the function itself.
+        #[allow(non_snake_case, reason = "C's names")]
+        impl $Api {
+            $(
+                #[doc = concat!("Since ", $major, ".", $minor, ".", $patch, ".")]
+                $(#[doc = concat!(
+                    "Declared by the header from ", $later_major, ".", $later_minor, ".", $later_patch, " on.",
+                )])?
+                ///
+                /// # Errors
+                /// [`Missing`](dynload::Missing) if the library lacks it.
+                #[inline]
+                pub fn $name(
+                    &self,
+                ) -> Result<
+                    unsafe extern "C" fn($($parameter: $type),*) $(-> $status)? $(-> $value)?,
+                    $crate::Missing,
+                > {
+                    match self.table().$name {
+                        Some(function) => Ok(function),
+                        None => Err(self.missing(stringify!($name))),
+                    }
+                }
+            )*
+        }
+    };
+    (@outcome $name:ident $returned:ident $status:ident) => {
+        $crate::CallError::check(stringify!($name), $returned)
+    };
+    (@outcome $name:ident $returned:ident) => {
+        Ok($returned)
+    };
+}

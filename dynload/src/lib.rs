@@ -1,0 +1,61 @@
+//! Binds C libraries at run time. Nothing is linked, and one binary runs with every release of a library. A function
+//! that the loaded release lacks is an error that names the release needed.
+//!
+//! A crate for a library supplies a [`Library`] description and a [`Table`] of functions. This crate finds and checks
+//! the file ([`Loaded::load`], [`LoadError`]), resolves the functions, and reports gaps ([`Missing`], [`CallError`]).
+//! `lockstep-nccl-sys` and `lockstep-cuda-driver-sys` are such crates.
+//!
+//! | module, from the bottom up | subject |
+//! |---|---|
+//! | `version`, `library` | a release; the description of a library and of its functions |
+//! | `missing`, `requirement` | a missing item; the requirements of a feature |
+//! | `file`, `maps`, `error` | checks of an ELF file; files mapped into this process; errors of loading |
+//! | `open`, `candidates` | finding and opening the library; listing all copies on the host |
+//! | `call` | errors of calls |
+//! | `table`, `loaded`, `releases` | the traits of a raw crate; the loaded library; the additions of each release |
+//! | `enumeration`, `features`, `functions`, `api` | macros that define the items of a raw crate |
+//!
+//! The README has a complete example. `enumeration!` and the other macros write public items, so they are called in a
+//! module of the crate that offers the table.
+
+#[cfg(not(target_os = "linux"))]
+compile_error!(
+    "lockstep-dynload supports Linux only: it finds libraries through /proc and the loader of Linux"
+);
+
+mod api;
+mod call;
+mod candidates;
+mod enumeration;
+mod error;
+mod features;
+mod file;
+mod functions;
+mod library;
+mod loaded;
+mod maps;
+mod missing;
+mod open;
+mod releases;
+mod requirement;
+mod table;
+mod version;
+
+#[doc(hidden)]
+pub use bitflags;
+pub use call::{CallError, Status};
+pub use candidates::{Candidate, Origin};
+pub use error::{LoadError, LoaderError, VersionFault};
+pub use file::{FileFault, Target};
+pub use library::{Function, Library};
+pub use loaded::Loaded;
+pub use missing::{Item, Missing, Why};
+pub use open::by_name;
+pub use releases::{Release, releases};
+pub use requirement::{KnownBad, Requirement};
+pub use table::{Features, Table};
+pub use version::Version;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

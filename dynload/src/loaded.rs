@@ -1,0 +1,213 @@
+//! A loaded library.
+
+use std::ffi::{CStr, c_void};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::call::CallError;
+use crate::error::LoadError;
+use crate::maps;
+use crate::missing::{Item, Missing, Why};
+use crate::open::{self, Opened};
+use crate::table::{Features, Table};
+use crate::version::Version;
+
+/// The functions of a library, with its release and its file.
+///
+/// Cheap to clone, and shared by threads. The library is never unloaded, because it may have threads, exit handlers
+/// and memory that outlive every handle.
+pub struct Loaded<T: Table>(Arc<Inner<T>>);
+
+struct Inner<T: Table> {
+    table: T,
+    version: Version,
+    features: T::Feature,
+    path: Option<PathBuf>,
+}
+
+impl<T: Table> Loaded<T> {
+    /// Loads the library. In this order:
+    /// 1. the file that the library's environment variable names;
+    /// 2. a copy that this process has loaded already;
+    /// 3. the library's names, as the system's loader finds them.
+    ///
+    /// # Errors
+    /// [`LoadError`]; a path in the variable that cannot be used is an error, and the search stops.
+    pub fn load() -> Result<Self, LoadError> {
+        Self::from_opened(open::find(T::LIBRARY, Vec::new)?)
+    }
+
+    /// Like [`load`](Self::load), but tries the files that `files` returns before it asks the system's loader. `files`
+    /// is called at most once, and only if the variable is not set and no copy is loaded.
+    ///
+    /// # Errors
+    /// [`LoadError`], as of [`load`](Self::load).
+    ///
+    /// # Safety
+    /// Each file must be the library or one with the same C contracts, as for [`load_from`](Self::load_from).
+    pub unsafe fn load_with(files: impl FnOnce() -> Vec<PathBuf>) -> Result<Self, LoadError> {
+        Self::from_opened(open::find(T::LIBRARY, files)?)
+    }
+
+    /// Loads the library from `path`.
+    ///
+    /// The file is checked before it is mapped ([`FileFault`](crate::FileFault)): a regular ELF file, a shared object
+    /// for this machine, and as long as its headers say.
+    ///
+    /// # Errors
+    /// [`LoadError`], also if this process has another copy loaded already: two copies do not know of each
+    /// other's state.
+    ///
+    /// # Safety
+    /// Loading runs the file's initialisers and calls its functions under the signatures of the table. The file must
+    /// be the library, or one that keeps the same C contracts, and must not be changed or cut off while the process
+    /// runs.
+    pub unsafe fn load_from(path: impl AsRef<Path>) -> Result<Self, LoadError> {
+        Self::from_opened(open::open(T::LIBRARY, path.as_ref(), None)?)
+    }
+
+    /// Takes each function from `symbol`, which returns a C symbol's address, or null if there is none.
+    ///
+    /// # Errors
+    /// [`LoadError`] if a required function is absent, or the release cannot be asked.
+    ///
+    /// # Safety
+    /// Every address must be that of the C function asked for, and stay valid for the rest of the process.
+    pub unsafe fn from_loader(mut symbol: impl FnMut(&CStr) -> *const c_void) -> Result<Self, LoadError> {
+        open::demand(T::LIBRARY, &mut symbol, None, None)?;
+        // SAFETY: the caller's contract.
+        let table = unsafe { T::resolve(&mut symbol) };
+        let first = T::LIBRARY.required.first().and_then(|name| table.address(name));
+        let path = first.and_then(|first| maps::file_at(first.addr()));
+        // SAFETY: the caller's contract.
+        unsafe { Self::new(table, path, None) }
+    }
+
+    /// Takes the table as it is, for example that of an embedded device.
+    ///
+    /// # Errors
+    /// [`LoadError`] if the release cannot be asked from the table's own version function.
+    ///
+    /// # Safety
+    /// Every function must do what its C declaration promises, for the rest of the process.
+    pub unsafe fn from_parts(table: T) -> Result<Self, LoadError> {
+        // SAFETY: the caller's contract.
+        unsafe { Self::new(table, None, None) }
+    }
+
+    fn from_opened(opened: Opened) -> Result<Self, LoadError> {
+        // SAFETY: the functions are the library's own, by the contract of `Table` and by their names. An opened library
+        // is never closed.
+        unsafe {
+            let table = T::resolve(&mut |name| opened.symbol(name));
+            Self::new(table, Some(opened.path), opened.variable)
+        }
+    }
+
+    /// # Safety
+    /// As for [`Self::from_parts`].
+    unsafe fn new(
+        table: T,
+        path: Option<PathBuf>,
+        variable: Option<&'static str>,
+    ) -> Result<Self, LoadError> {
+        // SAFETY: the caller's contract.
+        let version = unsafe { table.version() }.map_err(|fault| LoadError::Version {
+            library: T::LIBRARY.name,
+            path: path.clone(),
+            variable,
+            fault,
+        })?;
+        let has = |name: &str| table.address(name).is_some();
+        let there = T::Feature::REQUIREMENTS.iter();
+        let there = there.filter(|needs| needs.fault(T::LIBRARY, version, has).is_none());
+        let features = T::Feature::from_bits(there.fold(0, |bits, needs| bits | needs.bit));
+        Ok(Self(Arc::new(Inner { table, version, features, path })))
+    }
+
+    /// The functions.
+    #[inline]
+    pub fn table(&self) -> &T {
+        &self.0.table
+    }
+
+    /// The release that the library itself reports.
+    pub fn version(&self) -> Version {
+        self.0.version
+    }
+
+    /// The library's file; `None` for a table that was handed over.
+    pub fn path(&self) -> Option<&Path> {
+        self.0.path.as_deref()
+    }
+
+    /// Returns true if the library has all of `feature`: its functions exist, its release is new enough, and
+    /// the release is not known to do it wrong.
+    pub fn has(&self, feature: T::Feature) -> bool {
+        feature.bits() & !self.features().bits() == 0
+    }
+
+    /// Everything that [`Self::has`].
+    pub fn features(&self) -> T::Feature {
+        self.0.features
+    }
+
+    /// [`Self::has`], with the reason.
+    ///
+    /// # Errors
+    /// [`Missing`] for the first of `feature` that the library lacks.
+    pub fn require(&self, feature: T::Feature) -> Result<(), Missing> {
+        let has = |name: &str| self.table().address(name).is_some();
+        for needs in feature.requirements() {
+            if let Some(why) = needs.fault(T::LIBRARY, self.version(), has) {
+                return Err(self.lacks(Item::Feature(needs.feature), needs.needed(T::LIBRARY), why));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the file of every copy of the library that is loaded in this process, including this one. More
+    /// than one is a fault of the program, because the copies do not know of each other. Empty if none comes
+    /// from a file.
+    pub fn copies(&self) -> Vec<PathBuf> {
+        maps::copies(T::LIBRARY).into_iter().map(|copy| copy.path).collect()
+    }
+
+    /// Returns the error for a function of the table that is absent.
+    #[cold]
+    pub fn missing(&self, name: &'static str) -> Missing {
+        let needed = T::LIBRARY.function(name).map_or_else(Version::default, |function| function.since);
+        let why = if self.version() < needed { Why::TooOld } else { Why::NoSymbol(name) };
+        self.lacks(Item::Function(name), needed, why)
+    }
+
+    /// Returns the error for a call of a function that is absent, as [`missing`](Self::missing) does.
+    #[cold]
+    pub fn absent<S>(&self, name: &'static str) -> CallError<S> {
+        CallError::Missing(Box::new(self.missing(name)))
+    }
+
+    /// Returns the error for an item that this library lacks; it came with release `needed`.
+    #[cold]
+    pub fn lacks(&self, item: Item, needed: Version, why: Why) -> Missing {
+        let (found, path, library) = (self.version(), self.path().map(Into::into), T::LIBRARY);
+        Missing { item, needed, found, path, why, library }
+    }
+}
+
+impl<T: Table> Clone for Loaded<T> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<T: Table> fmt::Debug for Loaded<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(T::LIBRARY.name)
+            .field("version", &self.0.version)
+            .field("features", &self.0.features)
+            .field("path", &self.0.path)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,34 @@
+//! The additions of each release, from the description: no library is loaded.
+
+use std::collections::BTreeMap;
+
+use crate::library::Function;
+use crate::table::{Features, Table};
+use crate::version::Version;
+
+/// The additions of one release.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Release<F> {
+    /// The release.
+    pub version: Version,
+    /// The functions that its library is the first to have, in the table's order.
+    pub functions: Vec<&'static Function>,
+    /// The features that are complete from it on.
+    pub features: F,
+}
+
+/// Returns every release that adds something, the oldest first. No library is loaded. Items as old as the oldest
+/// release covered, or older, may be listed under that release.
+pub fn releases<T: Table>() -> Vec<Release<T::Feature>> {
+    let mut releases: BTreeMap<Version, (Vec<_>, u64)> = BTreeMap::new();
+    for function in T::LIBRARY.functions {
+        releases.entry(function.since).or_default().0.push(function);
+    }
+    for needs in T::Feature::REQUIREMENTS {
+        releases.entry(needs.needed(T::LIBRARY)).or_default().1 |= needs.bit;
+    }
+    let release =
+        |(version, (functions, bits))| Release { version, functions, features: T::Feature::from_bits(bits) };
+    releases.into_iter().map(release).collect()
+}

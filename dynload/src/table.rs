@@ -1,0 +1,57 @@
+//! The interface between a raw crate and this one.
+
+use std::ffi::{CStr, c_void};
+use std::fmt;
+
+use crate::error::VersionFault;
+use crate::library::Library;
+use crate::requirement::Requirement;
+use crate::version::Version;
+
+/// A table of a library's functions, which [`functions!`](macro@crate::functions) defines.
+///
+/// # Safety
+/// The library that [`LIBRARY`](Self::LIBRARY) names must keep the declarations of the table, and its initialisers may
+/// run at any time. `resolve` and `version` may call only functions of the table that they were given.
+pub unsafe trait Table: Sized + Send + Sync + 'static {
+    /// The description of the library.
+    const LIBRARY: &'static Library;
+
+    /// The flags of the library's features.
+    type Feature: Features;
+
+    /// Builds the table from the library's symbols. `symbol` returns an address, or null for an absent symbol.
+    ///
+    /// # Safety
+    /// Every address must be that of the C function asked for.
+    unsafe fn resolve(symbol: &mut dyn FnMut(&CStr) -> *const c_void) -> Self;
+
+    /// Asks the library for its release.
+    ///
+    /// # Errors
+    /// [`VersionFault`] if the function is absent, fails, or reports a number that is no release.
+    ///
+    /// # Safety
+    /// The table's functions must be the library's.
+    unsafe fn version(&self) -> Result<Version, VersionFault>;
+
+    /// Returns the address of the function with this C symbol; `None` if it is absent or unknown.
+    fn address(&self, name: &str) -> Option<*const c_void>;
+}
+
+/// Flags of a library's features, which [`features!`](macro@crate::features) defines.
+pub trait Features: Copy + fmt::Debug + Send + Sync + 'static {
+    /// The requirements of each feature.
+    const REQUIREMENTS: &'static [Requirement];
+
+    /// The flags as an integer.
+    fn bits(self) -> u64;
+
+    /// The flags with these bits.
+    fn from_bits(bits: u64) -> Self;
+
+    /// Returns the requirements of each feature in `self`.
+    fn requirements(self) -> impl Iterator<Item = &'static Requirement> {
+        Self::REQUIREMENTS.iter().filter(move |needs| self.bits() & needs.bit != 0)
+    }
+}
