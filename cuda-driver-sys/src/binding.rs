@@ -15,6 +15,9 @@ pub const VARIABLE: &str = "CUDA_DRIVER_SYS_LIBRARY";
 /// The names that are passed to the system's loader, in this order.
 pub const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
 
+/// Explanation of `CUDA_ERROR_STUB_LIBRARY`.
+const STUB: &str = ": it is the stub that a toolkit links against, not a driver's library";
+
 static LIBRARY: Library = Library {
     name: "CUDA driver",
     variable: VARIABLE,
@@ -98,7 +101,10 @@ unsafe impl dynload::Table for Table {
         match unsafe { ask(&mut code) } {
             CUresult::CUDA_SUCCESS if code >= 1_000 => Ok(version_from_code(code)),
             CUresult::CUDA_SUCCESS => Err(VersionFault::Nonsense { function, code }),
-            status => Err(VersionFault::Failed { function, status: status.0, hint: hint(status) }),
+            status => {
+                let hint = if status == CUresult::CUDA_ERROR_STUB_LIBRARY { STUB } else { "" };
+                Err(VersionFault::Failed { function, status: status.0, hint })
+            }
         }
     }
 
@@ -124,14 +130,4 @@ unsafe fn ask(entry_points: &Table, function: &Function) -> Option<*const c_void
         unsafe { get(base.as_ptr(), &mut address, version, 0) }
     };
     (status == CUresult::CUDA_SUCCESS && !address.is_null()).then_some(address.cast_const())
-}
-
-/// Explains a status of the version function; empty if there is nothing to explain.
-fn hint(status: CUresult) -> &'static str {
-    match status {
-        CUresult::CUDA_ERROR_STUB_LIBRARY => {
-            ": it is the stub that a toolkit links against, not a driver's library"
-        }
-        _ => "",
-    }
 }

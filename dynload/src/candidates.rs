@@ -55,40 +55,35 @@ impl Library {
         let path = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         let folders: Vec<_> = env::split_paths(&path).collect();
         let multiarch = format!("{}-linux-gnu", env::consts::ARCH);
-        let defaults = ["/lib", "/usr/lib"].map(|folder| Path::new(folder).join(&multiarch));
-        let defaults =
-            defaults.into_iter().chain(["/lib64", "/usr/lib64", "/lib", "/usr/lib"].map(PathBuf::from));
-        let defaults: Vec<_> = defaults.collect();
+        let defaults = [&*format!("/lib/{multiarch}"), &format!("/usr/lib/{multiarch}")];
+        let defaults = [&defaults[..], &["/lib64", "/usr/lib64", "/lib", "/usr/lib"]].concat();
         let loaded = maps::copies(self).into_iter().filter(|copy| !copy.deleted).map(|copy| copy.path);
 
-        let mut found = Found::default();
-        found.add(Origin::Variable(self.variable), named);
-        found.add(Origin::Loaded, loaded);
+        let mut found = Vec::new();
+        add(&mut found, Origin::Variable(self.variable), named);
+        add(&mut found, Origin::Loaded, loaded);
         for name in self.names {
-            found.add(Origin::LibraryPath, folders.iter().map(|folder| folder.join(name)));
-            found.add(Origin::DefaultFolder, defaults.iter().map(|folder| folder.join(name)));
+            add(&mut found, Origin::LibraryPath, folders.iter().map(|folder| folder.join(name)));
+            add(
+                &mut found,
+                Origin::DefaultFolder,
+                defaults.iter().map(|folder| Path::new(folder).join(name)),
+            );
         }
-        found.add(Origin::Package(self.packages), (self.packaged)());
-        found.0
+        add(&mut found, Origin::Package(self.packages), (self.packaged)());
+        found
     }
 }
 
-#[derive(Default)]
-struct Found(Vec<Candidate>);
-
-impl Found {
-    /// Adds those of `files` that are libraries for this kind of machine.
-    fn add(&mut self, origin: Origin, files: impl IntoIterator<Item = PathBuf>) {
-        for path in files.into_iter().filter_map(|file| file.canonicalize().ok()) {
-            if let Some(known) = self.0.iter_mut().find(|known| known.path == path) {
-                if !known.origins.contains(&origin) {
-                    known.origins.push(origin);
-                }
-            } else if file::target(&path)
-                .is_some_and(|found| Some(found) == file::target(Path::new("/proc/self/exe")))
-            {
-                self.0.push(Candidate { path, origins: vec![origin] });
-            }
+/// Adds those of `files` that are libraries for this kind of machine.
+fn add(found: &mut Vec<Candidate>, origin: Origin, files: impl IntoIterator<Item = PathBuf>) {
+    let machine = file::target(Path::new("/proc/self/exe"));
+    for path in files.into_iter().filter_map(|file| file.canonicalize().ok()) {
+        match found.iter_mut().find(|known| known.path == path) {
+            Some(known) if known.origins.contains(&origin) => {}
+            Some(known) => known.origins.push(origin),
+            None if machine.is_none() || file::target(&path) != machine => {}
+            None => found.push(Candidate { path, origins: vec![origin] }),
         }
     }
 }

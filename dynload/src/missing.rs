@@ -7,7 +7,7 @@ use crate::library::Library;
 use crate::version::Version;
 
 /// The loaded library lacks a function or a feature.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Missing {
     /// The missing item.
@@ -64,24 +64,13 @@ impl Missing {
     }
 }
 
-impl PartialEq for Missing {
-    fn eq(&self, other: &Self) -> bool {
-        let facts = |this: &Self| (this.item, this.needed, this.found, this.why, this.library.name);
-        facts(self) == facts(other) && self.path == other.path
-    }
-}
-
-impl Eq for Missing {}
-
 impl std::error::Error for Missing {}
 
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { item, needed, found, path, why, library: Library { name, .. } } = self;
-        let place = match path {
-            Some(path) => format!(" ({})", path.display()),
-            None => " (a table that was handed over)".to_owned(),
-        };
+        let place = path.as_ref().map(|path| path.display().to_string());
+        let place = format!(" ({})", place.as_deref().unwrap_or("a table that was handed over"));
         match why {
             Why::TooOld => write!(f, "{item} needs {name} {needed} or newer; found {found}{place}"),
             Why::NoSymbol(symbol) => {
