@@ -58,7 +58,7 @@ pub(crate) enum Case {
     /// Host time of bursts, without the waits between them.
     Bursts,
     /// Time until graphs of the calls are done; one graph for each contender.
-    Graphs([GraphExec; CONTENDERS.len()]),
+    Graphs(Box<[GraphExec; CONTENDERS.len()]>),
 }
 
 impl Case {
@@ -198,7 +198,7 @@ impl<'a> Calls<'a> {
     pub(crate) fn cases(&self) -> Result<[Case; 3]> {
         let graph = |contender| self.capture(|| self.calls(contender, GRAPH));
         let [raw, event, communicator, group] = CONTENDERS.map(graph);
-        Ok([Case::Loop, Case::Bursts, Case::Graphs([raw?, event?, communicator?, group?])])
+        Ok([Case::Loop, Case::Bursts, Case::Graphs(Box::new([raw?, event?, communicator?, group?]))])
     }
 
     /// Returns the time in ns per call.
