@@ -1,9 +1,10 @@
 //! Selection of the pool for a request: by thread, by capture, and, before memory runs out, a pool that
 //! lends.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 
+use super::common::hooked::{Call, HookedStreams, StreamHook};
 use super::common::{Bench, MIB, bench, s, tight};
 use caching_alloc::core::{AllocError, Allocator, Block, GraphPool, Pool, PoolId, PoolKind, PoolSettings};
 use caching_alloc::host::HostSource;
@@ -211,6 +212,32 @@ fn what_is_lent_to_another_stream_is_ordered() {
     let again = pool.allocate(7 * MIB, s(1)).unwrap();
     assert_eq!(again.address(), address);
     assert_eq!(bench.streams.waits().last(), Some(&(s(1), s(2))));
+}
+
+/// Drops a pool when stream 1 is asked for an event.
+#[derive(Debug, Default)]
+struct DropsPool(Mutex<Option<Pool>>);
+
+impl StreamHook for DropsPool {
+    fn before(&self, call: Call) {
+        if call == Call::Record(s(1)) {
+            drop(self.0.lock().unwrap().take());
+        }
+    }
+}
+
+#[test]
+fn a_pool_that_is_dropped_while_it_is_about_to_lend_does_not_lend() {
+    let streams = Arc::new(HookedStreams::<DropsPool>::default());
+    let source = Arc::new(HostSource::new(4 * MIB));
+    let allocator = Allocator::new(source.clone(), streams.clone(), tight());
+    let lender = allocator.pool(PoolSettings { lends: true, ..PoolSettings::default() }).unwrap();
+    drop(lender.allocate(3 * MIB, s(1)).unwrap());
+    *streams.hook.0.lock().unwrap() = Some(lender);
+    let block = allocator.allocate(3 * MIB, s(2)).unwrap();
+    assert!(streams.hook.0.lock().unwrap().is_none(), "the lender is gone");
+    assert_eq!(block.pool(), allocator.default_pool().id());
+    assert_eq!(source.calls().release, 1, "of the lender's segment");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Duration;
 
-use super::common::{Bench, MIB, bench, check_tiling, s, tight, used};
+use super::common::{Bench, MIB, bench, check_tiling, remapping_bench, s, tight, used};
 use caching_alloc::core::{
     Action, ActionKind, AllocError, Allocator, Attachment, Block, BlockSpan, Entry, Fault, Filter, Hold,
     Name, PoolId, PoolSettings, Snapshot, StreamId, TrackError, Tracker, TrackerError,
@@ -262,6 +262,64 @@ fn a_segment_is_told_before_its_blocks_are_handed_out() {
             });
         }
     });
+}
+
+/// Allocates whenever it is told of a segment; keeps the results.
+struct Allocates(Allocator, Mutex<Vec<Result<Block, AllocError>>>);
+
+impl Tracker for Allocates {
+    fn name(&self) -> &str {
+        "allocates"
+    }
+
+    fn observe(&self, _: &[Entry]) -> Result<(), TrackerError> {
+        let result = self.0.allocate(1000, s(1));
+        self.1.lock().unwrap().push(result);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_segment_serves_no_hit_before_trackers_are_told_of_it() {
+    for bench in [bench(u64::MAX, tight()), remapping_bench(u64::MAX, tight())] {
+        let tracker = Arc::new(Allocates(bench.allocator.clone(), Mutex::default()));
+        let filter = Filter::only(&[ActionKind::SegmentAlloc, ActionKind::SegmentMap]);
+        let attachment = bench.allocator.attach(tracker.clone(), filter).unwrap();
+        let _block = bench.allocator.allocate(1000, s(1)).unwrap();
+        attachment.detach().unwrap();
+        let results = std::mem::take(&mut *tracker.1.lock().unwrap());
+        assert!(!results.is_empty());
+        let is_miss = |result: &Result<Block, _>| matches!(result, Err(AllocError::ReentrantTracker { .. }));
+        assert!(results.iter().all(is_miss), "{results:?}");
+    }
+}
+
+#[test]
+fn entries_show_the_request_of_their_block() {
+    let allocator = bench(u64::MAX, tight()).allocator;
+    let mut wanted = Vec::new();
+    for name in [Some("first"), None, Some("third")] {
+        let name = name.map(Name::new);
+        // The same memory, requested in two places.
+        let block = match name {
+            Some(name) => allocator.allocate_named(1000, s(1), name),
+            None => allocator.allocate(1000, s(1)),
+        }
+        .unwrap();
+        assert_eq!(block.name(), name);
+        // Handed out, free requested, free completed.
+        wanted.extend([(name, block.call_site()); 3]);
+    }
+    let trace = allocator.snapshot().unwrap().trace;
+    let shown = trace.iter().filter_map(|entry| match &entry.action {
+        Action::Alloc(span) | Action::FreeRequested(span) | Action::FreeCompleted(span) => {
+            Some((span.request.name, span.request.call_site))
+        }
+        _ => None,
+    });
+    assert_eq!(shown.collect::<Vec<_>>(), wanted);
+    let lines: HashSet<u32> = wanted.iter().map(|(_, site)| site.line()).collect();
+    assert_eq!(lines.len(), 2, "the two places");
 }
 
 /// Does what it is told to at its first entry.
