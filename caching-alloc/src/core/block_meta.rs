@@ -8,10 +8,10 @@ use super::size::Units;
 /// The list of uses of a block that no other stream uses.
 pub(super) const NO_USES: u32 = u32::MAX;
 
-/// The state of a leased block.
+/// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockStatus {
-    /// Not leased: it belongs to the heap, or to another cache.
+    /// It belongs to the heap, or to another cache.
     None,
     /// Handed out.
     Owned,
@@ -56,7 +56,7 @@ pub(super) struct InUse {
 /// The blocks of a cache, indexed by the heap's block ids.
 ///
 /// They can be copied piece by piece, with the lock released in between. The copy is of the moment at which
-/// it [began](Self::begin_copy): a change to a lease that is not copied yet first saves its former state.
+/// it [began](Self::begin_copy): a change to a record that is not copied yet first saves its former state.
 #[derive(Debug)]
 pub(super) struct BlockTable {
     all: Vec<BlockMeta>,
@@ -82,9 +82,9 @@ impl BlockTable {
         if self.all.len() <= block as usize {
             self.grow(block as usize + 1);
         }
-        let lease = &mut self.all[block as usize];
-        let saved = lease.saved;
-        *lease = BlockMeta {
+        let meta = &mut self.all[block as usize];
+        let saved = meta.saved;
+        *meta = BlockMeta {
             address,
             requested: 0,
             units,
@@ -104,7 +104,7 @@ impl BlockTable {
         self.infos.resize(length, RequestInfo::here());
     }
 
-    /// Ends a lease; the block returns to the heap.
+    /// Removes a block, which returns to the heap.
     #[inline]
     pub(super) fn end(&mut self, block: BlockId) {
         self.set(block, BlockStatus::None);
@@ -183,9 +183,9 @@ impl BlockTable {
         self.infos[block as usize]
     }
 
-    /// A block, if it is leased.
+    /// A block, if the cache has taken it.
     pub(super) fn get(&self, block: BlockId) -> Option<&BlockMeta> {
-        self.all.get(block as usize).filter(|lease| lease.status != BlockStatus::None)
+        self.all.get(block as usize).filter(|meta| meta.status != BlockStatus::None)
     }
 }
 
@@ -269,7 +269,7 @@ mod tests {
                 }
                 while blocks.copy_next(&mut copy, 3) {}
                 prop_assert_eq!(sorted(copy), sorted(now));
-                prop_assert!(blocks.saved.is_empty() && blocks.all.iter().all(|lease| !lease.saved));
+                prop_assert!(blocks.saved.is_empty() && blocks.all.iter().all(|meta| !meta.saved));
             }
         }
     }

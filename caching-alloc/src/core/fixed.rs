@@ -18,7 +18,7 @@ pub(super) struct Fixed {
     /// The ordinals of the segments, by address.
     by_address: BTreeMap<u64, usize>,
     splitting: Splitting,
-    /// Per segment the structure count at which a block of it was last handed out, and the current count.
+    /// Per segment the growth count at which a block of it was last handed out, and the current count.
     used: Vec<u64>,
     now: u64,
 }
@@ -121,7 +121,7 @@ impl Fixed {
         u32::try_from(ordinal).is_ok_and(|ordinal| self.heap.is_free(ordinal))
     }
 
-    /// Counts one structure of the allocator.
+    /// Counts one growth of the allocator.
     pub(super) fn grow_older(&mut self) {
         self.now += 1;
         for ordinal in 0..self.segments.len() {

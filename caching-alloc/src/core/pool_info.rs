@@ -33,7 +33,7 @@ pub(super) struct PoolInfo {
     keeps: AtomicUsize,
     /// The arena that the streams of a re-mappable pool share.
     pub(super) arena: Option<Arc<Ranked<Arena>>>,
-    /// What removed caches of a re-mappable pool left.
+    /// Uses that removed caches of a re-mappable pool left.
     detached: Mutex<DetachedPending>,
     /// The memory of the source's device, in bytes, once it has been queried.
     total: OnceLock<u64>,

@@ -59,7 +59,7 @@ impl fmt::Display for Name {
     }
 }
 
-/// What a program told with a request: shown by the trace entries of the block, and by snapshots.
+/// The origin of a request. Trace entries of the block and snapshots show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RequestInfo {

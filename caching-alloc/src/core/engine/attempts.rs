@@ -85,7 +85,7 @@ pub(super) enum Extent {
     All,
 }
 
-/// What came of an effect that found no block.
+/// The result of an effect that found no block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Nothing,

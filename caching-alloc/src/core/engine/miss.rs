@@ -32,7 +32,7 @@ pub(super) struct Miss<'a> {
     pub(super) class: SizeClass,
 }
 
-/// What an effect came to.
+/// The block that an effect found, or its outcome without one.
 pub(super) type Performed = Result<Result<Block, Outcome>, AllocError>;
 
 impl Engine {

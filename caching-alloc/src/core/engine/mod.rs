@@ -34,7 +34,7 @@ use super::stats::{PoolUsages, Stats};
 use super::stream_cache::StreamCache;
 use super::sync::Mutex;
 
-/// What the handles of an allocator and of its pools share.
+/// The state that the handles of an allocator and of its pools share.
 #[derive(Debug)]
 pub(super) struct Engine {
     pub(super) registry: Arc<Registry>,

@@ -21,7 +21,7 @@ pub(super) struct SegmentSizes {
     pub(super) least: u64,
 }
 
-/// What the sizes of a new segment depend on. Lengths in bytes.
+/// The facts that decide the size of a new segment. Lengths in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Need {
     /// The requested block.

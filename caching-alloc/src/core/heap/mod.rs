@@ -100,7 +100,7 @@ struct Span {
 /// Units of a chunk of the side table, 64 KiB: the table stays small, and a lookup walks few blocks.
 const CHUNK: Units = 128;
 
-/// Segments and the blocks that view them.
+/// Segments and the blocks that tile them.
 #[derive(Debug)]
 pub(super) struct Heap {
     records: Vec<Record>,

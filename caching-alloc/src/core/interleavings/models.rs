@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A length that the quick caches, and one that it does not.
+/// A length that the quick list caches, and one that it does not.
 const SHORT: u64 = 1000;
 const LONG: u64 = 3 * MIB;
 

@@ -33,7 +33,7 @@ pub(super) struct PoolCore {
     past: Mutex<PastUsages>,
 }
 
-/// What handles of a pool share. When the last one is gone, the pool is closed.
+/// The part of a pool that its handles share. Dropping the last handle closes the pool.
 #[derive(Debug)]
 pub(super) struct PoolHandle {
     pub(super) core: Arc<PoolCore>,

@@ -1,5 +1,5 @@
-//! The registry: what all pools and streams of an allocator share below the pools themselves. The source and the streams,
-//! the segments that are live, trackers and their entries, limits, totals and faults.
+//! The registry: state below the pools that all pools and streams of an allocator share. The source and the streams,
+//! live segments, trackers and their entries, limits, totals and faults.
 //!
 //! Structure (segments and trackers) changes only under the structure lock. That lock is held while the source and
 //! trackers are called; a stream cache's lock never is.

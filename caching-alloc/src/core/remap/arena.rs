@@ -26,8 +26,8 @@ pub(in crate::core) struct Arena {
     old_mappings: Vec<OldMapping>,
     /// Parts of holes with pages that are still mapped there but used elsewhere.
     pub(super) stale: Vec<FreeSpan>,
-    /// Units leased by caches.
-    leased: u64,
+    /// Units that caches have taken.
+    taken: u64,
     /// The largest number of bytes in use whenever memory was searched.
     active_peak: u64,
     /// Calls of the source for moving pages so far.
@@ -128,7 +128,7 @@ impl Arena {
             granule: Units::try_from(granularity / UNIT).unwrap_or(Units::MAX).max(1),
             old_mappings: Vec::new(),
             stale: Vec::new(),
-            leased: 0,
+            taken: 0,
             active_peak: 0,
             short: 0,
             move_calls: 0,
@@ -167,13 +167,13 @@ impl Arena {
     #[inline]
     fn allocate_in(&mut self, tier: Tier, units: Units, stream: List) -> Option<(BlockId, u64, Units)> {
         let id = self.heap.allocate_off_holes(units, tier.list(stream))?;
-        self.leased += u64::from(units);
+        self.taken += u64::from(units);
         Some((id, self.address(id), units))
     }
 
     /// Frees a block to the stream that it came from.
     pub(in crate::core) fn free(&mut self, id: BlockId) {
-        self.leased -= u64::from(self.heap.block(id).units);
+        self.taken -= u64::from(self.heap.block(id).units);
         self.heap.free(id);
     }
 
@@ -189,7 +189,7 @@ impl Arena {
     /// Notes the bytes in use while `units` more are requested; returns the largest value so far, in bytes.
     /// No cache caches a block meanwhile.
     pub(in crate::core) fn note_active(&mut self, units: Units) -> u64 {
-        self.active_peak = self.active_peak.max(self.leased * UNIT + bytes_of(units));
+        self.active_peak = self.active_peak.max(self.taken * UNIT + bytes_of(units));
         let longest_page = longest_page(self.active_peak, self.smallest_page());
         self.short = Units::try_from(longest_page / SHORT_SHARE / UNIT).unwrap_or(Units::MAX);
         self.active_peak

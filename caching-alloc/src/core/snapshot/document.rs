@@ -1,7 +1,7 @@
 //! A snapshot in the format of PyTorch's tools: the layout of `torch.cuda.memory._snapshot()`, as JSON or as
 //! a pickle.
 //!
-//! The browser viewer computes a block's address by adding lengths to its segment's address, so blocks view
+//! The browser viewer computes a block's address by adding lengths to its segment's address, so blocks tile
 //! their segments. It replays the trace backwards from the final state, so both are of one moment, and
 //! entries that one ring has dropped are left out for all rings. Neighbouring pages of one stream become one
 //! segment there; pages are shared by all streams, so all of them have the same stream. A block's length in
@@ -257,7 +257,7 @@ fn frames(request: Option<RequestInfo>) -> Vec<Frame> {
     frame.into_iter().collect()
 }
 
-/// Merges neighbouring segments into one; `blocks` view them.
+/// Merges neighbouring segments into one; `blocks` tile them.
 fn segment(
     segments: &[core::Segment],
     blocks: &[BlockState],

@@ -7,7 +7,7 @@ use crate::core::segment::Segment;
 use crate::core::tracker::Slots;
 
 /// BlockTable, segments and entries that are copied per acquisition of the lock. Fewer in tests, whose few blocks
-/// must make several fragments.
+/// must make several steps.
 const CHUNK: u32 = if cfg!(test) { 2 } else { 1024 };
 
 /// A consistent copy of a cache's state.

@@ -109,7 +109,7 @@ impl StreamCache {
             if let Some(id) = state.reserve(request.units) {
                 return Some(Block::hand_out(self.state, state, id, request, self.stream));
             }
-            // Each attempt has merged a fragment.
+            // Each attempt has merged a part.
             if !state.keeps_any() {
                 return None;
             }

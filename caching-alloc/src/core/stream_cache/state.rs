@@ -24,7 +24,7 @@ use crate::core::tracker::Slots;
 /// Block entries that are gathered before they are delivered to trackers.
 pub(in crate::core) const BATCH: usize = 64;
 
-/// What a cache does after the lock of its state is released.
+/// Actions of a cache that need its state's lock to be released.
 pub(in crate::core) trait CacheOwner: Debug + Send + Sync {
     /// Delivers waiting entries to block trackers, unless another thread does or this is inside a tracker.
     fn deliver(&self, waiting: usize);
@@ -97,13 +97,13 @@ impl CacheState {
     pub(in crate::core) fn reserve(&mut self, units: Units) -> Option<BlockId> {
         match self.quick.take(&mut self.blocks, units) {
             Some(id) => Some(id),
-            None => self.lease(units),
+            None => self.take_from_heap(units),
         }
     }
 
     /// Takes a block from the heap.
     #[inline(never)]
-    fn lease(&mut self, units: Units) -> Option<BlockId> {
+    fn take_from_heap(&mut self, units: Units) -> Option<BlockId> {
         self.end_long();
         let found = self.allocate(units).or_else(|| {
             self.merge_some();
@@ -122,7 +122,7 @@ impl CacheState {
         }
     }
 
-    /// Counts one structure of the allocator: segments without blocks become older.
+    /// Counts one growth of the allocator: segments without blocks become older.
     pub(in crate::core) fn grow_older(&mut self) {
         self.end_long();
         self.fixed.grow_older();
@@ -158,7 +158,7 @@ impl CacheState {
         }
     }
 
-    /// Ends a lease; the block is free.
+    /// Returns a block to the heap.
     fn return_to_heap(&mut self, id: BlockId) {
         self.blocks.end(id);
         match &self.shared {
@@ -196,7 +196,7 @@ impl CacheState {
         while self.merge_some() {}
     }
 
-    /// Moves blocks from the quick to the heap.
+    /// Moves blocks from the quick list to the heap.
     #[inline(never)]
     fn give_up<R>(
         &mut self,
@@ -256,8 +256,8 @@ impl CacheState {
 
     /// Adds `stream` to those that use a block.
     pub(in crate::core) fn add_use(&mut self, id: BlockId, stream: StreamId) {
-        let lease = &mut self.blocks[id];
-        lease.uses = self.uses.add(lease.uses, stream);
+        let meta = &mut self.blocks[id];
+        meta.uses = self.uses.add(meta.uses, stream);
     }
 
     /// The cache, unless it is gone.
@@ -281,7 +281,7 @@ impl CacheState {
         Some(Owner { requested: meta.requested, usage, info: self.blocks.info(id) })
     }
 
-    /// The segments that contain a leased block, at least one.
+    /// The segments that contain a block, at least one.
     pub(in crate::core) fn segments_of(&self, id: BlockId) -> Vec<Segment> {
         match &self.shared {
             Some((arena, _)) => arena.lock().pages_of(id),
@@ -289,12 +289,12 @@ impl CacheState {
         }
     }
 
-    /// A leased block.
+    /// The record of a block that the cache has taken.
     pub(in crate::core) fn meta_of(&self, id: BlockId) -> &BlockMeta {
         &self.blocks[id]
     }
 
-    /// The information that came with the request for a leased block.
+    /// The information that came with the request for a block.
     pub(in crate::core) fn info(&self, id: BlockId) -> RequestInfo {
         self.blocks.info(id)
     }
@@ -321,9 +321,9 @@ impl CacheState {
     /// Marks a block as freed by its owner while other streams use it; returns these streams.
     pub(in crate::core) fn request_free(&mut self, id: BlockId) -> Vec<StreamId> {
         self.blocks.set(id, BlockStatus::Pending);
-        let lease = &mut self.blocks[id];
-        let BlockMeta { address, units, requested, .. } = *lease;
-        let streams = self.uses.take(std::mem::replace(&mut lease.uses, NO_USES));
+        let meta = &mut self.blocks[id];
+        let BlockMeta { address, units, requested, .. } = *meta;
+        let streams = self.uses.take(std::mem::replace(&mut meta.uses, NO_USES));
         self.ring.push(BlockEvent::FreeRequested, address, units, requested, self.blocks.info(id));
         self.counters.request_free(class_of(units), bytes_of(units), requested);
         self.counters.set_pending(class_of(units), bytes_of(units), true);

@@ -166,7 +166,7 @@ impl SymmetricArena {
         Ok(())
     }
 
-    /// Prevents structure from now on: a request without room is an error. For capture.
+    /// Prevents growth from now on: a request without room is an error. For capture.
     pub fn freeze(&mut self) {
         self.frozen += 1;
     }

@@ -122,7 +122,7 @@ proptest! {
         for placed in live.drain(..) {
             arena.free(placed.placement).unwrap();
         }
-        // All blocks are merged: each segment serves one block of its own size again, without structure.
+        // All blocks are merged: each segment serves one block of its own size again, without growth.
         let sizes: Vec<u64> = arena.segments().iter().map(|segment| segment.bytes).collect();
         arena.freeze();
         for bytes in sizes {
