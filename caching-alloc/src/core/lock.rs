@@ -76,6 +76,13 @@ impl<T> std::ops::DerefMut for Guard<'_, T> {
     }
 }
 
+/// Panics if this thread holds a lock that a hit takes: no call may leave the crate then.
+#[cfg(test)]
+pub(super) fn assert_may_call_out() {
+    #[cfg(debug_assertions)]
+    held::assert_none_from(Rank::StreamCache);
+}
+
 #[cfg(debug_assertions)]
 mod held {
     use std::cell::Cell;
@@ -89,6 +96,13 @@ mod held {
     }
 
     pub(super) struct Held(Rank);
+
+    /// Panics if this thread holds a lock of this rank or of a later one.
+    #[cfg(test)]
+    pub(super) fn assert_none_from(rank: Rank) {
+        let counts = HELD.with(Cell::get);
+        assert!(counts[rank as usize..].iter().all(|count| *count == 0), "a call under {counts:?}");
+    }
 
     impl Held {
         pub(super) fn take(rank: Rank) -> Self {

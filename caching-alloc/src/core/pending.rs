@@ -60,3 +60,38 @@ impl Uses {
         streams
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn each_list_has_the_streams_that_were_added_to_it(
+            steps in prop::collection::vec((0..4usize, prop::option::weighted(0.8, 0..5u64)), 0..100),
+        ) {
+            let mut uses = Uses::default();
+            let mut heads = [NO_USES; 4];
+            let mut model: [HashSet<StreamId>; 4] = Default::default();
+            // A stream is added to a list, or a list is emptied.
+            for (list, stream) in steps {
+                match stream.map(StreamId) {
+                    Some(stream) => {
+                        heads[list] = uses.add(heads[list], stream);
+                        model[list].insert(stream);
+                    }
+                    None => {
+                        let streams = uses.take(std::mem::replace(&mut heads[list], NO_USES));
+                        prop_assert_eq!(streams.len(), model[list].len(), "no stream twice");
+                        prop_assert_eq!(HashSet::from_iter(streams), std::mem::take(&mut model[list]));
+                    }
+                }
+            }
+            prop_assert!(uses.nodes.len() <= 4 * 5, "nodes are used again");
+        }
+    }
+}

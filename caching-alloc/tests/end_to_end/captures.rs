@@ -1,14 +1,15 @@
 //! Captures beside other operations: no memory that a graph uses is released or moved.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::common::hooked::{Call, HookedStreams, StreamHook};
 use super::common::pause::Pause;
 use super::common::{MIB, bench, remapping_bench, s, tight};
 use caching_alloc::core::{
-    AllocError, Allocator, Entry, Filter, GraphPool, MemoryInfo, Pool, PoolSettings, SegmentMemory,
-    SegmentSource, SourceError, Tracker, TrackerError,
+    ActionKind, AllocError, Allocator, Entry, Filter, Freeze, GraphPool, MemoryInfo, Pool, PoolKind,
+    PoolSettings, SegmentMemory, SegmentSource, SourceError, Tracker, TrackerError,
 };
 use caching_alloc::host::{HostSource, StreamCall};
 
@@ -180,6 +181,72 @@ fn a_stream_that_captures_gets_no_memory_that_may_move_or_go() {
         bench.streams.set_capturing(s(1), false);
         drop(freeze);
     }
+}
+
+/// Stops a thread that asks whether stream 7 captures, after some questions that pass.
+#[derive(Debug, Default)]
+struct PausedQuestion {
+    passing: AtomicUsize,
+    pause: Pause,
+}
+
+impl StreamHook for PausedQuestion {
+    fn before(&self, call: Call) {
+        let less = |left: usize| left.checked_sub(1);
+        if call == Call::IsCapturing(s(7))
+            && self.passing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_err()
+        {
+            self.pause.pass();
+        }
+    }
+}
+
+/// Keeps a pool frozen from its first entry on.
+struct StaysFrozen(Pool, Mutex<Option<Freeze>>);
+
+impl Tracker for StaysFrozen {
+    fn name(&self) -> &str {
+        "stays frozen"
+    }
+    fn observe(&self, _: &[Entry]) -> Result<(), TrackerError> {
+        self.1.lock().unwrap().get_or_insert_with(|| self.0.freeze());
+        Ok(())
+    }
+}
+
+/// Freezes a pool inside a tracker while a trim, which has found that nothing keeps the pool, asks whether its stream
+/// captures. `passing` questions come before that one.
+fn freeze_beside_a_trim(kind: PoolKind, passing: usize) {
+    let source = Arc::new(HostSource::new(1 << 30));
+    let streams = Arc::new(HookedStreams::<PausedQuestion>::default());
+    let allocator = Allocator::new(source, streams.clone(), tight());
+    let pool = allocator.pool(PoolSettings { kind, ..PoolSettings::default() }).unwrap();
+    drop(pool.allocate(3 * MIB, s(7)).unwrap());
+    let reserved = pool.stats().reserved.current;
+    let tracker = Arc::new(StaysFrozen(pool.clone(), Mutex::default()));
+    let _attachment = allocator.attach(tracker.clone(), Filter::only(&[ActionKind::Alloc])).unwrap();
+    let other = allocator.pool(PoolSettings::default()).unwrap();
+    let _stays = other.allocate(1000, s(1)).unwrap();
+    streams.hook.passing.store(passing, Ordering::SeqCst);
+    streams.hook.pause.arm();
+    std::thread::scope(|scope| {
+        let trim = scope.spawn(|| allocator.empty_cache().unwrap());
+        streams.hook.pause.wait_until_reached();
+        // The tracker gets the entries of these hits on this thread.
+        (0..200).for_each(|_| drop(other.allocate(1000, s(1)).unwrap()));
+        assert!(tracker.1.lock().unwrap().is_some(), "the pool is frozen");
+        streams.hook.pause.open();
+        trim.join().unwrap();
+    });
+    assert_eq!(pool.stats().reserved.current, reserved, "a frozen pool releases nothing");
+    *tracker.1.lock().unwrap() = None;
+}
+
+#[test]
+fn a_trim_sees_a_freeze_that_did_not_wait_for_it() {
+    freeze_beside_a_trim(PoolKind::Cached, 0);
+    // The first question is about segments of the stream, of which there are none.
+    freeze_beside_a_trim(PoolKind::Remappable, 1);
 }
 
 /// Freezes a pool whenever it is told of something.

@@ -68,6 +68,21 @@ fn pages_of_a_dropped_pool_stay_while_a_stream_that_left_it_uses_them() {
 }
 
 #[test]
+fn memory_of_a_dropped_pool_stays_while_a_captured_stream_uses_it() {
+    let bench = bench(u64::MAX, tight());
+    let pool = bench.allocator.pool(PoolSettings::default()).unwrap();
+    let block = pool.allocate(2 * MIB, s(1)).unwrap();
+    bench.streams.set_capturing(s(2), true);
+    block.record_stream(s(2)).unwrap();
+    drop((block, pool));
+    bench.allocator.reap().unwrap();
+    assert!(bench.source.calls().live_bytes > 0, "the captured use has not ended");
+    bench.streams.set_capturing(s(2), false);
+    bench.allocator.reap().unwrap();
+    assert_eq!(bench.source.calls().live_bytes, 0);
+}
+
+#[test]
 fn a_frozen_pool_uses_what_it_has() {
     let bench = bench(u64::MAX, tight());
     let pool =

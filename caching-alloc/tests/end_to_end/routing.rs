@@ -1,9 +1,10 @@
 //! Selection of the pool for a request: by thread, by capture, and, before memory runs out, a pool that
 //! lends.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 
+use super::common::hooked::{Call, HookedStreams, StreamHook};
 use super::common::{Bench, MIB, bench, s, tight};
 use caching_alloc::core::{AllocError, Allocator, Block, GraphPool, Pool, PoolKind, PoolSettings};
 use caching_alloc::host::HostSource;
@@ -39,6 +40,19 @@ fn guards_nest_on_their_thread_alone() {
     assert_eq!(asked(&here.allocator), inner.id());
     drop(second);
     assert_eq!(asked(&here.allocator), default);
+}
+
+#[test]
+fn a_guard_takes_the_requests_that_its_predicate_selects() {
+    let Bench { allocator, .. } = bench(u64::MAX, tight());
+    let [outer, long, of_stream] = [(); 3].map(|()| pool(&allocator));
+    let _outer = outer.use_on_this_thread();
+    let _long = long.use_on_this_thread_if(|request| request.bytes >= MIB);
+    let _of_stream = of_stream.use_on_this_thread_if(|request| request.stream == s(2));
+    let asked = |bytes, stream| allocator.allocate(bytes, s(stream)).unwrap().pool();
+    assert_eq!([asked(1, 1), asked(MIB, 1)], [outer.id(), long.id()]);
+    assert_eq!([asked(1, 2), asked(MIB, 2)], [of_stream.id(); 2]);
+    assert_eq!(allocator.pool_for(MIB - 1, s(1)).id(), outer.id());
 }
 
 #[test]
@@ -193,6 +207,32 @@ fn what_is_lent_to_another_stream_is_ordered() {
     let again = pool.allocate(7 * MIB, s(1)).unwrap();
     assert_eq!(again.address(), address);
     assert_eq!(bench.streams.waits().last(), Some(&(s(1), s(2))));
+}
+
+/// Drops a pool when stream 1 is asked for an event.
+#[derive(Debug, Default)]
+struct DropsPool(Mutex<Option<Pool>>);
+
+impl StreamHook for DropsPool {
+    fn before(&self, call: Call) {
+        if call == Call::Record(s(1)) {
+            drop(self.0.lock().unwrap().take());
+        }
+    }
+}
+
+#[test]
+fn a_pool_that_is_dropped_while_it_is_about_to_lend_does_not_lend() {
+    let streams = Arc::new(HookedStreams::<DropsPool>::default());
+    let source = Arc::new(HostSource::new(4 * MIB));
+    let allocator = Allocator::new(source.clone(), streams.clone(), tight());
+    let lender = allocator.pool(PoolSettings { lends: true, ..PoolSettings::default() }).unwrap();
+    drop(lender.allocate(3 * MIB, s(1)).unwrap());
+    *streams.hook.0.lock().unwrap() = Some(lender);
+    let block = allocator.allocate(3 * MIB, s(2)).unwrap();
+    assert!(streams.hook.0.lock().unwrap().is_none(), "the lender is gone");
+    assert_eq!(block.pool(), allocator.default_pool().id());
+    assert_eq!(source.calls().release, 1, "of the lender's segment");
 }
 
 #[test]

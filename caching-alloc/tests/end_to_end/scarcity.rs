@@ -164,6 +164,50 @@ fn collectives_and_captures_wait_for_no_memory() {
 }
 
 #[test]
+fn a_stream_waits_for_no_collective_to_reuse_its_own_block() {
+    let bench = bench(12 * MIB, Settings { reuse: Reuse::DeviceWait, ..tight() });
+    bench.allocator.mark_collective(s(2));
+    let block = bench.allocator.allocate(8 * MIB, s(1)).unwrap();
+    bench.streams.enqueue(s(2));
+    block.record_stream(s(2)).unwrap();
+    drop(block);
+    bench.allocator.allocate(8 * MIB, s(1)).expect("the host may wait");
+    assert!(bench.streams.waits().is_empty());
+}
+
+#[test]
+fn a_block_is_reused_when_all_its_uses_have_ended() {
+    let bench = bench(u64::MAX, Settings { reuse: Reuse::HostSeen, ..tight() });
+    let block = bench.allocator.allocate(8 * MIB, s(1)).unwrap();
+    let address = block.address();
+    for stream in [2, 3] {
+        bench.streams.enqueue(s(stream));
+        block.record_stream(s(stream)).unwrap();
+    }
+    drop(block);
+    let before = bench.allocator.allocate(8 * MIB, s(1)).unwrap();
+    bench.streams.complete(s(2));
+    let between = bench.allocator.allocate(8 * MIB, s(1)).unwrap();
+    bench.streams.complete(s(3));
+    let after = bench.allocator.allocate(8 * MIB, s(1)).unwrap();
+    let addresses = [&before, &between, &after].map(Block::address);
+    assert!(addresses[..2].iter().all(|other| *other != address), "stream 3 still uses it");
+    assert_eq!(addresses[2], address);
+}
+
+#[test]
+fn a_use_that_cannot_be_queried_has_not_ended() {
+    let bench = bench(u64::MAX, tight());
+    let block = bench.allocator.allocate(8 * MIB, s(1)).unwrap();
+    let address = block.address();
+    bench.streams.enqueue(s(2));
+    block.record_stream(s(2)).unwrap();
+    drop(block);
+    bench.streams.set_capturing(s(2), true);
+    assert_ne!(bench.allocator.allocate(8 * MIB, s(1)).unwrap().address(), address);
+}
+
+#[test]
 fn what_is_captured_is_waited_for_after_the_capture() {
     let bench = bench(u64::MAX, tight());
     let block = bench.allocator.allocate(8 * MIB, s(1)).unwrap();

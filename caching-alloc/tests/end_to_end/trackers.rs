@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Duration;
 
-use super::common::{MIB, bench, check_tiling, s, tight, used};
+use super::common::{MIB, bench, check_tiling, remapping_bench, s, tight, used};
 use caching_alloc::core::{
     Action, ActionKind, AllocError, Allocator, Attachment, Block, Entry, Fault, Filter, Hold, PoolId,
     PoolSettings, Snapshot, StreamId, TrackError, Tracker, TrackerError,
@@ -264,6 +264,36 @@ fn a_segment_is_told_before_its_blocks_are_handed_out() {
             });
         }
     });
+}
+
+/// Allocates whenever it is told of a segment; keeps the results.
+struct Allocates(Allocator, Mutex<Vec<Result<Block, AllocError>>>);
+
+impl Tracker for Allocates {
+    fn name(&self) -> &str {
+        "allocates"
+    }
+
+    fn observe(&self, _: &[Entry]) -> Result<(), TrackerError> {
+        let result = self.0.allocate(1000, s(1));
+        self.1.lock().unwrap().push(result);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_segment_serves_no_hit_before_trackers_are_told_of_it() {
+    for bench in [bench(u64::MAX, tight()), remapping_bench(u64::MAX, tight())] {
+        let tracker = Arc::new(Allocates(bench.allocator.clone(), Mutex::default()));
+        let filter = Filter::only(&[ActionKind::SegmentAlloc, ActionKind::SegmentMap]);
+        let attachment = bench.allocator.attach(tracker.clone(), filter).unwrap();
+        let _block = bench.allocator.allocate(1000, s(1)).unwrap();
+        attachment.detach().unwrap();
+        let results = std::mem::take(&mut *tracker.1.lock().unwrap());
+        assert!(!results.is_empty());
+        let is_miss = |result: &Result<Block, _>| matches!(result, Err(AllocError::ReentrantTracker { .. }));
+        assert!(results.iter().all(is_miss), "{results:?}");
+    }
 }
 
 /// Does what it is told to at its first entry.

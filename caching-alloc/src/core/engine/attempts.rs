@@ -334,6 +334,15 @@ mod tests {
         }
 
         #[test]
+        fn pages_are_mapped_after_every_release(conditions in conditions(), moving in 0..3u64) {
+            let effects = effects(Conditions { sizes: None, ..conditions }, &[1], moving);
+            let releases = (0..effects.len()).filter(|at| effects[*at] == E::ReleaseCached);
+            for at in releases {
+                prop_assert_eq!(effects[at + 1], E::MapPages { extent: Extent::All });
+            }
+        }
+
+        #[test]
         fn other_streams_memory_is_taken_only_as_far_as_allowed(conditions in conditions(), moving in 0..3u64) {
             for effect in effects(conditions, &[1], moving) {
                 let least = match effect {

@@ -9,12 +9,14 @@
 //! - Otherwise: both, on threads of the system, in the order of its scheduler.
 //!
 //! A program checks visible effects: its [`Ledger`], in which no two blocks share bytes; the figures of the
-//! source, the streams and the statistics at its end; the entries that its [`Reader`] got.
+//! source, the streams and the statistics at its end; the entries that its [`Reader`] got. Source, streams and
+//! readers also check that they are called without a lock that a hit takes.
 
 #[cfg(not(loom))]
 mod flows;
 mod models;
 mod reader;
+mod source;
 mod streams;
 
 use std::collections::BTreeMap;
@@ -23,6 +25,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::*;
 use crate::host::HostSource;
 use reader::Reader;
+use source::Source;
 use streams::Streams;
 
 #[cfg(loom)]
@@ -109,9 +112,9 @@ impl Program {
         }
     }
 
-    fn made(capacity: u64, make: impl FnOnce(Arc<HostSource>, Arc<Streams>) -> Allocator) -> Self {
+    fn made(capacity: u64, make: impl FnOnce(Arc<Source>, Arc<Streams>) -> Allocator) -> Self {
         let (source, streams) = (Arc::new(HostSource::new(capacity)), Arc::new(Streams::new()));
-        let allocator = make(source.clone(), streams.clone());
+        let allocator = make(Arc::new(Source(source.clone())), streams.clone());
         Self { source, streams, allocator, ledger: Arc::default() }
     }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
+use crate::core::lock::assert_may_call_out;
 use crate::core::sync::Mutex;
 use crate::core::{EventError, EventId, StreamEvents, StreamId};
 use crate::host::HostStreams;
@@ -19,6 +20,7 @@ impl Streams {
     }
 
     fn step<R>(&self, call: impl FnOnce(&HostStreams) -> R) -> R {
+        assert_may_call_out();
         let _step = self.step.lock();
         call(&self.host)
     }
