@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use super::common::{Bench, MIB, bench, check_tiling, remapping_bench, s, tight, used};
 use caching_alloc::core::{
-    Action, ActionKind, AllocError, Allocator, Attachment, Block, BlockSpan, Entry, Fault, Filter, Hold,
-    Name, PoolId, PoolSettings, Snapshot, StreamId, TrackError, Tracker, TrackerError,
+    Action, ActionKind, AllocError, Allocator, Attachment, Block, Entry, Fault, Filter, Hold, PoolId,
+    PoolSettings, Snapshot, StreamId, TrackError, Tracker, TrackerError,
 };
 
 /// Rebuilds an allocator's state from its snapshot and entries, and checks them on the way.
@@ -294,34 +294,6 @@ fn a_segment_serves_no_hit_before_trackers_are_told_of_it() {
     }
 }
 
-#[test]
-fn entries_show_the_request_of_their_block() {
-    let allocator = bench(u64::MAX, tight()).allocator;
-    let mut wanted = Vec::new();
-    for name in [Some("first"), None, Some("third")] {
-        let name = name.map(Name::new);
-        // The same memory, requested in two places.
-        let block = match name {
-            Some(name) => allocator.allocate_named(1000, s(1), name),
-            None => allocator.allocate(1000, s(1)),
-        }
-        .unwrap();
-        assert_eq!(block.name(), name);
-        // Handed out, free requested, free completed.
-        wanted.extend([(name, block.call_site()); 3]);
-    }
-    let trace = allocator.snapshot().unwrap().trace;
-    let shown = trace.iter().filter_map(|entry| match &entry.action {
-        Action::Alloc(span) | Action::FreeRequested(span) | Action::FreeCompleted(span) => {
-            Some((span.request.name, span.request.call_site))
-        }
-        _ => None,
-    });
-    assert_eq!(shown.collect::<Vec<_>>(), wanted);
-    let lines: HashSet<u32> = wanted.iter().map(|(_, site)| site.line()).collect();
-    assert_eq!(lines.len(), 2, "the two places");
-}
-
 /// Does what it is told to at its first entry.
 struct Once<F>(F, AtomicBool);
 
@@ -528,36 +500,6 @@ impl Tracker for Entries {
         self.0.lock().unwrap().extend_from_slice(entries);
         Ok(())
     }
-}
-
-#[test]
-fn entries_show_the_name_and_the_place_of_their_request() {
-    let Bench { allocator, .. } = bench(u64::MAX, tight());
-    let entries = Arc::new(Entries::default());
-    let attachment = allocator.attach(entries.clone(), Filter::all()).unwrap();
-    let weights = Name::new("weights");
-    let named = allocator.allocate_named(3 * MIB, s(1), weights).unwrap();
-    let line = line!() - 1;
-    let unnamed = allocator.allocate(3 * MIB, s(1)).unwrap();
-    assert_eq!((named.name(), unnamed.name()), (Some(weights), None));
-    let found = allocator.find(named.address()).unwrap().block.request.unwrap();
-    assert_eq!((found.name, found.call_site.line()), (Some(weights), line));
-    let address = named.address();
-    drop((named, unnamed));
-    attachment.detach().unwrap();
-    let entries = entries.0.lock().unwrap();
-    let spans = entries.iter().filter_map(|entry| match entry.action {
-        Action::Alloc(span) | Action::FreeRequested(span) | Action::FreeCompleted(span) => Some(span),
-        _ => None,
-    });
-    let (of_named, others): (Vec<_>, Vec<_>) = spans.partition(|span| span.address == address);
-    assert_eq!((of_named.len(), others.len()), (3, 3));
-    let is_named =
-        |span: &BlockSpan| (span.request.name, span.request.call_site.line()) == (Some(weights), line);
-    assert!(of_named.iter().all(is_named), "{of_named:?}");
-    assert!(
-        others.iter().all(|span| span.request.name.is_none() && span.request.call_site.line() == line + 2)
-    );
 }
 
 #[test]

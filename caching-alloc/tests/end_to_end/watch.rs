@@ -1,16 +1,16 @@
 //! Readers of the allocator's state: late readers, trackers of several devices, out-of-memory observers,
 //! statistics, lookups by address.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::common::{Bench, MIB, bench, check_tiling, s, tight};
 use caching_alloc::core::{
-    Action, ActionKind, AllocError, Allocator, Block, Entry, ExportError, Fault, Filter, Fraction, OomAction,
-    Pool, PoolKind, PoolSettings, RawError, Segment, Settings, ShareKind, Since, Snapshot, SourceCalls,
-    SourceError, Tracker, TrackerError,
+    Action, ActionKind, AllocError, Allocator, Block, Entry, ExportError, Fault, Filter, Fraction, Name,
+    OomAction, Pool, PoolKind, PoolSettings, RawError, Segment, Settings, ShareKind, Since, Snapshot,
+    SourceCalls, SourceError, Tracker, TrackerError,
 };
 use caching_alloc::host::{HostSource, HostStreams};
 use proptest::prelude::*;
@@ -384,6 +384,34 @@ fn a_raw_block_is_given_back_once_by_its_address() {
     drop(owned);
     allocator.empty_cache().unwrap();
     assert_eq!(allocator.release_raw(raw), Err(RawError::Foreign { address: raw }));
+}
+
+#[test]
+fn entries_show_the_request_of_their_block() {
+    let allocator = bench(u64::MAX, tight()).allocator;
+    let mut wanted = Vec::new();
+    for name in [Some("first"), None, Some("third")] {
+        let name = name.map(Name::new);
+        // The same memory, requested in two places.
+        let block = match name {
+            Some(name) => allocator.allocate_named(1000, s(1), name),
+            None => allocator.allocate(1000, s(1)),
+        }
+        .unwrap();
+        assert_eq!(block.name(), name);
+        // Handed out, free requested, free completed.
+        wanted.extend([(name, block.call_site()); 3]);
+    }
+    let trace = allocator.snapshot().unwrap().trace;
+    let shown = trace.iter().filter_map(|entry| match &entry.action {
+        Action::Alloc(span) | Action::FreeRequested(span) | Action::FreeCompleted(span) => {
+            Some((span.request.name, span.request.call_site))
+        }
+        _ => None,
+    });
+    assert_eq!(shown.collect::<Vec<_>>(), wanted);
+    let lines: HashSet<u32> = wanted.iter().map(|(_, site)| site.line()).collect();
+    assert_eq!(lines.len(), 2, "the two places");
 }
 
 #[test]
