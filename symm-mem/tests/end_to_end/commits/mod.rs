@@ -174,17 +174,25 @@ fn compute(
     operation.enqueue(group, apart.0, apart.1, stream);
     let apart = outcome(apart.1.ptr);
 
+    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+    let mut checked = Vec::new();
     for (how, found) in [("eager", &eager), ("captured", &captured[0]), ("launched again", &captured[1])] {
+        // The same bits need no second check, each of which computes all sums again.
+        let found_bits = bits(found);
+        if checked.contains(&found_bits) {
+            continue;
+        }
+        checked.push(found_bits);
         for (at, (found, apart)) in found.iter().zip(&apart).enumerate() {
             // A sum of two values has only one order.
             let same =
                 group.size() > 2 && operation != Operation::AllGather || found.to_bits() == apart.to_bits();
             let (exact, most) = operation.expected(group, at);
             let near = (f64::from(*found) - exact).abs() <= most.max(f64::from(f32::EPSILON) * exact.abs());
-            let group = group.name();
             assert!(
                 same && near,
-                "{operation:?} of {group}, {how}: {found} at {at}, {apart} without windows, {exact} exactly"
+                "{operation:?} of {}, {how}: {found} at {at}, {apart} without windows, {exact} exactly",
+                group.name()
             );
         }
     }

@@ -55,11 +55,7 @@ const HAZARDS: &[Entry] = &[
     ("H10", ARENA, &["placement_is_a_function_of_the_requests"]),
     ("H10", AGREEMENT, &["equal_sizes_after_different_histories_are_no_agreement"]),
     // Reuse that depends on time.
-    (
-        "H11",
-        "caching-alloc/src/core/symmetric/tests.rs",
-        &["placement_is_a_function_of_the_requests"],
-    ),
+    ("H11", "caching-alloc/src/core/symmetric/tests.rs", &["placement_is_a_function_of_the_requests"]),
     // Addresses and handles as names.
     ("H12", EMBEDDED, &["a_group_that_was_forgotten_does_not_find_its_former_decisions"]),
     ("H12", "symm-mem/src/domain.rs", &["a_second_generation_is_told_from_the_first"]),
