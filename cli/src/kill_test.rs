@@ -26,6 +26,7 @@ use crate::child::{self, KillOnDrop};
 use crate::demo::{Backend, backend, die_with_launcher};
 use crate::exit::explain;
 use crate::percentiles::{Percentiles, table};
+use crate::progress::Progress;
 
 /// Longer than any step takes, unless it hangs.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -130,7 +131,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let plan = backend::plan(options.backend, options.ranks)?;
     let mut known: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     let (mut shrunk, mut rebuilt) = (Vec::new(), Vec::new());
+    let progress = Progress::start();
     for round in 0..options.rounds as usize {
+        progress.show(format!("round {} of {}", round + 1, options.rounds));
         let job = Job::start(options, plan.backend, plan.ranks, round)?;
         for found in job.lose(options.stop).with_context(|| format!("round {round}"))? {
             known.entry(found.place).or_default().push(found.known);
@@ -138,6 +141,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             rebuilt.push(found.rebuilt);
         }
     }
+    drop(progress);
     let known = known.into_iter().map(|(place, times)| times_of(PLACES[place], times)).collect();
     let report = Report {
         backend: plan.backend.name(),

@@ -24,6 +24,7 @@ mod notes;
 pub mod percentiles;
 mod plain;
 pub mod probe;
+mod progress;
 mod replay;
 mod trace;
 mod viz;

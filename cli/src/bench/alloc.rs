@@ -29,13 +29,7 @@ struct Report {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let (mut ours, mut lines) = (ours(Program::Alloc, &[])?, String::new());
     let mut torch = peer::torch_allocator();
-    while ours.round(&mut lines).context("caching-alloc's benchmark")? {
-        if let Ok((player, _)) = &mut torch
-            && let Err(why) = player.round(&mut lines)
-        {
-            torch = Err(why);
-        }
-    }
+    peer::alternate(&mut ours, &mut torch, &mut lines).context("caching-alloc's benchmark")?;
     let figures = compare(medians(&lines)?, &OURS);
     let torch = torch.err().map(|why| format!("{why:#}"));
     let report = Report { scaling: scaling(&figures), figures, torch };

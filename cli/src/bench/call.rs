@@ -70,13 +70,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut torch = peer::torch_distributed(&peer::CALL, options.ranks);
     let (mut opening, mut lines) = (String::new(), String::new());
     ours.round(&mut opening).context("process-group's benchmark")?;
-    while ours.round(&mut lines).context("process-group's benchmark")? {
-        if let Ok((player, _)) = &mut torch
-            && let Err(why) = player.round(&mut lines)
-        {
-            torch = Err(why);
-        }
-    }
+    peer::alternate(&mut ours, &mut torch, &mut lines).context("process-group's benchmark")?;
     let (machine, results) = opened(&opening)?;
     let figures = compare(medians(&lines)?, &[RAW]);
     let torch = torch.err().map(|why| format!("{why:#}"));

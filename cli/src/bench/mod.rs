@@ -44,8 +44,19 @@ enum What {
     Program(programs::Options),
 }
 
+impl What {
+    /// Returns true for a process that another benchmark has started.
+    fn is_part(&self) -> bool {
+        match self {
+            Self::Program(_) => true,
+            Self::Store(options) => options.is_part(),
+            _ => false,
+        }
+    }
+}
+
 pub(crate) fn run(options: &Options) -> Result<()> {
-    if !matches!(options.what, What::Program(_)) {
+    if !options.what.is_part() {
         note_debug_build();
     }
     match &options.what {

@@ -4,8 +4,8 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 
 use super::figures::{Figure, compare, medians, read, table};
-use super::ours;
 use super::programs::Program;
+use super::{ours, turns};
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -60,7 +60,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         [ranks.as_str()].into_iter().chain(options.ring.iter().map(String::as_str)).collect();
     let mut ours = ours(Program::Messages, &arguments)?;
     let mut lines = String::new();
-    while ours.round(&mut lines).context("the benchmark of messages")? {}
+    turns::rounds(|| ours.round(&mut lines)).context("the benchmark of messages")?;
     let report = Report::of(&lines)?;
     if options.json {
         println!("{}", serde_json::to_string(&report)?);

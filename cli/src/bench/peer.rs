@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
-use super::turns::Player;
+use super::turns::{Player, rounds};
 use crate::child;
 
 const ALLOC: &str = include_str!("../../peers/alloc_bench.cpp");
@@ -87,6 +87,24 @@ pub(super) fn torch_distributed(script: &Script, ranks: usize) -> Result<(Player
     let program = folder.path().join(script.name);
     std::fs::write(&program, script.text).with_context(|| format!("cannot write {}", program.display()))?;
     Ok((Player::start(Command::new(&python).arg(&program).arg(ranks.to_string()))?, folder))
+}
+
+/// Runs all rounds of our program, and after each one a round of PyTorch's, until that fails: then it is its error.
+pub(super) fn alternate(
+    ours: &mut Player,
+    torch: &mut Result<(Player, TempDir)>,
+    lines: &mut String,
+) -> Result<()> {
+    rounds(|| {
+        let has_more = ours.round(lines)?;
+        if has_more
+            && let Ok((player, _)) = torch
+            && let Err(why) = player.round(lines)
+        {
+            *torch = Err(why);
+        }
+        Ok(has_more)
+    })
 }
 
 fn flags<'a>(flag: &'a str, folders: &'a [PathBuf]) -> impl Iterator<Item = String> + 'a {

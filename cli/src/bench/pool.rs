@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::figures::{Bar, Figure, compare, find, medians, read, table};
 use super::programs::Program;
-use super::{check, ours};
+use super::{check, ours, turns};
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -59,7 +59,7 @@ pub(super) fn measure(ranks: usize) -> Result<Report> {
     );
     let mut ours = ours(Program::Pool, &[&ranks.to_string()])?;
     let mut lines = String::new();
-    while ours.round(&mut lines).context("symm-mem's benchmark of pools")? {}
+    turns::rounds(|| ours.round(&mut lines)).context("symm-mem's benchmark of pools")?;
     Report::of(&lines)
 }
 

@@ -25,6 +25,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::Serialize;
 
 use crate::child::KillOnDrop;
+use crate::progress::Progress;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -54,6 +55,13 @@ pub(crate) struct Options {
     /// Run our server: print its port, and serve until standard input ends
     #[arg(long, hide = true)]
     serve: bool,
+}
+
+impl Options {
+    /// Returns true for a server or an attacker, which another process measures.
+    pub(super) fn is_part(&self) -> bool {
+        self.serve || self.attacks.address.is_some()
+    }
 }
 
 /// PyTorch's server alone.
@@ -328,7 +336,9 @@ fn measure(contenders: &mut [Contender], options: &Options) -> Result<()> {
     for contender in &mut *contenders {
         contender.clients = (0..options.threads).map(|_| contender.connect()).collect::<Result<_>>()?;
     }
+    let progress = Progress::start();
     for round in 0..options.rounds {
+        progress.show(format!("round {} of {}", round + 1, options.rounds));
         let mut turns: Vec<_> = contenders.iter_mut().collect();
         if round % 2 == 1 {
             turns.reverse();
@@ -338,7 +348,8 @@ fn measure(contenders: &mut [Contender], options: &Options) -> Result<()> {
         }
         turns.iter_mut().try_for_each(|contender| contender.call_at_once(options.calls))?;
     }
-    for _ in 0..options.joins {
+    for join in 0..options.joins {
+        progress.show(format!("join {} of {}", join + 1, options.joins));
         contenders.iter_mut().try_for_each(|contender| contender.join(options.clients))?;
     }
     Ok(())

@@ -55,13 +55,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut torch = peer::torch_distributed(&peer::SYMM, ranks);
     let (mut opening, mut lines) = (String::new(), String::new());
     ours.round(&mut opening).context("symm-mem's benchmark")?;
-    while ours.round(&mut lines).context("symm-mem's benchmark")? {
-        if let Ok((player, _)) = &mut torch
-            && let Err(why) = player.round(&mut lines)
-        {
-            torch = Err(why);
-        }
-    }
+    peer::alternate(&mut ours, &mut torch, &mut lines).context("symm-mem's benchmark")?;
     let machine =
         opening.trim().strip_prefix("machine\t").context("symm-mem's benchmark names no machine")?;
     let figures = compare(medians(&lines)?, &BASES);

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::child::{self, KillOnDrop};
+use crate::progress::Progress;
 
 /// Longer than any round takes.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -18,6 +19,18 @@ pub(super) struct Player {
     child: KillOnDrop,
     turns: Option<ChildStdin>,
     lines: Receiver<String>,
+}
+
+/// Runs the rounds of a program with `round`, until it has no further ones, and shows their number.
+pub(super) fn rounds(mut round: impl FnMut() -> Result<bool>) -> Result<()> {
+    let progress = Progress::start();
+    for number in 1_u64.. {
+        progress.show(format!("round {number}"));
+        if !round()? {
+            break;
+        }
+    }
+    Ok(())
 }
 
 impl Player {

@@ -9,7 +9,6 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use indicatif::{ProgressBar, ProgressStyle};
 use process_group::store::Deadline;
 
 use super::backend::{self, Plan};
@@ -19,6 +18,7 @@ use super::protocol::{self, Message, Stage};
 use super::report::Figures;
 use crate::child::KillOnDrop;
 use crate::job_secret::JobSecret;
+use crate::progress::Progress;
 use crate::trace::Trace;
 
 /// Longer than any step of a rank takes beyond its deadline; a rank that is silent for this long is stuck.
@@ -116,12 +116,7 @@ fn listen(
     figures: &mut Figures,
     patience: Duration,
 ) -> Result<()> {
-    let bar = ProgressBar::new_spinner();
-    bar.set_style(
-        ProgressStyle::with_template("{spinner} {elapsed} {msg}")
-            .unwrap_or_else(|_| ProgressStyle::default_spinner()),
-    );
-    bar.enable_steady_tick(Duration::from_millis(120));
+    let progress = Progress::start();
     let mut failed_at: Option<Instant> = None;
     let mut furthest = Stage::Start;
     while ranks.values().any(|rank| !rank.gone) {
@@ -135,10 +130,7 @@ fn listen(
                 match heard {
                     Heard::Message(Message::Stage(stage)) => rank.stage = stage,
                     Heard::Message(Message::Progress { done, total }) => {
-                        bar.set_message(format!(
-                            "rank {number}: {}, {done} of {total}",
-                            rank.stage.describe()
-                        ));
+                        progress.show(format!("rank {number}: {}, {done} of {total}", rank.stage.describe()));
                     }
                     Heard::Message(Message::Finished) => rank.finished = true,
                     Heard::Message(Message::Failed { error, .. }) => rank.error = Some(error),
@@ -167,13 +159,13 @@ fn listen(
         let slowest = ranks.values().map(|rank| rank.stage).min().unwrap_or(Stage::Finish);
         if slowest > furthest {
             furthest = slowest;
-            bar.set_message(slowest.describe());
-            if bar.is_hidden() {
+            progress.show(slowest.describe());
+            if progress.is_hidden() {
                 eprintln!("{}", slowest.describe());
             }
         }
     }
-    bar.finish_and_clear();
+    drop(progress);
     verdict(ranks)
 }
 

@@ -22,6 +22,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::progress::Progress;
 use crate::trace::Trace;
 use crate::trace::budget::ReadLimit;
 use figures::Figures;
@@ -79,19 +80,23 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut curves = Vec::new();
     for trace in &traces {
         let program = Program::of(trace);
+        let progress = Progress::start();
+        progress.show(program.name.clone());
         let (policy, capacity) = (options.policy, options.capacity);
         let figures = match &gpu {
             None => Figures::measure(&program, policy, capacity),
             Some(gpu) => gpu.measure(&program, policy, capacity, options.check),
         };
         let figures = figures.with_context(|| format!("{}, {:?} policy", program.name, options.policy))?;
+        if options.curves.is_some() {
+            progress.show(format!("{}: curves", program.name));
+            curves.push(curves::of(&program, options.policy, &figures)?);
+        }
+        drop(progress);
         if options.json {
             println!("{}", serde_json::to_string(&figures)?);
         } else {
             println!("{figures}");
-        }
-        if options.curves.is_some() {
-            curves.push(curves::of(&program, options.policy, &figures)?);
         }
     }
     if let Some(path) = &options.curves {

@@ -1,0 +1,44 @@
+//! Benchmarks: their figures as JSON, and an exit code that says whether the bars hold.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use crate::lockstep;
+
+fn bench(arguments: &[&str]) -> Output {
+    Command::new(lockstep()).arg("bench").args(arguments).output().unwrap()
+}
+
+fn figures(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+}
+
+#[test]
+fn check_fails_exactly_if_a_bar_does_not_hold() {
+    let output = bench(&["pool", "--check", "--json"]);
+    let report = figures(&output);
+    let bars = report["bars"].as_array().unwrap();
+    assert!(!bars.is_empty(), "{report}");
+    let all_hold = bars.iter().all(|bar| bar["holds"].as_bool().unwrap());
+    assert_eq!(output.status.code(), Some(i32::from(!all_hold)), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(said.contains("(does not hold)"), !all_hold, "{said}");
+    assert!(!said.contains('\u{1b}'), "no colours or progress outside a terminal: {said:?}");
+}
+
+#[test]
+fn the_store_is_measured_without_pytorch() {
+    let few = ["store", "--rounds", "1", "--calls", "2", "--joins", "1", "--clients", "2", "--json"];
+    let output = bench(&few);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(figures(&output)["servers"][0]["server"], "ours");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.matches("debug build").count() <= 1, "parts of the benchmark say it again: {said}");
+}
+
+#[test]
+fn a_check_without_a_bar_is_a_usage_error() {
+    let output = bench(&["store", "--check"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+}
