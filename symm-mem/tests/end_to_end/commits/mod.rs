@@ -100,6 +100,7 @@ fn commit_and_compute(rank: &Rank) {
     let mine: Vec<f32> = (0..ELEMENTS).map(|at| value(rank.rank as usize, at)).collect();
     plain.copy_from_host(0, &mine).expect("it can be written");
     let groups = [&rank.world, &rank.tp];
+    let mut checked = Vec::new();
     for count in [1, 4, 16] {
         let geometry = Geometry { first_segment: SEGMENT, largest_segment: SEGMENT };
         let pool = SymmetricPool::new(&rank.domain, &rank.context, geometry).expect("virtual memory");
@@ -122,9 +123,9 @@ fn commit_and_compute(rank: &Rank) {
         for group in groups {
             // If there are several windows, the first block and the last one are in different windows.
             for block in [&blocks[0], &blocks[count - 1]] {
-                OPERATIONS
-                    .into_iter()
-                    .for_each(|operation| compute(rank, group, &pool, block, &plain, operation));
+                for operation in OPERATIONS {
+                    compute(rank, group, &pool, block, &plain, operation, &mut checked);
+                }
                 peers(rank, group, &pool, block);
             }
         }
@@ -132,7 +133,17 @@ fn commit_and_compute(rank: &Rank) {
     }
 }
 
-/// Runs the operation on a window, eagerly and captured, and on plain memory.
+/// The bits of an operation's output, in windows and in plain memory. A check computes all sums again, so equal outcomes
+/// are checked once.
+#[derive(PartialEq)]
+struct Outcome {
+    group: String,
+    operation: Operation,
+    found: Vec<u32>,
+    apart: Vec<u32>,
+}
+
+/// Runs the operation on a window, eagerly and captured, and on plain memory. Checks outcomes that `checked` lacks.
 fn compute(
     rank: &Rank,
     group: &ProcessGroup,
@@ -140,6 +151,7 @@ fn compute(
     block: &SymmetricBlock,
     plain: &DeviceMemory,
     operation: Operation,
+    checked: &mut Vec<Outcome>,
 ) {
     let stream = &rank.stream;
     let outcome = |at: cuda_driver::DevicePtr| {
@@ -175,14 +187,13 @@ fn compute(
     let apart = outcome(apart.1.ptr);
 
     let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-    let mut checked = Vec::new();
     for (how, found) in [("eager", &eager), ("captured", &captured[0]), ("launched again", &captured[1])] {
-        // The same bits need no second check, each of which computes all sums again.
-        let found_bits = bits(found);
-        if checked.contains(&found_bits) {
+        let outcome =
+            Outcome { group: group.name().to_owned(), operation, found: bits(found), apart: bits(&apart) };
+        if checked.contains(&outcome) {
             continue;
         }
-        checked.push(found_bits);
+        checked.push(outcome);
         for (at, (found, apart)) in found.iter().zip(&apart).enumerate() {
             // A sum of two values has only one order.
             let same =
