@@ -10,7 +10,7 @@ use crate::command::Arguments;
 const START: &str = "\
 # Commands
 
-The binary `lockstep` has the commands for users of the crates. Install it from a clone with `cargo install --path cli`, or \
+The binary `lockstep` has the commands for users of the crates. Install it from a clone with `cargo install --locked --path cli`, or \
 run any of its commands in the clone as `cargo xtask COMMAND`. The exit code is 0 if the command did all that it should. \
 Commands that report figures print them as JSON with `--json`. Developer tasks are in [development.md](development.md#tasks).
 
