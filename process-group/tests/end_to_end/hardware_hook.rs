@@ -9,7 +9,7 @@ use std::{
 };
 
 use caching_alloc::{
-    core::{Allocator, Settings, StreamId},
+    core::{Allocator, PoolSettings, Settings, StreamId},
     driver::{DriverEvents, Sharing, VirtualMemorySource},
 };
 use cuda_driver::{DevicePtr, Driver, Stream, StreamFlags, graph::CaptureMode};
@@ -36,6 +36,8 @@ fn far() -> Deadline {
 fn gather(world: &ProcessGroup, allocator: &Allocator, id: StreamId, stream: &Stream, elements: usize) {
     let size = world.size();
     let bytes = (elements * 4) as u64;
+    let pool = allocator.graph_pool(PoolSettings::default()).unwrap();
+    let requests = pool.capture(&[id]);
     let capture = stream.begin_capture(CaptureMode::Global).unwrap();
     let send = allocator.allocate(bytes, id).unwrap();
     let receive = allocator.allocate(bytes * size as u64, id).unwrap();
@@ -44,6 +46,7 @@ fn gather(world: &ProcessGroup, allocator: &Allocator, id: StreamId, stream: &St
     // SAFETY: the blocks are as long, and outlive the work and the graph.
     unsafe { world.all_gather(from, to, stream) }.unwrap();
     let exec = capture.end().unwrap().instantiate().unwrap();
+    let _memory = requests.end();
     let check = |what: &str| {
         let mut found = vec![-1f32; elements * size];
         // SAFETY: the block is as long.
