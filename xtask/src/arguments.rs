@@ -32,14 +32,16 @@ fn task(matches: ArgMatches) -> Task {
     match matches.subcommand() {
         Some(("test", options)) => Task::Test(test_options(options)),
         Some(("sanitize", options)) => Task::Sanitize(test_options(options)),
-        Some(("ci", options)) => Task::Ci(ci::Options { full: options.get_flag("full") }),
+        Some(("ci", options)) => {
+            Task::Ci(ci::Options { full: options.get_flag("full"), rerun: options.get_flag("rerun") })
+        }
         Some(("codegen", options)) => Task::Codegen(codegen::Options {
             only_kernels: text(options, "part").is_some(),
             check: options.get_flag("check"),
             history: options.get_flag("history"),
         }),
         Some(("interleave", options)) => {
-            Task::Interleave(interleave::Options { quick: options.get_flag("quick") })
+            Task::Interleave(interleave::Options { quick: options.get_flag("quick"), without: Vec::new() })
         }
         Some(("mutants", options)) => Task::Mutants(mutants::Options {
             only: options.get_many::<String>("only").into_iter().flatten().cloned().collect(),
@@ -72,7 +74,8 @@ fn command() -> Command {
         .subcommand(
             Command::new("ci")
                 .about("Run every check that a change must pass")
-                .arg(flag("full", "Run the checks too that take longer or download more than crates")),
+                .arg(flag("full", "Run the checks too that take longer or download more than crates"))
+                .arg(flag("rerun", "Run the tests of crates too that have not changed since they passed")),
         )
         .subcommand(
             Command::new("codegen")
@@ -135,6 +138,7 @@ fn test_options(matches: &ArgMatches) -> run_tests::Options {
         package: text(matches, "package"),
         filter: text(matches, "filter"),
         check_skips: matches.get_flag("check-skips"),
+        without: Vec::new(),
     }
 }
 

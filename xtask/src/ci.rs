@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::changed::Passed;
 use crate::process::KillOnDrop;
 use crate::shell::{self, CRATES};
 use crate::{interleave, mutants, run_tests};
@@ -14,6 +15,8 @@ use crate::{interleave, mutants, run_tests};
 pub(crate) struct Options {
     /// Run the checks too that take longer or download more than crates.
     pub(crate) full: bool,
+    /// Run the tests of crates too that have not changed since they passed.
+    pub(crate) rerun: bool,
 }
 
 /// Final arguments of every clippy run.
@@ -42,7 +45,7 @@ impl Steps {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let root = shell::workspace()?;
     let mut steps = Steps::default();
-    check_change(&root, &mut steps)?;
+    check_change(&root, options.rerun || options.full, &mut steps)?;
     if options.full {
         check_rest(&root, &mut steps)?;
     }
@@ -50,8 +53,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The checks of every change. All of them use one build of the workspace, with the features of the tests.
-fn check_change(root: &Path, steps: &mut Steps) -> Result<()> {
+/// The checks of every change. All of them use one build of the workspace, with the features of the tests. Unless `rerun`,
+/// tests and models of a crate are left out if nothing has changed that they depend on since they passed.
+fn check_change(root: &Path, rerun: bool, steps: &mut Steps) -> Result<()> {
+    let passed = Passed::of(root)?;
     let features = shell::test_features(None);
     let with = ["--workspace", "--features", &features];
     steps.run("format", || shell::run(&mut shell::cargo(root, &["fmt", "--all", "--check"])))?;
@@ -59,7 +64,11 @@ fn check_change(root: &Path, steps: &mut Steps) -> Result<()> {
         let lint = [&["clippy", "--quiet", "--all-targets"], &with[..], &DENY_WARNINGS].concat();
         shell::run(&mut shell::cargo(root, &lint))
     })?;
-    steps.run("tests", test)?;
+    steps.run("tests", || {
+        let without = unchanged(&passed, rerun, "tests", &CRATES);
+        test(without.clone())?;
+        note(&passed, "tests", &CRATES, &without)
+    })?;
     steps.run("examples", || {
         // The tests have built the examples and programs already, with the same features.
         let build = [&["build", "--quiet", "--bins", "--examples"], &with[..]].concat();
@@ -68,10 +77,25 @@ fn check_change(root: &Path, steps: &mut Steps) -> Result<()> {
         symmetric_examples(root)?;
         store_example(root)
     })?;
-    steps.run("seeded programs", || {
-        shell::run(Command::new(program(root, "lab")).args(["sim", "explore", "--seeds", "0..2000"]))
-    })?;
-    steps.run("thread interleavings", || interleave::run(&interleave::Options { quick: true }))
+    steps.run("thread interleavings", || {
+        let without = unchanged(&passed, rerun, "models", &interleave::CRATES);
+        interleave::run(&interleave::Options { quick: true, without: without.clone() })?;
+        note(&passed, "models", &interleave::CRATES, &without)
+    })
+}
+
+/// Returns those of the crates to leave out of a check, and prints them.
+fn unchanged(passed: &Passed, rerun: bool, check: &str, crates: &[&'static str]) -> Vec<&'static str> {
+    let unchanged: Vec<_> = crates.iter().copied().filter(|name| !rerun && passed.has(check, name)).collect();
+    if !unchanged.is_empty() {
+        println!("unchanged since their {check} passed (--rerun runs them): {}", unchanged.join(", "));
+    }
+    unchanged
+}
+
+/// Notes that a check of these crates has passed, except those that were left out.
+fn note(passed: &Passed, check: &str, crates: &[&str], without: &[&str]) -> Result<()> {
+    crates.iter().filter(|name| !without.contains(name)).try_for_each(|name| passed.note(check, name))
 }
 
 /// The checks that take longer, or download more than crates.
@@ -118,7 +142,8 @@ fn check_rest(root: &Path, steps: &mut Steps) -> Result<()> {
     steps.run("PyTorch's viewer", || cargo(&["xtask", "torch-viewer"]))?;
     steps.run("tests beside PyTorch", || {
         cargo(&["xtask", "torch-env"])?;
-        test()
+        // Random and exhaustive searches do four times as much.
+        shell::run(shell::cargo(root, &["xtask", "test", "--check-skips"]).env("TEST_EFFORT", "4"))
     })?;
     steps.run("packages", || cargo(&["publish", "--quiet", "--workspace", "--dry-run", "--allow-dirty"]))?;
     steps.run("dependencies", || {
@@ -139,10 +164,12 @@ fn check_rest(root: &Path, steps: &mut Steps) -> Result<()> {
             "codegen",
         ])
     })?;
-    steps.run("more seeded programs", || {
-        shell::run(Command::new(program(root, "lab")).args(["sim", "explore", "--seeds", "2000..10000"]))
+    steps.run("seeded programs", || {
+        shell::run(Command::new(program(root, "lab")).args(["sim", "explore", "--seeds", "0..10000"]))
     })?;
-    steps.run("more thread interleavings", || interleave::run(&interleave::Options { quick: false }))?;
+    steps.run("more thread interleavings", || {
+        interleave::run(&interleave::Options { quick: false, without: Vec::new() })
+    })?;
     steps.run("mutants", || mutants::run(&mutants::Options { only: Vec::new(), package: None }))
 }
 
@@ -156,8 +183,8 @@ fn install(root: &Path, tool: &str) -> Result<()> {
     shell::run(&mut shell::cargo(root, &["install", "--quiet", "--locked", tool]))
 }
 
-fn test() -> Result<()> {
-    run_tests::run(&run_tests::Options { check_skips: true, ..run_tests::Options::default() })
+fn test(without: Vec<&'static str>) -> Result<()> {
+    run_tests::run(&run_tests::Options { check_skips: true, without, ..run_tests::Options::default() })
 }
 
 /// The path of a program of the workspace that a step has built.

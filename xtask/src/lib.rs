@@ -8,6 +8,7 @@
 //! - `bundle`: the files that a GPU host without Rust needs
 //! - `arguments`: the command line
 //! - `artifacts`: the executables that cargo builds
+//! - `changed`: the crates that have changed since their checks passed
 //! - `forward`: commands of the programs `lockstep` and `lab`
 //! - [`shell`], `process`: cargo commands, and child processes
 //!
@@ -16,6 +17,7 @@
 mod arguments;
 mod artifacts;
 mod bundle;
+mod changed;
 mod ci;
 mod codegen;
 pub mod files;

@@ -1,4 +1,4 @@
-//! A million operations of the allocator against its model.
+//! Many operations of the allocator against its model.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -6,14 +6,20 @@ use std::sync::atomic::AtomicU64;
 
 use super::model::search::Search;
 
-const OPERATIONS: u64 = 1_000_000;
+/// The number of operations: 250,000 times the variable `TEST_EFFORT`.
+fn operations() -> u64 {
+    let effort: u64 =
+        std::env::var("TEST_EFFORT").map_or(1, |times| times.parse().expect("TEST_EFFORT is a whole number"));
+    250_000 * effort
+}
 
 #[test]
 fn memory_is_handed_out_once_and_in_order() {
     let seed = RandomState::new().build_hasher().finish();
-    let search = Search { seed, operations: OPERATIONS, threads: 2, only: None };
+    let wanted = operations();
+    let search = Search { seed, operations: wanted, threads: 2, only: None };
     match search.run(&AtomicU64::new(0)) {
-        Ok(operations) => assert!(operations >= OPERATIONS, "{operations} operations"),
+        Ok(operations) => assert!(operations >= wanted, "{operations} operations"),
         Err(failure) => panic!("{failure}"),
     }
 }

@@ -7,8 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::store_support::world::{COUNTER, Event, Op, QUEUE, REGISTER, World};
 use process_group::store::machine::{Failure, Reply, Request};
 
-const SEEDS: u64 = 3000;
 const STEPS: usize = 1000;
+
+/// The number of seeds: a thousand times the variable `TEST_EFFORT`.
+fn seeds() -> u64 {
+    let effort: u64 =
+        std::env::var("TEST_EFFORT").map_or(1, |times| times.parse().expect("TEST_EFFORT is a whole number"));
+    1_000 * effort
+}
 
 fn run(seed: u64) -> World {
     let mut world = World::new(seed, 2 + (seed % 5) as usize);
@@ -32,8 +38,8 @@ fn a_seed_gives_the_same_run() {
 
 #[test]
 fn what_ranks_see_is_one_order() {
-    let mut ended = 0;
-    for seed in 0..SEEDS {
+    let (mut ended, seeds) = (0, seeds());
+    for seed in 0..seeds {
         let mut world = run(seed);
         world.finish();
         check_counter(seed, &mut world);
@@ -43,8 +49,8 @@ fn what_ranks_see_is_one_order() {
         ended += world.history.iter().filter(|event| matches!(event.outcome, Some(Ok(_)))).count();
     }
     // The schedules do let operations complete.
-    println!("{ended} operations in {SEEDS} runs");
-    assert!(ended as u64 > SEEDS * 20, "{ended}");
+    println!("{ended} operations in {seeds} runs");
+    assert!(ended as u64 > seeds * 20, "{ended}");
 }
 
 fn nobody_waits_for_what_is_there(seed: u64, world: &mut World) {

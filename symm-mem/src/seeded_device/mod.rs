@@ -108,9 +108,11 @@ fn run(seed: u64) -> Run {
     Run { scenario, ended, struck, record: record.finish(), steps: history.len() }
 }
 
-/// Number of seeds to run: `SYMM_MEM_DEVICE_SEEDS`, or enough to cover every trouble many times.
+/// The number of seeds: enough to draw every trouble many times, times the variable `TEST_EFFORT`.
 fn seeds() -> u64 {
-    std::env::var("SYMM_MEM_DEVICE_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(300)
+    let effort: u64 =
+        std::env::var("TEST_EFFORT").map_or(1, |times| times.parse().expect("TEST_EFFORT is a whole number"));
+    150 * effort
 }
 
 #[test]

@@ -13,9 +13,11 @@ use super::{
     run,
 };
 
-/// The number of seeds: `SYMM_MEM_SEEDS`, or enough to draw every trouble many times.
+/// The number of seeds: enough to draw every trouble many times, times the variable `TEST_EFFORT`.
 fn seeds() -> u64 {
-    std::env::var("SYMM_MEM_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(2_000)
+    let effort: u64 =
+        std::env::var("TEST_EFFORT").map_or(1, |times| times.parse().expect("TEST_EFFORT is a whole number"));
+    2_000 * effort
 }
 
 #[test]
@@ -85,10 +87,10 @@ fn members_agree_whatever_happens() {
 #[test]
 fn a_seed_gives_the_same_run_on_any_number_of_threads() {
     let limits = Limits { ranks: Some(4), ..Limits::default() };
-    for seed in 0..50 {
+    for seed in 0..20 {
         assert_eq!(run(seed, &limits, true), run(seed, &limits, true));
     }
-    let (one, three) = (explore(0..300, &limits, 1, |_| {}), explore(0..300, &limits, 3, |_| {}));
+    let (one, three) = (explore(0..100, &limits, 1, |_| {}), explore(0..100, &limits, 3, |_| {}));
     assert_eq!((one.seeds, one.steps, &one.tally), (three.seeds, three.steps, &three.tally));
     assert_eq!(one.states, three.states);
 }

@@ -29,6 +29,8 @@ pub(crate) struct Options {
     pub(crate) filter: Option<String>,
     /// Fail if a test is skipped that the committed list does not allow.
     pub(crate) check_skips: bool,
+    /// Leave out these crates, by the names of their folders.
+    pub(crate) without: Vec<&'static str>,
 }
 
 /// The number of slow tests that are listed at the end.
@@ -54,6 +56,7 @@ pub(crate) fn run_with(options: &Options, set: impl Fn(&Path, &mut Command) + Sy
         set(&root, &mut command);
         command
     };
+    // Everything is built in any case: a build of fewer crates would choose other features for their dependencies.
     let (mut binaries, others): (Vec<_>, Vec<_>) = artifacts::build(&mut select(&["test", "--no-run"]))?
         .into_iter()
         .partition(|artifact| artifact.is_test);
@@ -61,6 +64,7 @@ pub(crate) fn run_with(options: &Options, set: impl Fn(&Path, &mut Command) + Sy
     let is_all_reduce = |other: &&Artifact| other.folder() == "process-group" && other.target == "all_reduce";
     let example = others.iter().find(is_all_reduce);
     // Tests of the upper crates take longest. They begin first, so that none of them runs alone at the end.
+    binaries.retain(|binary| !options.without.contains(&&*binary.folder()));
     binaries.sort_by_key(|binary| Reverse(CRATES.iter().position(|name| *name == binary.folder())));
     // For tests of the cudarc adapter, and of programs that the launcher starts.
     let needs_library = package.is_none_or(|name| ["caching-alloc", "cli"].contains(&name));
@@ -76,12 +80,20 @@ pub(crate) fn run_with(options: &Options, set: impl Fn(&Path, &mut Command) + Sy
     let mut report = if nextest::is_installed(&root)? {
         let mut command = select(&["nextest", "run"]);
         prepare(&mut command);
-        nextest::run(command, &root, filter)?
+        nextest::run(command, &root, filter, &options.without)?
     } else {
         queue::run(&binaries, filter, &prepare)?
     };
     let has_library = package.is_none() || binaries.iter().any(|binary| binary.kind == Kind::Library);
-    let documented = if has_library { run_documented(select(&["test", "--doc"]), filter) } else { Ok(0) };
+    let documented = if has_library {
+        let mut command = select(&["test", "--doc"]);
+        for name in &options.without {
+            command.args(["--exclude", &shell::package(name)]);
+        }
+        run_documented(command, filter)
+    } else {
+        Ok(0)
+    };
 
     println!("the slowest tests:");
     for (time, test) in report.slowest(SLOWEST) {

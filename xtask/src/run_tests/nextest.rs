@@ -18,11 +18,21 @@ pub(super) fn is_installed(root: &Path) -> Result<bool> {
     Ok(version.status.success())
 }
 
-/// Runs the tests with `command`, a `cargo nextest run` with a selection of packages and features.
-pub(super) fn run(mut command: Command, root: &Path, filter: Option<&str>) -> Result<Report> {
+/// Runs the tests with `command`, a `cargo nextest run` with a selection of packages and features; not those of the crates
+/// in `without`.
+pub(super) fn run(
+    mut command: Command,
+    root: &Path,
+    filter: Option<&str>,
+    without: &[&str],
+) -> Result<Report> {
     let path = root.join(REPORT);
     if path.exists() {
         fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+    }
+    if !without.is_empty() {
+        let packages = without.iter().map(|name| format!("package(={})", shell::package(name)));
+        command.args(["-E", &format!("not ({})", packages.collect::<Vec<_>>().join(" | "))]);
     }
     command.arg("--no-tests=pass").arg(format!("--test-threads={}", processes())).args(filter);
     eprintln!("$ {}", shell::line(&command));

@@ -15,7 +15,7 @@ use super::skips::Skip;
 use crate::artifacts::Artifact;
 
 /// Processes at a time, for each core: most of them wait.
-const PROCESSES_PER_CORE: usize = 2;
+const PROCESSES_PER_CORE: usize = 3;
 
 /// One test of a test binary.
 struct Test<'a> {

@@ -123,9 +123,9 @@ fn every_call_may_fail(part: usize) {
                     "{place}: nobody heard of it; {said}"
                 ),
             }
-            let ended = world.finish();
+            // `finish` would wait for what a failed release leaves behind.
             if !gives_back.iter().any(|word| function.contains(word)) {
-                ended.unwrap_or_else(|left| panic!("{place}: {left}"));
+                world.finish().unwrap_or_else(|left| panic!("{place}: {left}"));
             }
         }
     }
