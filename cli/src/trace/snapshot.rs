@@ -179,8 +179,8 @@ fn call_site<'de, D: Deserializer<'de>>(frames: D) -> Result<Option<String>, D::
 
     impl Frame {
         fn is_library(&self) -> bool {
-            self.filename.contains("/torch/")
-                || !(self.filename.contains(".py") || self.filename.contains(".rs"))
+            let is_source = self.filename.ends_with(".py") || self.filename.ends_with(".rs");
+            !is_source || self.filename.contains("/torch/")
         }
 
         fn label(&self) -> String {
