@@ -41,11 +41,11 @@
 //! A slice waits and records like cudarc's own slices. While the context manages several streams and event
 //! tracking is on, a use on one stream waits for the writes of others (and a write for their reads), and the
 //! slice's own stream waits for the last uses before the memory is free. In addition, the allocator keeps the
-//! memory back for [introduced](Adopted::register) streams with accesses through [`DevicePtr`] and
+//! memory back for [registered](Adopted::register) streams with accesses through [`DevicePtr`] and
 //! [`DevicePtrMut`], with or without event tracking.
 //!
-//! cudarc has one event for a slice's reads: when several streams read concurrently it is_registered only the last
-//! one. That is enough for introduced streams. Pass other streams, and streams that read through views or as
+//! cudarc has one event for a slice's reads: when several streams read concurrently it knows only the last
+//! one. That is enough for registered streams. Pass other streams, and streams that read through views or as
 //! kernels' arguments, to [`Block::record_stream`].
 //!
 //! The memory always belongs to the allocator: it is never passed to `cuMemFree`.
@@ -128,14 +128,14 @@ impl Adopted {
         Ok(self.events.register(&stream))
     }
 
-    /// Removes a stream that was introduced, like [`DriverEvents::forget`].
+    /// Removes a registered stream, like [`DriverEvents::forget`].
     pub fn forget(&self, stream: &CudaStream) {
         if let Some(number) = self.events.number_of(stream.cu_stream().cast()) {
             self.events.forget(number);
         }
     }
 
-    /// Allocates memory for `len` elements from `pool`, for use on `stream` from now on; introduces the
+    /// Allocates memory for `len` elements from `pool`, for use on `stream` from now on; registers the
     /// stream.
     ///
     /// # Errors

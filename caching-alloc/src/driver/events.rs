@@ -12,7 +12,7 @@ use crate::core::{EventError, EventId, StreamEvents, StreamId};
 
 /// Ordering between the streams of one device, by events without timing that are reused.
 ///
-/// A stream must be [introduced](Self::register) before its number is passed to the allocator.
+/// A stream must be [registered](Self::register) before its number is passed to the allocator.
 #[derive(Debug)]
 pub struct DriverEvents {
     context: Context,
@@ -72,7 +72,7 @@ impl DriverEvents {
         id
     }
 
-    /// The number of the stream with this handle, if it was [introduced](Self::register).
+    /// The number of the stream with this handle, if it was [registered](Self::register).
     #[must_use]
     pub fn number_of(&self, handle: CUstream) -> Option<StreamId> {
         lock(&self.streams).by_handle.get(&handle.addr()).copied()

@@ -180,7 +180,7 @@ fn streams_wait_for_each_other_as_over_cudarcs_own_memory() {
             let ones = stream.clone_htod(&[1u8; 4096]).unwrap();
             stream.synchronize().unwrap();
 
-            // The other stream has not been introduced.
+            // The other stream has not been registered.
             let release = hold(&adopted, &other);
             other.memcpy_dtod(&slice, &mut copy).unwrap();
             let pattern: Vec<u8> = (0..=255).cycle().take(4096).collect();
@@ -203,8 +203,8 @@ fn streams_wait_for_each_other_as_over_cudarcs_own_memory() {
 }
 
 #[test]
-fn what_an_introduced_stream_uses_is_kept_back_by_the_allocator() {
-    over_each_driver("what_an_introduced_stream_uses_is_kept_back_by_the_allocator", |cuda| {
+fn what_a_registered_stream_uses_is_kept_back_by_the_allocator() {
+    over_each_driver("what_a_registered_stream_uses_is_kept_back_by_the_allocator", |cuda| {
         // SAFETY: the test orders its streams itself; events are what it does without.
         unsafe { cuda.disable_event_tracking() };
         for (adopted, allocator) in allocators(&cuda) {

@@ -206,7 +206,7 @@ fn events_order_streams_and_are_used_again() {
         events.forget(first_id);
         let unknown = events.record(first_id).unwrap_err();
         assert!(unknown.source.to_string().contains("register"), "{}", unknown.source);
-        events.record(StreamId(0xdead)).expect_err("nobody introduced it");
+        events.record(StreamId(0xdead)).expect_err("nobody registered it");
         assert_eq!(events.register(&second), second_id);
         assert_ne!(events.register(&first), first_id, "what was freed under a number is no later stream's");
     });

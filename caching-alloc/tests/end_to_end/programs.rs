@@ -57,7 +57,7 @@ struct Owned {
     memory: Vec<Span>,
 }
 
-/// A pool and what the world outside is_registered of its memory.
+/// A pool and what the world outside knows of its memory.
 struct FreeSpan {
     source: Arc<HostSource>,
     streams: Arc<HostStreams>,
