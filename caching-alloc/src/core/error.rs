@@ -1,4 +1,4 @@
-//! Errors of the allocator, and faults that it could not return to a caller.
+//! Errors of the allocator, and faults: failures that could not be returned to a caller.
 
 use std::sync::Arc;
 
@@ -27,10 +27,11 @@ pub enum AllocError {
         pool: PoolId,
         /// Bytes asked for.
         wanted: u64,
-        /// Bytes of the segment that is missing.
+        /// Bytes of the new segment that would be needed.
         missing: u64,
     },
-    /// The stream captures, and the pool may reuse its memory before the graph is gone.
+    /// The stream is being captured, but the pool is neither frozen nor kept for a graph. So it might reuse the block's
+    /// memory while the graph can still be launched.
     #[error(
         "{stream} captures, and pool {} keeps nothing for graphs: begin a capture of a graph pool for the stream \
          (`GraphPool::capture`) before the driver's, or freeze the pool for as long as the graph can be launched", pool.0
@@ -41,7 +42,8 @@ pub enum AllocError {
         /// The stream.
         stream: StreamId,
     },
-    /// A tracker tried an operation that needs the lock held during delivery.
+    /// A tracker called an operation that takes the allocator's structure lock. Trackers may run under that lock, so
+    /// the operation could deadlock.
     #[error(
         "{operation} inside a tracker: a tracker waits for nobody, so it may only allocate what is cached, and free"
     )]
@@ -62,9 +64,9 @@ pub enum AllocError {
     TooManyStreams {
         /// The pool.
         pool: PoolId,
-        /// The number of streams that it serves.
+        /// The maximum number of streams.
         streams: usize,
-        /// The stream that a block was asked for on.
+        /// The stream for which a block was requested.
         stream: StreamId,
     },
     /// Settings of a pool that contradict each other.
@@ -75,7 +77,8 @@ pub enum AllocError {
         /// The contradiction.
         what: &'static str,
     },
-    /// A pool's source is of another device than its allocator, whose streams order all of its memory.
+    /// The pool's source allocates on another device than the allocator. An allocator serves one device, because it
+    /// orders all uses of its memory by the streams of that device.
     #[error(
         "pool {pool:?} cannot have memory of device {found}: its allocator is device {wanted}'s; ask that device's \
          allocator"
@@ -85,15 +88,15 @@ pub enum AllocError {
         pool: String,
         /// The allocator's device.
         wanted: u32,
-        /// The source's.
+        /// The source's device.
         found: u32,
     },
-    /// A re-mappable pool needs a source of pages.
+    /// The source of a re-mappable pool has no pages that can be mapped at other addresses.
     #[error(
         "a re-mappable pool needs a source whose pages can be mapped anew (`SegmentSource::as_pages`); this one's cannot"
     )]
     NoPages,
-    /// The source failed for another reason than lack of memory.
+    /// The source failed for a reason other than lack of memory.
     #[error("a segment of {bytes} bytes could not be made")]
     Source {
         /// The segment's size.
@@ -105,40 +108,40 @@ pub enum AllocError {
 }
 
 impl AllocError {
-    /// The error for a miss inside a tracker.
+    /// The error for a request inside a tracker that cached memory does not serve.
     pub(super) fn reentrant() -> Self {
         Self::ReentrantTracker { operation: "a request that needs more memory" }
     }
 }
 
-/// The figures of a request that failed for lack of memory. All sizes in bytes.
+/// A request that failed for lack of memory, and the memory use at that time. All sizes are in bytes.
 #[derive(Debug)]
 pub struct OutOfMemory {
     /// Ordinal of the device.
     pub device: u32,
-    /// The pool that was asked.
+    /// The pool that received the request.
     pub pool: PoolId,
-    /// Its name.
+    /// The pool's name.
     pub pool_name: Arc<str>,
-    /// The stream that asked.
+    /// The stream of the request.
     pub stream: StreamId,
     /// The requested size.
     pub wanted: u64,
     /// The smallest segment that would have been enough.
     pub segment: u64,
-    /// The device's memory, if its source reported it.
+    /// The device's memory, if the source reported it.
     pub info: Option<MemoryInfo>,
-    /// In segments of this allocator.
+    /// Size of all segments of this allocator.
     pub reserved: u64,
-    /// In blocks that are handed out.
+    /// Size of all blocks that are handed out.
     pub allocated: u64,
-    /// In blocks that were freed but that other streams may still use.
+    /// Size of all blocks that were freed but that other streams may still use.
     pub pending: u64,
-    /// In segments that are not released because they are held.
+    /// Size of all segments that should have been released but are held (see [`Hold`](super::Hold)).
     pub quarantined: u64,
-    /// Segments of the pool that was asked.
+    /// Size of all segments of the pool.
     pub pool_reserved: u64,
-    /// Blocks of that pool that are handed out.
+    /// Size of all blocks of the pool that are handed out.
     pub pool_allocated: u64,
     /// The allocator's limit, if one is set.
     pub limit: Option<u64>,
@@ -177,7 +180,7 @@ impl std::fmt::Display for OutOfMemory {
 
 impl std::error::Error for OutOfMemory {}
 
-/// The error of a tracker.
+/// The error that a tracker returns.
 pub type TrackerError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why a tracker could not be attached, or a snapshot or trim failed.
@@ -190,19 +193,19 @@ pub enum TrackError {
         /// The operation.
         operation: &'static str,
     },
-    /// The tracker refused the snapshot.
+    /// The tracker returned an error when it received the snapshot.
     #[error("tracker {tracker} refused to attach")]
     Refused {
-        /// Its name.
+        /// The tracker's name.
         tracker: String,
-        /// Its error.
+        /// The tracker's error.
         #[source]
         source: TrackerError,
     },
     /// The tracker panicked while it received the snapshot.
     #[error("tracker {tracker} panicked while attaching: {message}")]
     Panicked {
-        /// Its name.
+        /// The tracker's name.
         tracker: String,
         /// The panic's message.
         message: String,
@@ -215,7 +218,7 @@ pub enum TrackError {
 pub enum Fault {
     /// A tracker returned an error.
     TrackerFailed {
-        /// Its name.
+        /// The tracker's name.
         tracker: String,
         /// Number of the first entry of the batch.
         entry: u64,
@@ -224,7 +227,7 @@ pub enum Fault {
     },
     /// A tracker panicked.
     TrackerPanicked {
-        /// Its name.
+        /// The tracker's name.
         tracker: String,
         /// Number of the first entry of the batch.
         entry: u64,
@@ -236,42 +239,43 @@ pub enum Fault {
         /// The panic's message.
         message: String,
     },
-    /// A segment should have been released but is held.
+    /// A segment should have been released but is held (see [`Hold`](super::Hold)).
     Quarantined {
         /// The segment.
         segment: Segment,
         /// The names of its holders.
         holders: Vec<Arc<str>>,
     },
-    /// A source failed to take a segment back.
+    /// A source failed to release a segment or page.
     ReleaseFailed {
         /// The segment.
         segment: Segment,
         /// The error, with its causes.
         message: String,
     },
-    /// Addresses or pages of a re-mappable pool could not be released; they are leaked.
+    /// Addresses of a re-mappable pool could not be unmapped, or pages could not be released. They are leaked.
     Unmapped {
         /// The pool.
         pool: PoolId,
         /// The error, with its causes.
         message: String,
     },
-    /// No event could be recorded for a stream's work. The blocks that it uses stay pending until one can be.
+    /// No event could be recorded on a stream. Freed blocks that the stream may still use stay pending until an event
+    /// can be recorded, or until the host has waited for the device.
     Unordered {
         /// The stream.
         stream: StreamId,
         /// The error, with its causes.
         message: String,
     },
-    /// A source did not report the memory of its device, so the allocator assumes that there is plenty.
+    /// A source did not report the memory of its device, so the allocator treats it as unlimited.
     MemoryUnknown {
-        /// The pool of the source.
+        /// The pool that uses the source.
         pool: PoolId,
         /// The error, with its causes.
         message: String,
     },
-    /// Waiting for the end of the work on a segment failed, so the segment stays.
+    /// The host failed to wait for the work on a segment, so the segment was not released.
     Stranded {
         /// The segment.
         segment: Segment,
@@ -280,7 +284,7 @@ pub enum Fault {
     },
 }
 
-/// An error with its sources, on one line.
+/// Returns an error's message, followed by those of its sources.
 pub(super) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

@@ -1,21 +1,25 @@
-//! Locks with a rank: they are taken in ascending order only, which debug builds check.
+//! Locks with a rank. A thread takes them in ascending order of rank, which debug builds check.
 
 use std::sync::{PoisonError, TryLockError};
 
 use super::sync::{Mutex, MutexGuard};
 
-/// The order in which locks are taken. Trackers run while `Structure`, `Delivery` or both are held.
+/// The rank of a lock: locks are taken in this order.
+///
+/// A *hit* is a request that is served from free memory of its stream's cache. Trackers run while `Structure`,
+/// `Delivery` or both are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Rank {
-    /// Structure: segments, trackers, the order of structural entries. No hit takes it.
+    /// Guards the segments, the trackers and the order of structural trace entries. No hit takes it.
     Structure = 1,
-    /// A cache's pending blocks, while their events are queried or waited for. No hit and no free takes it.
+    /// Guards a cache's pending blocks, and is held while their events are queried or waited for. No hit and no free
+    /// takes it.
     Pending,
-    /// Delivery of a cache's block entries.
+    /// Held while a cache's block entries are delivered to trackers.
     Delivery,
-    /// A cache: the lock that every hit takes. Its holder makes no call outside the crate.
+    /// Guards a cache's state. Every hit takes it. Its holder makes no call outside the crate.
     StreamCache,
-    /// The blocks and pages that the streams of a re-mappable pool share.
+    /// Guards the blocks and pages that the streams of a re-mappable pool share.
     Arena,
 }
 
@@ -25,7 +29,7 @@ pub(super) struct Ranked<T> {
     mutex: Mutex<T>,
 }
 
-/// The lock, held.
+/// A held [`Ranked`] lock.
 pub(super) struct Guard<'a, T> {
     inner: MutexGuard<'a, T>,
     _held: held::Held,
@@ -76,7 +80,7 @@ impl<T> std::ops::DerefMut for Guard<'_, T> {
     }
 }
 
-/// Panics if this thread holds a lock that a hit takes: no call may leave the crate then.
+/// Panics if this thread holds a lock that hits take. No code outside the crate may be called under such a lock.
 #[cfg(test)]
 pub(super) fn assert_may_call_out() {
     #[cfg(debug_assertions)]
@@ -108,7 +112,7 @@ mod held {
         pub(super) fn take(rank: Rank) -> Self {
             HELD.with(|held| {
                 let mut counts = held.get();
-                // Locks of several caches are taken together only under the structure lock.
+                // Under the structure lock, a thread may hold several locks of the same rank, those of several caches.
                 let together = rank != Rank::Structure && counts[Rank::Structure as usize] > 0;
                 let from = rank as usize + usize::from(together);
                 debug_assert!(

@@ -1,11 +1,14 @@
-//! Cache of freed blocks, kept whole for the next request of the same length: the fast path of allocation and
-//! free.
+//! Cache of freed blocks: the fast path of allocation and free. A cached block is not merged with its neighbours, so
+//! the next request of the same length can take it as it is.
 //!
-//! A fixed table of lists, with two possible slots for each length. If both slots are taken by other lengths,
-//! the block goes to the heap. The cached bytes are bounded. At the bound, a few blocks of each length in
-//! turn go to the heap. So the cached lengths are those in use, and no single free takes long. Of long blocks
-//! only the last one is cached, and only for the next request that the heap would serve: if that has another
-//! length, the block goes to the heap first, as if it had never been cached.
+//! Short blocks are cached in a table of linked lists, one list for each length. A length has two possible slots in
+//! the table. If other lengths have taken both, the block goes to the heap instead. The bytes in short blocks are
+//! limited. A free that would exceed the limit first evicts a bounded number of blocks to the heap. Evictions empty one
+//! slot after the other, so no length stays cached for ever without being requested.
+//!
+//! Of long blocks only the one freed last is cached, outside the table. The next request that the table does not serve
+//! takes it, if it has the same length. Otherwise the long block goes to the heap before the request is served there,
+//! so the heap places the request as if the long block had never been cached.
 
 use super::block_meta::{BlockStatus, BlockTable};
 use super::heap::{BlockId, NONE};
@@ -13,7 +16,7 @@ use super::size::{UNIT, Units, bytes_of};
 
 const SLOTS: usize = 1024;
 
-/// Blocks longer than the bound divided by this are not cached in slots.
+/// A block is long if it is longer than the limit at creation divided by this.
 const SHARE: u64 = 16;
 
 #[derive(Clone, Copy, Debug)]
@@ -25,42 +28,47 @@ struct Slot {
 #[derive(Debug)]
 pub(super) struct QuickList {
     slots: Box<[Slot; SLOTS]>,
-    /// A bit for each slot that may have a block, and the next slot to evict from.
+    /// A bit for each slot. It is set if the slot may have a block.
     touched: [u64; SLOTS / 64],
-    hand: usize,
+    /// The slot at which the next eviction starts.
+    evict_at: usize,
+    /// Bytes in the cached short blocks.
     kept: u64,
+    /// Limit on `kept`.
     limit: u64,
     /// The limit at creation, which is the maximum.
-    most: u64,
-    /// The longest block that is cached in slots.
+    max_limit: u64,
+    /// The length of the longest short block.
     longest: Units,
-    /// True if the last long block is cached; and that block.
+    /// True if the long block that was freed last is to be cached.
     keeps_long: bool,
+    /// The cached long block, or `NONE`.
     long: BlockId,
 }
 
 impl QuickList {
-    /// Makes a cache of at most `limit` bytes, and of the last long block if it `keeps_long`.
+    /// Makes an empty cache for at most `limit` bytes of short blocks and, with `keeps_long`, for one long block.
     pub(super) fn new(limit: u64, keeps_long: bool) -> Self {
         Self {
             slots: Box::new([Slot { units: 0, head: NONE }; SLOTS]),
             touched: [0; SLOTS / 64],
-            hand: 0,
+            evict_at: 0,
             kept: 0,
             limit,
-            most: limit,
+            max_limit: limit,
             longest: Units::try_from(limit / SHARE / UNIT).unwrap_or(Units::MAX),
             keeps_long,
             long: NONE,
         }
     }
 
-    /// Lowers or raises the limit, at most to the limit at creation. One block is always cached.
+    /// Sets the limit to `bytes`, or to the limit at creation if that is lower. Even at limit 0, one short block can be
+    /// cached.
     pub(super) fn limit_to(&mut self, bytes: u64) {
-        self.limit = bytes.min(self.most);
+        self.limit = bytes.min(self.max_limit);
     }
 
-    /// Takes a block of exactly this length, to be handed out.
+    /// Takes a cached block of exactly this length out of the cache, to be handed out.
     #[inline]
     pub(super) fn take(&mut self, blocks: &mut BlockTable, units: Units) -> Option<BlockId> {
         if !self.is_short(units) {
@@ -86,14 +94,14 @@ impl QuickList {
         Some(id)
     }
 
-    /// Returns true if blocks must be evicted before one of this length is cached.
+    /// Returns true if other blocks must be evicted before a block of this length is cached.
     #[inline]
     pub(super) fn is_full_for(&self, units: Units) -> bool {
         self.is_short(units) && self.kept > 0 && self.kept + bytes_of(units) > self.limit
     }
 
-    /// Caches a block that is no longer used. Returns the block that goes to the heap instead: this one, or
-    /// one that it replaced.
+    /// Caches a block that is no longer used. Returns the block that the caller must return to the heap, if any: this
+    /// block if it could not be cached, or the long block that it replaced.
     #[inline]
     pub(super) fn keep(&mut self, blocks: &mut BlockTable, id: BlockId) -> Option<BlockId> {
         let units = blocks[id].units;
@@ -116,10 +124,10 @@ impl QuickList {
         blocks[id].link = slot.head;
         blocks.set(id, BlockStatus::Kept);
         slot.head = id;
+        // A store delays the next lock operation, so these two are made only if they change the value.
         if slot.units != units {
             slot.units = units;
         }
-        // A store delays the next lock operation, so it is made only if the value changes.
         let (touched, bit) = (&mut self.touched[place / 64], 1 << (place % 64));
         if *touched & bit == 0 {
             *touched |= bit;
@@ -128,14 +136,15 @@ impl QuickList {
         None
     }
 
-    /// Takes the long block out, for the heap.
+    /// Takes the long block out of the cache. The caller must return it to the heap.
     #[inline]
     pub(super) fn give_long(&mut self) -> Option<BlockId> {
         let long = std::mem::replace(&mut self.long, NONE);
         (long != NONE).then_some(long)
     }
 
-    /// Evicts the long block and at most `most` others. Returns whether there are more.
+    /// Evicts the long block and at most `most` short blocks, and passes each to `give`. Returns true if short blocks
+    /// are left.
     pub(super) fn drain(
         &mut self,
         blocks: &mut BlockTable,
@@ -149,7 +158,8 @@ impl QuickList {
         self.kept > 0
     }
 
-    /// Evicts at most `most` short blocks, a few of each length in turn.
+    /// Evicts at most `most` short blocks, and passes each to `give`. Continues where the last eviction stopped, and
+    /// empties a slot before it goes on to the next one.
     pub(super) fn evict(
         &mut self,
         blocks: &mut BlockTable,
@@ -158,7 +168,7 @@ impl QuickList {
     ) {
         while let Some(place) = self.next_touched() {
             let slot = &mut self.slots[place];
-            self.hand = place;
+            self.evict_at = place;
             while slot.head != NONE {
                 if most == 0 {
                     return;
@@ -173,10 +183,10 @@ impl QuickList {
         }
     }
 
-    /// The first slot from the hand on, with wrap-around, that may have a block.
+    /// Returns the first slot that may have a block. The search starts at `evict_at` and wraps around.
     fn next_touched(&self) -> Option<usize> {
-        let first = self.hand / 64;
-        let ahead = u64::MAX << (self.hand % 64);
+        let first = self.evict_at / 64;
+        let ahead = u64::MAX << (self.evict_at % 64);
         (0..=self.touched.len()).find_map(|step| {
             let word = (first + step) % self.touched.len();
             let mask = match step {
@@ -201,6 +211,7 @@ impl QuickList {
     }
 }
 
+/// The two slots for blocks of a length.
 #[inline]
 fn places(units: Units) -> [usize; 2] {
     let first = (units.wrapping_mul(0x9e37_79b1) >> 22) as usize;
@@ -241,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_kept_than_the_bound() {
+    fn no_more_is_kept_than_the_limit() {
         let limit = 100 * 512;
         let (mut blocks, ids) = with(&[6; 16]);
         let mut quick = QuickList::new(limit, false);
@@ -253,14 +264,14 @@ mod tests {
         assert_eq!(drained(&mut quick, &mut blocks), 16);
         assert_eq!(drained(&mut quick, &mut blocks), 0);
         assert!((1..=16).all(|id| blocks.get(id).is_none()));
-        // A sixteenth of the bound is 6.25 units: longer ones are not kept.
+        // A sixteenth of the limit is 6.25 units: longer blocks are not kept.
         let long = 1;
         blocks.add(long, 0, 7);
         assert!(!quick.is_full_for(7) && quick.keep(&mut blocks, long) == Some(long));
     }
 
     #[test]
-    fn blocks_give_way_a_few_of_each_length_in_turn() {
+    fn eviction_empties_one_length_after_the_other() {
         let (mut blocks, ids) = with(&[1, 2, 3, 1, 2, 3, 1, 2, 3]);
         let mut quick = QuickList::new(1 << 20, false);
         assert!(ids.iter().all(|id| quick.keep(&mut blocks, *id).is_none()));
@@ -272,7 +283,7 @@ mod tests {
             });
             assert_eq!(lengths.len(), (2 * step + 2).min(9));
         }
-        // All of a length go before the next one is looked at, so that none stays for ever.
+        // All blocks of a length are evicted before the next length, so no block stays for ever.
         assert!([0, 3, 6].iter().all(|at| lengths[*at..at + 3].iter().all(|units| *units == lengths[*at])));
         assert_eq!(quick.kept, 0);
         assert!(!quick.keeps_any());

@@ -1,4 +1,4 @@
-//! A request for a block, as it travels through the allocator.
+//! Requests for blocks, and the names and call sites that trace entries show for them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,9 +7,9 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use super::size::Units;
 
-/// A name of allocations, for trace entries and snapshots.
+/// A name for allocations, shown in trace entries and snapshots.
 ///
-/// Cheap to copy and to compare. Its text is kept until the process ends, so use a limited number of names.
+/// Cheap to copy and to compare. The memory of a name's text is never freed, so use a limited number of names.
 ///
 /// ```
 /// use caching_alloc::core::Name;
@@ -20,7 +20,7 @@ use super::size::Units;
 pub struct Name(&'static &'static str);
 
 impl Name {
-    /// The name with this text. Takes a lock of the process, so keep the result for frequent use.
+    /// Returns the name with this text. Takes a process-wide lock, so store the result for frequent use.
     #[must_use]
     pub fn new(text: &str) -> Self {
         static NAMES: LazyLock<Mutex<HashMap<&'static str, Name>>> = LazyLock::new(Mutex::default);
@@ -32,7 +32,7 @@ impl Name {
         *names.entry(text).or_insert(Self(Box::leak(Box::new(text))))
     }
 
-    /// Its text.
+    /// Returns the text of the name.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         self.0
@@ -59,18 +59,18 @@ impl fmt::Display for Name {
     }
 }
 
-/// The origin of a request. Trace entries of the block and snapshots show it.
+/// The origin of a request. It is shown in snapshots and in the trace entries of the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RequestInfo {
     /// The source location of the request.
     pub call_site: &'static Location<'static>,
-    /// The name that the request gave.
+    /// The name that was passed with the request.
     pub name: Option<Name>,
 }
 
 impl RequestInfo {
-    /// The information of a request without a name, at the caller's location.
+    /// The information for a request without a name, with the caller's location.
     #[track_caller]
     #[inline]
     pub(super) fn here() -> Self {
@@ -78,9 +78,10 @@ impl RequestInfo {
     }
 }
 
-/// A request, checked and rounded.
+/// A request whose size was checked and rounded.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
+    /// The rounded size.
     pub(super) units: Units,
     /// The size that the program asked for.
     pub(super) bytes: u64,

@@ -1,4 +1,4 @@
-//! Calls of a source, as records.
+//! Records of the calls that are made to a source.
 
 use std::error::Error;
 use std::fmt::{self, Write as _};
@@ -52,11 +52,11 @@ impl fmt::Display for SourceMethod {
 /// The result of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum CallOutcome {
-    /// It succeeded.
+    /// The call succeeded.
     Success,
-    /// [`SourceError::OutOfMemory`].
+    /// The call failed with [`SourceError::OutOfMemory`].
     OutOfMemory,
-    /// Any other error, with its causes, on one line.
+    /// The call failed with another error: its message, followed by those of its causes.
     Failed(String),
 }
 
@@ -76,9 +76,10 @@ impl CallOutcome {
     }
 }
 
-/// A call of a source that has ended.
+/// A completed call to a source.
 ///
-/// Its `Display` is a line of CSV without the line break, in the columns of [`CSV_HEADER`](Self::CSV_HEADER).
+/// `Display` writes it as a line of CSV without a line break. The columns are those of
+/// [`CSV_HEADER`](Self::CSV_HEADER).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LoggedCall {
@@ -88,32 +89,37 @@ pub struct LoggedCall {
     pub device: u32,
     /// The calling thread.
     pub thread: ThreadId,
-    /// Time of day when it began.
+    /// Wall-clock time at the start of the call.
     pub start: SystemTime,
-    /// Time from then to its end.
+    /// How long the call took.
     pub duration: Duration,
-    /// First byte of the memory or of the range, as passed or returned; `None` for calls without an address, and for
-    /// failed calls that would have returned it.
+    /// First byte of the memory or of the range that was passed to the call or returned by it. `None` if the method
+    /// has no address, or if it would have returned one but failed.
     pub address: Option<u64>,
-    /// The bytes that were passed.
+    /// The size that was passed to the call, in bytes.
     pub bytes: u64,
-    /// The token of the segment or page, as passed or returned; `None` in the same way.
+    /// The token of the segment or page that was passed to the call or returned by it. `None` if the method has no
+    /// token, or if it would have returned one but failed.
     pub token: Option<u64>,
-    /// Its result.
+    /// The result of the call.
     pub outcome: CallOutcome,
 }
 
 impl LoggedCall {
-    /// The names of the columns: `time` is Unix time in seconds; `address` and `token` are hexadecimal, or empty;
-    /// `result` is `ok`, `out of memory` or `failed`; `error` is the text of a failed call, in quotes.
+    /// The names of the columns.
+    ///
+    /// - `time`: Unix time in seconds at the start of the call, with six decimals
+    /// - `address`, `token`: hexadecimal, or empty if there is none
+    /// - `result`: `ok`, `out of memory` or `failed`
+    /// - `error`: the error of a `failed` call in quotes, otherwise empty
     pub const CSV_HEADER: &str = "time,thread,device,method,address,bytes,token,duration_ns,result,error";
 }
 
 impl fmt::Display for LoggedCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A clock before 1970 is shown as 1970.
+        // A time before 1970 is written as 0.
         let time = self.start.duration_since(UNIX_EPOCH).unwrap_or_default();
-        // The number has no stable accessor.
+        // `ThreadId` has no stable accessor for its number, but `Debug` shows it.
         let thread = format!("{:?}", self.thread);
         let thread: String = thread.chars().filter(char::is_ascii_digit).collect();
         let Self { method, device, bytes, .. } = self;
@@ -137,7 +143,7 @@ fn hexadecimal(f: &mut fmt::Formatter<'_>, number: Option<u64>) -> fmt::Result {
     number.map_or(Ok(()), |number| write!(f, "{number:#x}"))
 }
 
-/// A field of CSV that stays on one line.
+/// Writes a quoted CSV field. Control characters, such as line breaks, become spaces.
 fn quoted(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
     f.write_char('"')?;
     for character in text.chars() {
@@ -166,7 +172,7 @@ mod tests {
 
     use super::*;
 
-    /// The fields of a line, by the rules of RFC 4180.
+    /// Splits a line of CSV into its fields, by the rules of RFC 4180.
     fn fields(line: &str) -> Vec<String> {
         let (mut fields, mut quoted) = (vec![String::new()], false);
         let mut characters = line.chars().peekable();

@@ -118,7 +118,7 @@ impl Allocator {
         let last = registry.generation();
         let kept = last - structure.ring.len() as u64..=last;
         if !kept.contains(&generation) {
-            return Ok(Since::TooOld(Box::new(self.engine.state_of_now(&structure))));
+            return Ok(Since::TooOld(Box::new(self.engine.capture_without_trace(&structure))));
         }
         let seen = usize::try_from(generation - kept.start()).unwrap_or(usize::MAX);
         Ok(Since::Entries(structure.ring.iter().skip(seen).cloned().collect()))

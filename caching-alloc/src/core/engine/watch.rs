@@ -1,7 +1,7 @@
-//! Watching a device: snapshots, attaching and detaching of trackers, and late readers of its structure.
+//! Snapshots, attaching and detaching of trackers, and the answer to readers that poll for structural entries.
 //!
-//! All of it runs under the structure lock, so a snapshot and the entries after it fit together exactly. A cache
-//! is copied piece by piece, so a hit waits for one piece at most.
+//! All of it runs under the structure lock, so each entry is either part of a snapshot or delivered after it. A cache
+//! is copied piece by piece, so a hit waits for the copy of one piece at most.
 
 use std::collections::HashSet;
 use std::iter::Peekable;
@@ -22,25 +22,25 @@ use crate::core::stream_cache::{CacheCopy, CacheState, StreamCache};
 use crate::core::sync::atomic::Ordering;
 use crate::core::tracker::{Filter, Slot, Slots, Tracker};
 
-/// The structural changes that a reader has missed; see [`Allocator::since`].
+/// The structural entries since a reader's last one; see [`Allocator::since`].
 #[derive(Debug, Clone)]
 pub enum Since {
-    /// Every structural entry after the given one, in order.
+    /// Every structural entry after the given generation, in order.
     Entries(Vec<Entry>),
-    /// Some of them are no longer kept: the current state instead, without a trace. Continue from its
-    /// generation.
+    /// The current state, without a trace, because some of the entries are no longer kept. Continue from the
+    /// snapshot's generation.
     TooOld(Box<Snapshot>),
 }
 
 impl Engine {
-    /// The current state of everything, without a trace.
-    pub(in crate::core) fn state_of_now(&self, structure: &Structure) -> Snapshot {
+    /// Returns the state of all pools, like [`capture`](Self::capture), but without a trace.
+    pub(in crate::core) fn capture_without_trace(&self, structure: &Structure) -> Snapshot {
         let mut states = States::default();
         self.pools().iter().for_each(|pool| states.capture(pool, false, |_, _| {}));
         self.assemble(structure, states)
     }
 
-    /// The current state of everything; each cache's as of one moment.
+    /// Returns the state of all pools, with the trace of recent entries. Each cache is captured as of one moment.
     pub(in crate::core) fn capture(&self, structure: &Structure) -> Snapshot {
         let mut states = States { trace: structure.ring.iter().cloned().collect(), ..States::default() };
         self.pools().iter().for_each(|pool| states.capture(pool, true, |_, _| {}));
@@ -50,14 +50,14 @@ impl Engine {
     fn assemble(&self, structure: &Structure, states: States) -> Snapshot {
         let States { mut segments, mapped, mut trace } = states;
         segments.extend(locked(&self.registry.deferred).iter().flat_map(DeferredRelease::capture));
-        // A segment that moves from a removed cache is briefly in no list, although trackers know it.
+        // While a removed cache hands its segments over to `deferred`, they are in neither list, but still live.
         let mapped_ids = mapped.iter().flat_map(|range| &range.segments).map(Segment::id);
         let shown: HashSet<_> = segments.iter().map(|state| state.segment.id()).chain(mapped_ids).collect();
         let live = self.registry.live_segments();
         let left = live.iter().filter(|segment| !shown.contains(&segment.id()));
         segments.extend(left.map(|segment| SegmentState::whole(segment, Usage::Inactive)));
         segments.sort_by_key(|state| state.segment.address());
-        // The sort is stable: equal stamps keep their order, structural entries first.
+        // The sort is stable: entries of equal time keep their order, structural entries first.
         trace.sort_by_key(|entry| entry.time_ns);
         Snapshot {
             generation: self.registry.generation(),
@@ -72,7 +72,7 @@ impl Engine {
         }
     }
 
-    /// Attaches a tracker: it gets the current state, and every entry from now on.
+    /// Attaches a tracker. It gets a snapshot of the current state, and then every later entry that passes `filter`.
     pub(in crate::core) fn attach(
         &self,
         tracker: Arc<dyn Tracker>,
@@ -91,8 +91,8 @@ impl Engine {
         structure.trackers = others.chain([slot.clone()]).collect();
         let for_blocks = Registry::block_trackers(&structure);
         let caches = self.caches();
-        // All deliveries wait, so no block entry overtakes the snapshot.
-        let turns: Vec<_> = caches.iter().map(|cache| cache.delivery.lock()).collect();
+        // While these locks are held, no block entry is delivered, so none reaches the tracker before the snapshot.
+        let deliveries: Vec<_> = caches.iter().map(|cache| cache.delivery.lock()).collect();
         let mut states = States::default();
         let mut before = Vec::new();
         for pool in self.pools() {
@@ -104,7 +104,7 @@ impl Engine {
             self.tell_batch(&slots, &batch, origin);
         }
         let greeted = slot.greet(&self.assemble(&structure, states));
-        drop(turns);
+        drop(deliveries);
         if let Err(error) = greeted {
             slot.attached.store(false, Ordering::Release);
             self.sweep(&mut structure);
@@ -113,12 +113,12 @@ impl Engine {
         Ok(slot)
     }
 
-    /// Delivers the waiting block entries, including those of removed caches.
+    /// Delivers all block entries that are not delivered yet, including those of removed caches.
     pub(in crate::core) fn flush(&self) {
         for cache in self.caches() {
             cache.settle_entries();
         }
-        // A tracker may free the last block of a pool, so no lock that this takes is held.
+        // Taken out before delivery: a tracker may free the last block of a pool, which locks `deferred`.
         let last: Vec<_> =
             locked(&self.registry.deferred).iter_mut().map(DeferredRelease::take_entries).collect();
         for (slots, entries) in last {
@@ -129,7 +129,7 @@ impl Engine {
     /// Delivers all earlier entries to a tracker, and removes it.
     pub(in crate::core) fn detach(&self, slot: &Slot) -> Result<(), TrackError> {
         let Some(mut structure) = self.registry.lock_structure() else {
-            // The slot is inactive; the next attach or detach removes it.
+            // From now on the tracker gets no entries. The next attach or detach removes the slot.
             slot.attached.store(false, Ordering::Release);
             return Err(TrackError::Reentrant { operation: "detaching a tracker" });
         };
@@ -139,15 +139,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Removes trackers that are detached.
+    /// Removes the slots of detached trackers.
     fn sweep(&self, structure: &mut Structure) {
         let attached =
             structure.trackers.iter().filter(|slot| slot.attached.load(Ordering::Acquire)).cloned();
         structure.trackers = attached.collect();
         let for_blocks = Registry::block_trackers(structure);
         for cache in self.caches() {
-            let mut turn = cache.delivery.lock();
-            cache.flush(&mut turn);
+            let mut delivery = cache.delivery.lock();
+            cache.flush(&mut delivery);
             let (slots, rest) = {
                 let mut state = cache.state.lock();
                 cache.resubscribe(&mut state, &for_blocks)
@@ -163,7 +163,7 @@ impl Engine {
     }
 }
 
-/// The state of pools, each cache's at one moment.
+/// The parts of a snapshot that come from pools. Each cache is captured as of one moment.
 #[derive(Default)]
 struct States {
     segments: Vec<SegmentState>,
@@ -172,8 +172,8 @@ struct States {
 }
 
 impl States {
-    /// Adds a pool; `look` sees each of its caches at the moment of its copy. The caller holds the structure
-    /// lock, so no memory moves between streams during one cache's copy or between two.
+    /// Adds the state of a pool. For each cache, `look` is called at the moment that the copy shows, with the cache's
+    /// state locked. The caller holds the structure lock, so no memory moves between streams while caches are copied.
     fn capture(
         &mut self,
         pool: &PoolCore,
@@ -207,7 +207,7 @@ impl States {
     }
 }
 
-/// Used blocks by address; everything between them is free.
+/// The used blocks of some memory, in order of address. Memory between them is free.
 struct BlockViews(Peekable<vec::IntoIter<InUse>>);
 
 impl BlockViews {
@@ -216,7 +216,8 @@ impl BlockViews {
         Self(blocks.into_iter().peekable())
     }
 
-    /// The blocks that tile the addresses from `begin` to `end`. Must be called in ascending order.
+    /// Returns the blocks, used and free, that together cover the addresses from `begin` to `end`. Must be called for
+    /// ranges in ascending order.
     fn over(&mut self, begin: u64, end: u64) -> Vec<BlockState> {
         let mut views = Vec::new();
         let mut at = begin;

@@ -24,12 +24,12 @@ use super::stream::StreamId;
 use super::stream_cache::{StreamCache, block_state};
 use super::sync::Mutex;
 
-/// A pool with its stream caches. It lives as long as a handle or a block of it.
+/// A pool with its stream caches. It lives as long as any handle or block of the pool.
 #[derive(Debug)]
 pub(super) struct PoolCore {
     pub(super) info: Arc<PoolInfo>,
     caches: Mutex<CacheTable>,
-    /// Usage counted by retired caches.
+    /// The usage that retired caches have counted.
     past: Mutex<PastUsages>,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct PoolHandle {
     pub(super) core: Arc<PoolCore>,
     /// Non-zero while a stream may be capturing.
     pub(super) captures: Arc<CaptureCount>,
-    /// Set if requests are rounded to more than units.
+    /// The rounding of requests; `None` if they are only rounded up to whole units.
     pub(super) rounding: Option<Rounding>,
 }
 
@@ -72,17 +72,17 @@ impl PoolCore {
         &self.info.registry
     }
 
-    /// Its caches, in order of creation.
+    /// Returns the pool's caches, in order of creation.
     pub(super) fn caches(&self) -> Vec<Arc<StreamCache>> {
         locked(&self.caches).all()
     }
 
-    /// The cache of a stream, unless the pool's handles are gone.
+    /// Returns the cache of a stream, if there is one. A pool without handles has none.
     pub(super) fn find(&self, stream: StreamId) -> Option<Arc<StreamCache>> {
         locked(&self.caches).find(stream)
     }
 
-    /// The cache of a stream, made if there is none.
+    /// Returns the cache of a stream, and makes it if there is none.
     ///
     /// # Errors
     /// [`AllocError::UnknownStream`], [`AllocError::TooManyStreams`]; [`AllocError::ReentrantTracker`] inside a
@@ -94,7 +94,7 @@ impl PoolCore {
         if !self.registry().events.is_registered(stream) {
             return Err(AllocError::UnknownStream { stream });
         }
-        // Trackers and their snapshots cover every cache, so none is added while a tracker attaches.
+        // A tracker's snapshot must cover every cache, so no cache is added while a tracker attaches.
         let structure = self.registry().lock_structure().ok_or_else(AllocError::reentrant)?;
         if let Some(cache) = self.find(stream) {
             return Ok(cache);
@@ -106,14 +106,15 @@ impl PoolCore {
         let Some(list) = list else {
             return Err(AllocError::TooManyStreams { pool: self.info.id, streams: Arena::STREAMS, stream });
         };
-        let cache = caches.add(|age| StreamCache::new(self.info.clone(), stream, age, list, slots));
-        // Dropping the retired caches takes locks of its own.
+        let cache = caches.add(|index| StreamCache::new(self.info.clone(), stream, index, list, slots));
+        // Dropping the retired caches takes locks, so the table is unlocked first.
         drop(caches);
         drop(retired);
         Ok(cache)
     }
 
-    /// Retires caches without memory and blocks, if there are many caches.
+    /// Retires caches without memory and blocks, if the pool has many caches. Returns them like
+    /// [`retire`](Self::retire).
     fn retire_idle(&self) -> Vec<Arc<StreamCache>> {
         let limit = if self.info.arena.is_some() { Arena::STREAMS } else { usize::MAX };
         let candidates = locked(&self.caches).candidates(limit);
@@ -121,17 +122,20 @@ impl PoolCore {
             return Vec::new();
         }
         let retired = self.retire(&candidates, false);
-        locked(&self.caches).settle();
+        locked(&self.caches).plan_search();
         retired
     }
 
-    /// Retires those of the caches that are empty, and returns them, to be dropped without a lock except the
-    /// structure lock, which the caller holds. Their free memory in an arena goes to the other streams if the
-    /// host sees that their streams' work has ended, or, with `wait`, has waited for that.
+    /// Retires those of `caches` that are empty, and returns them. The caller holds the structure lock, and must hold
+    /// no other lock when it drops the returned caches.
+    ///
+    /// In a re-mappable pool, a cache without blocks may still have free memory in the arena. It is given to the other
+    /// streams if the work of the cache's stream has ended, and the cache is then empty. With `wait`, the host waits
+    /// for the end of that work; otherwise it only queries an event.
     pub(super) fn retire(&self, caches: &[Arc<StreamCache>], wait: bool) -> Vec<Arc<StreamCache>> {
         let mut retired = caches.to_vec();
         retired.retain(|cache| self.leave_arena(cache, wait));
-        // A thread that sums the usages waits for this lock until the retired caches are counted as past.
+        // `usages` takes this lock too, so it counts each retired cache exactly once.
         let mut past = locked(&self.past);
         retired.retain(|cache| cache.retire());
         if retired.is_empty() {
@@ -146,8 +150,8 @@ impl PoolCore {
         retired
     }
 
-    /// Leaves a cache's free memory in the arena, if there is one, to the others. Returns whether it has none
-    /// left there.
+    /// Gives a cache's free memory in the arena to the other streams, under the conditions of
+    /// [`retire`](Self::retire). Returns true if the cache has no memory in an arena afterwards.
     fn leave_arena(&self, cache: &StreamCache, wait: bool) -> bool {
         if self.info.arena.is_none() {
             return true;
@@ -176,37 +180,42 @@ impl PoolCore {
         ended
     }
 
-    /// Until the guard is dropped, the pool neither grows nor releases nor lends memory.
+    /// Returns a guard. Until it is dropped, the pool does not grow, release memory, or lend memory to other pools.
     pub(super) fn freeze(&self) -> Freeze {
         self.guard(Guarded::Frozen);
         Freeze::counted(self.info.clone())
     }
 
-    /// Until the guard is dropped, the pool neither releases nor lends memory.
+    /// Returns a guard. Until it is dropped, the pool does not release memory, or lend memory to other pools.
     pub(super) fn keep(&self) -> Keep {
         self.guard(Guarded::Kept);
         Keep::counted(self.info.clone())
     }
 
-    /// Counts a guard, and returns when no running growth or release can have missed it.
+    /// Adds a guard to the pool's count, after waiting for the end of a running growth or release.
+    ///
+    /// Inside a tracker it does not wait for the end. It only makes sure that a running release has either withdrawn
+    /// its memory already or will see the guard.
     fn guard(&self, kind: Guarded) {
         let structure = self.registry().lock_structure();
         self.info.add_guard(kind);
         if structure.is_none() {
-            // Inside a tracker. Memory is withdrawn under these locks, and the count is read again there.
+            // A release reads the count again under these locks, before it withdraws memory.
             self.caches().iter().for_each(|cache| drop(cache.state.lock()));
             drop(self.info.arena.as_ref().map(|arena| arena.lock()));
         }
     }
 
-    /// Its current segments, except those of a re-mappable pool.
+    /// Returns the pool's current segments; none for a re-mappable pool. The caller has called [`keep`](Self::keep), and
+    /// still has the guard.
     pub(super) fn segments(&self) -> Vec<Segment> {
-        // Inside a tracker the lock is already held, or no change of the pool is running.
+        // `None` inside a tracker, where this thread may hold the lock. No segment is removed then either, because of
+        // the caller's guard.
         let _structure = self.registry().lock_structure();
         self.caches().iter().flat_map(|cache| cache.segments()).collect()
     }
 
-    /// The page of a re-mappable pool, and the block, that contain an address.
+    /// Returns the page and the block of a re-mappable pool that contain an address.
     pub(super) fn find_mapped(&self, address: u64) -> Option<AddressInfo> {
         let caches = self.caches();
         let found =
@@ -216,14 +225,15 @@ impl PoolCore {
         Some(AddressInfo { segment, block: block_state(&view, owner) })
     }
 
-    /// The streams that may use memory of a re-mappable pool, including those whose caches are gone.
+    /// Returns the streams that may use memory of a re-mappable pool, including those of removed caches.
     pub(super) fn streams(&self) -> Vec<StreamId> {
         let mut streams = self.info.left_streams();
         streams.extend(self.caches().iter().map(|cache| cache.stream));
         streams
     }
 
-    /// Resets statistics of its segments and blocks.
+    /// Resets the pool's statistics. `gauge` resets those of segments and of retired caches, `counters` those of
+    /// the existing caches.
     pub(super) fn reset(&self, gauge: fn(&mut Gauge), counters: fn(&mut Counters)) {
         self.registry().change_pool_reserved(self.info.id, gauge);
         locked(&self.past).reset(gauge);
@@ -236,16 +246,16 @@ impl PoolCore {
         Stats { all, small, large, reserved, ..Stats::default() }
     }
 
-    /// The current and past usage of its blocks.
+    /// Returns the usage of the pool's blocks, including that counted by retired caches.
     pub(super) fn usages(&self) -> PoolUsages {
         let caches = self.caches();
-        // The lock stays held, so no cache is retired between the two sums.
+        // While this lock is held, no cache is retired, so each cache is in one of the two sums.
         let mut past = locked(&self.past);
         past.with(sum_of(&caches))
     }
 }
 
-/// The usage of caches that are not retired.
+/// Returns the total usage of those caches that are not retired.
 fn sum_of(caches: &[Arc<StreamCache>]) -> PoolUsages {
     let mut sum = PoolUsages::default();
     for state in caches.iter().map(|cache| cache.state.lock()) {

@@ -1,4 +1,4 @@
-//! Pages of a re-mappable pool: their list, and the old addresses of those that moved.
+//! Pages of a re-mappable pool: listing them, and releasing the old addresses of pages that have moved.
 
 use super::PoolCore;
 use crate::core::error::{Fault, chain};
@@ -7,9 +7,9 @@ use crate::core::segment::Segment;
 use crate::core::source::PageSource;
 
 impl PoolCore {
-    /// The pages, by address. The caller holds the structure lock.
+    /// Returns all pages of a re-mappable pool in order of address. The caller holds the structure lock.
     pub(in crate::core) fn pages(&self) -> Vec<Segment> {
-        /// Granules that are examined per acquisition of the lock.
+        /// Granules that are examined per acquisition of the arena's lock.
         const CHUNK: usize = 1024;
         let Some(arena) = &self.info.arena else { return Vec::new() };
         let mut pages = Vec::new();
@@ -27,8 +27,11 @@ impl PoolCore {
         pages
     }
 
-    /// Frees the old addresses of moved pages whose last uses there the host has seen end, or, with `wait`,
-    /// waits for. Returns whether none are left.
+    /// Frees the old addresses of moved pages, as far as all work that used the pages there has ended. The addresses
+    /// become holes that must be unmapped before they are used again.
+    ///
+    /// With `wait`, blocks the host until the work has ended; otherwise only queries the events. Returns true if no
+    /// old addresses are left.
     pub(in crate::core) fn retire_old_mappings(&self, wait: bool) -> bool {
         let registry = self.registry();
         let mut left = Vec::new();
@@ -51,8 +54,8 @@ impl PoolCore {
         all
     }
 
-    /// Unmaps old addresses that no work uses any more. Addresses that cannot be unmapped are never used
-    /// again. Returns whether there are none.
+    /// Unmaps old addresses that no work uses any more. Returns true if all of them were unmapped. Addresses that
+    /// could not be unmapped are recorded as a fault and never used again.
     pub(in crate::core) fn unmap_stale(&self, source: &dyn PageSource, stale: &[FreeSpan]) -> bool {
         let registry = self.registry();
         let mut all = true;

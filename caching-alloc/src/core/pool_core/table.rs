@@ -8,22 +8,23 @@ use crate::core::remap::Arena;
 use crate::core::stream::StreamId;
 use crate::core::stream_cache::StreamCache;
 
-/// Number of empty caches that are kept: the youngest ones. Their streams may allocate again, and their traces stay
-/// readable. Model checkers use a smaller number because their programs have few streams.
-const IDLE: usize = if cfg!(all(test, any(loom, shuttle))) { 1 } else { 32 };
+/// Number of the most recently created caches, which are not retired for being empty. Their streams may allocate again,
+/// and their traces stay readable. Model checkers use a smaller number because their programs have few streams.
+const RECENT: usize = if cfg!(all(test, any(loom, shuttle))) { 1 } else { 32 };
 
-/// Stream caches by stream, and by age.
+/// The stream caches of a pool, by stream and in order of creation.
 #[derive(Debug)]
 pub(super) struct CacheTable {
     by_stream: HashMap<StreamId, Arc<StreamCache>>,
-    /// Also holds caches that live only until their last block is freed.
-    by_age: BTreeMap<u64, Weak<StreamCache>>,
-    /// The age of the next cache: how many there were before it.
-    next_age: u64,
-    /// Number of caches from which on idle ones are searched for.
-    crowd: usize,
-    /// Lists of the arena that removed caches had.
+    /// By creation index. After the pool is closed, it still has the caches with blocks that are not freed yet.
+    by_creation: BTreeMap<u64, Weak<StreamCache>>,
+    /// The creation index of the next cache.
+    next_index: u64,
+    /// Number of caches from which on empty ones are searched for.
+    search_at: usize,
+    /// Arena lists of removed caches, for new caches.
     spare_lists: Vec<List>,
+    /// The first arena list that no cache has had yet.
     next_list: List,
 }
 
@@ -31,9 +32,9 @@ impl Default for CacheTable {
     fn default() -> Self {
         Self {
             by_stream: HashMap::new(),
-            by_age: BTreeMap::new(),
-            next_age: 0,
-            crowd: 2 * IDLE,
+            by_creation: BTreeMap::new(),
+            next_index: 0,
+            search_at: 2 * RECENT,
             spare_lists: Vec::new(),
             next_list: Arena::SHARED_LIST + 1,
         }
@@ -45,12 +46,12 @@ impl CacheTable {
         self.by_stream.get(&stream).cloned()
     }
 
-    /// All caches, in order of creation.
+    /// Returns all caches, in order of creation.
     pub(super) fn all(&self) -> Vec<Arc<StreamCache>> {
-        self.by_age.values().filter_map(Weak::upgrade).collect()
+        self.by_creation.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// A list of the arena for a new cache. `None`: all are taken.
+    /// Reserves an arena list for a new cache. Returns `None` if all lists are taken.
     pub(super) fn take_list(&mut self) -> Option<List> {
         self.spare_lists.pop().or_else(|| {
             let list = self.next_list;
@@ -59,41 +60,43 @@ impl CacheTable {
         })
     }
 
-    /// Adds a cache, which is made with its age.
+    /// Adds the cache that `make` returns for its creation index.
     pub(super) fn add(&mut self, make: impl FnOnce(u64) -> Arc<StreamCache>) -> Arc<StreamCache> {
-        let cache = make(self.next_age);
-        self.next_age += 1;
-        self.by_age.insert(cache.age, Arc::downgrade(&cache));
+        let cache = make(self.next_index);
+        self.next_index += 1;
+        self.by_creation.insert(cache.creation_index, Arc::downgrade(&cache));
         self.by_stream.insert(cache.stream, cache.clone());
         cache
     }
 
-    /// The caches that may be retired if they have nothing: all but the youngest, once there are many or `limit`. The
-    /// time that this takes is spread over the caches that were added since.
+    /// Returns the caches to retire if they are empty: all except the most recently created ones. Returns none while
+    /// the pool has fewer caches than `limit` and than [`plan_search`](Self::plan_search) has set.
     pub(super) fn candidates(&mut self, limit: usize) -> Vec<Arc<StreamCache>> {
-        if self.by_stream.len() < self.crowd.min(limit) {
+        if self.by_stream.len() < self.search_at.min(limit) {
             return Vec::new();
         }
-        self.by_age.retain(|_, cache| cache.strong_count() > 0);
-        let old = self.by_age.len().saturating_sub(IDLE);
-        self.by_age.values().take(old).filter_map(Weak::upgrade).collect()
+        self.by_creation.retain(|_, cache| cache.strong_count() > 0);
+        let old = self.by_creation.len().saturating_sub(RECENT);
+        self.by_creation.values().take(old).filter_map(Weak::upgrade).collect()
     }
 
-    /// Candidates have been looked at.
-    pub(super) fn settle(&mut self) {
-        self.crowd = 2 * (self.by_stream.len() + IDLE);
+    /// Sets the number of caches for the next search to about twice the present one. So the time of a search is spread
+    /// over the caches that are added before it.
+    pub(super) fn plan_search(&mut self) {
+        self.search_at = 2 * (self.by_stream.len() + RECENT);
     }
 
-    /// Forgets a cache that is retired. The caller has it, and drops it when it holds no lock.
+    /// Removes a retired cache. The caller still has a reference, and drops it after it has released the table's lock.
     pub(super) fn remove(&mut self, cache: &Arc<StreamCache>) {
-        self.by_age.remove(&cache.age);
+        self.by_creation.remove(&cache.creation_index);
         self.by_stream.remove(&cache.stream);
         if cache.list != Arena::SHARED_LIST {
             self.spare_lists.push(cache.list);
         }
     }
 
-    /// Forgets every stream; the caches live on until their last blocks are back.
+    /// Removes all streams when the pool is closed, and returns their caches. A cache lives on until its last block is
+    /// freed.
     pub(super) fn close(&mut self) -> Vec<Arc<StreamCache>> {
         std::mem::take(&mut self.by_stream).into_values().collect()
     }

@@ -1,23 +1,28 @@
-//! Memory with physical pages that move. It is one growing range of addresses with best fit over all of it.
-//! Idle pages are mapped again at addresses where a block fits.
+//! Placement of blocks in a re-mappable pool, whose physical pages can move to other addresses.
 //!
-//! - `arena`: blocks, pages and addresses; is_registered neither driver nor clock
-//! - `plan`: placement of a block without a fitting free block, and the pages to map there
+//! The pool reserves large ranges of addresses and maps pages there as they are needed. A block may span pages. It
+//! is placed best fit in the free memory of its stream. If it fits nowhere, idle or new pages are mapped at addresses
+//! where it fits. A page is idle if no block is in it and nobody holds it.
 //!
-//! The engine carries a plan out, in the order that streams and trackers need.
+//! - `arena`: the blocks, pages and addresses. It calls no driver and reads no clock.
+//! - `plan`: decides where to place a block that no free block fits, and which pages to map there.
+//!
+//! The engine carries a plan out. It orders the streams, makes the driver calls and notifies the trackers.
 //!
 //! Invariants:
-//! - A page never moves while it is under a block that is handed out or that another stream may still use, or
-//!   while it is held.
-//! - A page moves to unmapped addresses, after the stream that needs it was ordered behind all streams that
-//!   used it. Its old addresses are unmapped and reused only once the host has seen the end of those uses.
-//!   They are unmapped when pages are to be mapped there, or when a page is to return to the source, with one
-//!   call for all neighbouring addresses.
-//! - The driver is called under the structure lock alone.
-//! - While any page may move (nobody holds it, no stream captures, the streams may wait for each other), the
-//!   reserved memory of a pool is bounded by its peak, plus the larger of 8 MiB and a 64th of the peak, plus
-//!   two of its longest pages for each block that is handed out at a time. It grows beyond its need only when
-//!   each of its pages has a block in it. Mostly it reserves far less (see `plan`).
+//! - A page does not move while it is held, or while it is under a block that is handed out or that another stream may
+//!   still use.
+//! - A page moves only to addresses where nothing is mapped. Before it moves, the stream that needs it is ordered
+//!   behind all streams that used it.
+//! - The old addresses of a moved page stay mapped until the host has seen the end of the uses there. After that, one
+//!   call unmaps all neighbouring old addresses: when pages are to be mapped there, when a page is to return to the
+//!   source, or when there are more bytes of old addresses than reserved memory.
+//! - While the driver is called, the structure lock is held and no other lock.
+//! - A pool's reserved memory has an upper bound while all pages may move: nobody holds a page, no stream is being
+//!   captured, and the streams may wait for each other. The bound is the sum of the peak use, a slack, and two of the
+//!   longest pages for each block that is handed out at the same time. The slack is the larger of 8 MiB and 1/64 of the
+//!   peak. The pool grows beyond peak and slack only when each of its pages has a block in it. It usually reserves far
+//!   less (see `plan`).
 
 mod arena;
 mod plan;

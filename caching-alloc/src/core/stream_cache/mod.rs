@@ -44,7 +44,7 @@ pub(super) struct StreamCache {
     pub(super) pool: Arc<PoolInfo>,
     pub(super) stream: StreamId,
     /// The number of caches of the pool that were made before it.
-    pub(super) age: u64,
+    pub(super) creation_index: u64,
     /// Its list of the pool's arena, if there is one. No other live cache has this list.
     pub(super) list: List,
     /// Freed blocks that other streams use, oldest first; [`CacheState::newly_pending`] has the newest.
@@ -65,7 +65,7 @@ impl StreamCache {
     pub(super) fn new(
         pool: Arc<PoolInfo>,
         stream: StreamId,
-        age: u64,
+        creation_index: u64,
         list: List,
         slots: Slots,
     ) -> Arc<Self> {
@@ -98,7 +98,16 @@ impl StreamCache {
             state.cache = Some(cache.clone());
             let delivery = Ranked::new(Rank::Delivery, Delivery::default());
             let pending = Ranked::new(Rank::Pending, Vec::new());
-            Self { registry, pool, stream, age, list, pending, delivery, state: CacheSlot::take(state) }
+            Self {
+                registry,
+                pool,
+                stream,
+                creation_index,
+                list,
+                pending,
+                delivery,
+                state: CacheSlot::take(state),
+            }
         })
     }
 
