@@ -66,11 +66,11 @@ unsafe impl dynload::Table for Table {
 
     type Feature = Feature;
 
-    /// Resolves every function through `cuGetProcAddress`, which is asked for exactly the revision of the table's
-    /// signature. A function that it does not know is resolved by its symbol.
+    /// Resolves every function through `cuGetProcAddress`, which is asked for the revision whose signature the table
+    /// declares. A function that `cuGetProcAddress` does not know is resolved by its symbol.
     ///
-    /// A revision that is newer than the driver is resolved by symbol only. `cuGetProcAddress` would return the newest
-    /// revision that the driver has, which is an older one with another signature; a symbol names its revision.
+    /// A revision that is newer than the driver is resolved by symbol only, because the symbol names the revision.
+    /// `cuGetProcAddress` would return the newest revision that the driver has: an older one, with another signature.
     unsafe fn resolve(symbol: &mut dyn FnMut(&CStr) -> *const c_void) -> Self {
         // SAFETY: the caller's contract; only these three are asked for.
         let entry_points = unsafe {
@@ -85,7 +85,8 @@ unsafe impl dynload::Table for Table {
         // SAFETY: both ways return the driver's function in this revision, or null.
         unsafe {
             Self::from_addresses(|function| {
-                // `cuGetProcAddress` itself is resolved by symbol: a driver may return its newest for either revision.
+                // `cuGetProcAddress` itself is resolved by symbol: asked for either of its revisions, a driver may
+                // return the newest.
                 let is_asked = function.base != "cuGetProcAddress" && function.since <= release;
                 let answer = if is_asked { ask(&entry_points, function) } else { None };
                 answer.unwrap_or_else(|| by_name(symbol, function.name))
@@ -113,8 +114,8 @@ unsafe impl dynload::Table for Table {
     }
 }
 
-/// Returns the address by `cuGetProcAddress`, with its default flags: functions that use the legacy default
-/// stream.
+/// Asks `cuGetProcAddress` for the function's address; `None` if it does not know the function. The default flags
+/// select the variants that use the legacy default stream.
 ///
 /// # Safety
 /// The table's `cuGetProcAddress` must be the driver's.

@@ -1,13 +1,14 @@
-//! The features of the driver that depend on the release. `cuDeviceGetAttribute` tells whether a device
-//! supports one.
+//! The features of the driver that depend on the release. A device may lack a feature that the driver has:
+//! `cuDeviceGetAttribute` tells.
 
 use dynload::features;
 
 use crate::Table;
 
 features! {
-    /// A part of the driver's interface that depends on the release. Each flag names the first release with
-    /// this part, in the revision of this crate. Every supported driver (11.7 or newer) has the older parts.
+    /// Parts of the driver's interface that depend on the release. The documentation of a flag gives the first release
+    /// with its part, in the revisions that this crate declares. Every supported driver (11.7 or newer) has the parts
+    /// of older releases.
     pub struct Feature of Table;
 
     /// Physical memory, reserved addresses, and mappings of one to the other (10.2).
@@ -24,18 +25,18 @@ features! {
     FABRIC_HANDLES: [
         "cuMemCreate", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle",
     ] since (12, 3, 0);
-    /// Memory and events of other processes by IPC handles (11.0).
+    /// Sharing memory and events between processes by IPC handles (11.0).
     IPC: [
         "cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2", "cuIpcCloseMemHandle", "cuIpcGetEventHandle",
         "cuIpcOpenEventHandle",
     ];
-    /// Writing and awaiting a word of memory in stream order, alone or in a batch, in the second revision; the first is
-    /// off unless the driver's module is told otherwise, and not in the table (11.7).
+    /// Writing and awaiting a word of memory in stream order, alone or in a batch (11.7). This is the second revision.
+    /// The first is not in the table, because it is off unless the driver's kernel module is configured otherwise.
     STREAM_MEMORY_OPERATIONS: [
         "cuStreamWriteValue32_v2", "cuStreamWaitValue32_v2", "cuStreamWriteValue64_v2",
         "cuStreamWaitValue64_v2", "cuStreamBatchMemOp_v2",
     ];
-    /// Capturing streams into graphs, and launching these (11.4).
+    /// Capturing streams into graphs, and launching the graphs (11.4).
     CAPTURE: [
         "cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuStreamIsCapturing", "cuGraphInstantiateWithFlags",
         "cuGraphLaunch",
@@ -46,29 +47,29 @@ features! {
     PEER_ACCESS: ["cuDeviceCanAccessPeer", "cuCtxEnablePeerAccess"];
     /// Multicast objects (12.1).
     MULTICAST: ["cuMulticastCreate", "cuMulticastAddDevice", "cuMulticastBindMem", "cuMulticastUnbind"];
-    /// The address range that a handle of memory can be exported from, as for DMA buffers (11.7).
+    /// Exporting an address range as a handle, such as a DMA-BUF descriptor (11.7).
     DMA_BUFFER_EXPORT: ["cuMemGetHandleForAddressRange"];
     /// Launches with attributes: clusters, programmatic serialisation (11.8).
     // Drivers resolve the function from 11.6 on; no header before 11.8 has it or its attributes.
     LAUNCH_ATTRIBUTES: ["cuLaunchKernelEx"] since (11, 8, 0);
-    /// Events of other processes by IPC handles, without their memory (4.1).
+    /// Sharing events between processes by IPC handles, without sharing memory (4.1).
     IPC_EVENTS: ["cuIpcGetEventHandle", "cuIpcOpenEventHandle"];
     /// Pools of stream-ordered memory shared with other processes (11.2).
     MEMORY_POOL_SHARING: [
         "cuMemPoolExportToShareableHandle", "cuMemPoolImportFromShareableHandle", "cuMemPoolExportPointer",
         "cuMemPoolImportPointer",
     ];
-    /// The current pool of a location, hosts and their NUMA nodes among them (13.0).
+    /// The default and the current memory pool of a device, the host or a NUMA node (13.0).
     LOCATION_MEMORY_POOLS: ["cuMemGetDefaultMemPool", "cuMemGetMemPool", "cuMemSetMemPool"];
     /// The handle of the physical memory behind an address (11.0).
     MAPPING_HANDLES: ["cuMemRetainAllocationHandle"];
-    /// Advice on managed memory and its prefetching by location instead of device (12.2).
+    /// Advice on managed memory, and prefetching it, with a location instead of a device (12.2).
     PREFETCH_TO_LOCATION: ["cuMemAdvise_v2", "cuMemPrefetchAsync_v2"];
     /// Discarding and prefetching many ranges of managed memory in one call (13.0).
     MEMORY_DISCARD: [
         "cuMemDiscardBatchAsync", "cuMemDiscardAndPrefetchBatchAsync", "cuMemPrefetchBatchAsync",
     ];
-    /// Many copies in one call, in the revision without an index of the one that failed (13.0).
+    /// Many copies in one call, in the revision that does not return the index of a failed copy (13.0).
     BATCHED_COPIES: ["cuMemcpyBatchAsync_v2", "cuMemcpy3DBatchAsync_v2"];
     /// A single copy with attributes of its source and destination (13.2).
     ATTRIBUTED_COPIES: ["cuMemcpyWithAttributesAsync", "cuMemcpy3DWithAttributesAsync"];
@@ -78,11 +79,11 @@ features! {
     RDMA_FLUSH: ["cuFlushGPUDirectRDMAWrites"];
     /// The graph that a stream is captured into, and its dependencies (11.3).
     CAPTURE_INFORMATION: ["cuStreamGetCaptureInfo_v2", "cuStreamUpdateCaptureDependencies"];
-    /// The same with the data of edges (12.3).
+    /// Like `CAPTURE_INFORMATION`, with the data of the edges (12.3).
     CAPTURE_EDGES: ["cuStreamGetCaptureInfo_v3", "cuStreamUpdateCaptureDependencies_v2"];
-    /// Capturing into a graph that is there already (12.3).
+    /// Capturing into an existing graph (12.3).
     CAPTURE_TO_GRAPH: ["cuStreamBeginCaptureToGraph"];
-    /// Objects of the user's that live as long as a graph (11.3).
+    /// Objects of the user that live as long as a graph (11.3).
     GRAPH_USER_OBJECTS: [
         "cuUserObjectCreate", "cuUserObjectRetain", "cuUserObjectRelease", "cuGraphRetainUserObject",
         "cuGraphReleaseUserObject",
@@ -108,7 +109,7 @@ features! {
     GRAPH_UPDATE: ["cuGraphExecUpdate_v2"];
     /// Instantiation with parameters, among them an upload, and a description of what failed (12.0).
     GRAPH_INSTANTIATION_PARAMETERS: ["cuGraphInstantiateWithParams"];
-    /// Nodes of any type by one structure (12.2).
+    /// Adding and changing nodes of any type through one structure (12.2).
     GRAPH_NODES: ["cuGraphAddNode", "cuGraphNodeSetParams", "cuGraphExecNodeSetParams"];
     /// Edges with data: ports, and programmatic dependencies (12.3).
     GRAPH_EDGES: [
@@ -144,12 +145,12 @@ features! {
     FUNCTION_NAMES: ["cuFuncGetName", "cuKernelGetName"];
     /// Descriptors of tensors for the device's copy engine (12.0).
     TENSOR_MAPS: ["cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col", "cuTensorMapReplaceAddress"];
-    /// Contexts with a share of the device's multiprocessors (12.4).
+    /// Green contexts, which have a share of the device's multiprocessors (12.4).
     GREEN_CONTEXTS: [
         "cuDeviceGetDevResource", "cuDevSmResourceSplitByCount", "cuDevResourceGenerateDesc",
         "cuGreenCtxCreate", "cuGreenCtxDestroy", "cuCtxFromGreenCtx",
     ];
-    /// Streams of such a context (12.5).
+    /// Streams of green contexts (12.5).
     GREEN_CONTEXT_STREAMS: ["cuGreenCtxStreamCreate"];
     /// Creating a context with parameters (12.5).
     CONTEXT_PARAMETERS: ["cuCtxCreate_v4"];

@@ -7,16 +7,19 @@
 //! | `feature` | features depending on the release |
 //! | `binding` | the description of the library for `dynload`, which finds and loads it |
 //!
-//! The table has every function of `cuda.h` that a driver from 11.7 on can be asked for, each with the first
-//! release that has it. Left out are the variants `…_ptds` and `…_ptsz` (streams are passed explicitly,
-//! [`CU_STREAM_PER_THREAD`] among them) and the revisions that are [`SUPERSEDED`], since all of these drivers
-//! have a newer one. A structure is laid out as in the newest header. Fields unknown to an older release lie
-//! in space that was reserved, or at the structure's end, and the older release expects zero there.
+//! The table has every function of `cuda.h` that some driver from 11.7 on offers, with the first release that has it.
+//! The variants `…_ptds` and `…_ptsz` are left out, because streams are passed explicitly, [`CU_STREAM_PER_THREAD`]
+//! among them. Revisions that are [`SUPERSEDED`] are left out too, because every driver from 11.7 on has a newer one.
 //!
-//! For programs that call the driver's own functions without linking them. Not a safe interface.
+//! A structure is laid out as in the newest header. Fields unknown to an older release lie in space that was reserved,
+//! or at the structure's end, and the older release expects zero there.
 //!
-//! Invariants: an enumeration is an integer and holds any value; a function is called only if the library has
-//! it, in the revision that its name says (`cuMemAlloc_v2`); the library is never unloaded.
+//! This crate is for programs that call the driver's own functions without linking them. Its interface is not safe.
+//!
+//! Invariants:
+//! - An enumeration is an integer and holds any value.
+//! - A function is called only if the library has it in the revision that its name says (`cuMemAlloc_v2`).
+//! - The library is never unloaded.
 //!
 //! ```no_run
 //! let cuda = cuda_driver_sys::Api::load()?;

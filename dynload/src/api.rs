@@ -9,9 +9,9 @@ macro_rules! api {
     ($(#[$attribute:meta])* $Api:ident, $Table:ty, $Feature:ty) => {
         $(#[$attribute])*
         ///
-        /// Cheap to clone, and shared by threads. Every function has a method that calls it, and an accessor of its C
-        /// name that returns it. The release, the file and the features are those of [`Loaded`](dynload::Loaded), to
-        /// which this handle dereferences. The library is never unloaded.
+        /// Cheap to clone, and shared by threads. Every C function has a method that calls it, and an accessor of the C
+        /// function's name that returns the function pointer. The release, the file and the features are those of
+        /// [`Loaded`](dynload::Loaded), to which this handle dereferences. The library is never unloaded.
         #[derive(Clone, Debug)]
         pub struct $Api($crate::Loaded<$Table>);
 
@@ -51,10 +51,11 @@ macro_rules! api {
                 unsafe { $crate::Loaded::load_from(path) }.map(Self)
             }
 
-            /// Takes each function from `symbol`, which returns a C symbol's address, or null if there is none.
+            /// Builds the handle from the addresses that `symbol` returns for C symbols, null for a symbol that is
+            /// absent.
             ///
             /// # Errors
-            /// [`LoadError`](dynload::LoadError) if a required function is absent, or the release cannot be asked.
+            /// [`LoadError`](dynload::LoadError) if a required function is absent, or the release cannot be queried.
             ///
             /// # Safety
             /// Every address must be that of the C function asked for, and stay valid for the rest of the process.
@@ -65,10 +66,10 @@ macro_rules! api {
                 unsafe { $crate::Loaded::from_loader(symbol) }.map(Self)
             }
 
-            /// Takes the table as it is, for example that of an embedded device.
+            /// Builds the handle from a table that the caller supplies, for example that of a simulated device.
             ///
             /// # Errors
-            /// [`LoadError`](dynload::LoadError) if the release cannot be asked from the table's own version function.
+            /// [`LoadError`](dynload::LoadError) if the table's version function does not report a release.
             ///
             /// # Safety
             /// Every function must do what its C declaration promises, for the rest of the process.

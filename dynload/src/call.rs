@@ -9,10 +9,10 @@ pub trait Status: Copy + PartialEq + fmt::Debug {
     /// The code of a call that succeeded.
     const SUCCESS: Self;
 
-    /// The number.
+    /// The code as a number.
     fn number(self) -> u32;
 
-    /// The name in C; `None` for a code that this crate's headers do not have.
+    /// The code's name in C; `None` for a code that this crate's headers do not have.
     fn name(self) -> Option<&'static str>;
 }
 
@@ -40,7 +40,7 @@ impl<S: Status> CallError<S> {
         }
     }
 
-    /// Makes a code a result.
+    /// Converts the code that `function` returned to a `Result`.
     ///
     /// # Errors
     /// [`CallError::Status`] for every code but success.

@@ -29,7 +29,8 @@ pub enum Origin {
     LibraryPath,
     /// It lies in a folder that the system's loader searches by default.
     DefaultFolder,
-    /// A package of this description put it where neither the system's loader nor `Api::load` looks.
+    /// A package installed it in a folder that neither the system's loader nor `Api::load` searches. The text describes
+    /// the package.
     Package(&'static str),
 }
 
@@ -75,7 +76,7 @@ impl Library {
     }
 }
 
-/// Adds those of `files` that are libraries for this kind of machine.
+/// Adds those of `files` that are libraries for this kind of machine. A file that is listed already gains an origin.
 fn add(found: &mut Vec<Candidate>, origin: Origin, files: impl IntoIterator<Item = PathBuf>) {
     let machine = file::target(Path::new("/proc/self/exe"));
     for path in files.into_iter().filter_map(|file| file.canonicalize().ok()) {

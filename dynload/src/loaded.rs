@@ -67,10 +67,10 @@ impl<T: Table> Loaded<T> {
         Self::from_opened(open::open(T::LIBRARY, path.as_ref(), None)?)
     }
 
-    /// Takes each function from `symbol`, which returns a C symbol's address, or null if there is none.
+    /// Builds the handle from the addresses that `symbol` returns for C symbols, null for a symbol that is absent.
     ///
     /// # Errors
-    /// [`LoadError`] if a required function is absent, or the release cannot be asked.
+    /// [`LoadError`] if a required function is absent, or the release cannot be queried.
     ///
     /// # Safety
     /// Every address must be that of the C function asked for, and stay valid for the rest of the process.
@@ -84,10 +84,10 @@ impl<T: Table> Loaded<T> {
         unsafe { Self::new(table, path, None) }
     }
 
-    /// Takes the table as it is, for example that of an embedded device.
+    /// Builds the handle from a table that the caller supplies, for example that of a simulated device.
     ///
     /// # Errors
-    /// [`LoadError`] if the release cannot be asked from the table's own version function.
+    /// [`LoadError`] if the table's version function does not report a release.
     ///
     /// # Safety
     /// Every function must do what its C declaration promises, for the rest of the process.
@@ -137,7 +137,7 @@ impl<T: Table> Loaded<T> {
         self.0.version
     }
 
-    /// The library's file; `None` for a table that was handed over.
+    /// The library's file; `None` if it is not known, as for a table passed to [`from_parts`](Self::from_parts).
     pub fn path(&self) -> Option<&Path> {
         self.0.path.as_deref()
     }
@@ -148,15 +148,15 @@ impl<T: Table> Loaded<T> {
         feature.bits() & !self.features().bits() == 0
     }
 
-    /// Everything that [`Self::has`].
+    /// The features for which [`Self::has`] returns true.
     pub fn features(&self) -> T::Feature {
         self.0.features
     }
 
-    /// [`Self::has`], with the reason.
+    /// Checks as [`Self::has`] does, and returns the reason if the library lacks a feature.
     ///
     /// # Errors
-    /// [`Missing`] for the first of `feature` that the library lacks.
+    /// [`Missing`] for the first feature in `feature` that the library lacks.
     pub fn require(&self, feature: T::Feature) -> Result<(), Missing> {
         let has = |name: &str| self.table().address(name).is_some();
         for needs in feature.requirements() {
@@ -188,7 +188,7 @@ impl<T: Table> Loaded<T> {
         CallError::Missing(Box::new(self.missing(name)))
     }
 
-    /// Returns the error for an item that this library lacks; it came with release `needed`.
+    /// Returns the error for an item that this library lacks. `needed` is the first release with the item.
     #[cold]
     pub fn lacks(&self, item: Item, needed: Version, why: Why) -> Missing {
         let (found, path, library) = (self.version(), self.path().map(Into::into), T::LIBRARY);

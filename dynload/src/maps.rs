@@ -12,7 +12,7 @@ use crate::library::Library;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mapped {
     pub(crate) path: PathBuf,
-    /// The file was deleted: any file at its path now is another one.
+    /// True if the file was deleted. A file that is at its path now is another one.
     pub(crate) deleted: bool,
     /// Device and inode, by which the loader recognises a file.
     identity: (String, u64),
@@ -41,7 +41,8 @@ fn executable(maps: &str, stem: &str) -> Vec<Mapped> {
         .collect()
 }
 
-/// Returns true for `stem` with or without a version: plug-ins are called `libnccl-net.so` and the like.
+/// Returns true if the file name is `stem`, with or without a version after it. Plug-ins, such as `libnccl-net.so`, do
+/// not match.
 fn is_named(path: &Path, stem: &str) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     name.strip_prefix(stem).is_some_and(|version| version.is_empty() || version.starts_with('.'))

@@ -16,7 +16,7 @@ pub struct Missing {
     pub needed: Version,
     /// The release found.
     pub found: Version,
-    /// The library's file; `None` for a table that was handed over.
+    /// The library's file; `None` if it is not known, as for a table that the caller supplied.
     pub path: Option<Box<Path>>,
     /// Why it counts as missing.
     pub why: Why,

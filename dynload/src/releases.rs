@@ -1,4 +1,4 @@
-//! The additions of each release, from the description: no library is loaded.
+//! The additions of each release, from the library's description. No library is loaded.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +14,12 @@ pub struct Release<F> {
     pub version: Version,
     /// The functions that its library is the first to have, in the table's order.
     pub functions: Vec<&'static Function>,
-    /// The features that are complete from it on.
+    /// The features that this release is the first to have completely.
     pub features: F,
 }
 
-/// Returns every release that adds something, the oldest first. No library is loaded. Items as old as the oldest
-/// release covered, or older, may be listed under that release.
+/// Returns every release that adds something, the oldest first. No library is loaded. An item that is older than the
+/// oldest release covered may be listed under that release.
 pub fn releases<T: Table>() -> Vec<Release<T::Feature>> {
     let mut releases: BTreeMap<Version, (Vec<_>, u64)> = BTreeMap::new();
     for function in T::LIBRARY.functions {

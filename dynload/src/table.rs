@@ -1,4 +1,4 @@
-//! The interface between a raw crate and this one.
+//! The traits that a raw crate, which declares one library's C interface, implements for this crate.
 
 use std::ffi::{CStr, c_void};
 use std::fmt;
@@ -11,8 +11,9 @@ use crate::version::Version;
 /// A table of a library's functions, which [`functions!`](macro@crate::functions) defines.
 ///
 /// # Safety
-/// The library that [`LIBRARY`](Self::LIBRARY) names must keep the declarations of the table, and its initialisers may
-/// run at any time. `resolve` and `version` may call only functions of the table that they were given.
+/// The functions of the library that [`LIBRARY`](Self::LIBRARY) names must be as the table declares them. It must be
+/// sound to run the library's initialisers at any time. `resolve` and `version` may call no functions of the library but
+/// those that the table declares.
 pub unsafe trait Table: Sized + Send + Sync + 'static {
     /// The description of the library.
     const LIBRARY: &'static Library;

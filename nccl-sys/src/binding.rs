@@ -43,8 +43,11 @@ dynload::api!(
 
 impl Api {
     /// Like [`Api::load`], but tries the files of [`python::libraries`] before it asks the system's loader. In this
-    /// order: the variable's file; a copy that is loaded already; Python's, the active environment's first;
-    /// the loader's.
+    /// order:
+    /// 1. the file that the environment variable [`VARIABLE`] names;
+    /// 2. a copy that this process has loaded already;
+    /// 3. the files in Python environments, those of the active environment first;
+    /// 4. the names [`NAMES`], as the system's loader finds them.
     ///
     /// # Errors
     /// [`LoadError`], as of [`Api::load`].
@@ -58,8 +61,8 @@ status!(ncclResult_t, ncclSuccess);
 
 /// The error of a call: the function is missing, or it returned another code than success.
 ///
-/// [`Api::meaning`] gives the meaning of the code in the loaded release. A communicator that does not block returns
-/// [`ncclInProgress`](ncclResult_t::ncclInProgress), which is a code like any other here.
+/// [`Api::meaning`] gives the meaning of the code in the loaded release. A call on a non-blocking communicator may
+/// return [`ncclInProgress`](ncclResult_t::ncclInProgress), which is an error here, like every code but success.
 pub type CallError = dynload::CallError<ncclResult_t>;
 
 /// Returns the release that `ncclGetVersion` reports by `code`: 2804 is 2.8.4, 23007 is 2.30.7.

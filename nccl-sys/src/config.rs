@@ -97,12 +97,13 @@ impl ncclConfig_t {
         Self { blocking, ..UNDEFINED }
     }
 
-    /// The size in bytes that the structure has in the header of `release`; `None` before 2.14, which has none.
+    /// Returns the structure's size in bytes in the header of `release`; `None` before 2.14, where the structure does not
+    /// exist.
     pub fn size_in(release: Version) -> Option<usize> {
         Structure::named("ncclConfig_t")?.size_in(release)
     }
 
-    /// Returns true if the field of this name is set, so not left to NCCL.
+    /// Returns true if the field of this name is set, and so not left to NCCL.
     pub fn sets(&self, field: &str) -> bool {
         CONFIG_FIELDS.iter().any(|known| known.name == field && !(known.is_undefined)(self))
     }

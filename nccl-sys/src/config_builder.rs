@@ -3,7 +3,7 @@
 //!
 //! The raw structure has four pitfalls. An older library silently drops a newer field. NCCL refuses one of
 //! the two bounds of thread blocks without the other. The name must live as long as the communicator.
-//! Environment variables override all fields ([`Config::overrides`]).
+//! Environment variables override most fields ([`Config::overrides`]).
 
 use std::ffi::{CStr, CString, c_int};
 use std::fmt;
@@ -84,7 +84,7 @@ fn list(missing: &[Missing]) -> String {
 /// let nccl = Api::load()?;
 /// // Strict: an error if this library would ignore one of the settings.
 /// let config = ConfigBuilder::new().ctas(4, 16).split_share(true).build(&nccl)?;
-/// // Or let it, and say so.
+/// // Lenient: ignored settings are listed instead.
 /// let config = ConfigBuilder::new().comm_name("world").cta_policy(CtaPolicy::Zero).build_lenient(&nccl)?;
 /// for ignored in config.ignored() {
 ///     eprintln!("{ignored}");
@@ -104,7 +104,7 @@ fn list(missing: &[Missing]) -> String {
 pub struct ConfigBuilder {
     raw: ncclConfig_t,
     strings: [Option<Arc<CStr>>; 2],
-    /// The first value that no release accepts.
+    /// The error for the first value that no release accepts.
     fault: Option<ConfigError>,
 }
 
@@ -123,7 +123,7 @@ const COMM_NAME: usize = 0;
 const NET_NAME: usize = 1;
 
 impl ConfigBuilder {
-    /// Everything is left to NCCL.
+    /// Returns a builder that leaves every field to NCCL.
     pub fn new() -> Self {
         Self { raw: ncclConfig_t::default(), strings: [None, None], fault: None }
     }
@@ -133,13 +133,13 @@ impl ConfigBuilder {
         self.set(|raw| raw.blocking = blocking.into())
     }
 
-    /// Thread blocks in a cluster, 0 to 8 (`cgaClusterSize`); NCCL 2.17.
+    /// Sets the number of thread blocks in a cluster, 0 to 8 (`cgaClusterSize`); NCCL 2.17.
     pub fn cga_cluster_size(self, size: u32) -> Self {
         self.number("cgaClusterSize", size, 0..=MAX_CLUSTER, |raw| &mut raw.cgaClusterSize)
     }
 
-    /// Thread blocks that a launch may use, at least and at most, 1 to 64 (`minCTAs`, `maxCTAs`); both, because NCCL
-    /// refuses one alone. NCCL 2.17.
+    /// Sets the least and the most thread blocks that a launch may use, each 1 to 64 (`minCTAs`, `maxCTAs`). They are
+    /// set together, because NCCL refuses one alone. NCCL 2.17.
     pub fn ctas(self, at_least: u32, at_most: u32) -> Self {
         if at_least > at_most {
             return self.refuse("minCTAs", at_least, format!("the most is {at_most}"));
@@ -152,7 +152,7 @@ impl ConfigBuilder {
         )
     }
 
-    /// The network plug-in (`netName`), which NCCL copies; NCCL 2.17.
+    /// Sets the name of the network plug-in (`netName`), which NCCL copies; NCCL 2.17.
     pub fn net_name(self, name: impl Into<Vec<u8>>) -> Self {
         self.text("netName", NET_NAME, name)
     }
@@ -162,7 +162,7 @@ impl ConfigBuilder {
         self.set(|raw| raw.splitShare = share.into())
     }
 
-    /// The network's traffic class (`trafficClass`); NCCL 2.26.
+    /// Sets the traffic class of the network's packets (`trafficClass`); NCCL 2.26.
     pub fn traffic_class(self, class: u32) -> Self {
         self.number("trafficClass", class, 0..=i32::MAX as u32, |raw| &mut raw.trafficClass)
     }
@@ -188,12 +188,12 @@ impl ConfigBuilder {
         self.set(|raw| raw.shrinkShare = share.into())
     }
 
-    /// Thread blocks for NVLink's multicast, 1 to 64 (`nvlsCTAs`); NCCL 2.27.
+    /// Sets the number of thread blocks for NVLink multicast, 1 to 64 (`nvlsCTAs`); NCCL 2.27.
     pub fn nvls_ctas(self, ctas: u32) -> Self {
         self.number("nvlsCTAs", ctas, 1..=MAX_CHANNELS, |raw| &mut raw.nvlsCTAs)
     }
 
-    /// Channels to each peer over the network, 1 to 64 (`nChannelsPerNetPeer`); NCCL 2.28.
+    /// Sets the number of channels to each peer over the network, 1 to 64 (`nChannelsPerNetPeer`); NCCL 2.28.
     pub fn channels_per_net_peer(self, channels: u32) -> Self {
         self.number("nChannelsPerNetPeer", channels, 1..=MAX_CHANNELS, |raw| &mut raw.nChannelsPerNetPeer)
     }
@@ -208,12 +208,12 @@ impl ConfigBuilder {
         self.set(|raw| raw.graphUsageMode = usage as c_int)
     }
 
-    /// Contexts for one-sided transfers; 0 turns these off (`numRmaCtx`). NCCL 2.29.
+    /// Sets the number of contexts for one-sided transfers (`numRmaCtx`); 0 turns one-sided transfers off. NCCL 2.29.
     pub fn rma_contexts(self, contexts: u32) -> Self {
         self.number("numRmaCtx", contexts, 0..=i32::MAX as u32, |raw| &mut raw.numRmaCtx)
     }
 
-    /// The most peers that messages are exchanged with at a time, at least 1 (`maxP2pPeers`); NCCL 2.30.
+    /// Sets the most peers that a rank exchanges messages with at a time, at least 1 (`maxP2pPeers`); NCCL 2.30.
     pub fn max_p2p_peers(self, peers: u32) -> Self {
         self.number("maxP2pPeers", peers, 1..=i32::MAX as u32, |raw| &mut raw.maxP2pPeers)
     }
@@ -230,7 +230,7 @@ impl ConfigBuilder {
         self.set(|raw| raw.launchOrderImplicit = implicit.into())
     }
 
-    /// Signals for one-sided transfers (`numRmaSig`); NCCL 2.31.
+    /// Sets the number of signals for one-sided transfers (`numRmaSig`); NCCL 2.31.
     pub fn rma_signals(self, signals: u32) -> Self {
         self.number("numRmaSig", signals, 0..=i32::MAX as u32, |raw| &mut raw.numRmaSig)
     }
@@ -241,12 +241,12 @@ impl ConfigBuilder {
         self.set(|raw| raw.rmaEagerInit = eager.into())
     }
 
-    /// The host's use of counted fabric transfers (`hostCftMode`); NCCL 2.31.
+    /// Sets the host's use of counted fabric transfers (`hostCftMode`); NCCL 2.31.
     pub fn host_cft_mode(self, mode: ncclHostCftMode_t) -> Self {
         self.set(|raw| raw.hostCftMode = mode.0)
     }
 
-    /// Selects the uses of NVLink multicast that the host leaves off (`nvlsHostMode`); NCCL 2.32.
+    /// Sets which uses of NVLink multicast the host disables (`nvlsHostMode`); NCCL 2.32.
     pub fn nvls_host_mode(self, mode: ncclNvlsHostMode_t) -> Self {
         self.set(|raw| raw.nvlsHostMode = mode.0)
     }
@@ -337,7 +337,7 @@ fn check(raw: &ncclConfig_t, release: Version) -> Result<(), ConfigError> {
     let refuse = |field, value: &str, problem: String| {
         Err(ConfigError::Value { field, value: value.to_owned(), problem })
     };
-    // 2.27 knows the field, and two policies.
+    // 2.27 reads the field, but knows only the first two policies.
     if raw.CTAPolicy == CtaPolicy::Zero.raw()
         && (Version::new(2, 27, 0)..Version::new(2, 28, 0)).contains(&release)
     {
@@ -354,9 +354,9 @@ fn check(raw: &ncclConfig_t, release: Version) -> Result<(), ConfigError> {
 
 /// A configuration for the library that it was built for, with the strings that it points to.
 ///
-/// NCCL keeps the address of `commName` for the life of the communicator, so **keep this value until every
-/// communicator that was made with it is destroyed or aborted**, and so the children that inherit its settings.
-/// Clones share the strings: any one of them will do.
+/// NCCL keeps the address of `commName` for the life of the communicator. So **keep this value until every communicator
+/// that was made with it is destroyed or aborted**, and also every child communicator that inherited its settings.
+/// Clones share the strings, so keeping any one of them is enough.
 #[derive(Debug, Clone)]
 pub struct Config {
     raw: ncclConfig_t,
@@ -365,7 +365,7 @@ pub struct Config {
     _strings: [Option<Arc<CStr>>; 2],
 }
 
-// SAFETY: the pointers lead into `_strings`, which are shared, immutable, and free of the thread that made them.
+// SAFETY: the pointers lead into `_strings`, which are shared, immutable, and not tied to a thread.
 unsafe impl Send for Config {}
 // SAFETY: as above.
 unsafe impl Sync for Config {}

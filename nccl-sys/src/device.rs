@@ -6,13 +6,14 @@ use std::mem::MaybeUninit;
 
 use crate::STRUCTURES;
 
-/// Bytes of [`ncclDevComm`]: four times what any release up to 2.32 writes.
+/// Bytes of [`ncclDevComm`]: more than four times the 248 bytes that it has in release 2.32.
 const ROOM: usize = 1024;
 
-/// Room for the device communicator of any release, which `ncclDevCommCreate` fills and kernels take.
+/// Storage for the device communicator of any release. `ncclDevCommCreate` fills it, and kernels take it as an
+/// argument.
 ///
-/// A kernel must be compiled with the headers of the library's own release, and takes as many of these bytes as
-/// they say; [`Structure::size_in`](crate::Structure::size_in) tells how many.
+/// A kernel must be compiled with the headers of the library's own release. It takes only the first bytes, as many as
+/// the structure has in that release: [`Structure::size_in`](crate::Structure::size_in).
 #[repr(C, align(16))]
 #[derive(Clone, Copy)]
 pub struct ncclDevComm {
@@ -23,7 +24,7 @@ pub struct ncclDevComm {
 /// [`ncclDevComm`], by the name of its alias in C.
 pub type ncclDevComm_t = ncclDevComm;
 
-/// The opaque target of a window handle: the library's own data, on the device too.
+/// The opaque structure that a window handle points to. Only the library knows its layout, on the device too.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ncclWindow_vidmem {
@@ -50,8 +51,8 @@ impl fmt::Debug for ncclDevComm {
     }
 }
 
-// The storage is twice as large as the largest opaque structure of any known release, to leave room for the
-// next.
+// Asserts that no opaque structure of a known release takes more than half of the storage. The other half is for
+// later releases.
 const _: () = {
     let mut at = 0;
     while at < STRUCTURES.len() {

@@ -75,7 +75,7 @@ pub fn overrides(release: Version) -> Vec<Override> {
         .collect()
 }
 
-/// The value that the first line `variable=value` assigns.
+/// Returns the value in the first line of the form `variable=value`.
 fn assigned(text: &[u8], variable: &str) -> Option<OsString> {
     let value = |line: &[u8]| -> Option<OsString> {
         let value = line.strip_prefix(variable.as_bytes())?.strip_prefix(b"=")?;

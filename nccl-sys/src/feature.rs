@@ -5,15 +5,15 @@ use dynload::features;
 use crate::Table;
 
 features! {
-    /// A part of NCCL's interface that depends on the release. Each flag names the first release with it. Fields of
-    /// the configuration are [`CONFIG_FIELDS`](crate::CONFIG_FIELDS).
+    /// Parts of NCCL's interface that depend on the release. The documentation of a flag gives the first release with
+    /// its part. Fields of `ncclConfig_t` have no flags: see [`CONFIG_FIELDS`](crate::CONFIG_FIELDS).
     pub struct Feature of Table;
 
     /// Communicators with a configuration, and finalize (2.14.3).
     CONFIG: ["ncclCommInitRankConfig", "ncclCommFinalize"];
     /// Splitting a communicator (2.18.1).
     SPLIT: ["ncclCommSplit"];
-    /// Registration of a buffer with a communicator, on one rank's own (2.19.3).
+    /// Registration of a buffer with a communicator by one rank, not collectively (2.19.3).
     REGISTER: ["ncclCommRegister", "ncclCommDeregister"];
     /// Memory from NCCL's allocator (2.19.3).
     MEMORY: ["ncclMemAlloc", "ncclMemFree"];
@@ -27,17 +27,17 @@ features! {
         // of a granularity under 8 bytes or when several operations were aggregated in a group.
         wrong (2, 28, 3) until (2, 28, 7)
             "collectives from windows corrupt small or aggregated messages in 2.28.3";
-    /// Communicators of the survivors (2.27.3).
+    /// A new communicator without some of the ranks, for example failed ones (2.27.3).
     SHRINK: ["ncclCommShrink"];
     /// All-to-all, gather and scatter as functions of their own (2.28.3).
     ALL_TO_ALL: ["ncclAlltoAll", "ncclGather", "ncclScatter"];
     /// Revoking a communicator (2.28.7).
     REVOKE: ["ncclCommRevoke"];
-    /// Communicators with further ranks (2.29.2).
+    /// A new communicator with additional ranks (2.29.2).
     GROW: ["ncclCommGrow", "ncclCommGetUniqueId"];
     /// One-sided transfers and signals from the host (2.29.2).
     ONE_SIDED: ["ncclPutSignal", "ncclSignal", "ncclWaitSignal"];
-    /// Suspending a communicator's memory, and taking it up again (2.29.7).
+    /// Suspending a communicator's memory, and resuming it (2.29.7).
     SUSPEND: ["ncclCommSuspend", "ncclCommResume"];
     /// Collectives with a configuration of their own (2.31.2).
     CALL_CONFIG: [
@@ -60,19 +60,20 @@ features! {
         // Commit 428f0f20, first in 2.30.3: a race with an odd number of batches.
         wrong (2, 28, 3) until (2, 30, 3)
             "all-to-all and all-gather by copy engines end before all data has come"
-        // Release notes of 2.31.2 (issue 2241 of NCCL). They do not say since when; 2.29.7 is the first whose
-        // source leaves multicast to more than two ranks, while copy engines go on to synchronise by it.
+        // Release notes of 2.31.2 (issue 2241 of NCCL), which do not name the first release with the fault. 2.29.7 is
+        // the first whose source sets up multicast for more than two ranks only, while copy engines still synchronise
+        // through it.
         wrong (2, 29, 7) until (2, 31, 2)
             "the first collective by copy engines hangs on two ranks that have multicast";
     /// Registration of buffers that span several pieces of physical memory (2.29.2).
     MULTI_SEGMENT_REGISTER: ["ncclCommRegister", "ncclCommDeregister"] since (2, 29, 2);
-    /// Windows that span several pieces of physical memory; below, they fail or are not checked (2.30.3).
+    /// Windows that span several pieces of physical memory (2.30.3). Older releases fail, or do not check for it.
     MULTI_SEGMENT_WINDOWS: ["ncclCommWindowRegister", "ncclCommWindowDeregister"] since (2, 30, 3);
     /// The address of a window's memory (2.29.2).
     WINDOW_POINTER: ["ncclWinGetUserPtr"];
     /// The bytes that a communicator holds (2.29.7).
     MEMORY_STATISTICS: ["ncclCommMemStats"];
-    /// NCCL's parameters, as it reads them (2.30.3).
+    /// Querying NCCL's parameters, with the values that NCCL uses (2.30.3).
     PARAMETERS: ["ncclParamBind", "ncclParamGetStr", "ncclParamGetParameter", "ncclParamGetAllParameterKeys"];
     /// One-sided transfers and signals in captured graphs (2.30.3).
     CAPTURED_ONE_SIDED: ["ncclPutSignal", "ncclSignal", "ncclWaitSignal"] since (2, 30, 3);
@@ -88,13 +89,13 @@ features! {
     PEER_POINTERS: ["ncclGetLsaDevicePointer", "ncclGetPeerDevicePointer"];
     /// Device addresses that reach all ranks' windows at once (2.29.2).
     MULTICAST_POINTERS: ["ncclGetLsaMultimemDevicePointer", "ncclGetMultimemDevicePointer"];
-    /// Communicators for kernels; those of 2.28 were an experiment, with structures that later releases refuse (2.29.2).
+    /// Communicators for kernels (2.29.2). Those of 2.28 were experimental: later releases refuse their structures.
     DEVICE_COMMUNICATORS: [
         "ncclDevCommCreate", "ncclDevCommDestroy", "ncclCommQueryProperties",
     ] since (2, 29, 2);
-    /// Ranks that reach each other's memory, and their numbers (2.28.3).
+    /// Teams of ranks, for example those that can access each other's memory, and rank numbers in teams (2.28.3).
     TEAMS: ["ncclTeamWorld", "ncclTeamLsa", "ncclTeamRail", "ncclTeamRankToWorld", "ncclTeamRankToLsa"];
-    /// Counted transfers over the fabric: their teams, and the endpoints of windows (2.31.2).
+    /// Teams of ranks for counted fabric transfers (CFT), and the endpoints of windows for them (2.31.2).
     COUNTED_TRANSFERS: [
         "ncclTeamCft", "ncclTeamCftMultimem", "ncclGetCftDeviceLeInfo", "ncclGetPeerDeviceLeInfo",
         "ncclGetMultimemDeviceLeInfo",

@@ -14,7 +14,8 @@ use crate::{
 pub const NCCL_COMM_NULL: ncclComm_t = ptr::null_mut();
 
 impl Default for ncclCollConfig_t {
-    /// Every field left to NCCL: `NCCL_COLLCONFIG_INITIALIZER`. An algorithm that is named must be usable.
+    /// Every field left to NCCL: `NCCL_COLLCONFIG_INITIALIZER`. Because `forceAlgSelection` is 1, an algorithm that is
+    /// named in `algSelection` must be usable.
     fn default() -> Self {
         Self {
             size: size_of::<Self>(),
@@ -129,9 +130,9 @@ impl Default for ncclCommProperties {
 macro_rules! for_release {
     ($($name:ident)*) => {$(
         impl $name {
-            /// Returns the same values, declared as the structure of `release`: with the size it had there,
-            /// so fields of later releases are not read. `None` if the release has no such structure or
-            /// another layout: before 2.29.2.
+            /// Returns the default values with the size and the version that the structure has in `release`, so
+            /// that fields of later releases are not read. `None` before 2.29.2, where the structure does not exist
+            /// or has another layout.
             pub fn for_release(release: Version) -> Option<Self> {
                 let structure = Structure::named(stringify!($name))?;
                 let version = structure.fields.iter().find(|field| field.name == "version")?;

@@ -1,8 +1,8 @@
 //! Finds NCCL in the folders of Python's package managers, which the system's loader does not search.
 //!
 //! These folders are searched only on request: [`Api::load_with_python`](crate::Api::load_with_python), or
-//! [`libraries`] and [`Api::load_from`](crate::Api::load_from). A program that runs beside PyTorch needs the same copy as PyTorch, since two copies in
-//! a process do not know of each other.
+//! [`libraries`] and [`Api::load_from`](crate::Api::load_from). A program that runs in one process with PyTorch needs
+//! the same copy as PyTorch, since two copies in a process do not share state.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -13,7 +13,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
-/// The file's name.
+/// The name of NCCL's file in these folders.
 const FILE: &str = "libnccl.so.2";
 
 /// Folder of the wheels `nvidia-nccl-cu12` and `nvidia-nccl-cu13`, within a folder of packages.
@@ -26,7 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Interval between checks for the exit of an interpreter that has closed its output.
 const PACE: Duration = Duration::from_millis(1);
 
-/// The files of NCCL that Python environments have: of wheels in the [`package_folders`], and of conda's package.
+/// Returns NCCL's files in Python environments: those of wheels in the [`package_folders`], then that of conda's
+/// package.
 pub fn libraries() -> Vec<PathBuf> {
     let wheels = package_folders().into_iter().map(|folder| folder.join(WHEEL));
     let conda = prefix("CONDA_PREFIX").map(|prefix| prefix.join("lib"));
@@ -56,12 +57,12 @@ pub fn package_folders() -> Vec<PathBuf> {
     folders
 }
 
-/// The environment that a variable names.
+/// Returns the environment's folder that a variable names.
 fn prefix(variable: &str) -> Option<PathBuf> {
     env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// The folders of packages of an environment, of every version of Python in it.
+/// Returns the package folders of an environment, one for each version of Python in it.
 fn folders_of(prefix: &Path) -> Vec<PathBuf> {
     let libraries = ["lib", "lib64"].map(|name| prefix.join(name));
     let versions = libraries.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
@@ -73,7 +74,7 @@ fn folders_of(prefix: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// The interpreter's search path.
+/// Returns the folders of the interpreter's search path.
 fn searched() -> Vec<PathBuf> {
     const ASK: &str = r#"import os, sys; sys.stdout.buffer.write(b"\0".join(map(os.fsencode, sys.path)))"#;
     let ask = |interpreter| said(Command::new(interpreter).args(["-c", ASK]), PATIENCE);

@@ -1,5 +1,5 @@
-//! The meaning of a result code, which depends on the release: 8 was the number of results up to 2.29, and is
-//! a time-out since then.
+//! The meaning of a result code, which depends on the release. For example, 8 is `ncclTimeout` since 2.30.3. In
+//! the headers from 2.14 to 2.29 it is no result, but the number of results (`ncclNumResults`).
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub enum Meaning {
     UnhandledCudaError,
     /// A call of the operating system failed.
     SystemError,
-    /// NCCL contradicts itself: its own fault, or memory was overwritten.
+    /// An internal check of NCCL failed: NCCL has a bug, or memory was overwritten.
     InternalError,
     /// An argument has no valid value.
     InvalidArgument,

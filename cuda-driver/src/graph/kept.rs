@@ -1,5 +1,5 @@
-//! Owners of the objects that recorded work needs. They are held by the open capture, then by its graph and
-//! the graph's executables.
+//! References to the objects that captured work needs. The open capture holds them, then its graph and the graph's
+//! executables.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -9,19 +9,20 @@ use std::thread::{self, ThreadId};
 
 use crate::{Result, Stream};
 
+/// Keeps an object alive that captured work needs.
 pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
 
-/// Memory that belongs to a stream: what the stream does later comes after every use of it.
+/// Memory that belongs to a stream. Every use of the memory comes before later work of that stream.
 pub(crate) trait StreamBound: Send + Sync {
     fn stream(&self) -> &Stream;
 
-    /// Never frees the memory, because the end of a use is unknown.
+    /// Prevents the memory from ever being freed. Called when the end of a use is unknown.
     fn keep_for_ever(&self);
 }
 
 pub(crate) type BoundMemory = Arc<dyn StreamBound>;
 
-/// Owners and memory, each once.
+/// Owners and memory, without duplicates.
 #[derive(Clone, Default)]
 pub(super) struct Kept {
     owners: Vec<Owner>,
@@ -51,7 +52,7 @@ fn add_missing<T: ?Sized>(known: &mut Vec<Arc<T>>, new: &[Arc<T>]) {
     }
 }
 
-/// Key of a capture: its driver and its number there.
+/// Key of a capture: the identity of its driver, and the number that the driver gave it.
 type Key = (usize, u64);
 
 /// The state of an open capture.
@@ -72,12 +73,12 @@ fn open() -> MutexGuard<'static, HashMap<Key, Open>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An entry of [`OPEN`], until it is taken or dropped.
+/// An entry of [`OPEN`], which is removed when this is dropped.
 pub(super) struct OpenCapture(Key);
 
 impl OpenCapture {
-    /// Starts to collect owners for the capture that `stream` has just begun; `None` if it is invalidated
-    /// already, since it will give no graph.
+    /// Starts to collect owners for the capture that `stream` has just begun. Returns `None` if the capture is already
+    /// invalidated, since it will give no graph.
     pub(super) fn begin(stream: &Stream) -> Result<Option<Self>> {
         let Some(id) = stream.capture_info()?.id else { return Ok(None) };
         let key = (stream.context().driver().identity(), id);
@@ -87,7 +88,7 @@ impl OpenCapture {
         Ok(Some(Self(key)))
     }
 
-    /// Takes the owners that were collected. The capture has ended.
+    /// Returns the owners and the memory that were collected, when the capture has ended.
     pub(super) fn take(self) -> Kept {
         open().get_mut(&self.0).map(|open| std::mem::take(&mut open.kept)).unwrap_or_default()
     }
@@ -125,11 +126,13 @@ pub(super) fn keep_in_open(stream: &Stream, owners: &[Owner], memory: &[BoundMem
 }
 
 impl Stream {
-    /// Makes the graph that the stream is being captured into hold `owner`, and the executables made from it.
-    /// It is dropped with the last of them, by the thread that drops that; if the capture gives no graph,
-    /// with the capture.
+    /// Makes the graph of the stream's current capture hold `owner`. Executables made from the graph hold it too.
     ///
-    /// Returns whether it is kept: it is not if the stream does not capture, or if another library began the capture.
+    /// `owner` is dropped with the last graph or executable that holds it, by the thread that drops that one. If the
+    /// capture gives no graph, `owner` is dropped with the capture.
+    ///
+    /// Returns true if the graph will hold `owner`. Returns false, and drops `owner`, if the stream does not capture or
+    /// another library began the capture.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuStreamGetCaptureInfo_v2`.
@@ -138,8 +141,8 @@ impl Stream {
     }
 }
 
-/// The streams on which the calling thread has begun captures by [`Stream::begin_capture`] that have not
-/// ended. Costs one atomic load if no thread has any.
+/// Returns the streams on which the calling thread has begun a capture, by [`Stream::begin_capture`], that has not
+/// ended. Costs one atomic load if no thread has such a capture.
 #[must_use]
 pub fn captures_of_this_thread() -> Vec<Stream> {
     if COUNT.load(Ordering::SeqCst) == 0 {

@@ -1,17 +1,19 @@
-//! Enqueues work that uses memory of streams.
+//! Enqueues work on a stream that uses memory of other streams.
 //!
-//! Each memory belongs to a stream, and that stream is ordered around every use on another one: the other stream waits
-//! for it before the use, and it waits for the other stream afterwards. The memory can then be freed, or used by the
-//! host, in the order of its own stream alone.
+//! Each memory belongs to one stream. When work on another stream uses the memory, events order the two streams: the
+//! using stream first waits for the memory's stream, and the memory's stream then waits for the use. A free of the
+//! memory, or an access from the host, is therefore ordered after all uses if it is ordered with the memory's own
+//! stream.
 //!
-//! Work that is captured runs at the launches of a graph instead. The graph holds the memory, and each launch is a use.
+//! Captured work does not run when it is enqueued, but at each launch of its graph. The graph holds the memory, and
+//! each launch counts as a use.
 
 use super::capture::{CaptureStatus, RelaxedCapture};
 use super::kept::{self, BoundMemory};
 use super::watch::Watch;
 use crate::{Error, Event, EventFlags, Result, Stream};
 
-/// The treatment of work on a stream that captures.
+/// The treatment of work by [`enqueue`] if the stream captures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DuringCapture {
     /// The graph holds the memory.
@@ -20,7 +22,7 @@ pub(crate) enum DuringCapture {
     Refuse,
 }
 
-/// Refuses the call on a stream that captures.
+/// Returns the error for a call that cannot be part of the stream's capture.
 fn while_capturing() -> Error {
     Error::WhileCapturing {
         what: "work on slices",
@@ -34,7 +36,8 @@ pub(crate) fn refuse_capture(stream: &Stream) -> Result<()> {
     if stream.capture_status()? == CaptureStatus::None { Ok(()) } else { Err(while_capturing()) }
 }
 
-/// Makes the graph of the capture that `stream` is part of hold `memory`.
+/// Hands `memory` to the capture that `stream` is part of, whose graph will hold it. Returns an error if the stream
+/// does not capture, or if another library began the capture.
 pub(crate) fn keep_in_capture(stream: &Stream, memory: &[BoundMemory]) -> Result<()> {
     if kept::keep_in_open(stream, &[], memory)? { Ok(()) } else { Err(while_capturing()) }
 }
@@ -55,7 +58,8 @@ pub(crate) fn enqueue(
     let capture = capture_of(stream, memory, during_capture)?;
     let others = streams_to_order(stream, memory, capture)?;
     let done = if others.is_empty() { None } else { Some(event_of(stream)?) };
-    // To be called after a record: waiting for one that was captured would make the waiting stream capture too.
+    // Called after each record of an event. If another thread began a capture, the event may be part of it, and a
+    // stream that waits for such an event joins the capture.
     let not_captured = || match capture {
         None if !watch.is_certain() => Err(Error::CaptureRace { what: "work on slices" }),
         _ => Ok(()),
@@ -74,7 +78,8 @@ pub(crate) fn enqueue(
     });
     let raced = match capture {
         None => Ok(!watch.is_certain()),
-        // An invalidated capture gives no graph.
+        // An invalidated capture has no id any more. This is no race: such a capture gives no graph that could hold the
+        // work.
         Some(_) => {
             stream.capture_info().map(|info| info.id != capture && info.status != CaptureStatus::Invalidated)
         }
@@ -90,7 +95,8 @@ pub(crate) fn enqueue(
     ordered
 }
 
-/// The capture that `stream` is part of, whose graph then holds `memory`.
+/// Returns the capture that `stream` is part of, after handing it `memory` for its graph to hold; `None` if the stream
+/// does not capture.
 fn capture_of(stream: &Stream, memory: &[BoundMemory], during_capture: DuringCapture) -> Result<Option<u64>> {
     let info = stream.capture_info()?;
     if info.status == CaptureStatus::None {
@@ -103,8 +109,8 @@ fn capture_of(stream: &Stream, memory: &[BoundMemory], during_capture: DuringCap
     Ok(info.id)
 }
 
-/// The streams of `memory` that must be ordered with `stream` by events. Those that are not part of its capture are
-/// ordered at the launches of the graph.
+/// Returns the streams of `memory` that must be ordered with `stream` by events. If `stream` captures, these are only
+/// the streams in the same capture: the others are ordered with each launch of the graph.
 fn streams_to_order<'a>(
     stream: &Stream,
     memory: &'a [BoundMemory],
@@ -132,7 +138,7 @@ fn event_of(stream: &Stream) -> Result<Event> {
     Event::new(stream.context(), EventFlags::DISABLE_TIMING)
 }
 
-/// Waits for a stream from the host, beside captures of other streams.
+/// Blocks until the stream has done its work. Allowed while other streams capture.
 pub(crate) fn synchronize(stream: &Stream) -> Result<()> {
     let _relaxed = RelaxedCapture::enter(stream.context().driver())?;
     stream.synchronize()

@@ -22,7 +22,7 @@ struct Inner {
     name: String,
     raw: CUfunction,
     max_threads: u32,
-    /// The driver's last answer: another handle of the kernel may have raised it since.
+    /// The limit that the driver last reported, in bytes. Another handle of the kernel may have raised it since.
     max_dynamic_shared: AtomicU32,
     /// Sizes in bytes; `None` if the driver does not report them.
     parameters: Option<Vec<usize>>,
@@ -51,7 +51,7 @@ pub struct FunctionAttributes {
     pub registers: u32,
     /// The PTX's target, ten times major plus minor: 70 for `compute_70`.
     pub ptx_version: u32,
-    /// The machine code's architecture, counted likewise.
+    /// The architecture of the machine code, counted like `ptx_version`.
     pub binary_version: u32,
 }
 
@@ -65,7 +65,7 @@ pub struct SuggestedLaunch {
 }
 
 impl Function {
-    /// The caller has made the module's context current.
+    /// Requires that the module's context is current.
     pub(super) fn new(module: Module, name: &str, raw: CUfunction) -> Result<Self> {
         let api = module.api();
         if api.table().cuFuncLoad.is_some() {
@@ -172,9 +172,8 @@ impl Function {
         Ok(())
     }
 
-    /// Sets the share of a multiprocessor's memory, which serves both as first-level cache and as shared
-    /// memory, that is shared memory while the kernel runs: in percent, or `None` for the driver's choice.
-    /// This is a hint that the driver may round or ignore.
+    /// Sets how much of a multiprocessor's on-chip memory is shared memory while the kernel runs, in percent; `None` is
+    /// the driver's choice. The rest is first-level cache. This is a hint that the driver may round or ignore.
     ///
     /// # Errors
     /// As [`set_attribute`](Self::set_attribute), for more than 100.
@@ -183,9 +182,9 @@ impl Function {
         self.set_attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, value)
     }
 
-    /// The number of blocks with `block_threads` threads, each with `dynamic_shared_bytes` bytes of dynamic
-    /// shared memory, that run at a time on one multiprocessor. In a [cooperative
-    /// launch](super::LaunchConfig::cooperative) a grid has at most this times the device's
+    /// Returns the number of blocks that can run on one multiprocessor at a time, if each block has `block_threads`
+    /// threads and `dynamic_shared_bytes` bytes of dynamic shared memory. In a [cooperative
+    /// launch](super::LaunchConfig::cooperative) a grid has at most this number of blocks times the device's
     /// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
     ///
     /// # Errors
@@ -210,8 +209,9 @@ impl Function {
         Ok(unsigned(blocks))
     }
 
-    /// The block of at most `max_block_threads` threads (0: any), each block with so many bytes of dynamic shared
-    /// memory, that keeps the most threads running, and the grid that then fills the device.
+    /// Returns the block size that keeps the most threads running, and the number of such blocks that fills the
+    /// device. A block has at most `max_block_threads` threads (0: no limit) and `dynamic_shared_bytes` bytes of
+    /// dynamic shared memory.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuOccupancyMaxPotentialBlockSize`.
@@ -245,7 +245,8 @@ impl Function {
         self.inner.max_threads
     }
 
-    /// The most dynamic shared memory of a block, queried again if `wanted` exceeds the last answer.
+    /// Returns the most dynamic shared memory that a block can have, in bytes. Asks the driver again if `wanted`
+    /// exceeds the limit that it last reported.
     pub(super) fn max_dynamic_shared(&self, wanted: u32) -> Result<u32> {
         let known = self.inner.max_dynamic_shared.load(Ordering::Relaxed);
         if wanted <= known {
@@ -257,7 +258,8 @@ impl Function {
         Ok(now)
     }
 
-    /// Refuses arguments whose sizes differ from the parameters', if the driver reports these.
+    /// Returns an error if the arguments' sizes differ from those of the parameters. Checks nothing if the driver does
+    /// not report the parameters.
     pub(super) fn check_arguments(&self, sizes: &[usize]) -> Result<(), LaunchError> {
         let Some(parameters) = &self.inner.parameters else { return Ok(()) };
         let kernel = || self.inner.name.clone();
@@ -279,7 +281,7 @@ fn unsigned(value: c_int) -> u32 {
     u32::try_from(value).unwrap_or(0)
 }
 
-/// The function must belong to a live module of the current context.
+/// Requires that the function belongs to a live module of the current context.
 fn attribute_of(api: &Api, function: CUfunction, attribute: CUfunction_attribute) -> Result<c_int> {
     let mut value: c_int = 0;
     // SAFETY: the function is of a live module; writes one integer, to a local that outlives the call; an unknown
@@ -288,13 +290,13 @@ fn attribute_of(api: &Api, function: CUfunction, attribute: CUfunction_attribute
     Ok(value)
 }
 
-/// The sizes of a function's parameters, if the driver reports them. It reports their number by refusing the
-/// next one.
+/// Returns the sizes of a function's parameters in bytes; `None` if the driver does not report them. There is no query
+/// for their number: the driver refuses the first index that has no parameter.
 fn parameters_of(api: &Api, function: CUfunction) -> Result<Option<Vec<usize>>> {
     if api.table().cuFuncGetParamInfo.is_none() {
         return Ok(None);
     }
-    /// The most bytes that all parameters together can have.
+    /// The most bytes that all parameters together can have, so also a bound on their number.
     const MOST: usize = 32764;
     let mut sizes = Vec::new();
     while sizes.len() < MOST {

@@ -71,19 +71,19 @@
 //! # What a launch asks of the caller
 //! [`Stream::launch_kernel`](crate::Stream::launch_kernel) runs code that types cannot check. The caller
 //! promises:
-//! - **Arguments**: as many as the kernel has parameters, each of its parameter's size and meaning. Count and sizes
-//!   are checked where the driver tells them (12.4); the meaning never is.
-//! - **Memory**: the contract of [asynchronous calls](crate::Stream#what-asynchronous-calls-ask-of-the-caller), for
-//!   everything that the kernel reaches. Slices that are arguments of [`LaunchArgs`] are kept alive and in order; the
-//!   caller promises that the kernel stays inside them.
-//! - **Code**: the [`Function`], another one of its module, or the [`Module`] lives until the stream has passed the
-//!   launch. Of a launch that was captured, the graph and its executables keep the module, if the capture was begun by
-//!   [`Stream::begin_capture`](crate::Stream::begin_capture); an executable lives until its last launch has passed.
-//! - **Progress**: the kernel ends by itself. One that waits for other work of the device can wait for ever, for the
-//!   device may not have room for both; its own blocks may wait for each other in a [cooperative
-//!   launch](LaunchConfig::cooperative) only.
+//! - **Arguments**: there is one for each parameter of the kernel, with the parameter's size and meaning. Count and
+//!   sizes are checked if the driver reports them (CUDA 12.4 and newer). The meaning is never checked.
+//! - **Memory**: the contract of [asynchronous calls](crate::Stream#what-asynchronous-calls-ask-of-the-caller) holds
+//!   for everything that the kernel accesses. Slices that are arguments of [`LaunchArgs`] are kept alive and their uses
+//!   ordered; the caller promises that the kernel stays inside them.
+//! - **Code**: the [`Function`], another function of its module, or the [`Module`] lives until the kernel has ended. If
+//!   the launch was captured, and [`Stream::begin_capture`](crate::Stream::begin_capture) began the capture, the graph
+//!   and its executables keep the module loaded. An executable must then live until its last launch has ended.
+//! - **Progress**: the kernel ends by itself. A kernel that waits for other work of the device can wait for ever,
+//!   because the device may not have room for both. Blocks of one kernel may wait for each other only in a [cooperative
+//!   launch](LaunchConfig::cooperative).
 //!
-//! Faults that the launch itself can detect ([`LaunchError`]) are refused before the driver is called.
+//! Mistakes that the launch itself can detect ([`LaunchError`]) are errors before the driver is called.
 
 mod arguments;
 mod error;
@@ -120,7 +120,7 @@ pub struct Module {
 struct Inner {
     context: Context,
     raw: CUmodule,
-    /// The source of the code, for errors.
+    /// A description of the code's source, for errors.
     origin: String,
     log: String,
     limits: launch::Limits,
@@ -132,15 +132,15 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl Module {
-    /// Compiles a PTX text for the context's device and loads it. It takes milliseconds to seconds; the driver keeps
-    /// what it compiled in a cache on disk.
+    /// Compiles a PTX text for the context's device and loads it. Compilation takes milliseconds to seconds; the driver
+    /// caches the result on disk.
     ///
     /// A driver takes PTX up to the version of its own release: text from a newer toolkit is refused, whatever the
     /// device. PTX for an older `.target` than the device is compiled for the device.
     ///
     /// # Errors
-    /// [`ModuleError`]: an empty text, a NUL inside it, or what the driver refuses, with its log;
-    /// [`Error::Driver`] from `cuDeviceGetAttribute`.
+    /// [`ModuleError`] if the text is empty or has a NUL inside, or if the driver refuses it (the error then has the
+    /// driver's log); [`Error::Driver`] from `cuDeviceGetAttribute`.
     #[doc(alias = "cuModuleLoadDataEx")]
     pub fn load_ptx(context: &Context, ptx: &str, options: &JitOptions) -> Result<Self> {
         // Compilers count the trailing NUL as part of the text.
@@ -154,18 +154,18 @@ impl Module {
         unsafe { Self::load(context, image.as_ptr().cast(), image::describe_ptx(text), options) }
     }
 
-    /// Loads a cubin (an ELF file for one architecture) or a fat binary (several of them, PTX too).
+    /// Loads a cubin (an ELF file for one architecture) or a fat binary (several cubins, and possibly PTX).
     ///
     /// Checks that the image has the header of its kind and is as long as the header says. The options only
     /// matter for PTX in a fat binary.
     ///
     /// # Safety
-    /// `image` must be what NVIDIA's tools wrote: the driver trusts the offsets inside.
+    /// `image` must have been written by NVIDIA's tools: the driver trusts the offsets inside.
     ///
     /// # Errors
-    /// [`ModuleError`]: neither kind of image, one that is cut off, or what the driver refuses, with its log
-    /// (`CUDA_ERROR_NO_BINARY_FOR_GPU`: nothing in it is for this device); [`Error::Driver`] from
-    /// `cuDeviceGetAttribute`.
+    /// [`ModuleError`] if the image is of neither kind or is cut off, or if the driver refuses it (the error then has
+    /// the driver's log; `CUDA_ERROR_NO_BINARY_FOR_GPU` means that the image has no code for this device);
+    /// [`Error::Driver`] from `cuDeviceGetAttribute`.
     #[doc(alias = "cuModuleLoadDataEx")]
     pub unsafe fn load_image(context: &Context, image: &[u8], options: &JitOptions) -> Result<Self> {
         let origin = image::check(image)?;
@@ -174,7 +174,7 @@ impl Module {
     }
 
     /// # Safety
-    /// `image` must be what `cuModuleLoadDataEx` takes.
+    /// `image` must point to an image that `cuModuleLoadDataEx` accepts.
     unsafe fn load(
         context: &Context,
         image: *const c_void,
@@ -214,7 +214,7 @@ impl Module {
         self.inner.raw
     }
 
-    /// The owner that keeps the module loaded.
+    /// Returns a reference that keeps the module loaded, for graphs to hold.
     fn owner(&self) -> Owner {
         self.inner.clone()
     }
@@ -229,8 +229,8 @@ impl Module {
         &self.inner.context
     }
 
-    /// The compiler's messages about the code; more with [`JitOptions::verbose`], none if the driver had the
-    /// result in its cache.
+    /// The compiler's messages about the code. There are more with [`JitOptions::verbose`], and none if the driver had
+    /// the result in its cache.
     #[must_use]
     pub fn log(&self) -> &str {
         &self.inner.log
@@ -239,9 +239,9 @@ impl Module {
     /// Returns the kernel of this name: the name after `.entry` in PTX, C++-mangled unless it is `extern
     /// "C"`.
     ///
-    /// From 12.4 on the function is fully loaded here, even if the driver [loads
-    /// lazily](Driver::module_loading_mode). A first launch that has to load the code waits for the device,
-    /// and hangs if a running kernel waits for that launch.
+    /// From CUDA 12.4 on the function is fully loaded here, even if the driver [loads
+    /// lazily](Driver::module_loading_mode). With an older driver that loads lazily, the first launch loads the code:
+    /// it waits for the device, and hangs if a running kernel waits for that launch.
     ///
     /// # Errors
     /// [`ModuleError::NoSuchFunction`]; [`ModuleError::Nul`]; [`Error::Driver`] from `cuModuleGetFunction`,
@@ -276,7 +276,7 @@ impl Module {
         let mut count: c_uint = 0;
         // SAFETY: the module is alive; writes one integer, to a local that outlives the call.
         unsafe { call!(self.api(), cuModuleGetFunctionCount(&mut count, self.raw())) }?;
-        // The array is sized by the handles that are written, since the driver's count may be wrong.
+        // The driver's count may be too large, so the array starts small and grows only while the driver fills it.
         let mut room = count.min(1024);
         let functions = loop {
             let mut functions = vec![std::ptr::null_mut(); room as usize];
@@ -318,7 +318,8 @@ impl Module {
         let code = unsafe {
             code!(self.api(), cuModuleGetGlobal_v2(&mut start, &mut bytes, self.raw(), c_name.as_ptr()))
         }?;
-        // The driver returns the second code for the name of a kernel; name and pointers are valid here.
+        // The driver returns `CUDA_ERROR_INVALID_VALUE` for the name of a kernel. It has no other cause here, because
+        // the name and the pointers are valid.
         if matches!(code, CUresult::CUDA_ERROR_NOT_FOUND | CUresult::CUDA_ERROR_INVALID_VALUE) {
             let (name, module) = (name.to_owned(), self.inner.origin.clone());
             return Err(ModuleError::NoSuchGlobal { name, module }.into());
@@ -367,13 +368,13 @@ pub enum LoadingMode {
     Eager,
     /// Each kernel on first use: the default from CUDA 12.2 on.
     Lazy,
-    /// A mode that this crate does not know, as the driver counts it.
+    /// A mode that this crate does not know, with the driver's number for it.
     Other(u32),
 }
 
 impl Driver {
-    /// The loading mode: the environment variable `CUDA_MODULE_LOADING` (`EAGER` or `LAZY`), read at
-    /// initialisation, or the driver's default.
+    /// Returns the loading mode. The environment variable `CUDA_MODULE_LOADING` (`EAGER` or `LAZY`) sets it when the
+    /// driver is initialised; otherwise it is the driver's default.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuModuleGetLoadingMode`; [`Error::Missing`] below CUDA 11.7.

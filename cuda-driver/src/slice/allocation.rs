@@ -9,9 +9,10 @@ use crate::{DevicePtr, Error, Result, Stream, device, teardown};
 
 /// Memory that is freed in the order of its stream. All uses on other streams are ordered with that stream.
 pub(crate) struct Allocation {
-    /// `None` for no bytes.
+    /// `None` for zero bytes.
     memory: Option<StreamMemory>,
     stream: Stream,
+    /// True if the memory must never be freed.
     is_kept: AtomicBool,
 }
 
@@ -28,7 +29,7 @@ impl Allocation {
         refuse_capture(stream)?;
         let allocation = new(Some(StreamMemory::new(stream, bytes)?));
         if !watch.is_certain() {
-            // A graph may allocate the memory at its launches.
+            // The allocation may have been captured. A graph then allocates the memory, at its launches.
             allocation.keep_for_ever();
             return Err(Error::CaptureRace { what: "an allocation" });
         }
@@ -68,7 +69,8 @@ impl Drop for Allocation {
     }
 }
 
-/// A free in a capture would be part of the graph, so the graph holds the memory instead.
+/// Hands memory that is dropped during a capture to the graph, which frees it when the graph is destroyed. A free now
+/// would become part of the graph.
 fn free_with_graph(stream: &Stream, memory: StreamMemory) {
     let again: BoundMemory = Arc::new(Allocation {
         memory: Some(memory),
@@ -82,7 +84,7 @@ fn free_with_graph(stream: &Stream, memory: StreamMemory) {
     teardown::report(held);
 }
 
-/// Refuses a slice of another context than the stream's.
+/// Returns an error if the allocation is of another context than the stream.
 pub(crate) fn require_context(allocation: &Allocation, stream: &Stream) -> Result<()> {
     let (found, wanted) = (allocation.stream.context(), stream.context());
     if found == wanted {

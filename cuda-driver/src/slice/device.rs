@@ -50,28 +50,12 @@ pub struct DeviceViewMut<'a, T: Element> {
 }
 
 impl<T: Element> DeviceSlice<T> {
+    length_methods!();
+
     pub(super) fn new(stream: &Stream, len: usize) -> Result<Self> {
         // Saturates: no device has as much memory.
         let memory = Allocation::new(stream, len.saturating_mul(size_of::<T>()))?;
         Ok(Self { memory, len, elements: PhantomData })
-    }
-
-    /// The number of elements.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Returns true if there are no elements.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The size in bytes.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.as_view().bytes()
     }
 
     /// The stream that the slice belongs to.
@@ -118,23 +102,7 @@ impl<T: Element> DeviceSlice<T> {
 }
 
 impl<'a, T: Element> DeviceView<'a, T> {
-    /// The number of elements.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Returns true if there are no elements.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The size in bytes.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.len * size_of::<T>()
-    }
+    length_methods!();
 
     /// The stream that the slice belongs to.
     #[must_use]
@@ -165,9 +133,9 @@ impl<'a, T: Element> DeviceView<'a, T> {
         self.memory.clone()
     }
 
-    /// Address and length of a range.
+    /// Returns the address and the length of a range of elements.
     fn part(&self, range: impl RangeBounds<usize>) -> Result<(DevicePtr, usize)> {
-        // An end past `usize::MAX` saturates, and is out of range then: no slice has as many elements.
+        // A bound past `usize::MAX` saturates and is then out of range, because no slice has as many elements.
         let start = match range.start_bound() {
             Bound::Included(start) => *start,
             Bound::Excluded(before) => before.saturating_add(1),
@@ -186,23 +154,7 @@ impl<'a, T: Element> DeviceView<'a, T> {
 }
 
 impl<T: Element> DeviceViewMut<'_, T> {
-    /// The number of elements.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Returns true if there are no elements.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The size in bytes.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.as_view().bytes()
-    }
+    length_methods!();
 
     /// The stream that the slice belongs to.
     #[must_use]

@@ -59,6 +59,29 @@
 //! wait for an event while any capture is open. The work may then be part of a graph, and the call returns
 //! [`Error::CaptureRace`](crate::Error::CaptureRace). Streams that one thread uses at a time never meet it.
 
+/// Defines the methods that report the length of a slice or view, from its field `len` and its parameter `T`.
+macro_rules! length_methods {
+    () => {
+        /// The number of elements.
+        #[must_use]
+        pub fn len(&self) -> usize {
+            self.len
+        }
+
+        /// Returns true if there are no elements.
+        #[must_use]
+        pub fn is_empty(&self) -> bool {
+            self.len == 0
+        }
+
+        /// The size in bytes.
+        #[must_use]
+        pub fn bytes(&self) -> usize {
+            self.len * size_of::<T>()
+        }
+    };
+}
+
 mod allocation;
 mod copy;
 mod device;

@@ -1,4 +1,4 @@
-//! Pinned host slices, which wait for the copies that use them.
+//! Pinned host slices. Host access and `drop` wait for the copies that use them.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,15 +12,15 @@ use crate::{Context, Element, Error, Event, Result, teardown};
 ///
 /// [`Stream::memcpy_htod_async`](crate::Stream::memcpy_htod_async) and
 /// [`Stream::memcpy_dtoh_async`](crate::Stream::memcpy_dtoh_async) return while their copies may still run. The slice
-/// remembers these copies. Access from the host waits for them, and so does `drop`.
+/// holds an event for each of these copies. Access from the host waits for the events, and so does `drop`.
 pub struct PinnedSlice<T: Element> {
     context: Context,
-    /// `None` for no elements.
+    /// `None` if there are no elements.
     memory: Option<PinnedMemory>,
     len: usize,
-    /// Recorded after each copy that may still run.
+    /// Events, each recorded after a copy that may still run.
     uses: Mutex<Vec<Arc<Event>>>,
-    /// True if a copy may run whose end is unknown.
+    /// True if a copy may still use the memory and no event tells its end. The memory is then never accessed or freed.
     is_lost: AtomicBool,
     elements: std::marker::PhantomData<T>,
 }
@@ -29,12 +29,12 @@ impl Context {
     /// Allocates `len` zeroed elements of pinned host memory, which streams of any device can use. Allocating takes
     /// milliseconds per gigabyte and may wait for the device: reuse pinned slices.
     ///
-    /// Refused while a stream captures, and invalidates that capture, unless the thread holds a
+    /// While a stream captures, the driver refuses this call and invalidates that capture, unless the thread holds a
     /// [`RelaxedCapture`].
     ///
     /// # Errors
-    /// [`Error::Driver`] from `cuMemHostAlloc`: `CUDA_ERROR_OUT_OF_MEMORY` where the host, or its limit of locked
-    /// memory, has no more.
+    /// [`Error::Driver`] from `cuMemHostAlloc`: `CUDA_ERROR_OUT_OF_MEMORY` if the host has no memory left, or its limit
+    /// of locked memory is reached.
     #[doc(alias = "cuMemHostAlloc")]
     pub fn alloc_pinned<T: Element>(&self, len: usize) -> Result<PinnedSlice<T>> {
         // Saturates: no host has as much memory.
@@ -54,29 +54,14 @@ impl Context {
 }
 
 impl<T: Element> PinnedSlice<T> {
-    /// The number of elements.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Returns true if there are no elements.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The size in bytes.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.len * size_of::<T>()
-    }
+    length_methods!();
 
     /// Blocks until no copy uses the slice, and returns the elements.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuEventSynchronize`, also for errors of earlier asynchronous work;
-    /// [`Error::UnknownEnd`] if an earlier call left a copy whose end is unknown.
+    /// [`Error::UnknownEnd`] if a copy may still use the slice but cannot be waited for, because an earlier call failed
+    /// or raced with a capture.
     pub fn as_slice(&self) -> Result<&[T]> {
         self.wait()?;
         // SAFETY: initialised, since it was zeroed and any bits are values of `T`. Nothing writes it: a copy to the
@@ -84,7 +69,7 @@ impl<T: Element> PinnedSlice<T> {
         Ok(unsafe { std::slice::from_raw_parts(self.start(), self.len) })
     }
 
-    /// Blocks until no copy uses the slice, and returns the elements, to be written.
+    /// Blocks until no copy uses the slice, and returns the elements for writing.
     ///
     /// # Errors
     /// As [`as_slice`](Self::as_slice).
@@ -95,7 +80,7 @@ impl<T: Element> PinnedSlice<T> {
         Ok(unsafe { std::slice::from_raw_parts_mut(self.start(), self.len) })
     }
 
-    /// The first element; dangling if there is none.
+    /// Returns the address of the first element; dangling if there is none.
     pub(super) fn start(&self) -> *mut T {
         // The memory is aligned to pages.
         self.memory.as_ref().map_or(std::ptr::NonNull::dangling().as_ptr(), |memory| memory.as_ptr().cast())
@@ -128,26 +113,28 @@ impl<T: Element> PinnedSlice<T> {
         Ok(())
     }
 
-    /// Removes uses that have ended, or that come before another one.
+    /// Removes the events `ended`: each has completed, or a later event in the list completes after it.
     fn forget_uses(&self, ended: &[Arc<Event>]) {
-        // Dropped after the lock is released: it calls the driver.
+        // Dropped after the lock is released, because dropping an event calls the driver.
         let _gone: Vec<_> =
             self.uses().extract_if(.., |event| ended.iter().any(|other| Arc::ptr_eq(event, other))).collect();
     }
 
-    /// The events of copies that a new copy must wait for.
+    /// Returns the events of the copies that a new copy must wait for.
     pub(super) fn earlier_uses(&self) -> Result<Vec<Arc<Event>>> {
         self.check()?;
         Ok(self.uses().clone())
     }
 
-    /// Makes the host wait for `event` instead of the `earlier` ones, which come before it.
+    /// Adds the event of a new copy and removes the `earlier` events. The new copy waited for those, so the host
+    /// needs to wait for `event` only.
     pub(super) fn add_use(&self, event: Event, earlier: &[Arc<Event>]) {
         self.uses().push(Arc::new(event));
         self.forget_uses(earlier);
     }
 
-    /// Denies access to the memory, and never frees it.
+    /// Makes later access an error, and `drop` leak the memory. Called when a copy may still use the memory and cannot
+    /// be waited for.
     pub(super) fn lose(&self) {
         self.is_lost.store(true, Ordering::SeqCst);
     }

@@ -11,9 +11,9 @@ impl HandleTypes {
     ///
     /// The device reports support for fabric handles, but only an attempt shows whether this process may use
     /// them: it needs an IMEX channel that the process can open
-    /// ([`Error::NoFabric`](crate::Error::NoFabric)). A device with support is tried once for a
-    /// [`Driver`](crate::Driver) and its clones, with the smallest allocation, which is released again. Any
-    /// refusal of the driver means no fabric handles.
+    /// ([`Error::NoFabric`](crate::Error::NoFabric)). On a device with support, the first call makes the smallest
+    /// possible allocation, exports and imports it, and releases it again. The [`Driver`](crate::Driver) and its
+    /// clones keep the result. If the driver refuses any of these steps, the result has no fabric handles.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) if the device has no memory left for the attempt. The result
@@ -35,7 +35,7 @@ impl HandleTypes {
     }
 }
 
-/// Returns true if memory can be made for both types, exported as a fabric handle, and imported again.
+/// Returns true if memory can be allocated for both handle types, exported as a fabric handle, and imported again.
 fn fabric_goes_round(context: &Context) -> Result<bool> {
     let (device, both) = (context.device(), HandleTypes::POSIX_FD | HandleTypes::FABRIC);
     if !device.can(Capabilities::FABRIC_HANDLES)? {

@@ -1,18 +1,19 @@
-//! Virtual memory: physical pages, ranges of addresses, and mappings between them; handles that other processes
-//! can map too.
+//! Virtual memory: physical memory, reserved address ranges, and mappings between them. Other processes can map the
+//! same physical memory through exported handles.
 //!
-//! [`PhysicalMemory`] and [`Reservation`] are handles, cheap to clone, and a [`Mapping`] holds one of each: the
-//! address range cannot be freed under a mapping, nor the handle released by accident (the driver itself keeps
-//! pages while they are mapped). A [`PageTable`] does the same for many pages that come and go in one range. After `unmap` there is no mapping left to use:
+//! [`PhysicalMemory`] and [`Reservation`] are handles, cheap to clone. A [`Mapping`] holds one of each, so neither the
+//! addresses nor the memory's handle can be released while the mapping exists. (The driver itself keeps the pages
+//! while they are mapped.) A [`PageTable`] holds one reservation, and many pages that are mapped and unmapped in it.
+//! `unmap` consumes the mapping, so it cannot be used afterwards:
 //! ```compile_fail,E0382
 //! fn misuse(mapping: cuda_driver::vmm::Mapping) {
 //!     mapping.unmap().unwrap();
 //!     println!("{}", mapping.ptr());
 //! }
 //! ```
-//! None of these calls waits for kernels, `unmap` included: that no work uses a mapping when it is unmapped is the
-//! caller's to see to. None is refused while a stream captures. What only its own device reaches costs tens of µs
-//! to map; what peers reach, milliseconds: share few, large, long-lived ranges.
+//! None of these calls waits for kernels, not even `unmap`. The caller ensures that no work uses a mapping when it is
+//! unmapped. None of the calls is refused while a stream captures. Mapping memory takes tens of µs if only its own
+//! device can access it, and milliseconds if peers can too, so share few, large, long-lived ranges.
 //!
 //! ```no_run
 //! use cuda_driver::vmm::{Access, Granularity, HandleTypes, PhysicalMemory, Reservation};
@@ -61,12 +62,12 @@ pub struct Granularity {
 }
 
 impl Granularity {
-    /// The granularity of a device's memory that can be exported in the given ways.
+    /// Returns the granularity of a device's memory that can be exported as the given handle types.
     ///
     /// # Errors
     /// [`Error::Missing`] if the driver has no virtual memory calls; [`Error::Driver`] from
-    /// `cuMemGetAllocationGranularity`, for example `CUDA_ERROR_NOT_SUPPORTED` for a way that the system does not
-    /// have.
+    /// `cuMemGetAllocationGranularity`, for example `CUDA_ERROR_NOT_SUPPORTED` for a handle type that the system does
+    /// not support.
     #[doc(alias = "cuMemGetAllocationGranularity")]
     pub fn of(device: &Device, handle_types: HandleTypes) -> Result<Self> {
         let properties = properties(device, handle_types);
@@ -82,8 +83,8 @@ impl Granularity {
         })
     }
 
-    /// Rounds `bytes` up to a multiple of the recommended granularity; `usize::MAX`, a size that no driver
-    /// allocates, if there is none.
+    /// Rounds `bytes` up to a multiple of the recommended granularity. If no such multiple fits a `usize`, returns
+    /// `usize::MAX`, a size that no driver allocates.
     #[must_use]
     pub fn round_up(&self, bytes: usize) -> usize {
         bytes.checked_next_multiple_of(self.recommended.max(1)).unwrap_or(usize::MAX)
@@ -98,7 +99,7 @@ fn keep(reservation: &Reservation, memory: Vec<PhysicalMemory>) {
     STUCK.lock().unwrap_or_else(PoisonError::into_inner).push((reservation.clone(), memory));
 }
 
-/// The properties of physical memory, as the driver takes them.
+/// Returns the driver's description of physical memory on `device` that can be exported as `handle_types`.
 fn properties(device: &Device, handle_types: HandleTypes) -> CUmemAllocationProp {
     CUmemAllocationProp {
         type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -108,7 +109,8 @@ fn properties(device: &Device, handle_types: HandleTypes) -> CUmemAllocationProp
     }
 }
 
-/// The access of devices to memory of `user`, as the driver takes it.
+/// Converts the access of each device to the driver's description. Returns an error if a device is of another driver
+/// than `driver`; `user` names the object whose access is set, for that error.
 pub(crate) fn access_descriptions(
     driver: &Driver,
     devices: &[(&Device, Access)],

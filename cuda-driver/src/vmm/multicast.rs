@@ -1,16 +1,16 @@
-//! Multicast objects: memory of several devices behind one address. In the NVLink switches, a store is sent
-//! to all of them and a load can be reduced over them.
+//! Multicast objects: memory of several devices behind one address. The NVLink switches send a store to all of these
+//! devices, and can reduce a load over them.
 //!
-//! **Off unless a program opts in**, with [`Multicast::opt_in`]. Creating such an object programs switches
-//! that all processes of the host, or of the rack, share. On a host whose fabric is not set up for it, this
-//! has stalled the fabric for all processes until a restart. So nothing in this workspace calls it by itself.
-//! It takes two things: devices that report support, and a caller that asserts that this host is set up. The
-//! assertion is a value made by an `unsafe` function and not a Cargo feature. A feature turned on by one
-//! crate of a program is on for all of them, and is not visible at the call.
+//! **Off unless a program opts in**, with [`Multicast::opt_in`]. Creating a multicast object programs switches that all
+//! processes of the host, or of the rack, share. On a host whose fabric is not set up for multicast, this has stalled
+//! the fabric for all processes until a restart. So no crate of this workspace opts in by itself. The devices must
+//! report support, and the caller must assert that the host is set up. The assertion is a value that an `unsafe`
+//! function returns, and not a Cargo feature: a feature that one crate of a program turns on is on for all crates, and
+//! is not visible at the call.
 //!
-//! In order: one process calls [`Multicast::create`]; each process calls
-//! [`add_device`](MulticastObject::add_device) for its devices; only then [`bind`](MulticastObject::bind),
-//! which blocks until all devices have been added.
+//! The order of calls is: one process calls [`Multicast::create`]; each process calls
+//! [`add_device`](MulticastObject::add_device) for its devices; then each calls [`bind`](MulticastObject::bind), which
+//! blocks until all devices have been added.
 
 use std::ops::Deref;
 use std::os::fd::BorrowedFd;
@@ -58,11 +58,11 @@ fn check_device(device: &Device) -> Result<()> {
 }
 
 impl Multicast {
-    /// Opts in, for the context's device.
+    /// Returns the permission to create and open multicast objects, for the context's device.
     ///
     /// # Safety
     /// The host's fabric must be set up for multicast (fabric manager running, every GPU registered with it, and,
-    /// across hosts, IMEX), and whoever runs the host must agree: a mistake stalls processes that are none of ours.
+    /// across hosts, IMEX), and the operator of the host must agree: a mistake also stalls processes of other users.
     ///
     /// # Errors
     /// [`Error::Missing`] below CUDA 12.1; [`Error::Unsupported`] for a device without multicast.
@@ -72,7 +72,7 @@ impl Multicast {
         Ok(Self { context: context.clone() })
     }
 
-    /// The unit of sizes and offsets.
+    /// Returns the unit of the sizes and offsets of multicast objects with these properties.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuMulticastGetGranularity`.
@@ -91,7 +91,7 @@ impl Multicast {
         })
     }
 
-    /// Makes an object without devices.
+    /// Creates a multicast object, to which no device has been added yet.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuMulticastCreate`.
@@ -104,7 +104,7 @@ impl Multicast {
         Ok(MulticastObject { memory: PhysicalMemory::from_raw(&self.context, raw, bytes, handle_types) })
     }
 
-    /// Opens the object that another process exported, as [`PhysicalMemory::import_fd`].
+    /// Opens an object that another process exported, as [`PhysicalMemory::import_fd`] opens physical memory.
     ///
     /// # Errors
     /// As [`PhysicalMemory::import_fd`].
@@ -112,7 +112,7 @@ impl Multicast {
         Ok(MulticastObject { memory: PhysicalMemory::import_fd(&self.context, descriptor, bytes)? })
     }
 
-    /// Opens the object that another process exported, as [`PhysicalMemory::import_fabric`].
+    /// Opens an object that another process exported, as [`PhysicalMemory::import_fabric`] opens physical memory.
     ///
     /// # Errors
     /// As [`PhysicalMemory::import_fabric`].
@@ -141,7 +141,7 @@ impl MulticastObject {
         self.context().driver().require_same(what, theirs, "the multicast object")
     }
 
-    /// Adds a device. All must be added, by all processes, before memory can be bound.
+    /// Adds a device. Memory can be bound only when all processes have added all their devices.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a device without multicast; [`Error::Driver`] from `cuMulticastAddDevice`.
@@ -154,12 +154,12 @@ impl MulticastObject {
     }
 
     /// Binds `bytes` bytes of a device's memory, from `memory_offset` on, to the object's range at `offset`.
-    /// Blocks until every device was added.
+    /// Blocks until all devices have been added.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] if it leaves the object or the memory; [`Error::Driver`] from `cuMulticastBindMem`.
-    /// Before anything is bound, as [`PhysicalMemory::device_ordinal`] and [`Driver::device`](crate::Driver::device):
-    /// the memory is unbound from the device that it lies on.
+    /// [`Error::OutOfBounds`] if the range leaves the object or the memory; [`Error::Driver`] from
+    /// `cuMulticastBindMem`. The device that the memory lies on is looked up first, because unbinding needs it: the
+    /// errors of [`PhysicalMemory::device_ordinal`] and [`Driver::device`](crate::Driver::device).
     #[doc(alias = "cuMulticastBindMem")]
     pub fn bind(
         &self,
@@ -179,14 +179,14 @@ impl MulticastObject {
         Ok(Binding { object: self.clone(), memory: memory.clone(), device, offset, bytes, bound: true })
     }
 
-    /// Like [`bind`](Self::bind), for memory that any owner has mapped at an address. It stays bound until
-    /// [`unbind`](Self::unbind), or until the object is gone.
+    /// Like [`bind`](Self::bind), for memory that is mapped at the address `ptr`, by this crate or by other code. The
+    /// memory stays bound until [`unbind`](Self::unbind), or until the object is destroyed.
     ///
     /// # Safety
-    /// The mapping must stay until the range is unbound or the object, in every process, is gone.
+    /// The mapping must stay until the range is unbound, or until the object is destroyed in every process.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] if it leaves the object; [`Error::Driver`] from `cuMulticastBindAddr`.
+    /// [`Error::OutOfBounds`] if the range leaves the object; [`Error::Driver`] from `cuMulticastBindAddr`.
     #[doc(alias = "cuMulticastBindAddr")]
     pub unsafe fn bind_address(&self, offset: usize, ptr: crate::DevicePtr, bytes: usize) -> Result<()> {
         within("multicast object", offset, bytes, self.bytes())?;
@@ -208,7 +208,7 @@ impl MulticastObject {
     }
 }
 
-/// A device's memory behind a multicast object. Dropping unbinds it.
+/// A device's memory that is bound to a multicast object. Dropping unbinds it.
 #[derive(Debug)]
 pub struct Binding {
     object: MulticastObject,
