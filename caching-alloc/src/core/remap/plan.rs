@@ -26,8 +26,10 @@ use crate::core::pending::Wait;
 use crate::core::segment::Segment;
 use crate::core::size::{UNIT, Units, bytes_of};
 
-/// No page is made longer than this part of the peak.
+/// No page is made longer than this part of the peak, unless its block needs more than [`PAGES_OF_A_BLOCK`] of them.
 const PAGE_SHARE: u64 = 256;
+/// A block for which nothing is free gets about this many pages: fewer than twice as many, and one for the rest.
+const PAGES_OF_A_BLOCK: u64 = 8;
 /// No page is made longer than this, in bytes.
 const LONGEST_PAGE: u64 = 128 << 20;
 
@@ -286,16 +288,16 @@ impl Arena {
         all
     }
 
-    /// Sizes of the new pages in bytes: the longest possible, then shorter ones for the rest.
+    /// Sizes of the new pages in bytes: pages of one length, then a shorter one for the rest. Blocks that are long for
+    /// the pool have longer pages, so that they need few calls.
     fn page_sizes(&self, mut rest: Units, peak: u64) -> Vec<u64> {
         let granule = bytes_of(self.granule);
-        let longest = longest_page(peak, granule) / granule;
-        let mut step = self.granule << longest.ilog2();
+        let longest =
+            longest_page(peak, granule).max((bytes_of(rest) / PAGES_OF_A_BLOCK).min(LONGEST_PAGE)) / granule;
+        let mut step = self.granule << longest.max(1).ilog2();
         let mut sizes = Vec::new();
         while rest > 0 {
-            while step > rest {
-                step /= 2;
-            }
+            step = step.min(rest);
             sizes.push(bytes_of(step));
             rest -= step;
         }
