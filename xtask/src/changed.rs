@@ -16,14 +16,15 @@ use crate::shell::{self, CRATES};
 /// What has passed: for each check and crate a file with the crate's fingerprint.
 pub(crate) struct Passed {
     folder: PathBuf,
-    /// By the names of the crates' folders.
+    /// By the names of the crates' folders; empty outside a git checkout, where everything counts as changed.
     fingerprints: BTreeMap<String, u64>,
 }
 
 impl Passed {
     /// Takes the fingerprints of all crates, from all their files.
     pub(crate) fn of(root: &Path) -> Result<Self> {
-        let files = contents(root)?;
+        let folder = shell::target(root).join("passed");
+        let Ok(files) = contents(root) else { return Ok(Self { folder, fingerprints: BTreeMap::new() }) };
         let dependencies = dependencies(root)?;
         let compiler = output(Command::new("rustc").arg("-vV"))?;
         let fingerprint = |name: &str| {
@@ -38,7 +39,7 @@ impl Passed {
             hasher.finish()
         };
         let fingerprints = CRATES.iter().map(|name| ((*name).to_owned(), fingerprint(name))).collect();
-        Ok(Self { folder: shell::target(root).join("passed"), fingerprints })
+        Ok(Self { folder, fingerprints })
     }
 
     fn path(&self, check: &str, name: &str) -> PathBuf {
@@ -47,15 +48,16 @@ impl Passed {
 
     /// Returns whether nothing has changed that matters to this crate since its check passed.
     pub(crate) fn has(&self, check: &str, name: &str) -> bool {
-        let noted = fs::read_to_string(self.path(check, name));
-        noted.is_ok_and(|noted| noted == self.fingerprints[name].to_string())
+        let noted = fs::read_to_string(self.path(check, name)).ok();
+        noted.is_some() && noted == self.fingerprints.get(name).map(u64::to_string)
     }
 
     /// Notes that a check of a crate has passed, for the files as they were when `self` was made.
     pub(crate) fn note(&self, check: &str, name: &str) -> Result<()> {
+        let Some(fingerprint) = self.fingerprints.get(name) else { return Ok(()) };
         let path = self.path(check, name);
         fs::create_dir_all(&self.folder)
-            .and_then(|()| fs::write(&path, self.fingerprints[name].to_string()))
+            .and_then(|()| fs::write(&path, fingerprint.to_string()))
             .with_context(|| format!("cannot write {}", path.display()))
     }
 }
@@ -134,6 +136,7 @@ mod tests {
         };
         assert!(!passed(1).has("tests", "a"));
         passed(1).note("tests", "a").unwrap();
+        assert!(!passed(1).has("tests", "b"));
         assert!(passed(1).has("tests", "a") && !passed(1).has("models", "a") && !passed(2).has("tests", "a"));
     }
 }
