@@ -15,8 +15,8 @@ pub type SinkError = Box<dyn Error + Send + Sync>;
 /// Every `Fn(&LoggedCall)` that is `Send + Sync` is a sink.
 pub trait CallSink: Send + Sync {
     /// Records a call that has ended. It runs on the thread of the call, before the call returns, and may run on
-    /// several threads at the same time. An allocator that calls the source waits meanwhile, with its structure lock
-    /// held, so this must not call the allocator.
+    /// several threads at the same time. An allocator that calls the source waits meanwhile, with a lock held, so this
+    /// must not call the allocator.
     ///
     /// # Errors
     /// Any error. The record then counts as lost.
