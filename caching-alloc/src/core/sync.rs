@@ -1,6 +1,6 @@
 //! Locks, atomics and thread-locals: those of the standard library or, in tests, of a model checker that controls the
-//! order in which threads run. With `--cfg loom`, every order of small models is tried, up to a bound. With `--cfg
-//! shuttle`, many orders of larger programs are tried. `cargo xtask interleave` runs the models with each.
+//! order in which threads run. With `--cfg loom`, every order of small models is tried, up to a bound. With
+//! `--cfg shuttle`, many orders of larger programs are tried. `cargo xtask interleave` runs the models with each.
 //!
 //! `Arc` and `OnceLock` are always those of the standard library. A checker switches threads only inside its own types,
 //! so never in an operation of these two.
