@@ -1,6 +1,7 @@
-//! A source and streams without a device: addresses are numbers, and streams make progress on request.
+//! A source and streams without a device. Addresses are plain numbers, and the program decides when the work of a
+//! stream completes.
 //!
-//! For tests, for replays of traces, and for examples; no memory exists at these addresses.
+//! They are for tests, replays of traces and examples. No memory exists at the addresses.
 
 mod failing;
 mod streams;
@@ -13,7 +14,7 @@ pub use self::failing::{Failing, SourceCall, StreamCall};
 pub use self::streams::HostStreams;
 use crate::core::{MemoryInfo, PageSource, SegmentMemory, SegmentSource, SourceError};
 
-/// Memory that is only counted.
+/// A source that hands out addresses without memory, and counts their bytes.
 #[derive(Debug)]
 pub struct HostSource {
     device: u32,
@@ -25,13 +26,13 @@ struct HostState {
     next: u64,
     capacity: u64,
     live: BTreeMap<u64, u64>,
-    /// Pages, by token: length, and number of mappings.
+    /// The live pages, keyed by token: length in bytes, and number of mappings.
     pages: HashMap<u64, (u64, u32)>,
-    /// Mappings of pages, by address: length, token, and whether the device has access.
+    /// The mappings of pages, keyed by address: length in bytes, token, and whether the device has access.
     mapped: BTreeMap<u64, (u64, u64, bool)>,
-    /// Addresses at which pages are still mapped because unmapping failed.
+    /// The addresses of mappings that could not be removed.
     stuck: HashSet<u64>,
-    /// Addresses that were reserved.
+    /// The reserved ranges, keyed by address: length in bytes.
     ranges: HashMap<u64, u64>,
     live_bytes: u64,
     peak_bytes: u64,
@@ -40,43 +41,43 @@ struct HostState {
     failures: Failures<SourceCall>,
 }
 
-/// Numbers of calls of a source.
+/// The numbers of calls of a [`HostSource`], failed ones included, and the memory that it counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Calls {
-    /// Segments requested.
+    /// Calls of [`allocate`](SegmentSource::allocate).
     pub allocate: u64,
-    /// Segments released.
+    /// Calls of [`release`](SegmentSource::release).
     pub release: u64,
-    /// Pages made.
+    /// Calls of [`create`](PageSource::create).
     pub create: u64,
-    /// Pages released.
+    /// Calls of [`discard`](PageSource::discard), and releases of a mapped page.
     pub discard: u64,
-    /// Pages mapped.
+    /// Calls of [`map`](PageSource::map).
     pub map: u64,
-    /// Ranges to which the device was given access.
+    /// Calls of [`enable`](PageSource::enable).
     pub enable: u64,
-    /// Ranges unmapped.
+    /// Calls of [`unmap`](PageSource::unmap), and releases of a mapped page.
     pub unmap: u64,
-    /// Live bytes.
+    /// Bytes of the live segments and pages.
     pub live_bytes: u64,
-    /// The peak of the live bytes.
+    /// The largest value of `live_bytes` so far.
     pub peak_bytes: u64,
-    /// The part of the live bytes that could not be released.
+    /// The part of `live_bytes` whose release failed.
     pub lost_bytes: u64,
-    /// Live ranges of addresses.
+    /// Reserved ranges of addresses.
     pub ranges: u64,
     /// Invalid calls, for example for memory that is not allocated, or over an existing mapping.
     pub broken: u64,
 }
 
 impl HostSource {
-    /// A source of `capacity` bytes as device 0.
+    /// Makes a source of `capacity` bytes of memory of device 0.
     #[must_use]
     pub fn new(capacity: u64) -> Self {
         Self::at(0x7f00_0000_0000, capacity)
     }
 
-    /// A source whose addresses begin at `base`, a multiple of 2 MiB that is not 0.
+    /// Like [`new`](Self::new), with addresses that begin at `base`. `base` must be a multiple of 2 MiB, and not 0.
     #[must_use]
     pub fn at(base: u64, capacity: u64) -> Self {
         let state = HostState {
@@ -96,41 +97,41 @@ impl HostSource {
         Self { device: 0, state: Mutex::new(state) }
     }
 
-    /// The same source as another device.
+    /// Makes the source report `device` as its device.
     #[must_use]
     pub fn on_device(mut self, device: u32) -> Self {
         self.device = device;
         self
     }
 
-    /// Makes calls of a kind fail, from now on.
+    /// Makes later calls of this kind fail as `failing` says. Replaces an earlier setting for this kind.
     pub fn fail(&self, call: SourceCall, failing: Failing) {
         self.state().failures.arm(call, failing);
     }
 
-    /// Ends all injected failures.
+    /// Removes all settings of [`fail`](Self::fail).
     pub fn heal(&self) {
         self.state().failures.disarm();
     }
 
-    /// The number of calls of this kind, including failed ones.
+    /// Returns the number of calls of this kind, including failed ones.
     #[must_use]
     pub fn made(&self, call: SourceCall) -> u64 {
         self.state().failures.made(call)
     }
 
-    /// The number of injected failures so far.
+    /// Returns the number of injected failures so far.
     #[must_use]
     pub fn failed(&self) -> u64 {
         self.state().failures.failed()
     }
 
-    /// Changes the capacity.
+    /// Sets the capacity in bytes. Live memory may exceed it.
     pub fn set_capacity(&self, bytes: u64) {
         self.state().capacity = bytes;
     }
 
-    /// Returns true if every byte of a range of pages is accessible.
+    /// Returns true if, at every byte of the range, a page is mapped that the device may access.
     #[must_use]
     pub fn is_usable(&self, address: u64, bytes: u64) -> bool {
         let state = self.state();
@@ -144,7 +145,7 @@ impl HostSource {
         true
     }
 
-    /// The physical memory at an address, as a token and an offset into it.
+    /// Returns the memory behind an address, as its token and the offset in it in bytes; `None` if there is none.
     #[must_use]
     pub fn physical(&self, address: u64) -> Option<(u64, u64)> {
         let state = self.state();
@@ -160,7 +161,7 @@ impl HostSource {
         }
     }
 
-    /// The numbers of its calls.
+    /// Returns the numbers of calls, and the memory that is counted.
     #[must_use]
     pub fn calls(&self) -> Calls {
         let state = self.state();
@@ -181,7 +182,7 @@ impl HostSource {
         }
     }
 
-    /// Bytes of addresses at which pages are mapped, but for those that could not be unmapped.
+    /// Returns the mapped bytes, without mappings that could not be removed.
     #[must_use]
     pub fn mapped_bytes(&self) -> u64 {
         let state = self.state();
@@ -195,12 +196,12 @@ impl HostSource {
 }
 
 impl HostState {
-    /// Counts a call, and fails it if that is due.
+    /// Counts a call. Returns an error if the call is to fail.
     fn call(&mut self, call: SourceCall, name: &'static str, wanted: u64) -> Result<(), SourceError> {
         self.failures.due(call).map_or(Ok(()), |failing| Err(failing.source_error(name, wanted)))
     }
 
-    /// Counts bytes that go out, if there are so many.
+    /// Adds `bytes` to the live bytes. Returns an error if they would exceed the capacity.
     fn take(&mut self, bytes: u64) -> Result<(), SourceError> {
         let live = self.live_bytes.saturating_add(bytes);
         if live > self.capacity {
@@ -218,7 +219,7 @@ impl HostState {
         Ok(self.pages.entry(token).or_default())
     }
 
-    /// The caller broke the contract.
+    /// Counts an invalid call, and returns its error.
     fn wrong(&mut self, call: &'static str, what: String) -> SourceError {
         self.broken += 1;
         SourceError::Failed { call, source: what.into() }
@@ -348,7 +349,7 @@ impl SegmentSource for HostSource {
         state.call(SourceCall::Allocate, "allocate", bytes)?;
         state.take(bytes)?;
         let address = state.next;
-        // A gap, so that blocks of two segments never look like neighbours.
+        // A gap follows each segment, so blocks of two segments are never adjacent.
         state.next += bytes.next_multiple_of(2 << 20) + (2 << 20);
         state.live.insert(address, bytes);
         Ok(SegmentMemory { address, bytes, token: address })

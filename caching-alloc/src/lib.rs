@@ -1,44 +1,50 @@
 //! A stream-ordered caching allocator for GPU memory, with pools and trace hooks.
 //!
-//! - [`core`]: the allocator itself, pure safe code over [`SegmentSource`](core::SegmentSource) and
-//!   [`StreamEvents`](core::StreamEvents); [`core::symmetric`]: placement that is the same on every rank.
-//! - [`driver`]: sources and streams of real devices, and pinned memory of the host.
-//! - [`host`]: a source and streams without a device.
-//! - [`sources`]: adapters over a source: a limit on its memory, a log of its calls.
-//! - `cudarc` (the feature of that name): blocks as that crate's memory, its streams as the allocator's.
+//! - [`core`]: the allocator itself. It is safe code that gets memory from a [`SegmentSource`](core::SegmentSource) and
+//!   orders streams by [`StreamEvents`](core::StreamEvents). [`core::symmetric`] computes placements that are the same
+//!   on every rank.
+//! - [`driver`]: sources and streams of real devices, and pinned host memory.
+//! - [`host`]: a source and streams without a device, for tests, replays and examples.
+//! - [`sources`]: adapters that limit the memory of a source, or log its calls.
+//! - `cudarc` (with the feature `cudarc`): use of blocks as memory of the `cudarc` crate, on streams of that crate.
 //!
-//! Modules of [`core`], lowest first; a module uses those above it in this table only:
+//! Modules of [`core`], lowest first. A module uses only modules in earlier rows of this table:
 //!
 //! | module | purpose |
 //! | --- | --- |
-//! | `size`, `stream`, `rounding`, `lock`, `sync` | units and size classes; streams and events; rounding of requests; locks with an order |
-//! | `source`, `segment`, `request` | memory's source; a segment and its holds; a request and who made it |
+//! | `size`, `stream`, `rounding`, `lock`, `sync` | units and size classes; streams and events; rounding of requests; locks with a fixed order |
+//! | `source`, `segment`, `request` | the source of memory; a segment and its holds; a request and its caller |
 //! | `heap`, `fixed`, `remap` | placement: best fit over merged blocks; segments at fixed addresses; pages that move |
-//! | `entry`, `stats`, `settings`, `snapshot`, `error`, `tracker` | trace entries, counters, settings, states, errors; delivery to trackers |
-//! | `block_meta`, `quick_list`, `ring`, `pending` | records of blocks; freed blocks for the next request; recent entries; blocks in use by other streams |
+//! | `entry`, `stats`, `settings`, `snapshot`, `error`, `tracker` | trace entries, counters, settings, snapshots, errors; delivery to trackers |
+//! | `block_meta`, `quick_list`, `ring`, `pending` | metadata of blocks; freed blocks for the next request; recent trace entries; freed blocks that other streams still use |
 //! | `registry` | what all pools share: live segments, trackers and the order of structural entries, limits, deferred releases |
-//! | `pool_info`, `slot`, `block`, `stream_cache` | a pool's settings and guards; the state behind the one lock of a hit; a block; the cache of one stream |
+//! | `pool_info`, `slot`, `block`, `stream_cache` | a pool's settings and guards; the state under the only lock that a hit takes; a block; the cache of one stream |
 //! | `pool_core`, `route`, `observer` | a pool's stream caches; selection of the pool; out-of-memory observers |
-//! | `engine` | attempts of a request that misses (a state machine without I/O) and their effects; release; snapshots |
+//! | `engine` | attempts to serve a request that misses (a state machine without I/O) and their effects; release; snapshots |
 //! | `pool`, `graph`, `allocator`, `export` | the public handles |
 //! | [`symmetric`](core::symmetric) | placement as a function of the requests alone, for `symm-mem` |
 //!
-//! It is not for pageable host memory, and has no notion of collectives: registrars follow it as trackers.
+//! The allocator does not serve pageable host memory. It knows nothing of collectives: code that registers its memory
+//! with a communication library attaches as a tracker.
+//!
+//! A *hit* is a request that cached memory serves.
 //!
 //! Invariants:
-//! - Memory is handed out again only after all its uses, by stream order, because the host has seen them end,
-//!   or because the device waits for them.
-//! - A segment keeps its address and its memory until no block of it is handed out, no work on it is left,
-//!   and nobody holds it. Trackers are notified before its first block is handed out and before it is
-//!   released. A re-mappable pool's segments are pages: one that moves is a new segment, and the old one is
-//!   never under a block again.
-//! - Source, streams and trackers are never called with a lock held by hits. A hit calls none of them, and
-//!   after warm-up allocates no host memory. There are two exceptions: block trackers get their batches after
-//!   the hit, on the same thread; and while a stream captures, a hit asks whether it is its own.
-//! - A capture and the release of memory never overlap. A stream that captures gets only memory that stays.
-//! - No lock that a hit takes is held for longer than a bounded piece of work. Snapshots copy a cache piece by piece, and a free moves a few blocks to the heap.
-//! - Memory and time per call do not grow with the number of streams and segments that ever existed.
-//! - The choice of a block for a request never depends on an address.
+//! - Memory is handed out again only after all its uses. Either stream order ensures that, or the host has seen the
+//!   uses end, or the device waits for them.
+//! - A segment keeps its address and its memory as long as a block of it is handed out, work uses it, or a
+//!   [`Hold`](core::Hold) keeps it. Trackers are notified before its first block is handed out and before it is
+//!   released. The segments of a re-mappable pool are pages. A page that moves becomes a new segment, and no block ever
+//!   lies in the old one again.
+//! - Sources, streams and trackers are never called while a lock is held that a hit takes. A hit calls none of them,
+//!   and after warm-up allocates no host memory. There are two exceptions. Block trackers get their batches after the
+//!   hit, on the same thread. While any stream captures, a hit queries whether the stream of its request does.
+//! - No memory is released while a stream captures. A stream that captures gets only memory that stays allocated.
+//! - A lock that a hit takes is held only for a bounded amount of work: a snapshot copies a cache piece by piece, and a
+//!   free moves only a few blocks to the heap.
+//! - The time of a call, and the host memory of the allocator, do not grow with the number of former streams and
+//!   segments.
+//! - The choice of a block for a request never depends on addresses.
 
 pub mod core;
 #[cfg(feature = "cudarc")]

@@ -3,13 +3,13 @@
 use std::fmt;
 use std::ops::Add;
 
-/// An address in the device's address space: a number that the host must not dereference.
+/// An address of device memory. It is a number: the host must not dereference it.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct DevicePtr(pub u64);
 
 impl DevicePtr {
-    /// The address that no allocation has.
+    /// The null address, which no allocation has.
     pub const NULL: Self = Self(0);
 
     /// Returns true for [`NULL`](Self::NULL).
@@ -18,20 +18,20 @@ impl DevicePtr {
         self.0 == 0
     }
 
-    /// The distance from `base` to this address in bytes; `None` if this address is below `base`.
+    /// Returns the distance from `base` to this address in bytes; `None` if this address is below `base`.
     #[must_use]
     pub const fn offset_from(self, base: Self) -> Option<u64> {
         self.0.checked_sub(base.0)
     }
 
-    /// Returns true if the address is a multiple of `alignment` bytes.
+    /// Returns true if the address is a multiple of `alignment` bytes. Returns false if `alignment` is 0.
     #[must_use]
     pub const fn is_aligned_to(self, alignment: u64) -> bool {
         alignment != 0 && self.0.is_multiple_of(alignment)
     }
 }
 
-/// The address `bytes` bytes further.
+/// Adds `bytes` bytes to the address.
 impl Add<u64> for DevicePtr {
     type Output = Self;
 
@@ -40,7 +40,7 @@ impl Add<u64> for DevicePtr {
     }
 }
 
-/// The address `bytes` bytes further.
+/// Adds `bytes` bytes to the address.
 impl Add<usize> for DevicePtr {
     type Output = Self;
 

@@ -1,5 +1,4 @@
-//! Macros and checks for calls through the driver's table. Return codes and casts are handled here and
-//! nowhere else.
+//! Macros and functions for calls of the driver: they check return codes, and pass file descriptors.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
@@ -9,7 +8,8 @@ use cuda_driver_sys::{Api, CUresult};
 use crate::driver_error::DriverError;
 use crate::{Error, Result};
 
-/// Calls a function of the table and gives its code: `unsafe { code!(api, cuCtxSynchronize()) }?`.
+/// Calls a function of the driver and returns its code, or an error if the driver lacks the function.
+/// Example: `unsafe { code!(api, cuCtxSynchronize()) }?`.
 macro_rules! code {
     ($api:expr, $function:ident($($argument:expr),* $(,)?)) => {
         match $api.$function() {
@@ -19,7 +19,8 @@ macro_rules! code {
     };
 }
 
-/// Calls a function of the table and makes every code but success an error.
+/// Calls a function of the driver. Returns an error if the driver lacks the function, or the code is not
+/// `CUDA_SUCCESS`.
 macro_rules! call {
     ($api:expr, $function:ident($($argument:expr),* $(,)?)) => {
         match $crate::call::code!($api, $function($($argument),*)) {
@@ -36,7 +37,7 @@ pub(crate) fn check(api: &Api, function: &'static str, code: CUresult) -> Result
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(failure(api, function, code).into()) }
 }
 
-/// Like [`check`], for queries: `false` if the driver says "not ready".
+/// Like [`check`], for queries. Returns true for `CUDA_SUCCESS`, and false for `CUDA_ERROR_NOT_READY`.
 pub(crate) fn ready(api: &Api, function: &'static str, code: CUresult) -> Result<bool> {
     match code {
         CUresult::CUDA_SUCCESS => Ok(true),
@@ -48,7 +49,7 @@ pub(crate) fn ready(api: &Api, function: &'static str, code: CUresult) -> Result
 #[cold]
 pub(crate) fn failure(api: &Api, function: &'static str, code: CUresult) -> DriverError {
     let describe = |known: bool, text: *const c_char| {
-        // SAFETY: on success the driver gives a string that lives as long as the driver does.
+        // SAFETY: on success the driver returns a string that is valid as long as the driver is loaded.
         (known && !text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
     };
     let (mut name, mut text) = (std::ptr::null(), std::ptr::null());
@@ -64,13 +65,13 @@ pub(crate) fn failure(api: &Api, function: &'static str, code: CUresult) -> Driv
     }
 }
 
-/// Makes an import with a descriptor, whose number is passed as a pointer. Number 0 would be NULL, which the
-/// driver refuses, so a descriptor of this number is duplicated first.
+/// Calls `import` with the number of a file descriptor as a pointer, which is what the driver takes. The driver refuses
+/// descriptor 0, because it looks like NULL, so that one is duplicated first.
 pub(crate) fn with_os_handle<T>(
     descriptor: BorrowedFd<'_>,
     import: impl FnOnce(*mut c_void) -> Result<T>,
 ) -> Result<T> {
-    // The duplicate cannot be 0, which is open.
+    // The duplicate has another number than 0, since 0 is in use.
     let duplicate = match descriptor.as_raw_fd() {
         0 => Some(descriptor.try_clone_to_owned().map_err(|source| Error::Descriptor { source })?),
         _ => None,
@@ -79,8 +80,9 @@ pub(crate) fn with_os_handle<T>(
     import(std::ptr::without_provenance_mut(usize::try_from(number).unwrap_or(usize::MAX)))
 }
 
-/// Makes an export as a descriptor; `export` receives the place to write it to. A driver that reports success
-/// without a descriptor is an error, since an `OwnedFd` cannot be invalid.
+/// Calls `export` with the address of a `c_int`, to which the driver writes a file descriptor, and returns the
+/// descriptor. Returns an error if the driver reports success but writes a negative number, which an `OwnedFd` cannot
+/// hold.
 pub(crate) fn exported_fd(
     function: &'static str,
     export: impl FnOnce(*mut c_void) -> Result<()>,

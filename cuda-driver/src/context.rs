@@ -1,4 +1,4 @@
-//! The primary context of a device, and which context is current on a thread.
+//! Primary contexts of devices, and making a context current on a thread.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,24 +11,26 @@ use crate::call::{call, check, code};
 use crate::{Device, Driver, Result, teardown};
 
 bitflags! {
-    /// Flags of a context. The first three choose how threads wait; without any, the driver chooses.
+    /// Flags of a context. The first three choose how host threads wait for the device. Without them, the driver
+    /// chooses.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct ContextFlags: u32 {
-        /// Threads that wait spin: least latency.
+        /// Waiting threads spin, which has the least latency.
         const WAIT_SPINNING = 1;
-        /// Threads that wait yield.
+        /// Waiting threads yield the processor to other threads.
         const WAIT_YIELDING = 2;
-        /// Threads that wait sleep.
+        /// Waiting threads sleep.
         const WAIT_SLEEPING = 4;
-        /// Pinned memory can be mapped; always so in today's drivers.
+        /// Pinned memory can be mapped for the device. Current drivers always allow that.
         const MAP_HOST = 8;
-        /// Local memory of kernels is kept at the largest size that was needed.
+        /// The driver keeps the local memory of kernels at the largest size that was needed, instead of shrinking it.
         const KEEP_LOCAL_MEMORY = 16;
         const _ = !0;
     }
 }
 
-/// A device's primary context, retained for as long as a clone of this handle, or anything made from it, lives.
+/// A device's primary context. A cheap handle: the context is retained as long as a clone of it, or an object made from
+/// it, lives.
 #[derive(Clone)]
 pub struct Context {
     inner: Arc<Inner>,
@@ -39,10 +41,10 @@ struct Inner {
     raw: CUcontext,
 }
 
-// SAFETY: a context's handle may be used from every thread. Only the current context is per thread, and
-// that is held by `Current`, which is not `Send`.
+// SAFETY: a context's handle may be used from every thread. Which context is current depends on the thread, but only
+// `Current` relies on that, and it is not `Send`.
 unsafe impl Send for Inner {}
-// SAFETY: as above; the driver locks what it shares between threads.
+// SAFETY: as above. The driver locks its own state.
 unsafe impl Sync for Inner {}
 
 impl Context {
@@ -55,33 +57,33 @@ impl Context {
         self.inner.device.api()
     }
 
-    /// The device that the context is of.
+    /// Returns the device of the context.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.inner.device
     }
 
-    /// The driver under it.
+    /// Returns the driver of the context.
     #[must_use]
     pub fn driver(&self) -> &Driver {
         self.inner.device.driver()
     }
 
-    /// The driver's handle, valid while this context lives.
+    /// Returns the driver's handle, which is valid while this context lives.
     #[must_use]
     pub fn raw(&self) -> CUcontext {
         self.inner.raw
     }
 
-    /// Runs `body` with the context current on this thread, then makes the former one current again.
+    /// Runs `body` with the context current on this thread, and then makes the former context current again.
     ///
-    /// The methods of this crate do this themselves. Use it for calls of other libraries that read the
-    /// current context (NCCL, cuBLAS, direct calls of the table). If the context is current already, it costs
-    /// one read of the driver's thread state. Calls nest, so contexts are always restored in reverse order. A
-    /// panic of `body` restores the context too.
+    /// The methods of this crate do this themselves. Use it for other calls that need a current context, such as calls
+    /// of NCCL, cuBLAS or raw functions of the driver. If the context is current already, the only cost is one query of
+    /// the current context. Calls can be nested. The former context is also restored if `body` panics.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuCtxGetCurrent` or `cuCtxPushCurrent_v2`; `body` has not run then.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuCtxGetCurrent` or `cuCtxPushCurrent_v2`. In this case `body` has
+    /// not run.
     #[doc(alias = "cuCtxSetCurrent")]
     #[doc(alias = "cuCtxPushCurrent")]
     #[inline(always)]
@@ -90,8 +92,8 @@ impl Context {
         Ok(body())
     }
 
-    /// Like [`with_current`](Self::with_current), for a scope of this crate. Guards dropped in another order
-    /// than scopes end would restore the wrong context, so no guard leaves the crate.
+    /// Makes the context current on this thread until the guard is dropped. Guards must be dropped in reverse order, or
+    /// the wrong context becomes current, so the type is private to this crate.
     #[inline(always)]
     pub(crate) fn enter(&self) -> Result<Current<'_>> {
         let mut current = std::ptr::null_mut();
@@ -106,12 +108,12 @@ impl Context {
 
     #[cold]
     fn push(&self) -> Result<()> {
-        // SAFETY: `self` keeps the context retained, and the guard that pops it borrows `self`.
+        // SAFETY: the context is retained by `self`, which the guard that pops the context borrows.
         unsafe { call!(self.api(), cuCtxPushCurrent_v2(self.raw())) }
     }
 
-    /// Free and total memory of the device in bytes. Free memory changes at any time, since other processes
-    /// share the device.
+    /// Returns the free and the total memory of the device, in bytes. The free memory can change at any time, since
+    /// other processes may use the device.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemGetInfo_v2`.
@@ -124,11 +126,10 @@ impl Context {
         Ok((free, total))
     }
 
-    /// Blocks until everything enqueued in the context, on every stream, is done.
+    /// Blocks until all work enqueued on all streams of the context has completed.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuCtxSynchronize`, also for what earlier asynchronous work
-    /// did wrong.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuCtxSynchronize`, also for an error of earlier asynchronous work.
     #[doc(alias = "cuCtxSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         let _current = self.enter()?;
@@ -136,12 +137,14 @@ impl Context {
         unsafe { call!(self.api(), cuCtxSynchronize()) }
     }
 
-    /// Lets kernels and copies of this context reach the memory that `peer` allocates (not mappings of
-    /// [`vmm`](crate::vmm), which carry their own access). It is one-way, and done once: asking again is no error.
+    /// Lets kernels and copies of this context access the memory that `peer` allocates. It does not apply to mappings
+    /// of [`vmm`](crate::vmm), which have their own access rights. Access is enabled in one direction only. Enabling it
+    /// again is not an error.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) with `CUDA_ERROR_PEER_ACCESS_UNSUPPORTED` or
-    /// `CUDA_ERROR_TOO_MANY_PEERS`.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuCtxEnablePeerAccess`, for example
+    /// `CUDA_ERROR_PEER_ACCESS_UNSUPPORTED` or `CUDA_ERROR_TOO_MANY_PEERS`;
+    /// [`Error::DifferentDrivers`](crate::Error::DifferentDrivers).
     #[doc(alias = "cuCtxEnablePeerAccess")]
     pub fn enable_peer_access(&self, peer: &Context) -> Result<()> {
         self.driver().require_same("the peer", peer.driver(), "the context")?;
@@ -153,10 +156,12 @@ impl Context {
         }
     }
 
-    /// Takes back what [`enable_peer_access`](Self::enable_peer_access) gave; no error if nothing was given.
+    /// Disables access that [`enable_peer_access`](Self::enable_peer_access) enabled. It is not an error if access is
+    /// not enabled.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuCtxDisablePeerAccess`.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuCtxDisablePeerAccess`;
+    /// [`Error::DifferentDrivers`](crate::Error::DifferentDrivers).
     #[doc(alias = "cuCtxDisablePeerAccess")]
     pub fn disable_peer_access(&self, peer: &Context) -> Result<()> {
         self.driver().require_same("the peer", peer.driver(), "the context")?;
@@ -168,7 +173,8 @@ impl Context {
         }
     }
 
-    /// The lowest and the highest priority a stream can have; the highest is the smallest number.
+    /// Returns the lowest and the highest priority that a stream can have, in this order. The highest priority is the
+    /// smallest number.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuCtxGetStreamPriorityRange`.
@@ -181,7 +187,7 @@ impl Context {
         Ok((lowest, highest))
     }
 
-    /// The flags of the context.
+    /// Returns the flags of the context.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuCtxGetFlags`.
@@ -194,7 +200,7 @@ impl Context {
         Ok(ContextFlags::from_bits_retain(flags))
     }
 
-    /// A number that no other context of the process has or had.
+    /// Returns the context's number, which no other context of the process has or had.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuCtxGetId`; [`Error::Missing`](crate::Error::Missing) below
@@ -207,8 +213,8 @@ impl Context {
         Ok(id)
     }
 
-    /// A limit of the context: most are bytes (`CU_LIMIT_STACK_SIZE`, per thread; `CU_LIMIT_PRINTF_FIFO_SIZE`;
-    /// `CU_LIMIT_MALLOC_HEAP_SIZE`).
+    /// Returns a limit of the context. Most limits are in bytes: `CU_LIMIT_STACK_SIZE` (per thread),
+    /// `CU_LIMIT_PRINTF_FIFO_SIZE`, `CU_LIMIT_MALLOC_HEAP_SIZE`.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuCtxGetLimit`: `CUDA_ERROR_UNSUPPORTED_LIMIT` for one that the
@@ -222,7 +228,7 @@ impl Context {
         Ok(value)
     }
 
-    /// Asks for another limit; the driver may round it, so that [`limit`](Self::limit) tells another number.
+    /// Sets a limit of the context. The driver may round the value: [`limit`](Self::limit) returns the actual one.
     ///
     /// # Errors
     /// As [`limit`](Self::limit), from `cuCtxSetLimit`; `CUDA_ERROR_OUT_OF_MEMORY`.
@@ -237,8 +243,8 @@ impl Context {
 impl Drop for Inner {
     #[doc(alias = "cuDevicePrimaryCtxRelease")]
     fn drop(&mut self) {
-        // SAFETY: pairs with the retain that made `self`; nothing made from the context is alive, since
-        // everything made from it holds a clone.
+        // SAFETY: releases what was retained when `self` was made. No object made from the context is alive, since each
+        // of them holds a clone of the handle.
         teardown::report(unsafe {
             call!(self.device.api(), cuDevicePrimaryCtxRelease_v2(self.device.raw()))
         });
@@ -260,13 +266,13 @@ impl fmt::Debug for Context {
     }
 }
 
-/// Keeps a context current on this thread; made by [`Context::enter`].
+/// Keeps a context current on this thread. Made by [`Context::enter`].
 #[derive(Debug)]
 #[must_use = "the context is current only while the guard lives"]
 pub(crate) struct Current<'a> {
     context: &'a Context,
     pushed: bool,
-    /// Which context is current is a property of the thread.
+    /// Makes the type neither `Send` nor `Sync`, because each thread has its own current context.
     thread: PhantomData<*const ()>,
 }
 
@@ -274,7 +280,7 @@ impl Current<'_> {
     #[cold]
     fn pop(&mut self) {
         let mut popped = std::ptr::null_mut();
-        // SAFETY: pairs with the push of `enter`, on the same thread, since the guard is not `Send`.
+        // SAFETY: pops what `enter` pushed on the same thread, since the guard is not `Send`.
         teardown::report(unsafe { call!(self.context.api(), cuCtxPopCurrent_v2(&mut popped)) });
     }
 }

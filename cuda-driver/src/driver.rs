@@ -11,11 +11,11 @@ use crate::call::call;
 use crate::handle_types::HandleTypes;
 use crate::{Error, Result};
 
-/// The loaded and initialised CUDA driver: where everything starts. Cheap to clone.
+/// The loaded and initialised CUDA driver, from which all other objects are made. Cheap to clone.
 #[derive(Clone)]
 pub struct Driver {
     api: Api,
-    /// Handle types for exporting memory of a device, by its ordinal, if they were tried.
+    /// The results of [`HandleTypes::granted`], keyed by the device's ordinal.
     pub(crate) granted: Arc<Mutex<BTreeMap<u32, HandleTypes>>>,
     captures: Arc<AtomicUsize>,
 }
@@ -24,17 +24,17 @@ impl Driver {
     /// Loads the driver's library and initialises it.
     ///
     /// # Errors
-    /// [`Error::Load`] if there is no driver or the library named in `CUDA_DRIVER_SYS_LIBRARY` is wrong (the text
-    /// says what to do); else as [`Driver::new`].
+    /// [`Error::Load`] if there is no driver, or the library named in `CUDA_DRIVER_SYS_LIBRARY` is not one; the text
+    /// says what to do. Otherwise as [`Driver::new`].
     pub fn load() -> Result<Self> {
         Self::new(Api::load()?)
     }
 
-    /// Initialises a driver that is loaded already, or that a test embeds.
+    /// Initialises a driver that is already loaded, or one that a test provides.
     ///
     /// # Errors
-    /// [`Error::Driver`] if it cannot be initialised, for example `CUDA_ERROR_NO_DEVICE`; [`Error::Missing`] if
-    /// the table lacks `cuInit`.
+    /// [`Error::Driver`] from `cuInit`, for example `CUDA_ERROR_NO_DEVICE`; [`Error::Missing`] if the table lacks
+    /// `cuInit`.
     #[doc(alias = "cuInit")]
     pub fn new(api: Api) -> Result<Self> {
         // SAFETY: cuInit takes no pointer; it may be called any number of times.
@@ -42,41 +42,42 @@ impl Driver {
         Ok(Self { api, granted: Arc::default(), captures: Arc::default() })
     }
 
-    /// A number that identifies the driver in this process: the address of its function `cuInit`. A driver
-    /// that is loaded twice is one library, and both handles share its objects.
+    /// Returns a number that identifies the driver in this process: the address of its function `cuInit`. Handles made
+    /// by loading the same library twice have the same number, and objects of one are valid for the other.
     #[inline]
     pub(crate) fn identity(&self) -> usize {
         self.api.table().cuInit.map_or(0, |init| init as usize)
     }
 
-    /// Returns true if both are the same driver, so handles and addresses of one are valid for the other.
+    /// Returns true if both are the same driver. Handles and addresses of one are then valid for the other.
     #[inline]
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.identity() == other.identity()
     }
 
-    /// Refuses `what`, an object of `theirs`, where `user` is an object of this driver.
+    /// Returns [`Error::DifferentDrivers`] unless `theirs` is this driver. `what` names an object of `theirs`, and
+    /// `user` the object of this driver that would use it.
     #[inline]
     pub(crate) fn require_same(&self, what: &'static str, theirs: &Self, user: &'static str) -> Result<()> {
         if self.is_same(theirs) { Ok(()) } else { Err(Error::DifferentDrivers { what, user }) }
     }
 
-    /// The table under this driver, for calls that this crate has no method for.
+    /// Returns the table of the driver's functions, for calls for which this crate has no method.
     #[must_use]
     pub fn api(&self) -> &Api {
         &self.api
     }
 
-    /// The newest release of CUDA that the driver supports.
+    /// Returns the newest release of CUDA that the driver supports.
     #[doc(alias = "cuDriverGetVersion")]
     #[must_use]
     pub fn version(&self) -> Version {
         self.api.version()
     }
 
-    /// The number of open captures that [`Stream::begin_capture`](crate::Stream::begin_capture) began, over
-    /// all clones of this driver. Reading it is cheaper than asking the driver for each stream. Captures that
-    /// others began, with raw calls or through another library, are not counted.
+    /// Returns the counter of open captures that [`Stream::begin_capture`](crate::Stream::begin_capture) began through
+    /// this driver or its clones. Reading it is cheaper than querying the driver for each stream. Captures that were
+    /// begun by raw calls, or by another library, are not counted.
     #[must_use]
     pub fn open_captures(&self) -> &Arc<AtomicUsize> {
         &self.captures

@@ -1,4 +1,4 @@
-//! The driver's answer to a call that failed.
+//! The error of a failed call of the driver.
 
 use cuda_driver_sys::CUresult;
 
@@ -6,9 +6,9 @@ use cuda_driver_sys::CUresult;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{function} failed with {name} ({code}): {text}", code = .code.0)]
 pub struct DriverError {
-    /// The function that was called, by its symbol.
+    /// The symbol of the function that was called.
     pub function: &'static str,
-    /// The code it returned.
+    /// The code that the function returned.
     pub code: CUresult,
     /// The code's name.
     pub name: String,

@@ -3,13 +3,13 @@
 /// A type whose values can be copied between host and device byte by byte.
 ///
 /// # Safety
-/// Every bit pattern must be a value, and the type must have no padding.
+/// Every bit pattern must be a valid value of the type, and the type must have no padding.
 pub unsafe trait Element: Copy + Send + Sync + 'static {}
 
 macro_rules! elements {
     ($($element:ty),*) => {
         $(
-            // SAFETY: a number. Every bit pattern is a value, and there is no padding.
+            // SAFETY: the type is a number. Every bit pattern is a valid value, and there is no padding.
             unsafe impl Element for $element {}
         )*
     };

@@ -7,7 +7,7 @@ use crate::driver_error::DriverError;
 use crate::handle_types::HandleTypes;
 use crate::module::{LaunchError, ModuleError};
 
-/// The result of every call of this crate.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call failed.
@@ -25,29 +25,29 @@ pub enum Error {
     #[error(transparent)]
     Missing(#[from] Missing),
 
-    /// The driver answered with an error.
+    /// A call of the driver failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
 
-    /// There is no device of this ordinal.
+    /// There is no device with this ordinal.
     #[error("device {ordinal} was asked for, but the driver shows {count} (see CUDA_VISIBLE_DEVICES)")]
     NoSuchDevice {
         /// The ordinal that was asked for.
         ordinal: u32,
-        /// The number of devices.
+        /// The number of devices that the process can see.
         count: u32,
     },
 
-    /// There is no device of this name.
+    /// The process sees no device with this PCI bus id or UUID.
     #[error("no device that the process sees has the {what} {name:?} (see CUDA_VISIBLE_DEVICES)")]
     NoDeviceNamed {
-        /// The kind of name.
+        /// The kind of the name: PCI bus id or UUID.
         what: &'static str,
         /// The name that was asked for.
         name: String,
     },
 
-    /// The device cannot do it.
+    /// The device does not support the operation.
     #[error("device {device} cannot do {what}; ask `Device::capabilities` before choosing this way")]
     Unsupported {
         /// The operation or feature.
@@ -56,7 +56,7 @@ pub enum Error {
         device: u32,
     },
 
-    /// Fabric handles were refused.
+    /// The driver refused to make, export or import memory with a fabric handle.
     #[error(
         "memory for fabric handles was refused: {function} failed with {name} ({code}). They need GPUs of an NVLink \
          domain, a fabric manager, and an IMEX channel that this process may open \
@@ -64,35 +64,35 @@ pub enum Error {
         code = .code.0
     )]
     NoFabric {
-        /// The function that was called, by its symbol.
+        /// The symbol of the function that was called.
         function: &'static str,
-        /// The code it returned.
+        /// The code that the function returned.
         code: CUresult,
         /// The code's name.
         name: String,
     },
 
-    /// An executable graph cannot be made to do what another graph does.
+    /// An executable graph cannot be updated to another graph, because the two differ too much.
     #[error(
         "the executable graph cannot be updated: {reason:?} (instantiate the new graph instead; the old executable \
          still does what it did)"
     )]
     GraphUpdate {
-        /// The difference, as the driver reports it.
+        /// The reason, as the driver reports it.
         reason: CUgraphExecUpdateResult,
     },
 
-    /// The file's name cannot be given to C.
+    /// The path cannot be passed to the driver, because it contains a NUL byte.
     #[error("the path {path:?} has a NUL byte in it")]
     Path {
         /// The path.
         path: std::path::PathBuf,
     },
 
-    /// A range leaves the object that it should lie in.
+    /// A range is not inside the object to which it belongs.
     #[error("{bytes} bytes at offset {offset} leave the {what} of {size} bytes")]
     OutOfBounds {
-        /// The object.
+        /// Description of the object.
         what: &'static str,
         /// Start of the range, in bytes from the object's start.
         offset: usize,
@@ -102,67 +102,69 @@ pub enum Error {
         size: usize,
     },
 
-    /// A range of addresses is not filled by whole pages.
+    /// A range of addresses does not consist of whole pages without holes.
     #[error(
         "{bytes} bytes at offset {offset} of the addresses from {start} are not whole pages: pages fill them up to \
          offset {up_to}"
     )]
     NotPages {
-        /// The first address.
+        /// The first address of the reservation.
         start: DevicePtr,
-        /// Start of the range, in bytes from the first address.
+        /// Start of the range, in bytes from `start`.
         offset: usize,
         /// The range's length in bytes.
         bytes: usize,
-        /// End of the last page that begins in the range and has no hole before it, in bytes from the first
-        /// address.
+        /// End of the last page that begins in the range and has no hole before it, in bytes from `start`.
         up_to: usize,
     },
 
-    /// Two objects of different contexts were brought together where the driver wants one.
+    /// Two objects that must belong to one device belong to different devices.
     #[error(
-        "{what} belongs to device {found}, but {user} belongs to device {wanted}: make both in the context of one device"
+        "{what} belongs to device {found}, but {user} belongs to device {wanted}: make both in the context of one \
+         device"
     )]
     DifferentDevices {
-        /// The object.
+        /// Description of the object.
         what: &'static str,
-        /// Its device's ordinal.
+        /// The ordinal of its device.
         found: u32,
-        /// The object that should have used it.
+        /// The object that would use it.
         user: &'static str,
-        /// The ordinal of that object's device.
+        /// The ordinal of the device of `user`.
         wanted: u32,
     },
 
-    /// Two objects of different drivers were brought together: a handle of one driver means nothing to another.
+    /// Two objects belong to different drivers. A handle of one driver is not valid for another.
     #[error("{what} belongs to another driver than {user}: make both from one `Driver`")]
     DifferentDrivers {
-        /// The object.
+        /// Description of the object.
         what: &'static str,
-        /// The object that should have used it.
+        /// The object that would use it.
         user: &'static str,
     },
 
-    /// The call cannot become part of a capture.
+    /// The call cannot be part of a capture, but its stream captures.
     #[error("{what} was asked of a stream that is capturing: {instead}")]
     WhileCapturing {
-        /// The call.
+        /// Description of the call.
         what: &'static str,
-        /// The alternative to use.
+        /// What to do instead.
         instead: &'static str,
     },
 
-    /// A capture may have begun or ended while work on slices was enqueued, so that a graph may hold the work.
+    /// Another thread may have begun or ended a capture while work on slices was enqueued. It is then unknown whether
+    /// the work is part of a graph, so the slices are never freed.
     #[error(
         "a capture of the stream began or ended on another thread while {what} was enqueued: the memory that it uses \
          is never freed (do not begin captures of a stream that other threads use)"
     )]
     CaptureRace {
-        /// The work.
+        /// Description of the work.
         what: &'static str,
     },
 
-    /// The end of a copy that uses a pinned slice is unknown, because a call of the driver failed.
+    /// A pinned slice cannot be used, because it is unknown when a copy that uses it ends: a call of the driver failed,
+    /// or raced with a capture.
     #[error(
         "the pinned slice may be in use by a copy whose end is unknown, since {cause}: its memory is never accessed or \
          freed again"
@@ -172,18 +174,18 @@ pub enum Error {
         cause: &'static str,
     },
 
-    /// A range is not within a slice.
+    /// A range of elements is not inside its slice.
     #[error("elements {start}..{end} are not a range of a slice of {len} elements")]
     OutOfRange {
-        /// First element of the range.
+        /// Index of the first element of the range.
         start: usize,
-        /// The element after the last one of the range.
+        /// Index after the last element of the range.
         end: usize,
         /// The number of elements of the slice.
         len: usize,
     },
 
-    /// Source and destination of a copy differ in length.
+    /// The source and the destination of a copy differ in length.
     #[error("{from} elements cannot be copied to {to}: take a part of the longer slice")]
     DifferentLengths {
         /// Elements of the source.
@@ -192,51 +194,52 @@ pub enum Error {
         to: usize,
     },
 
-    /// A slice was to belong to the per-thread default stream, which is another stream on each thread.
+    /// A slice cannot belong to the per-thread default stream, which is a different stream on each thread.
     #[error("a slice cannot belong to the per-thread default stream: create a stream for it")]
     PerThreadStream,
 
-    /// The memory cannot be exported, because it was made without the handle type.
+    /// Physical memory cannot be exported as a handle type that was not requested when the memory was made.
     #[error(
         "physical memory made for handle types {made:?} cannot be exported as {wanted:?}: ask for it at creation"
     )]
     NotExportable {
-        /// The handle types that it was made for.
+        /// The handle types that were requested when the memory was made.
         made: HandleTypes,
-        /// The handle type that was requested.
+        /// The handle type of the export.
         wanted: HandleTypes,
     },
 
-    /// A descriptor of number 0, which the driver does not take, could not be given another number.
+    /// File descriptor 0 could not be duplicated. The driver does not accept this number, so the import needs a
+    /// duplicate.
     #[error("file descriptor 0 could not be duplicated for the driver, which does not take this number")]
     Descriptor {
-        /// The system's error.
+        /// The error of the operating system.
         source: std::io::Error,
     },
 
-    /// The driver reported success for an export, and gave no descriptor.
+    /// The driver reported success for an export, but returned no valid file descriptor.
     #[error(
         "{function} reported success but gave {found} for a file descriptor: the driver is broken; update it, or share \
          the memory another way"
     )]
     NoDescriptor {
-        /// The function that was called, by its symbol.
+        /// The symbol of the function that was called.
         function: &'static str,
-        /// The number in the descriptor's place.
+        /// The number that the driver returned.
         found: i32,
     },
 
-    /// A module, or something in one, could not be had.
+    /// A module could not be loaded, or does not contain what was looked up in it.
     #[error(transparent)]
     Module(#[from] ModuleError),
 
-    /// A kernel was not launched.
+    /// A kernel could not be launched.
     #[error(transparent)]
     Launch(#[from] LaunchError),
 }
 
 impl Error {
-    /// The driver's code, if it was the driver that failed.
+    /// Returns the driver's code, if a call of the driver failed.
     #[must_use]
     pub fn code(&self) -> Option<CUresult> {
         match self {
@@ -246,14 +249,15 @@ impl Error {
         }
     }
 
-    /// Returns true if the driver was out of device or host memory.
+    /// Returns true if the driver ran out of device or host memory.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         self.code() == Some(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
     }
 }
 
-/// Refuses a range that leaves its object.
+/// Returns [`Error::OutOfBounds`] unless the range of `bytes` bytes at `offset` lies inside the object `what` of `size`
+/// bytes.
 pub(crate) fn within(what: &'static str, offset: usize, bytes: usize, size: usize) -> Result<()> {
     match offset.checked_add(bytes) {
         Some(end) if end <= size => Ok(()),

@@ -1,4 +1,4 @@
-//! Events: points in a stream that others can wait for.
+//! Events, which mark points in streams that streams and host threads can wait for.
 
 use std::ffi::c_char;
 use std::fmt;
@@ -13,17 +13,18 @@ bitflags! {
     /// Flags for creating an event.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct EventFlags: u32 {
-        /// A host thread that waits sleeps instead of spinning.
+        /// A host thread that waits for the event sleeps instead of spinning.
         const BLOCKING_SYNC = 1;
         /// The event takes no time stamp, which makes recording and waiting cheaper.
         const DISABLE_TIMING = 2;
-        /// The event can be shared with another process; needs [`DISABLE_TIMING`](Self::DISABLE_TIMING).
+        /// The event can be shared with other processes. Requires [`DISABLE_TIMING`](Self::DISABLE_TIMING).
         const INTERPROCESS = 4;
         const _ = !0;
     }
 }
 
-/// A point in a stream. Until it is recorded for the first time it counts as complete.
+/// An event, which marks the point in a stream at which it was last [recorded](crate::Stream::record). It counts as
+/// complete until it is recorded for the first time.
 pub struct Event {
     context: Context,
     raw: CUevent,
@@ -31,11 +32,11 @@ pub struct Event {
 
 // SAFETY: an event's handle may be used from every thread.
 unsafe impl Send for Event {}
-// SAFETY: as above; the driver locks what it shares between threads.
+// SAFETY: as above. The driver locks its own state.
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// Makes an event; allowed while a stream captures.
+    /// Makes an event. This is allowed while a stream captures.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuEventCreate`.
@@ -48,26 +49,25 @@ impl Event {
         Ok(Self { context: context.clone(), raw })
     }
 
-    /// The driver's handle, valid while this event lives.
+    /// Returns the driver's handle, which is valid while this event lives.
     #[must_use]
     pub fn raw(&self) -> CUevent {
         self.raw
     }
 
-    /// The context the event was made in.
+    /// Returns the context in which the event was made.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// Returns true if all work before the last record is done.
+    /// Returns true if all work before the last record has completed. Does not block.
     ///
-    /// While any stream captures in global mode this call is refused and *ends that capture in failure*, unless
+    /// While any stream captures in global mode, the driver refuses this call and *invalidates that capture*, unless
     /// the thread holds a [`RelaxedCapture`](crate::graph::RelaxedCapture).
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuEventQuery`, also for what earlier asynchronous work did
-    /// wrong.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuEventQuery`, also for an error of earlier asynchronous work.
     #[doc(alias = "cuEventQuery")]
     pub fn query(&self) -> Result<bool> {
         // SAFETY: the event is alive.
@@ -75,23 +75,23 @@ impl Event {
         ready(self.context.api(), "cuEventQuery", code)
     }
 
-    /// Blocks the calling thread until everything before the last record is done.
+    /// Blocks the calling thread until all work before the last record has completed.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuEventSynchronize`, also for what earlier asynchronous work
-    /// did wrong.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuEventSynchronize`, also for an error of earlier asynchronous
+    /// work.
     #[doc(alias = "cuEventSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the event is alive.
         unsafe { call!(self.context.api(), cuEventSynchronize(self.raw)) }
     }
 
-    /// The time from `earlier` to this event in µs (the device's clock resolves about 0.5 µs); both must have
-    /// been recorded and be complete.
+    /// Returns the time from `earlier` to this event in µs, with a resolution of about 0.5 µs. Both events must have
+    /// been recorded, and be complete.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) with `CUDA_ERROR_INVALID_HANDLE` for an event without timing or
-    /// never recorded, `CUDA_ERROR_NOT_READY` for one that is not complete;
+    /// [`Error::Driver`](crate::Error::Driver) from `cuEventElapsedTime`: `CUDA_ERROR_INVALID_HANDLE` if an event has
+    /// no timing or was never recorded, `CUDA_ERROR_NOT_READY` if one is not complete;
     /// [`Error::DifferentDrivers`](crate::Error::DifferentDrivers).
     #[doc(alias = "cuEventElapsedTime")]
     pub fn elapsed_us(&self, earlier: &Event) -> Result<f64> {
@@ -102,12 +102,12 @@ impl Event {
         Ok(f64::from(milliseconds) * 1e3)
     }
 
-    /// Names the event to other processes of the host; it must have been made with
-    /// [`INTERPROCESS`](EventFlags::INTERPROCESS) and stay until they have dropped theirs.
+    /// Returns a handle with which other processes of the host can open the event. The event must have been made with
+    /// [`INTERPROCESS`](EventFlags::INTERPROCESS), and must live until they have dropped their events.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuIpcGetEventHandle`: `CUDA_ERROR_INVALID_HANDLE` or
-    /// `CUDA_ERROR_INVALID_VALUE` for an event made otherwise.
+    /// `CUDA_ERROR_INVALID_VALUE` if the event was made without that flag.
     #[doc(alias = "cuIpcGetEventHandle")]
     pub fn export_ipc(&self) -> Result<IpcEventHandle> {
         let _current = self.context.enter()?;
@@ -117,23 +117,24 @@ impl Event {
         Ok(IpcEventHandle(handle.reserved.map(|byte| byte.to_ne_bytes()[0])))
     }
 
-    /// Opens the event that another process exported. It has no timing.
+    /// Opens an event that another process exported. The event has no timing.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuIpcOpenEventHandle`: `CUDA_ERROR_INVALID_CONTEXT` for a handle
-    /// of this same process, `CUDA_ERROR_MAP_FAILED`, `CUDA_ERROR_INVALID_HANDLE`.
+    /// that this process exported itself, `CUDA_ERROR_MAP_FAILED`, `CUDA_ERROR_INVALID_HANDLE`.
     #[doc(alias = "cuIpcOpenEventHandle")]
     pub fn open_ipc(context: &Context, handle: IpcEventHandle) -> Result<Self> {
         let _current = context.enter()?;
         let handle = CUipcEventHandle { reserved: handle.0.map(|byte| c_char::from_ne_bytes([byte])) };
         let mut raw = std::ptr::null_mut();
-        // SAFETY: writes one handle, to a local that outlives the call; the driver checks the name.
+        // SAFETY: writes one handle, to a local that outlives the call. The driver checks the IPC handle.
         unsafe { call!(context.api(), cuIpcOpenEventHandle(&mut raw, handle)) }?;
         Ok(Self { context: context.clone(), raw })
     }
 }
 
-/// Names an event to other processes of the host: plain bytes, to be sent by any means.
+/// A handle with which other processes of the host can open an event. It is plain bytes, which can be sent by any
+/// means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct IpcEventHandle(pub [u8; 64]);
@@ -141,7 +142,8 @@ pub struct IpcEventHandle(pub [u8; 64]);
 impl Drop for Event {
     #[doc(alias = "cuEventDestroy")]
     fn drop(&mut self) {
-        // SAFETY: made by `new` and used by nobody after this; the driver frees it when it has completed.
+        // SAFETY: `self` owns the event, and nobody uses it after this. If the event is not complete, the driver frees
+        // it later.
         teardown::report(unsafe { call!(self.context.api(), cuEventDestroy_v2(self.raw)) });
     }
 }

@@ -1,9 +1,10 @@
-//! Safe CUDA driver API: devices, contexts, streams, events, graph capture, memory of every kind, virtual
-//! memory with shareable handles, modules and launches of kernels.
+//! Safe CUDA driver API: devices, contexts, streams, events, graph capture, memory of every kind, virtual memory with
+//! shareable handles, modules and kernel launches.
 //!
-//! Not here: textures, the runtime API (`cudart`), and any policy (caching, pooling, retrying). No toolkit is
-//! needed to build, nothing is linked: the driver is loaded when [`Driver::load`] is called, and a function that it
-//! lacks is [`Error::Missing`], not a crash.
+//! The crate does not cover textures, the runtime API (`cudart`), or any policy (caching, pooling, retrying).
+//!
+//! Building needs no toolkit, and nothing is linked: [`Driver::load`] loads the driver at run time. A call that needs a
+//! function that the driver lacks returns [`Error::Missing`].
 //!
 //! ```no_run
 //! use cuda_driver::{Driver, Stream, StreamFlags};
@@ -19,31 +20,31 @@
 //! ```
 //!
 //! # Map
-//! | module | holds |
+//! | module | contents |
 //! | --- | --- |
 //! | root | [`Driver`], [`Device`] and its [`Capabilities`], [`Context`], [`Stream`], [`Event`], [`Error`] |
 //! | [`graph`] | stream capture as a guard, graphs and their executables |
 //! | [`mod@slice`] | typed device and pinned slices, and safe copies between them |
-//! | [`memory`] | [`DevicePtr`], untyped device, pinned, registered and stream-ordered memory, pools, legacy inter-process handles, pointer queries |
-//! | [`module`] | device code: PTX and binaries with the driver's log, kernels, their launches |
-//! | [`vmm`] | physical memory, address reservations, mappings, tables of pages that move, shareable handles |
-//! | [`vmm::multicast`] | memory of several devices behind one address; off unless a program asks for it by name |
+//! | [`memory`] | [`DevicePtr`], untyped memory, memory pools, legacy IPC handles, pointer queries |
+//! | [`module`] | device code (PTX and binaries), the log of the driver's compiler, kernels and their launches |
+//! | [`vmm`] | physical memory, address reservations, mappings, page tables for frequent remapping, shareable handles |
+//! | [`vmm::multicast`] | memory of several devices behind one address; available only to a program that opts in |
 //!
 //! # Invariants
-//! - **Nothing is torn down in the wrong order.** Every object holds its parents: an event its context, a
-//!   mapping its reservation and its physical memory. Contexts, streams, physical memory and reservations are
-//!   handles, cheap to clone; the last one gone releases.
-//! - **The current context of a thread stays what it was.** A method that needs a current context makes its own
-//!   current and restores the former before it returns. Calls on a stream or an event need none: the driver
-//!   takes the context from the handle.
-//! - **Objects of two drivers do not mix.** A call that is given both is refused ([`Error::DifferentDrivers`]), and they
-//!   are never equal.
-//! - **`Drop` never panics and never hides a failure**: it goes to the hook of [`set_drop_error_hook`]. Where
-//!   the outcome matters there is a consuming method that returns it ([`vmm::Mapping::unmap`],
+//! - **Objects are released in the right order.** Every object keeps its parents alive: an event keeps its context, a
+//!   mapping keeps its reservation and its physical memory. Contexts, streams, physical memory and reservations are
+//!   handles that are cheap to clone. Dropping the last clone releases the object.
+//! - **The current context of a thread does not change.** A method that needs a current context makes its own context
+//!   current, and restores the former one before it returns. Calls on a stream or an event need none, because the
+//!   driver takes the context from the handle.
+//! - **Objects of two drivers do not mix.** A call on objects of two drivers returns [`Error::DifferentDrivers`]. Such
+//!   objects are never equal.
+//! - **`Drop` never panics and never hides a failure.** The hook of [`set_drop_error_hook`] receives the error. Where
+//!   the outcome matters, a method that consumes the object returns it ([`vmm::Mapping::unmap`],
 //!   [`memory::DeviceMemory::free`]).
-//! - **Integers from the driver are data.** A code, status or attribute that this crate does not know is kept,
-//!   not interpreted.
-//! - Sizes and offsets are bytes unless a name says otherwise; times are µs.
+//! - **Unknown values are kept.** A code, status or attribute that this crate does not know is passed on as the driver
+//!   reported it.
+//! - Sizes and offsets are in bytes unless a name says otherwise. Times are in µs.
 
 mod address;
 mod call;

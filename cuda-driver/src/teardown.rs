@@ -1,4 +1,4 @@
-//! Reporting of failures in `Drop`, which cannot return them: ignoring them would hide leaks.
+//! Reports failures in `Drop`, which cannot return them. Ignoring such a failure would hide a leak.
 
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,17 +12,17 @@ type Hook = Arc<dyn Fn(&Error) + Send + Sync>;
 
 static HOOK: RwLock<Option<Hook>> = RwLock::new(None);
 
-/// Sends every failure met by a `Drop` of this crate, in this process, to `hook` instead of the default, which
-/// writes one line to standard error.
+/// Sets the function that receives every failure in a `Drop` of this crate, for the whole process. Without a hook, each
+/// failure is written to standard error as one line.
 ///
-/// The hook runs on the thread that drops; a panic inside it is swallowed. The object's resource may be
-/// leaked after such a failure. A driver that has already shut down (at the end of the process) is no
-/// failure: its objects are gone with it.
+/// The hook runs on the thread that drops the object. A panic inside the hook is ignored. After such a failure the
+/// object's resource may be leaked. No failure is reported if the driver has already shut down, at the end of the
+/// process: its objects are gone with it.
 pub fn set_drop_error_hook(hook: impl Fn(&Error) + Send + Sync + 'static) {
     *HOOK.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(hook));
 }
 
-/// Reports the failure of a `Drop`.
+/// Reports a failure in a `Drop` to the hook. Ignores `CUDA_ERROR_DEINITIALIZED`: the driver has shut down.
 pub(crate) fn report(result: Result<()>) {
     let Err(error) = result else { return };
     if error.code() == Some(CUresult::CUDA_ERROR_DEINITIALIZED) {

@@ -1,7 +1,8 @@
-//! C enumerations as transparent integers with constants: a value of a newer library is data.
+//! Macros for C enumerations and structures. An enumeration is a transparent integer with constants, because a newer
+//! library may use values that this crate does not know.
 
-/// Defines one enumeration: `Name: integer { CONSTANT = value, … }`, or `Name: flags integer { … }` if its
-/// constants are combined.
+/// Defines one enumeration: `Name: integer { CONSTANT = value, … }`, or `Name: flags integer { … }` if its constants
+/// can be combined.
 #[macro_export]
 macro_rules! enumeration {
     ($name:ident: flags $repr:ident { $($body:tt)* }) => {
@@ -16,7 +17,7 @@ macro_rules! enumeration {
         }
 
         impl $name {
-            /// Returns true if every bit of `flags` is set.
+            /// Returns true if every bit of `flags` is set in `self`.
             pub const fn contains(self, flags: Self) -> bool {
                 self.0 & flags.0 == flags.0
             }
@@ -34,12 +35,12 @@ macro_rules! enumeration {
                 pub const $constant: Self = Self($value);
             )*
 
-            /// Every constant by its name in C, in the header's order.
+            /// Every constant with its name in C, in the order of the header.
             pub const CONSTANTS: &'static [(&'static str, Self)] =
                 &[$((stringify!($constant), Self::$constant),)*];
 
-            /// The constant's name in C; `None` for a value unknown to this crate, or a combination. If several
-            /// names have one value, the first in the header is returned.
+            /// Returns the name in C of the constant with this value; `None` for a value unknown to this crate, or a
+            /// combination of flags. If several constants have the value, the first in the header is returned.
             #[allow(unreachable_patterns)]
             pub const fn name(self) -> Option<&'static str> {
                 match self {
@@ -60,7 +61,7 @@ macro_rules! enumeration {
     };
 }
 
-/// Implements [`Status`](crate::Status) for an enumeration of 32 bits.
+/// Implements [`Status`](crate::Status) for an enumeration of 32 bits, with its constant for success.
 #[macro_export]
 macro_rules! status {
     ($name:ident, $success:ident) => {
@@ -78,10 +79,10 @@ macro_rules! status {
     };
 }
 
-/// Implements `Default` as all bytes zero, C's `= {0}`.
+/// Implements `Default` as all bytes zero, like C's `= {0}`.
 ///
-/// For `cargo xtask codegen`, which lists only plain C structures of integers, pointers, arrays and optional function
-/// pointers: zero is a value of each.
+/// Used by the code that `cargo xtask codegen` generates. The generator lists only plain C structures of integers,
+/// pointers, arrays and optional function pointers. All bytes zero are a value of each of these.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! zeroed {
@@ -89,7 +90,7 @@ macro_rules! zeroed {
         $(
             impl Default for $name {
                 fn default() -> Self {
-                    // SAFETY: zero is a value of each type that `xtask codegen` lists here.
+                    // SAFETY: all bytes zero are a value of each type that `xtask codegen` lists here.
                     unsafe { core::mem::zeroed() }
                 }
             }

@@ -7,30 +7,30 @@ use std::path::PathBuf;
 
 use crate::file::FileFault;
 
-/// A library could not be loaded.
+/// The reason why a library could not be loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// The path names nothing that can be read.
+    /// The file at the path does not exist or cannot be read.
     #[error("cannot read {}{}, which should be the file of the {library} library", .path.display(), named_by(.variable))]
     NoFile {
         /// The name of the library.
         library: &'static str,
         /// The path.
         path: PathBuf,
-        /// The environment variable that gave it.
+        /// The environment variable that named the path, if one did.
         variable: Option<&'static str>,
-        /// Why it cannot be read.
+        /// The reason why the file cannot be read.
         source: io::Error,
     },
-    /// The file cannot be the library; it was not loaded.
+    /// A check found that the file cannot be the library. It was not loaded.
     #[error("{}{} cannot be the {library} library: {fault}", .path.display(), named_by(.variable))]
     InvalidFile {
         /// The name of the library.
         library: &'static str,
         /// The path.
         path: PathBuf,
-        /// The environment variable that gave it.
+        /// The environment variable that named the path, if one did.
         variable: Option<&'static str>,
         /// The fault that was found.
         fault: FileFault,
@@ -42,24 +42,24 @@ pub enum LoadError {
         library: &'static str,
         /// The path.
         path: PathBuf,
-        /// The environment variable that gave it.
+        /// The environment variable that named the path, if one did.
         variable: Option<&'static str>,
         /// The loader's error.
         source: LoaderError,
     },
-    /// The file is a library, but not this one.
+    /// The file is a library, but not the expected one.
     #[error("{}{} is not the {library} library: it has no symbol `{symbol}`", place(.path), named_by(.variable))]
     MissingSymbol {
         /// The name of the library.
         library: &'static str,
-        /// The library's file; `None` for functions that were handed over.
+        /// The library's file; `None` if the caller supplied the functions.
         path: Option<PathBuf>,
-        /// The environment variable that gave it.
+        /// The environment variable that named the path, if one did.
         variable: Option<&'static str>,
-        /// The symbol that every release has.
+        /// The missing symbol, which every release of the library has.
         symbol: &'static str,
     },
-    /// This process has another copy loaded already.
+    /// The process has loaded another copy of the library already.
     #[error(
         "{}{} was asked for, but this process has another {library} loaded already: {}; two copies do not know of \
          each other, and `Api::load` takes the one that is loaded",
@@ -68,11 +68,11 @@ pub enum LoadError {
     OtherCopyLoaded {
         /// The name of the library.
         library: &'static str,
-        /// The path asked for.
+        /// The file that was to be loaded.
         wanted: PathBuf,
-        /// The environment variable that gave it.
+        /// The environment variable that named the path, if one did.
         variable: Option<&'static str>,
-        /// The copy that is loaded.
+        /// The file of the copy that is loaded.
         loaded: PathBuf,
     },
     /// The library does not report its release.
@@ -80,15 +80,15 @@ pub enum LoadError {
     Version {
         /// The name of the library.
         library: &'static str,
-        /// The library's file; `None` for a table that was handed over.
+        /// The library's file; `None` if the caller supplied the table.
         path: Option<PathBuf>,
-        /// The environment variable that gave it.
+        /// The environment variable that named the path, if one did.
         variable: Option<&'static str>,
         /// The fault that was found.
         fault: VersionFault,
     },
-    /// A copy is loaded that only its owner can reach: its file was deleted, or it is in a linker namespace
-    /// of its own.
+    /// The process has loaded a copy of the library that only the code that loaded it can use: its file was deleted, or
+    /// it is in its own linker namespace.
     #[error(
         "this process has {library} loaded already, from {}, but the system's loader does not hand it out; \
          its owner can, for `Api::from_loader`, and a second copy is refused", .loaded.display()
@@ -96,24 +96,24 @@ pub enum LoadError {
     OutOfReach {
         /// The name of the library.
         library: &'static str,
-        /// The copy that is loaded.
+        /// The file of the copy that is loaded.
         loaded: PathBuf,
         /// The loader's error.
         source: LoaderError,
     },
-    /// Nothing was found.
+    /// No copy of the library was found.
     #[error("no {library} found; {advice}. Tried:{}", list(.tried))]
     NotFound {
         /// The name of the library.
         library: &'static str,
-        /// Advice on getting it.
+        /// Advice on installing the library.
         advice: &'static str,
-        /// Each file or name, with the loader's error.
+        /// Each file or name that was tried, with the loader's error.
         tried: Vec<(PathBuf, LoaderError)>,
     },
 }
 
-/// An error of the system's loader, in its own words.
+/// The message of an error of the system's loader.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct LoaderError(String);
@@ -124,27 +124,27 @@ impl LoaderError {
     }
 }
 
-/// Why a library does not report its release.
+/// The reason why a library does not report its release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VersionFault {
-    /// The function is absent.
+    /// The library does not have the function, which is named here.
     #[error("`{0}` is not there")]
     Absent(&'static str),
-    /// The function failed.
+    /// The function returned an error.
     #[error("`{function}` answered {status}{hint}")]
     Failed {
-        /// The function.
+        /// The function's name.
         function: &'static str,
         /// The status that it returned.
         status: u32,
-        /// Explanation of the status, starting with a colon; empty if there is none.
+        /// An explanation of the status, which starts with a colon; empty if there is none.
         hint: &'static str,
     },
-    /// The number is not that of a release.
+    /// The number that the function reported is not that of a release.
     #[error("`{function}` said {code}, which is no release")]
     Nonsense {
-        /// The function.
+        /// The function's name.
         function: &'static str,
         /// The number that it reported.
         code: c_int,
@@ -162,7 +162,7 @@ fn place(path: &Option<PathBuf>) -> String {
 
 fn list(tried: &[(PathBuf, LoaderError)]) -> String {
     tried.iter().fold(String::new(), |mut text, (name, error)| {
-        // The loader's message usually begins with the name.
+        // The loader's message usually begins with the name, which is then not repeated.
         let (name, message) = (name.display().to_string(), &error.0);
         let _ = match message.starts_with(&name) {
             true => write!(text, "\n  {message}"),

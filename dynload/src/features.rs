@@ -1,6 +1,6 @@
-//! The flags of the features that depend on the release.
+//! A macro for the features of a library that depend on its release. It defines a flag for each of them.
 
-/// Defines the flags of a library's features, with the requirements of each.
+/// Defines the flags of a library's features, and the requirements of each.
 ///
 /// ```ignore
 /// features! {
@@ -14,8 +14,11 @@
 /// }
 /// ```
 ///
-/// The last bracket of a feature's first line of documentation is the release that first has it. `since` is for a
-/// feature whose functions alone do not tell.
+/// Each feature lists the functions that it needs, by their C symbols. `since` gives the first release with the
+/// feature, if its functions alone do not determine it. `wrong A until B "fault"` marks the releases from A on, and
+/// before B, as known to do the feature wrong.
+///
+/// The last parentheses in the first line of a feature's documentation hold the first release that has it.
 #[macro_export]
 macro_rules! features {
     (
@@ -45,7 +48,7 @@ macro_rules! features {
                     feature: stringify!($name),
                     bit: 1 << FeatureBit::$name as u64,
                     functions: &[$($function),*],
-                    // The first element: the release if one is given, else `None`.
+                    // The first element is the release if one is given, else `None`.
                     since: [$(Some($crate::Version::new $since),)? None][0],
                     known_bad: &[$($crate::KnownBad {
                         first: $crate::Version::new $first,
@@ -65,25 +68,25 @@ macro_rules! features {
         }
 
         impl $Feature {
-            /// The release that first has all of it.
+            /// Returns the first release that has all of these features.
             pub fn since(self) -> $crate::Version {
                 let library = <$Table as $crate::Table>::LIBRARY;
                 let needed = $crate::Features::requirements(self).map(|needs| needs.needed(library));
                 needed.max().unwrap_or_default()
             }
 
-            /// The functions that it needs, by their C symbols.
+            /// Returns the functions that these features need, by their C symbols.
             pub fn functions(self) -> impl Iterator<Item = &'static str> {
                 $crate::Features::requirements(self).flat_map(|needs| needs.functions).copied()
             }
 
-            /// The releases that do it wrong, and so do not have it.
+            /// Returns the releases that do these features wrong. Such a release counts as lacking them.
             pub fn known_bad(self) -> impl Iterator<Item = &'static $crate::KnownBad> {
                 $crate::Features::requirements(self).flat_map(|needs| needs.known_bad)
             }
 
-            /// Returns the documentation of one feature, with the release that first has it; `None` for
-            /// several features or none.
+            /// Returns the documentation of a single feature, with the first release that has it; `None` unless exactly
+            /// one feature is set.
             pub fn summary(self) -> Option<&'static str> {
                 let mut all = [$((Self::$name, concat!($($line),+))),+].into_iter();
                 all.find(|(feature, _)| *feature == self).map(|(_, text)| text.trim_start())

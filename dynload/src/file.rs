@@ -1,27 +1,27 @@
-//! Checks of a library's file before the system's loader maps it.
+//! Checks a library's file before the system's loader maps it.
 //!
-//! The loader trusts the file: it faults on a truncated one, and blocks on a pipe. The behaviour of the code
-//! inside cannot be checked.
+//! The checks are needed because the loader trusts the file: a truncated file makes it fault, and a pipe makes it
+//! block. The code inside the file is not checked.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-/// Why a file is refused before it is loaded.
+/// The reason why a file was refused before it was loaded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileFault {
-    /// A folder, a pipe or a device.
+    /// The path is a folder, a pipe or a device.
     #[error("not a regular file")]
     NotRegular,
-    /// The file does not start as an ELF file does.
+    /// The file does not start like an ELF file.
     #[error("not an ELF file: it starts with {start:02x?}")]
     NotElf {
         /// The first bytes, at most four.
         start: Vec<u8>,
     },
-    /// The file is for another kind of processor.
+    /// The file is for another kind of machine.
     #[error(
         "built for another machine: ELF class {}, byte order {}, machine {}; expected {}, {}, {}",
         found.class, found.byte_order, found.machine, expected.class, expected.byte_order, expected.machine
@@ -32,10 +32,10 @@ pub enum FileFault {
         /// The machine of this process.
         expected: Target,
     },
-    /// An ELF file that is no shared object: an executable, an object file, a core dump.
+    /// The file is an ELF file, but not a shared object: an executable, an object file or a core dump.
     #[error("ELF type {found}; expected 3, a shared object")]
     NotShared {
-        /// The file's type (`e_type`).
+        /// The type of the file (`e_type`).
         found: u16,
     },
     /// The file ends before the data that its headers describe.
@@ -48,7 +48,7 @@ pub enum FileFault {
     },
 }
 
-/// The kind of machine that an ELF file is for, in the numbers of the ELF header.
+/// The kind of machine that an ELF file is for. The numbers are those of the ELF header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Target {
@@ -60,7 +60,7 @@ pub struct Target {
     pub machine: u16,
 }
 
-/// Why a file is not usable: it could not be read, or is refused.
+/// The reason why a file is not usable: it could not be read, or a check refused it.
 pub(crate) enum Unfit {
     Unreadable(io::Error),
     Fault(FileFault),
@@ -79,17 +79,17 @@ impl From<FileFault> for Unfit {
 }
 
 const MAGIC: &[u8] = b"\x7fELF";
-/// Bytes of a header of 64 bits.
+/// The size in bytes of the ELF header of a 64-bit file.
 const HEADER: usize = 64;
-/// Bytes of a program header of 64 bits.
+/// The size in bytes of a program header of a 64-bit file.
 const SEGMENT: u64 = 56;
-/// `ET_DYN`.
+/// The ELF type of shared objects, `ET_DYN`.
 const SHARED_OBJECT: u16 = 3;
 
-/// Checks that the loader can map `path`: a regular file, ELF, for this machine, a shared object, and as long as its
-/// headers say.
+/// Checks that the loader can map `path`. It must be a regular file and an ELF shared object for this machine, and at
+/// least as long as its headers say.
 pub(crate) fn check(path: &Path) -> Result<(), Unfit> {
-    // Checked before the file is opened: opening a pipe blocks until somebody writes.
+    // Checked before the file is opened, because opening a pipe blocks until another process writes to it.
     let metadata = path.metadata()?;
     if !metadata.is_file() {
         return Err(FileFault::NotRegular.into());
@@ -97,7 +97,7 @@ pub(crate) fn check(path: &Path) -> Result<(), Unfit> {
     let (file, size) = (File::open(path)?, metadata.len());
     let header = Header::read(&file, size)?;
     let found = header.target();
-    // Without /proc this check passes; the loader checks too.
+    // If /proc is not available, this check passes. The loader makes the same check.
     let expected = target(Path::new("/proc/self/exe")).unwrap_or(found);
     if found != expected {
         return Err(FileFault::OtherMachine { found, expected }.into());
@@ -112,7 +112,7 @@ pub(crate) fn check(path: &Path) -> Result<(), Unfit> {
     }
 }
 
-/// The machine that the ELF file at `path` is for; `None` for any other file.
+/// Returns the machine that the ELF file at `path` is for; `None` if the file is not an ELF file or cannot be read.
 pub(crate) fn target(path: &Path) -> Option<Target> {
     let metadata = path.metadata().ok().filter(|metadata| metadata.is_file())?;
     Some(Header::read(&File::open(path).ok()?, metadata.len()).ok()?.target())
@@ -136,13 +136,13 @@ impl Header {
         Target { class: self.0[4], byte_order: self.0[5], machine: self.number::<2>(18) as u16 }
     }
 
-    /// The number of `N` bytes at `at`.
+    /// Returns the number in the `N` bytes at offset `at`.
     fn number<const N: usize>(&self, at: usize) -> u64 {
         number(&self.0[at..at + N], self.0[5])
     }
 
-    /// Returns the end of the last part that the loader reads: the table of segments, and each segment.
-    /// Returns 0 for a class that is not known here.
+    /// Returns the offset of the end of the last part that the loader reads: the table of segments, and each segment.
+    /// Returns 0 if the file is not a 64-bit file, whose layout this function does not know.
     fn end(&self, file: &File, size: u64) -> io::Result<u64> {
         const CLASS_64: u8 = 2;
         if self.0[4] != CLASS_64 {
@@ -154,7 +154,7 @@ impl Header {
             let mut segment = [0; SEGMENT as usize];
             match file.read_exact_at(&mut segment, table.saturating_add(index * each)) {
                 Ok(()) => {}
-                // The table itself is cut off.
+                // The file ends inside the table of segments.
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
                     return Ok(end.max(size.saturating_add(1)));
                 }
@@ -167,7 +167,8 @@ impl Header {
     }
 }
 
-/// A number in the file's byte order, of which 2 is big-endian.
+/// Returns the number in `bytes`. `byte_order` is that of the ELF header: 2 is big-endian, any other value
+/// little-endian.
 fn number(bytes: &[u8], byte_order: u8) -> u64 {
     let join = |number: u64, byte: &u8| number << 8 | u64::from(*byte);
     if byte_order == 2 { bytes.iter().fold(0, join) } else { bytes.iter().rev().fold(0, join) }

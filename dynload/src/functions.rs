@@ -1,4 +1,4 @@
-//! The table of functions, and the methods that call them.
+//! A macro that defines a library's table of functions, and the methods that call them.
 
 /// Defines `Table`, `FUNCTIONS`, and the methods of an [`api!`](macro@crate::api).
 ///
@@ -7,13 +7,17 @@
 ///     api crate::Api;
 ///     status ncclResult_t;
 ///     (2, 13, 4) "ncclCommCount" comm_count => ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> ncclResult_t;
-///     (2, 13, 4) "ncclGetErrorString" get_error_string => ncclGetErrorString(result: ncclResult_t) returns *const c_char;
+///     (2, 13, 4) "ncclGetErrorString" get_error_string =>
+///         ncclGetErrorString(result: ncclResult_t) returns *const c_char;
 /// }
 /// ```
 ///
-/// A line has the first release with the function, its symbol without the suffix of the revision, its method, and its
-/// declaration. The method has another name than the symbol, because the symbol names an accessor. If the header declares it later than the library has it, `declared (2, 30, 4)` follows the release.
-/// `-> ncclResult_t` is for functions that return the status type; other results follow `returns`.
+/// Each line declares one function:
+/// - the first release that has it;
+/// - `declared (2, 30, 4)`, if the header of a later release is the first to declare it;
+/// - the symbol without the suffix of its revision;
+/// - the name of the method that calls it, which differs from the symbol, because the symbol names an accessor;
+/// - the C declaration. `-> ncclResult_t` is for functions that return the status type. Other results follow `returns`.
 #[macro_export]
 macro_rules! functions {
     (
@@ -26,9 +30,9 @@ macro_rules! functions {
                 $(-> $status:ident)? $(returns $value:ty)?;
         )*
     ) => {
-        /// The library's functions by C symbol; `None` where the library at hand lacks one.
+        /// The library's functions by C symbol; `None` for a function that the loaded library lacks.
         ///
-        /// A table of one's own starts from `Table::default()`, which is empty.
+        /// To fill a table with other functions, start from `Table::default()`, which is empty.
         #[allow(non_snake_case, reason = "C's names")]
         #[derive(Clone, Default)]
         #[non_exhaustive]
@@ -43,10 +47,10 @@ macro_rules! functions {
         }
 
         impl Table {
-            /// Builds the table from the addresses that `find` returns; null is absent.
+            /// Builds the table from the addresses that `find` returns. Null means that the function is absent.
             ///
             /// # Safety
-            /// Every address that is not null must be the C function asked for.
+            /// Every address that is not null must be that of the C function asked for.
             pub unsafe fn from_addresses(
                 mut find: impl FnMut(&'static $crate::Function) -> *const core::ffi::c_void,
             ) -> Self {
@@ -54,9 +58,9 @@ macro_rules! functions {
                 let mut next = || functions.next().map_or(core::ptr::null(), &mut find);
                 Self {
                     $(
-                        // SAFETY: a pointer and an optional function pointer have one size, null being `None`;
-                        // that the rest is this function is the caller's contract. Fields and `FUNCTIONS` are
-                        // in one order.
+                        // SAFETY: a pointer and an optional function pointer have the same size, and null is `None`.
+                        // The caller's contract says that any other address is this function: the fields are in the
+                        // order of `FUNCTIONS`.
                         $name: unsafe {
                             core::mem::transmute::<
                                 *const core::ffi::c_void,
@@ -67,13 +71,14 @@ macro_rules! functions {
                 }
             }
 
-            /// Returns the facts about the function with this C symbol; `None` if the table does not have it.
+            /// Returns the description of the function with this C symbol; `None` if the table does not have it.
             pub fn function(name: &str) -> Option<&'static $crate::Function> {
                 FUNCTIONS.iter().find(|function| function.name == name)
             }
 
-            /// Removes the function with this C symbol, as if the library lacked it: for a function known to
-            /// misbehave, or to test a program without it. Returns false if it was not there.
+            /// Removes the function with this C symbol, as if the library lacked it. This serves for a function that is
+            /// known to misbehave, or to test a program without the function. Returns false if the table did not have
+            /// it.
             pub fn remove(&mut self, name: &str) -> bool {
                 match name {
                     $(stringify!($name) => self.$name.take().is_some(),)*
@@ -90,27 +95,28 @@ macro_rules! functions {
             }
         }
 
-        /// Every function of [`Table`], in its order.
+        /// Every function of [`Table`], in the order of its fields.
         pub static FUNCTIONS: &[$crate::Function] = &[
             $(
                 $crate::Function::new(
                     stringify!($name),
                     $base,
                     $crate::Version::new($major, $minor, $patch),
-                    // The first element: the later release if one is given, else `None`.
+                    // The first element is the later release if one is given, else `None`.
                     [$(Some($crate::Version::new($later_major, $later_minor, $later_patch)),)? None][0],
                 ),
             )*
         ];
 
-        /// One method per function, which calls it.
+        /// One method for each function, which calls it.
         #[allow(non_snake_case, clippy::too_many_arguments, reason = "C's parameters")]
         impl $Api {
             $(
                 #[doc = concat!("Calls `", stringify!($name), "`, since ", $major, ".", $minor, ".", $patch, ".")]
                 ///
                 /// # Errors
-                /// [`CallError`](dynload::CallError) if the library lacks it, or it returns another status than success.
+                /// [`CallError`](dynload::CallError) if the library lacks the function, or the function returns a
+                /// status other than success.
                 ///
                 /// # Safety
                 /// The arguments must keep the contract of the C function.
@@ -122,14 +128,14 @@ macro_rules! functions {
                     let Some(function) = self.table().$name else {
                         return Err(self.absent(stringify!($name)));
                     };
-                    // SAFETY: the caller's contract; the function is the one that the table declares.
+                    // SAFETY: the caller's contract. The function is the one that the table declares.
                     let returned = unsafe { function($($parameter),*) };
                     $crate::functions!(@outcome $name returned $($status)?)
                 }
             )*
         }
 
-        /// One accessor per function, of the function's name, which returns the function itself.
+        /// One accessor for each function, with the name of its C symbol. It returns the function pointer.
         #[allow(non_snake_case, reason = "C's names")]
         impl $Api {
             $(
@@ -139,7 +145,7 @@ macro_rules! functions {
                 )])?
                 ///
                 /// # Errors
-                /// [`Missing`](dynload::Missing) if the library lacks it.
+                /// [`Missing`](dynload::Missing) if the library lacks the function.
                 #[inline]
                 pub fn $name(
                     &self,

@@ -1,34 +1,34 @@
-//! The description of a library, which the raw crates supply.
+//! The description of a library, which a raw crate supplies.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use crate::version::Version;
 
-/// The facts about a library that finding it and reporting its gaps depend on.
+/// The description of a library: how to find it, and how to report functions that it lacks.
 pub struct Library {
-    /// The name in messages.
+    /// The name of the library in error messages.
     pub name: &'static str,
     /// The environment variable that names the library's file.
     pub variable: &'static str,
-    /// The names that are passed to the system's loader, in this order.
+    /// The names that are passed to the system's loader, in order of preference.
     pub names: &'static [&'static str],
-    /// The file name without the version, by which loaded copies are recognised: `libnccl.so`.
+    /// The file name without a version, such as `libnccl.so`. Loaded copies are recognised by it.
     pub stem: &'static str,
-    /// Functions that every supported release has; the first one reports the release.
+    /// Functions that every supported release has. The first one is the function that reports the release.
     pub required: &'static [&'static str],
     /// All functions of the table.
     pub functions: &'static [Function],
-    /// Advice for a host without the library.
+    /// Advice on getting the library, for the error that no copy was found.
     pub advice: &'static str,
-    /// Description of the packages whose folders the system's loader does not search.
+    /// A description of the packages whose folders the system's loader does not search.
     pub packages: &'static str,
-    /// Returns the files of such packages.
+    /// Returns the library's files in these packages.
     pub packaged: fn() -> Vec<PathBuf>,
 }
 
 impl Library {
-    /// Returns the function with this C symbol, if the table has it.
+    /// Returns the function with this C symbol; `None` if the table does not have it.
     pub fn function(&self, name: &str) -> Option<&'static Function> {
         self.functions.iter().find(|function| function.name == name)
     }
@@ -48,17 +48,17 @@ impl fmt::Debug for Library {
     }
 }
 
-/// The facts about one function of a table.
+/// The description of one function of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Function {
-    /// The C symbol, and the field of the table.
+    /// The C symbol, which is also the name of the table's field.
     pub name: &'static str,
     /// The symbol without the suffix of its revision: `cuMemAlloc` for `cuMemAlloc_v2`.
     pub base: &'static str,
-    /// The release whose library first has it, in this revision.
+    /// The first release whose library has the function in this revision.
     pub since: Version,
-    /// The release whose header first declares it, if that is later than `since`.
+    /// The first release whose header declares the function; `None` if this is `since`.
     pub declared: Option<Version>,
 }
 

@@ -1,4 +1,4 @@
-//! Finding and opening a library.
+//! Finds and opens a library.
 
 use std::ffi::{CStr, CString, OsStr, c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -12,25 +12,26 @@ use crate::file::{self, Unfit};
 use crate::library::Library;
 use crate::maps;
 
-/// Returns only a library that is loaded already.
+/// The flag of `dlopen` that opens a library only if it is loaded already.
 const RTLD_NOLOAD: c_int = 4;
 
-/// Serialises the search for copies and the opening of one, so that two threads cannot open two copies.
+/// Takes the lock that serialises finding a loaded copy and opening one, so that two threads cannot open two copies.
 fn lock() -> MutexGuard<'static, ()> {
     static LOADING: Mutex<()> = Mutex::new(());
     LOADING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An opened library, which has all required symbols and is never closed.
+/// An opened library. It has all required symbols, and is never closed.
 pub(crate) struct Opened {
     handle: ManuallyDrop<unix::Library>,
     pub(crate) path: PathBuf,
-    /// The environment variable that named it.
+    /// The environment variable that named the library's file, if one did.
     pub(crate) variable: Option<&'static str>,
 }
 
 impl Opened {
-    /// Closes the library again if it lacks a required symbol.
+    /// Checks the required symbols of a library that was just opened. If one is missing, closes the library and returns
+    /// an error.
     fn new(
         library: &Library,
         handle: unix::Library,
@@ -38,26 +39,26 @@ impl Opened {
         variable: Option<&'static str>,
     ) -> Result<Self, LoadError> {
         demand(library, &mut |name| address(&handle, name), path.as_deref(), variable)?;
-        // The file that the loader took, also where it searched by name.
+        // The file that the loader opened. This is also known if the loader searched for a name.
         let first = library.required.first().map(|name| by_name(&mut |name| address(&handle, name), name));
         let path = first.and_then(|first| maps::file_at(first.addr())).or(path).unwrap_or_default();
         Ok(Self { handle: ManuallyDrop::new(handle), path, variable })
     }
 
-    /// Returns the address of a symbol; null if there is none.
+    /// Returns the address of a symbol; null if the library does not have it.
     pub(crate) fn symbol(&self, name: &CStr) -> *const c_void {
         address(&self.handle, name)
     }
 }
 
 fn address(handle: &unix::Library, name: &CStr) -> *const c_void {
-    // SAFETY: only the address is taken.
+    // SAFETY: only takes the address of the symbol.
     unsafe { handle.get_singlethreaded::<*const c_void>(name.to_bytes_with_nul()) }
         .map_or(std::ptr::null(), |symbol| symbol.into_raw().cast_const())
 }
 
-/// Finds the library: the variable's file, a copy that is loaded, the files of `packaged`, the names that the
-/// system's loader knows.
+/// Finds and opens the library. Tries, in this order: the file that the environment variable names, a copy that is
+/// loaded already, the files that `packaged` returns, and the library's names, which the system's loader searches for.
 pub(crate) fn find(
     library: &'static Library,
     packaged: impl FnOnce() -> Vec<PathBuf>,
@@ -69,7 +70,7 @@ pub(crate) fn find(
     if let Some(handle) = adopt(library, &lock())? {
         return Opened::new(library, handle, None, None);
     }
-    // Computed without the lock, because it may run other programs.
+    // Called without the lock, because it may run other programs.
     let packaged = packaged();
     let loading = lock();
     if let Some(handle) = adopt(library, &loading)? {
@@ -85,13 +86,13 @@ pub(crate) fn find(
     Err(LoadError::NotFound { library: library.name, advice: library.advice, tried })
 }
 
-/// Returns a copy that is loaded already.
+/// Returns a copy of the library that is loaded already; `None` if there is none. The caller holds the lock.
 fn adopt(library: &Library, _: &MutexGuard<'_, ()>) -> Result<Option<unix::Library>, LoadError> {
     let by_name = library.names.iter().find_map(|name| dlopen(OsStr::new(name), RTLD_NOLOAD).ok());
     if by_name.is_some() {
         return Ok(by_name);
     }
-    // A copy with an unusual SONAME.
+    // A copy whose SONAME is none of the usual names is found by its file.
     let mut out_of_reach = None;
     for copy in maps::copies(library) {
         match dlopen(copy.path.as_os_str(), RTLD_NOLOAD) {
@@ -105,7 +106,7 @@ fn adopt(library: &Library, _: &MutexGuard<'_, ()>) -> Result<Option<unix::Libra
     out_of_reach.map_or(Ok(None), Err)
 }
 
-/// Opens the library at `path`, which `variable` gave.
+/// Opens the library at `path`. `variable` is the environment variable that named it, if one did.
 pub(crate) fn open(
     library: &'static Library,
     path: &Path,
@@ -113,7 +114,7 @@ pub(crate) fn open(
 ) -> Result<Opened, LoadError> {
     let name = library.name;
     let unreadable = |source| LoadError::NoFile { library: name, path: path.to_path_buf(), variable, source };
-    // Absolute, because the loader would search its folders for a bare name.
+    // The loader needs an absolute path: it would search its folders for a bare name.
     let file = path.canonicalize().map_err(unreadable)?;
     file::check(&file).map_err(|unfit| match unfit {
         Unfit::Unreadable(source) => unreadable(source),
@@ -132,15 +133,15 @@ pub(crate) fn open(
 }
 
 fn dlopen(name: &OsStr, flags: c_int) -> Result<unix::Library, LoaderError> {
-    // SAFETY: the library's initialisers may run at any time, as in any program that is linked to it. The file is
-    // such a library by the contract of `Loaded::load_from` and `Loaded::load_with`, by that of `Table` for its names,
-    // or because whoever set up the process is trusted: its environment variable, the loader's path, and the
-    // installed files.
+    // SAFETY: opening runs the library's initialisers, which may run at any time, as in a program that is linked to the
+    // library. The file is the library for one of these reasons: the contract of `Loaded::load_from` or
+    // `Loaded::load_with`; the contract of `Table`, for the library's names; or trust in the setup of the process (its
+    // environment variable, the loader's path, and the installed files).
     unsafe { unix::Library::open(Some(name), RTLD_NOW | RTLD_LOCAL | flags) }
         .map_err(|error| LoaderError::new(&error))
 }
 
-/// Fails unless every required function is there. Runs before any function is called.
+/// Returns an error unless `symbol` finds every required function. Called before any function of the library.
 pub(crate) fn demand(
     library: &Library,
     symbol: &mut dyn FnMut(&CStr) -> *const c_void,
@@ -156,7 +157,7 @@ pub(crate) fn demand(
     }
 }
 
-/// Returns the address of a symbol; null if there is none.
+/// Returns the address of a symbol; null if the library does not have it.
 pub fn by_name(symbol: &mut dyn FnMut(&CStr) -> *const c_void, name: &str) -> *const c_void {
     CString::new(name).map_or(std::ptr::null(), |name| symbol(&name))
 }

@@ -1,56 +1,58 @@
-//! The requirements of a feature on its library.
+//! The requirements that a feature places on its library.
 
 use crate::library::Library;
 use crate::missing::Why;
 use crate::version::Version;
 
-/// The requirements of one feature: all of these functions, and a release that does not do it wrong.
+/// The requirements of one feature: all of these functions, and a release that has the feature and is not known to do
+/// it wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Requirement {
     /// The name of the feature.
     pub feature: &'static str,
-    /// The bit of the feature.
+    /// The bit of the feature in the flags.
     pub bit: u64,
-    /// The functions, by their C symbols.
+    /// The functions that the feature needs, by their C symbols.
     pub functions: &'static [&'static str],
-    /// The first release with the feature, if the functions alone do not tell.
+    /// The first release with the feature, if the functions alone do not determine it.
     pub since: Option<Version>,
-    /// The releases that do it wrong.
+    /// The releases that do the feature wrong.
     pub known_bad: &'static [KnownBad],
 }
 
-/// Releases that do a feature wrong.
+/// A range of releases that do a feature wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KnownBad {
-    /// The first of them.
+    /// The first release of the range.
     pub first: Version,
-    /// The release after the last of them, which has the fix.
+    /// The first release after the range, which has the fix.
     pub mended: Version,
-    /// Description of the fault.
+    /// A description of the fault.
     pub fault: &'static str,
 }
 
 impl KnownBad {
-    /// Returns true if `release` is one of them.
+    /// Returns true if `release` is in the range.
     pub fn includes(&self, release: Version) -> bool {
         (self.first..self.mended).contains(&release)
     }
 }
 
 impl Requirement {
-    /// Returns the release that first has all of it.
+    /// Returns the first release that has the feature and all of its functions.
     pub fn needed(&self, library: &Library) -> Version {
         let functions = self.functions.iter().filter_map(|name| library.function(name));
         functions.map(|function| function.since).chain(self.since).max().unwrap_or_default()
     }
 
-    /// Returns the first release from `release` on that is not known to do it wrong.
+    /// Returns the first release, not older than `release`, that is not known to do the feature wrong.
     fn mended(&self, release: Version) -> Version {
         let bad = self.known_bad.iter().find(|bad| bad.includes(release));
         bad.map_or(release, |bad| self.mended(bad.mended))
     }
 
-    /// Returns why a library of `release` with these functions does not fulfil it; `None` if it does.
+    /// Returns why a library of `release` does not meet the requirements; `None` if it does. `has` tells whether the
+    /// library has a function.
     pub(crate) fn fault(
         &self,
         library: &Library,

@@ -1,4 +1,4 @@
-//! Sums a buffer over two GPUs with the raw tables alone: `cargo run -p lockstep-nccl-sys --example raw_all_reduce`.
+//! Sums a buffer over two GPUs with the raw bindings alone: `cargo run -p lockstep-nccl-sys --example raw_all_reduce`.
 
 use cuda_driver_sys::Api as Cuda;
 use nccl_sys::{Api as Nccl, ncclDataType_t, ncclRedOp_t};
@@ -7,12 +7,12 @@ use std::{error::Error, ffi::c_int, process::exit, ptr::null_mut};
 const RANKS: usize = 2;
 const COUNT: usize = 1 << 20;
 
-/// Each rank gives its number plus one, and gets 3.
+/// Sums over two ranks. Each rank contributes its number plus one in every element, so the sums are 3.
 pub fn run(cuda: &Cuda, nccl: &Nccl) -> Result<(), Box<dyn Error>> {
     let (mut contexts, mut streams) = ([null_mut(); RANKS], [null_mut(); RANKS]);
     let (mut devices, mut comms, mut buffers) = ([0; RANKS], [null_mut(); RANKS], [0; RANKS]);
     let (bytes, float, sum) = (COUNT * size_of::<f32>(), ncclDataType_t::ncclFloat32, ncclRedOp_t::ncclSum);
-    // SAFETY: pointers are to locals of the right size; what is made is used until its end, and no longer.
+    // SAFETY: the pointers are to locals of the right size. Every object is used only between its creation and its end.
     unsafe {
         cuda.init(0)?;
         for rank in 0..RANKS {
@@ -24,7 +24,8 @@ pub fn run(cuda: &Cuda, nccl: &Nccl) -> Result<(), Box<dyn Error>> {
             cuda.memset_d32_async(buffers[rank], (rank as f32 + 1.0).to_bits(), COUNT, streams[rank])?;
         }
         nccl.comm_init_all(comms.as_mut_ptr(), RANKS as c_int, devices.as_ptr())?;
-        nccl.group_start()?; // One thread calls for both ranks, and neither may wait for the other.
+        // Grouped, because one thread calls for both ranks: a call for one alone could wait for the other.
+        nccl.group_start()?;
         for rank in 0..RANKS {
             let (at, stream) = (buffers[rank] as *mut _, streams[rank].cast());
             nccl.all_reduce(at, at, COUNT, float, sum, comms[rank], stream)?;

@@ -1,16 +1,16 @@
-//! Lists the additions of each release of NCCL and of the CUDA driver, and marks those that the libraries at
-//! hand have: `cargo run -p lockstep-nccl-sys --example releases [nccl|cuda]`. Needs neither library.
+//! Lists the additions of each release of NCCL and of the CUDA driver, and marks those that the installed libraries
+//! have: `cargo run -p lockstep-nccl-sys --example releases [nccl|cuda]`. Runs without the libraries too.
 
 use std::env::args;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
-/// Marks an item as present (`+`) or missing (`-`) in the library at hand; a blank without a library.
+/// Returns the mark of an item: `+` if the library has it, `-` if not, a blank if there is no library.
 fn mark(there: Option<bool>) -> char {
     there.map_or(' ', |there| if there { '+' } else { '-' })
 }
 
-/// Lists one of the two crates, which have the same interface.
+/// Lists the releases of one of the two crates, which have the same interface.
 macro_rules! list {
     ($out:ident, $sys:ident, $library:literal) => {{
         let api = $sys::Api::load();
@@ -59,7 +59,7 @@ fn list(out: &mut impl Write) -> io::Result<()> {
 
 fn main() -> ExitCode {
     match list(&mut io::stdout().lock()) {
-        // A closed pipe is no failure: the reader has seen enough.
+        // A closed pipe is not an error: the reader has read as much as it wants.
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             eprintln!("error: {error}");
             ExitCode::FAILURE

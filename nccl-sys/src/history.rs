@@ -1,6 +1,7 @@
-//! The release since which each structure, field and constant is as this crate declares it.
+//! For each structure, field and constant: the release from which on it has the form that this crate declares.
 //!
-//! The generated tables follow the newest headers. The dates were read off the headers of every release.
+//! The generated tables have the layouts and values of the newest headers. The releases in them were read off the
+//! headers of every release.
 
 use crate::{STRUCTURES, Version};
 
@@ -8,11 +9,11 @@ use crate::{STRUCTURES, Version};
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Structure {
-    /// Its name in C.
+    /// The name in C.
     pub name: &'static str,
-    /// Its sizes in bytes, oldest first, each with the release since which it has it.
+    /// The sizes in bytes, oldest first. Each comes with the release from which on the structure has this size.
     pub sizes: &'static [(Version, usize)],
-    /// Its fields in their order; none of a structure that is opaque here.
+    /// The fields in their order in C. Empty for a structure that is opaque in this crate.
     pub fields: &'static [Field],
 }
 
@@ -20,13 +21,13 @@ pub struct Structure {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Field {
-    /// Its name in C; `outer.inner` in a nameless part.
+    /// The name in C; `outer.inner` for a field of an unnamed structure or union.
     pub name: &'static str,
-    /// The release since which it has this offset.
+    /// The release from which on the field has this offset.
     pub since: Version,
-    /// Its offset in bytes.
+    /// The offset in bytes.
     pub offset: usize,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size: usize,
 }
 
@@ -34,32 +35,32 @@ pub struct Field {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Constant {
-    /// Its name in C.
+    /// The name in C.
     pub name: &'static str,
-    /// Its value.
+    /// The value.
     pub value: i64,
-    /// The release since which it has this value.
+    /// The release from which on the constant has this value.
     pub since: Version,
 }
 
 impl Structure {
-    /// The structure with this name in C, if the tables have it.
+    /// Returns the structure with this name in C; `None` if the tables do not have it.
     pub fn named(name: &str) -> Option<&'static Self> {
         STRUCTURES.iter().find(|structure| structure.name == name)
     }
 
-    /// Its size in bytes in the headers of `release`; `None` if they have no such structure.
+    /// Returns the size in bytes in the headers of `release`; `None` if these have no such structure.
     pub fn size_in(&self, release: Version) -> Option<usize> {
         self.sizes.iter().rev().find(|(since, _)| *since <= release).map(|(_, size)| *size)
     }
 }
 
-/// The size of the type that `field` points to.
+/// Returns the size in bytes of the type `F` that the function `_field` returns a pointer to. Does not call it.
 pub(crate) const fn pointee<S, F>(_field: fn(*const S) -> *const F) -> usize {
     size_of::<F>()
 }
 
-/// Defines `STRUCTURES`, and asserts that each is as large here as in the newest headers.
+/// Defines `STRUCTURES`, and asserts that each structure that is not opaque has the size of the newest headers.
 macro_rules! structures {
     (
         known {$(
@@ -69,7 +70,7 @@ macro_rules! structures {
             $opaque:ident: [$($opaque_release:tt = $opaque_size:literal),*]
         )*}
     ) => {
-        /// The structures of the headers.
+        /// Every structure of the headers.
         pub static STRUCTURES: &[crate::Structure] = &[
             $(crate::Structure {
                 name: stringify!($name),
@@ -78,7 +79,7 @@ macro_rules! structures {
                     name: dotted!($($field).+),
                     since: release!(($($since)+)),
                     offset: core::mem::offset_of!(crate::$name, $($field).+),
-                    // SAFETY: never called; only the type of its result matters.
+                    // SAFETY: the closure is never called; only the type of its result matters.
                     size: crate::history::pointee(|this: *const crate::$name| unsafe {
                         &raw const (*this).$($field).+
                     }),
@@ -104,7 +105,7 @@ macro_rules! constants {
         enumerations {$( $enumeration:ident { $($constant:ident $since:tt,)* } )*}
         macros { $($name:ident $macro_since:tt,)* }
     ) => {
-        /// The constants of the headers.
+        /// Every constant of the headers.
         pub static CONSTANTS: &[crate::Constant] = &[
             $($(crate::Constant {
                 name: stringify!($constant),
@@ -120,14 +121,14 @@ macro_rules! constants {
     };
 }
 
-/// `(2, 14, 3)` as a version.
+/// Expands a release such as `(2, 14, 3)` to a `Version`.
 macro_rules! release {
     (($major:literal, $minor:literal, $patch:literal)) => {
         crate::Version::new($major, $minor, $patch)
     };
 }
 
-/// The path of a field as C writes it.
+/// Expands the path of a field to a string, written as in C.
 macro_rules! dotted {
     ($first:ident $(. $next:ident)*) => {
         concat!(stringify!($first) $(, ".", stringify!($next))*)

@@ -1,23 +1,25 @@
-//! Raw NCCL, loaded at run time. Nothing is linked and no toolkit is needed to build. One binary runs with
-//! every release from 2.13 to 2.32.
+//! Raw bindings of NCCL, which is loaded at run time. Nothing is linked, and no toolkit is needed to build. One binary
+//! runs with every release from 2.13 to 2.32.
 //!
 //! | module | subject |
 //! |---|---|
 //! | `generated` | types, constants and the table of functions, from the newest headers |
-//! | `config` | a communicator's configuration, and the fields ignored by a release |
-//! | `config_builder`, `environment` | a configuration for the library at hand, and the variables overriding it |
-//! | `initial` | initial values of other structures declaring their own size |
-//! | `device` | structures of the device interface with layouts that differ by release, as opaque storage |
-//! | `history` | the release of each structure, field and constant |
-//! | `feature` | features depending on the release |
+//! | `config` | the configuration of a communicator, and the fields that a release ignores |
+//! | `config_builder`, `environment` | a builder of configurations; environment variables that override one |
+//! | `initial` | initial values of other structures that declare their own size |
+//! | `device` | structures of the device interface whose layout differs by release, as opaque storage |
+//! | `history` | the first release with each structure, field and constant |
+//! | `feature` | features that depend on the release |
 //! | `binding` | the description of the library for `dynload`, which finds and loads it |
-//! | `result` | the meaning of a result code for a release |
-//! | [`python`] | copies installed in Python environments |
+//! | `result` | the meaning of a result code in a release |
+//! | [`python`] | the copies of NCCL in Python environments |
 //!
-//! For programs that call NCCL's own functions without linking it. Not a safe interface.
+//! This crate is for programs that call NCCL's own functions without linking NCCL. Its interface is not safe.
 //!
-//! Invariants: an enumeration is an integer and holds any value; a function is called only if the library has
-//! it; the library is never unloaded.
+//! Invariants:
+//! - An enumeration is an integer and holds any value.
+//! - A function is called only if the library has it.
+//! - The library is never unloaded.
 //!
 //! ```no_run
 //! let nccl = nccl_sys::Api::load()?;

@@ -1,4 +1,4 @@
-//! A block: memory with an owner.
+//! Blocks: the memory that requests return.
 
 use std::fmt;
 use std::panic::Location;
@@ -13,10 +13,10 @@ use super::slot::{CacheSlot, Open};
 use super::stream::StreamId;
 use super::stream_cache::BATCH;
 
-/// Memory of one owner. Dropping it frees it, on its stream: work enqueued there before may still use it, work
-/// enqueued after must not.
+/// A range of device memory with one owner. Dropping the block frees the memory. Work that was enqueued on the block's
+/// stream before the drop may still use the memory; work enqueued later must not.
 ///
-/// It keeps its pool's memory alive, even after the pool and the allocator are dropped.
+/// A block keeps its pool's memory alive, even after all handles of the pool and the allocator are dropped.
 pub struct Block {
     slot: &'static CacheSlot,
     address: u64,
@@ -26,7 +26,8 @@ pub struct Block {
 }
 
 impl Block {
-    /// Takes a block of the key's cache, if the slot has that cache and a block is at hand.
+    /// Allocates a block from the cache with this key. Returns `None` if the slot serves another cache now, or if the
+    /// cache has no free block that fits.
     #[inline]
     pub(super) fn hit(slot: &'static CacheSlot, key: Key, request: Request) -> Option<Self> {
         let mut state = slot.lock_of(key)?;
@@ -34,7 +35,8 @@ impl Block {
         Some(Self::hand_out(slot, state, id, request, key.stream))
     }
 
-    /// Hands out a reserved block.
+    /// Returns a block that was reserved in the cache, whose lock `state` holds. Delivers block entries to trackers if
+    /// enough of them wait.
     #[inline]
     pub(super) fn hand_out(
         slot: &'static CacheSlot,
@@ -45,7 +47,8 @@ impl Block {
     ) -> Self {
         let (address, units) = state.hand_out(id, request);
         if stream != state.origin.stream {
-            // The block is lent. Its free counts as a use by `stream`, whose end the cache's stream must see.
+            // The block is lent to `stream`. It is recorded as a use by `stream`, so that after the free, the cache
+            // reuses the memory only after the work of `stream`.
             state.add_use(id, stream);
         }
         if state.ring.waiting() >= BATCH {
@@ -54,79 +57,79 @@ impl Block {
         Self { slot, address, stream, units, id }
     }
 
-    /// First byte, a device address; a multiple of 512.
+    /// Returns the device address of the first byte, a multiple of 512.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Its length in bytes, at least the requested size.
+    /// Returns the length in bytes, at least the requested size.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         bytes_of(self.units)
     }
 
-    /// The requested size in bytes.
+    /// Returns the requested size in bytes.
     #[must_use]
     pub fn requested(&self) -> u64 {
         self.slot.lock().meta_of(self.id).requested
     }
 
-    /// The stream on which it is used and freed.
+    /// Returns the stream on which the block is used and freed.
     #[must_use]
     pub fn stream(&self) -> StreamId {
         self.stream
     }
 
-    /// Ordinal of its device.
+    /// Returns the ordinal of the device.
     #[must_use]
     pub fn device(&self) -> u32 {
         self.slot.lock().origin.device
     }
 
-    /// Its pool.
+    /// Returns the pool whose memory the block is in.
     #[must_use]
     pub fn pool(&self) -> PoolId {
         self.slot.lock().origin.pool
     }
 
-    /// The source location of the request.
+    /// Returns the source location of the request.
     #[must_use]
     pub fn call_site(&self) -> &'static Location<'static> {
         self.slot.lock().info(self.id).call_site
     }
 
-    /// The name that the request gave.
+    /// Returns the name that was passed with the request, if any.
     #[must_use]
     pub fn name(&self) -> Option<Name> {
         self.slot.lock().info(self.id).name
     }
 
-    /// The segment that contains it; in a re-mappable pool the first one.
+    /// Returns the segment that contains the block. In a re-mappable pool, returns the first of the block's pages.
     #[must_use]
     pub fn segment(&self) -> Segment {
         let segments = self.segments();
         segments.into_iter().next().expect("a block's segment stays while the block is handed out")
     }
 
-    /// All segments that contain it, by address: one, except in a re-mappable pool, where a block may span
-    /// pages.
+    /// Returns all segments that contain the block, in order of address. There is one, except in a re-mappable pool,
+    /// where a block may span several pages.
     #[must_use]
     pub fn segments(&self) -> Vec<Segment> {
         self.slot.lock().segments_of(self.id)
     }
 
-    /// The streams and events of its allocator.
+    /// Returns the streams and events of the block's allocator.
     #[cfg(feature = "cudarc")]
     pub(crate) fn events(&self) -> Option<std::sync::Arc<dyn super::stream::StreamEvents>> {
         self.slot.lock().events()
     }
 
-    /// Records that work on `stream` uses the block, now or in work enqueued before the block is dropped. Its
-    /// memory is reused only after that work.
+    /// Records that `stream` uses the block, in work that is already enqueued, or that is enqueued before the block is
+    /// dropped. The memory is reused only after that work.
     ///
     /// # Errors
-    /// [`AllocError::UnknownStream`] if there is no such stream.
+    /// [`AllocError::UnknownStream`] if [`StreamEvents`](super::StreamEvents) does not know the stream.
     #[doc(alias = "recordStream")]
     pub fn record_stream(&self, stream: StreamId) -> Result<(), AllocError> {
         if stream == self.stream {
@@ -146,7 +149,7 @@ impl Block {
     }
 }
 
-/// Delivers waiting entries to trackers.
+/// Unlocks the cache, and delivers its waiting block entries to trackers.
 #[cold]
 fn deliver(state: Open<'_>) {
     let waiting = state.ring.waiting();

@@ -5,19 +5,19 @@ use super::heap::{BlockId, NONE};
 use super::request::{Request, RequestInfo};
 use super::size::Units;
 
-/// The list of uses of a block that no other stream uses.
+/// The value of [`BlockMeta::uses`] for a block that no other stream uses.
 pub(super) const NO_USES: u32 = u32::MAX;
 
 /// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockStatus {
-    /// It belongs to the heap, or to another cache.
+    /// The record is unused: the block is free in the heap, or belongs to another cache.
     None,
     /// Handed out.
     Owned,
     /// Free but cached whole, for a request of the same length.
     Kept,
-    /// Freed by its owner, in use by other streams.
+    /// Freed by its owner, but other streams may still use it.
     Pending,
 }
 
@@ -25,19 +25,19 @@ pub(super) enum BlockStatus {
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
 pub(super) struct BlockMeta {
-    /// First byte.
+    /// Address of the first byte.
     pub(super) address: u64,
     /// The size that its owner requested, in bytes.
     pub(super) requested: u64,
-    /// Its length.
+    /// The block's length.
     pub(super) units: Units,
-    /// The next block of the same list.
+    /// The next block in the same slot of the quick list.
     pub(super) link: BlockId,
-    /// The other streams that use it.
+    /// The head of the block's list in [`Uses`](super::pending::Uses): the other streams that use it.
     pub(super) uses: u32,
     pub(super) status: BlockStatus,
-    /// True if the running copy need not read it: it has changed since the copy began, and its former state
-    /// is saved.
+    /// True if the block has changed since the running copy began. Its former state is saved, so the copy skips this
+    /// record.
     saved: bool,
 }
 
@@ -55,14 +55,14 @@ pub(super) struct InUse {
 
 /// The blocks of a cache, indexed by the heap's block ids.
 ///
-/// They can be copied piece by piece, with the lock released in between. The copy is of the moment at which
-/// it [began](Self::begin_copy): a change to a record that is not copied yet first saves its former state.
+/// The table can be copied piece by piece, with the cache unlocked between two pieces. The copy shows the table at the
+/// moment when it [began](Self::begin_copy): before a record that is not copied yet changes, its former state is saved.
 #[derive(Debug)]
 pub(super) struct BlockTable {
     all: Vec<BlockMeta>,
-    /// The information of each request: written with every block, rarely read.
+    /// The information about each block's request. It is kept apart from the records, because it is rarely read.
     infos: Vec<RequestInfo>,
-    /// BlockTable from here to `copy_end` are not copied yet; [`BlockId::MAX`] if no copy is running.
+    /// Records from here to `copy_end` are not copied yet. [`BlockId::MAX`] if no copy is running.
     uncopied: BlockId,
     copy_end: BlockId,
     saved: Vec<InUse>,
@@ -76,7 +76,7 @@ impl Default for BlockTable {
 }
 
 impl BlockTable {
-    /// Takes a block from the heap, as handed out.
+    /// Adds a block that was taken from the heap. Its state is [`BlockStatus::Owned`].
     #[inline]
     pub(super) fn add(&mut self, block: BlockId, address: u64, units: Units) {
         if self.all.len() <= block as usize {
@@ -104,7 +104,7 @@ impl BlockTable {
         self.infos.resize(length, RequestInfo::here());
     }
 
-    /// Removes a block, which returns to the heap.
+    /// Removes a block from the table. The caller returns it to the heap.
     #[inline]
     pub(super) fn end(&mut self, block: BlockId) {
         self.set(block, BlockStatus::None);
@@ -119,21 +119,22 @@ impl BlockTable {
         self.all[block as usize].status = status;
     }
 
-    /// Stores the size and the information of a request. Called after the block was set to handed out.
+    /// Stores the requested size in bytes, and the information about the request. Called after the block's state was
+    /// set to [`BlockStatus::Owned`].
     #[inline]
     pub(super) fn set_request(&mut self, block: BlockId, requested: u64, info: RequestInfo) {
         self.all[block as usize].requested = requested;
         self.infos[block as usize] = info;
     }
 
-    /// Begins a copy of the blocks in use now.
+    /// Begins a copy of the blocks that are in use at this moment.
     pub(super) fn begin_copy(&mut self) {
         self.uncopied = 0;
         self.copy_end = BlockId::try_from(self.all.len()).unwrap_or(BlockId::MAX);
     }
 
-    /// Appends the next part of the copy: `most` blocks, and the states saved meanwhile. Returns whether
-    /// there is more.
+    /// Appends the next part of the copy to `copy`: the next `most` records, and the states that were saved since the
+    /// last call. Returns true if there is more to copy.
     pub(super) fn copy_next(&mut self, copy: &mut Vec<InUse>, most: u32) -> bool {
         copy.append(&mut self.saved);
         let end = self.copy_end.min(self.uncopied.saturating_add(most));
@@ -163,7 +164,7 @@ impl BlockTable {
         Some(InUse { address, units, requested, is_pending, info: self.infos[block as usize] })
     }
 
-    /// Address and request of every block that is handed out.
+    /// Returns the address and the request of every block that is handed out.
     pub(super) fn owned(&self) -> Vec<(u64, Request)> {
         let owned = self.all.iter().zip(&self.infos).filter(|(meta, _)| meta.status == BlockStatus::Owned);
         let request = |(meta, info): (&BlockMeta, &RequestInfo)| {
@@ -177,13 +178,13 @@ impl BlockTable {
         self.get(block).is_some_and(|meta| meta.status == BlockStatus::Owned)
     }
 
-    /// The information of the request for a block.
+    /// Returns the information about the request for a block.
     #[inline]
     pub(super) fn info(&self, block: BlockId) -> RequestInfo {
         self.infos[block as usize]
     }
 
-    /// A block, if the cache has taken it.
+    /// Returns a block's record, if the cache has taken the block.
     pub(super) fn get(&self, block: BlockId) -> Option<&BlockMeta> {
         self.all.get(block as usize).filter(|meta| meta.status != BlockStatus::None)
     }
@@ -210,7 +211,7 @@ mod tests {
 
     use super::*;
 
-    /// A block that gets an owner, changes state, or returns to the heap; or the next part of a copy.
+    /// An operation on a block, or the next part of a copy.
     #[derive(Clone, Copy, Debug)]
     enum Step {
         Add(u64),

@@ -1,4 +1,4 @@
-//! Parses settings from the text that PyTorch's users have in `PYTORCH_CUDA_ALLOC_CONF`.
+//! Parses the text of PyTorch's environment variable `PYTORCH_CUDA_ALLOC_CONF` into settings.
 
 use super::rounding::{Fraction, Rounding};
 use super::settings::Settings;
@@ -6,7 +6,7 @@ use super::size::MAX_BLOCK;
 
 const MIB: u64 = 1 << 20;
 
-/// The settings in such a text.
+/// The settings in a text of the form that PyTorch reads from `PYTORCH_CUDA_ALLOC_CONF`.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -33,27 +33,27 @@ const MIB: u64 = 1 << 20;
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TorchConf {
-    /// The settings.
+    /// The settings of the allocator. Those that the text does not mention are the defaults.
     pub settings: Settings,
     /// `expandable_segments`: whether the default pool is to be re-mappable.
     pub expandable_segments: bool,
-    /// `per_process_memory_fraction`, of the device's memory.
+    /// `per_process_memory_fraction`: the memory limit, as a fraction of the device's memory.
     pub memory_fraction: Option<Fraction>,
-    /// Keys of PyTorch that have no meaning here, with their values.
+    /// Keys that PyTorch knows but that have no effect here, with their values.
     pub without_meaning: Vec<(String, String)>,
 }
 
-/// Why such a text is invalid.
+/// The reason why a text could not be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfError {
-    /// A key that is also unknown to PyTorch.
+    /// A key that neither this crate nor PyTorch knows.
     #[error("{key:?} is no setting; known are {}", KNOWN.join(", "))]
     UnknownKey {
         /// The key.
         key: String,
     },
-    /// A value that the key cannot have.
+    /// A value that is invalid for its key.
     #[error("{key}:{value} cannot be: {key} takes {expected}")]
     Value {
         /// The key.
@@ -71,7 +71,7 @@ pub enum ConfError {
     },
 }
 
-/// Every key, those with a meaning first.
+/// All keys that PyTorch knows. Those that have an effect here come first.
 const KNOWN: [&str; 23] = [
     "backend",
     "expandable_segments",
@@ -99,10 +99,11 @@ const KNOWN: [&str; 23] = [
 ];
 
 impl TorchConf {
-    /// Reads `key:value,key:[…]`, from [`Settings::default`] on.
+    /// Parses a text of the form `key:value,key:[…]`. Settings that it does not mention are those of
+    /// [`Settings::default`].
     ///
     /// # Errors
-    /// [`ConfError`], by the first part that is wrong.
+    /// [`ConfError`] if any part of the text is invalid.
     pub fn parse(text: &str) -> Result<Self, ConfError> {
         let mut conf = Self::default();
         for part in parts(text)? {
@@ -157,14 +158,15 @@ impl TorchConf {
 const SIZE: &str = "a whole number of MiB, from 1 to 1048576";
 const DIVISIONS: &str = "a power of two (or 0), or a list such as [256:1,512:2,>:4] of MiB and such numbers; MiB are powers of two";
 
-/// A size in MiB as bytes.
+/// Parses a size in MiB, and returns it in bytes. Returns `None` if it is invalid.
 fn mib(value: &str) -> Option<u64> {
     let mib: u64 = value.parse().ok()?;
     mib.checked_mul(MIB).filter(|bytes| (MIB..=MAX_BLOCK).contains(bytes))
 }
 
-/// The number of steps for all sizes, or a list by size: an entry is for sizes from its MiB up to twice that, the first
-/// one also for all that are less, `>` for all beyond the one before.
+/// Parses the value of `roundup_power2_divisions`: one number of steps for all sizes, or a list of `MiB:steps`. An
+/// entry of a list is for sizes from its MiB up to twice that. The first entry is also for all smaller sizes. An entry
+/// `>:steps` is for all sizes beyond those of the entry before it. Returns `None` if the value is invalid.
 fn divisions(value: &str) -> Option<Rounding> {
     let Some(list) = value.strip_prefix('[') else {
         return Rounding::divisions(value.parse().ok()?);
@@ -189,7 +191,7 @@ fn divisions(value: &str) -> Option<Rounding> {
     Some(rounding)
 }
 
-/// The parts between commas that are in no brackets.
+/// Splits the text at the commas that are not in brackets.
 fn parts(text: &str) -> Result<Vec<&str>, ConfError> {
     let mut parts = Vec::new();
     let (mut begin, mut inside) = (0, false);

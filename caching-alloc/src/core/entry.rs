@@ -1,4 +1,4 @@
-//! Trace entries: the events of memory, in order.
+//! Trace entries: records of the events of blocks and segments.
 
 use std::sync::Arc;
 
@@ -6,16 +6,18 @@ use super::request::RequestInfo;
 use super::segment::{PoolId, Segment};
 use super::stream::StreamId;
 
-/// One event.
+/// One trace entry.
 ///
-/// *Structural* entries (segments, mappings, out of memory, snapshots, annotations) carry numbers 1, 2, 3… of
-/// their device and reach every tracker in that order. *Block* entries are numbered per (pool, stream).
+/// *Structural* entries record changes of segments and pages, requests that failed for lack of memory, snapshots and
+/// annotations. Each allocator numbers them 1, 2, 3…, and delivers them to every tracker in this order. *Block* entries
+/// record that blocks are handed out and freed. They are numbered separately for each stream of each pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Entry {
-    /// Structural: the device's generation after it. Block: its place among those of its pool and stream.
+    /// The number of the entry. For a structural entry it is the generation of the allocator after this entry.
     pub number: u64,
-    /// Nanoseconds since the allocator was made. Block entries share the stamp of their batch.
+    /// Nanoseconds since the allocator was made. Successive block entries may have the same time, because the clock is
+    /// not read for each of them.
     pub time_ns: u64,
     /// Ordinal of the device.
     pub device: u32,
@@ -27,28 +29,29 @@ pub struct Entry {
     pub action: Action,
 }
 
-/// An event with its data. Sizes in bytes, addresses on the device.
+/// The event of an entry. Sizes are in bytes, and addresses are device addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Action {
     /// A block was handed out.
     Alloc(BlockSpan),
-    /// The owner freed it; another stream may still use it.
+    /// The owner freed a block. Other streams may still use it.
     FreeRequested(BlockSpan),
-    /// It is available for reuse.
+    /// A freed block is available for reuse.
     FreeCompleted(BlockSpan),
     /// A segment was allocated from its source. Delivered before any block of it is handed out.
     SegmentAlloc(Segment),
-    /// A segment is about to return to its source. Delivered before that, when no block of it is handed out
-    /// and no work on it is left. Release everything that refers to it, then the hold.
+    /// A segment is about to be released to its source. None of its blocks is handed out, and all work that used it has
+    /// ended. A tracker that has registered the segment elsewhere removes the registration now, and then drops its
+    /// hold.
     SegmentFree(Segment),
-    /// A page was mapped, a new one or one that moved. Delivered before any block there is handed out. It
-    /// moves or is released only while nobody holds it.
+    /// A page was mapped: a new page, or one that moved to this address. Delivered before any block there is handed
+    /// out. The page neither moves nor is released while it is held.
     SegmentMap(Segment),
-    /// A page was unmapped from its address. Nobody holds it, and it can no longer be held. Work enqueued
-    /// before may still use the address.
+    /// A page leaves its address, because it moves or is about to be released. It is not held, and can no longer be
+    /// held. Work that was enqueued before may still use the address.
     SegmentUnmap(Segment),
-    /// A segment without blocks was taken over by another stream, that of the entry.
+    /// A segment without blocks was moved to another stream, which is the stream of the entry.
     SegmentMoved {
         /// The segment.
         segment: Segment,
@@ -68,14 +71,14 @@ pub enum Action {
     Annotation(Arc<str>),
 }
 
-/// A block of an entry.
+/// The block that a block entry is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSpan {
-    /// First byte.
+    /// Address of the first byte.
     pub address: u64,
-    /// Length of the block.
+    /// Length in bytes.
     pub bytes: u64,
-    /// The size that its owner requested.
+    /// The size that the owner requested, in bytes.
     pub requested: u64,
     /// The source location and the name of the request.
     pub request: RequestInfo,
@@ -100,7 +103,7 @@ pub enum ActionKind {
 }
 
 impl ActionKind {
-    /// The name that PyTorch's tools use for it.
+    /// Returns the name of the kind in traces. It is the name that PyTorch's tools use, if they have such a kind.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -122,7 +125,7 @@ impl ActionKind {
         1 << (self as u16)
     }
 
-    /// Returns true for events of one block, false for events of the device.
+    /// Returns true for the kinds of block entries, and false for those of structural entries.
     #[must_use]
     pub fn is_block(self) -> bool {
         matches!(self, Self::Alloc | Self::FreeRequested | Self::FreeCompleted)
@@ -130,7 +133,7 @@ impl ActionKind {
 }
 
 impl Action {
-    /// Its kind.
+    /// Returns the kind of the action.
     #[must_use]
     pub fn kind(&self) -> ActionKind {
         match self {

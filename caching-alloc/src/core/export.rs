@@ -1,14 +1,15 @@
-//! Sharing memory with other processes.
+//! Export of blocks to other processes.
 
 use super::block::Block;
 use super::segment::{Hold, SegmentReleased};
 use super::source::{ShareHandle, ShareKind, SourceError};
 
-/// A part of a block that lies in one segment. To use it in another process, import the handle and map it
-/// whole ([`Segment::bytes`](super::Segment::bytes)); the part is `bytes` from `offset` on.
+/// The part of an exported block that lies in one segment. To use it, another process imports the handle and maps the
+/// whole segment, which has [`Segment::bytes`](super::Segment::bytes) bytes. The part begins `offset` bytes after the
+/// start of that mapping, and has `bytes` bytes.
 ///
-/// It holds the segment: the memory stays until this is dropped. It does not keep the block allocated, so the
-/// block's owner must keep it while others use it.
+/// The hold keeps the segment's memory, but it does not keep the block allocated. So the owner must not drop the block
+/// while other processes use it.
 #[derive(Debug)]
 pub struct ExportedPart {
     /// The handle to import.
@@ -17,11 +18,11 @@ pub struct ExportedPart {
     pub offset: u64,
     /// Length in bytes.
     pub bytes: u64,
-    /// Keeps the segment.
+    /// The hold on the segment.
     pub hold: Hold,
 }
 
-/// Why a block could not be exported.
+/// The error of [`Block::export`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
@@ -40,12 +41,12 @@ pub enum ExportError {
 }
 
 impl Block {
-    /// Exports the block for another process: one part, except in a re-mappable pool. There a block may span
-    /// several pages, and these stay in place while they are held. `holder` names the hold in reports.
+    /// Exports the block to another process. Returns one part, except in a re-mappable pool, where a block may span
+    /// several pages. These pages do not move while the parts exist. `holder` is the name of the holds in reports.
     ///
     /// # Errors
-    /// [`ExportError`]; nothing is held then. [`SourceError::NotExportable`] if the pool's source has no handles of that
-    /// kind.
+    /// [`ExportError`]; no hold is left then. [`SourceError::NotExportable`] if the pool's source has no handles of
+    /// that kind.
     pub fn export(&self, kind: ShareKind, holder: &str) -> Result<Vec<ExportedPart>, ExportError> {
         let (begin, end) = (self.address(), self.address() + self.bytes());
         let part = |segment: super::Segment| {

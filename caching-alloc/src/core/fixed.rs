@@ -1,4 +1,4 @@
-//! Memory of one stream: segments at fixed addresses, and their blocks.
+//! The memory of one stream cache with segments at fixed addresses: the segments and their blocks.
 
 use std::collections::BTreeMap;
 
@@ -6,39 +6,41 @@ use super::heap::{BlockId, Heap, State};
 use super::segment::Segment;
 use super::size::{SizeClass, UNIT, Units, bytes_of};
 
-/// Selects segments by their properties and their age.
+/// Selects segments. Called with a segment and its age, as in [`Fixed::idle_ages`].
 pub(super) type Fits<'a> = &'a dyn Fn(&Segment, u64) -> bool;
 
 #[derive(Debug)]
 pub(super) struct Fixed {
     pub(super) heap: Heap,
-    /// Indexed by the heap's ordinals.
+    /// The segments, indexed by the heap's ordinals.
     pub(super) segments: Vec<Option<Segment>>,
     bases: Vec<u64>,
     /// The ordinals of the segments, by address.
     by_address: BTreeMap<u64, usize>,
     splitting: Splitting,
-    /// Per segment the growth count at which a block of it was last handed out, and the current count.
+    /// For each segment, the value of `now` when a block of it was last in use.
     used: Vec<u64>,
     now: u64,
 }
 
-/// Limits on splitting free blocks, and on the excess of a block over its request.
+/// Limits on splitting free blocks, and on how much longer than its request a block may be.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Splitting {
-    /// Longer blocks are not split, and do not serve requests up to this length.
+    /// The longest block that is split. A longer block is handed out whole, and only for a request that is also longer
+    /// than this.
     pub(super) longest: Units,
-    /// Requests longer than `longest` accept at most this much excess.
+    /// For requests longer than `longest`: how many units longer than the request a block may be.
     pub(super) waste: Units,
 }
 
 impl Splitting {
-    /// Any block may.
+    /// All blocks may be split.
     pub(super) const ALL: Self = Self { longest: Units::MAX, waste: Units::MAX };
-    /// None may.
+    /// No block may be split.
     pub(super) const NONE: Self = Self { longest: 0, waste: Units::MAX };
 
-    /// The longest block that may serve a request of `units`, and whether that block is split.
+    /// Returns the length of the longest block that may serve a request of `units`, and whether a block is split for
+    /// it.
     fn most(&self, units: Units) -> (Units, bool) {
         if units <= self.longest { (self.longest, true) } else { (units.saturating_add(self.waste), false) }
     }
@@ -47,13 +49,13 @@ impl Splitting {
 /// The state of a range of addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// It is a part of one free block, or all of it.
+    /// The range lies in one free block.
     Free,
-    /// It is this block, which is used.
+    /// The range is that of this used block.
     Used(BlockId),
-    /// A block that is used lies in a part of it, or beyond its ends.
+    /// None of the others: for example, a used block lies in a part of the range.
     Overlapped,
-    /// No segment has it.
+    /// No segment contains the first address.
     Gone,
 }
 
@@ -76,7 +78,7 @@ impl Fixed {
         self.heap.free(id);
     }
 
-    /// Adds a segment, as one free block.
+    /// Adds a segment. It becomes one free block.
     pub(super) fn publish(&mut self, segment: Segment, units: Units) {
         let ordinal = self.heap.add_segment(units, segment.class() as u16) as usize;
         if ordinal == self.segments.len() {
@@ -90,12 +92,12 @@ impl Fixed {
         self.segments[ordinal] = Some(segment);
     }
 
-    /// The segment that a used block lies in.
+    /// Returns the segment that contains a used block.
     pub(super) fn segment_of(&self, id: BlockId) -> Option<&Segment> {
         self.segments[self.heap.block(id).segment as usize].as_ref()
     }
 
-    /// Removes a segment that is one free block.
+    /// Removes a segment, if it is one free block. Returns `None` otherwise.
     pub(super) fn withdraw(&mut self, ordinal: usize) -> Option<Segment> {
         let removed = self.heap.remove_segment(u32::try_from(ordinal).ok()?);
         let segment = self.segments[ordinal].take_if(|_| removed)?;
@@ -103,7 +105,7 @@ impl Fixed {
         Some(segment)
     }
 
-    /// Removes the shortest segment of the class that is one free block of at least `units`.
+    /// Removes the shortest segment of the class that is one free block and may serve a request of `units`.
     pub(super) fn withdraw_idle(&mut self, class: SizeClass, units: Units) -> Option<Segment> {
         let fits = bytes_of(units)..=bytes_of(self.splitting.most(units).0);
         let idle = self.segments.iter().enumerate().filter(|(ordinal, segment)| {
@@ -121,7 +123,7 @@ impl Fixed {
         u32::try_from(ordinal).is_ok_and(|ordinal| self.heap.is_free(ordinal))
     }
 
-    /// Counts one growth of the allocator.
+    /// Counts one growth of the allocator. Segments without used blocks become older.
     pub(super) fn grow_older(&mut self) {
         self.now += 1;
         for ordinal in 0..self.segments.len() {
@@ -131,14 +133,15 @@ impl Fixed {
         }
     }
 
-    /// The ages of all free segments: the number of growths since each last had a block.
+    /// Returns the ages of the segments without used blocks: the number of growths since a block of the segment was
+    /// last in use.
     pub(super) fn idle_ages(&self) -> Vec<u64> {
         let idle = (0..self.segments.len()).filter(|ordinal| self.is_idle(*ordinal));
         idle.map(|ordinal| self.now - self.used[ordinal]).collect()
     }
 
-    /// Removes free segments selected by `fits` (which gets their age), newest first, until they have
-    /// `wanted` bytes together.
+    /// Removes segments that are one free block and that `fits` selects, newest first, until they have `wanted` bytes
+    /// together.
     pub(super) fn withdraw_all(&mut self, fits: Fits<'_>, wanted: u64) -> Vec<Segment> {
         let mut bytes = 0;
         let mut segments = Vec::new();
@@ -164,17 +167,17 @@ impl Fixed {
         segments
     }
 
-    /// The longest free block of the class.
+    /// Returns the length of the longest free block of the class.
     pub(super) fn longest(&self, class: SizeClass) -> Units {
         self.heap.longest_free(class as u16)
     }
 
-    /// Bytes of all segments of the class.
+    /// Returns the bytes in all segments of the class.
     pub(super) fn reserved(&self, class: SizeClass) -> u64 {
         self.segments.iter().flatten().filter(|segment| segment.class() == class).map(Segment::bytes).sum()
     }
 
-    /// The segment that contains an address, and the block there.
+    /// Returns the segment that contains an address, and the block there.
     pub(super) fn find(&self, address: u64) -> Option<(&Segment, BlockView)> {
         let (_, ordinal) = self.by_address.range(..=address).next_back()?;
         let ordinal = *ordinal;
@@ -184,7 +187,7 @@ impl Fixed {
         Some((segment, self.view(segment, id)))
     }
 
-    /// The state of the memory of `units` from `address` on.
+    /// Returns the state of the range of `units` that begins at `address`.
     pub(super) fn place(&self, address: u64, units: Units) -> Place {
         let Some((_, view)) = self.find(address) else { return Place::Gone };
         let end = address + bytes_of(units);
@@ -203,7 +206,8 @@ impl Fixed {
         }
     }
 
-    /// Takes `units` from `address` on out of a free block. `None` if not all of them are free.
+    /// Takes the range of `units` that begins at `address` out of a free block, as a used block. Returns `None` if the
+    /// range does not lie in one free block.
     pub(super) fn allocate_at(&mut self, address: u64, units: Units) -> Option<BlockId> {
         let (_, view) = self.find(address).filter(|_| self.place(address, units) == Place::Free)?;
         let block = self.heap.block(view.id);
@@ -224,7 +228,7 @@ impl Fixed {
     }
 }
 
-/// A block of the heap, for snapshots.
+/// A block of a heap with its address.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BlockView {
     pub(super) id: BlockId,

@@ -1,10 +1,11 @@
-//! The key by which threads recognise the cache of a stream in a pool.
+//! The keys of stream caches. A thread remembers the slot of a cache with its key, and so detects that the slot serves
+//! another cache now.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::stream::StreamId;
 
-/// A stream of a pool, of all pools of the process.
+/// Identifies the cache of one stream in one pool, among all pools of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     pub(super) pool: u64,
@@ -15,7 +16,7 @@ impl Key {
     /// The key of a retired cache. No pool has this number.
     pub(super) const RETIRED: Self = Self { pool: 0, stream: StreamId(0) };
 
-    /// A number that no other pool has or had.
+    /// Returns a number that no other pool of the process has or had.
     pub(super) fn new_pool() -> u64 {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         NEXT.fetch_add(1, Ordering::Relaxed)

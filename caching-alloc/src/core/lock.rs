@@ -1,10 +1,10 @@
-//! Locks with a rank. A thread takes them in ascending order of rank, which debug builds check.
+//! Locks with a rank. A thread takes them in ascending order of rank. Debug builds check that.
 
 use std::sync::{PoisonError, TryLockError};
 
 use super::sync::{Mutex, MutexGuard};
 
-/// The rank of a lock: locks are taken in this order.
+/// The rank of a lock. Locks are taken in the order of the variants.
 ///
 /// A *hit* is a request that is served from free memory of its stream's cache. Trackers run while `Structure`,
 /// `Delivery` or both are held.
@@ -17,7 +17,7 @@ pub(super) enum Rank {
     Pending,
     /// Held while a cache's block entries are delivered to trackers.
     Delivery,
-    /// Guards a cache's state. Every hit takes it. Its holder makes no call outside the crate.
+    /// Guards a cache's state. Every hit takes it. A thread that holds it calls no code outside the crate.
     StreamCache,
     /// Guards the blocks and pages that the streams of a re-mappable pool share.
     Arena,

@@ -1,4 +1,5 @@
-//! The allocator: pure safe code over [`SegmentSource`] and [`StreamEvents`].
+//! The allocator. It is safe code that calls no driver: memory comes from a [`SegmentSource`], and streams are ordered
+//! by [`StreamEvents`].
 
 #![forbid(unsafe_code)]
 

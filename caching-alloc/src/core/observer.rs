@@ -1,4 +1,4 @@
-//! Out-of-memory observers: called when no memory is left, before the request fails.
+//! Out-of-memory observers: callbacks that are called when a request finds no memory, before it fails.
 
 use std::cell::Cell;
 use std::fmt;
@@ -13,9 +13,9 @@ use super::tracker;
 /// An observer's answer to a request that found no memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OomAction {
-    /// The observer has nothing more to free.
+    /// The observer has freed nothing. The request fails, unless another observer has freed memory.
     GiveUp,
-    /// The observer has freed memory: try again, once.
+    /// The observer has freed memory. The request is tried once more.
     Retry,
 }
 
@@ -37,7 +37,8 @@ impl fmt::Debug for Observers {
     }
 }
 
-/// An observer's attachment. Dropping it detaches the observer; a running call completes.
+/// Keeps an observer attached. Dropping it detaches the observer, without waiting for calls of the observer that other
+/// threads have begun.
 #[derive(Debug)]
 #[must_use = "dropping an observation detaches its observer"]
 pub struct Observation {
@@ -75,7 +76,8 @@ impl Observers {
         Observation { observers: self.clone(), key }
     }
 
-    /// Calls every observer, without a lock. Returns whether one of them has freed memory.
+    /// Calls every observer, with no lock held. Returns true if one of them has freed memory. Does nothing and returns
+    /// false if this thread is already inside an observer.
     pub(super) fn ask(&self, figures: &OutOfMemory, registry: &Registry) -> bool {
         let list: Vec<_> = locked(&self.0).list.iter().map(|(_, observe)| observe.clone()).collect();
         if list.is_empty() || ASKING.with(|asking| asking.replace(true)) {

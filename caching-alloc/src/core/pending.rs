@@ -1,28 +1,28 @@
-//! Blocks that their owners freed while other streams still use them.
+//! Pending blocks: their owners have freed them, but other streams may still use them.
 //!
-//! Freeing such a block records an event on each of those streams. The events are queried only when a request
-//! would otherwise miss.
+//! The free records an event on each of those streams. A request queries the events only if it finds no free block.
 
 use super::block_meta::NO_USES;
 use super::heap::BlockId;
 use super::stream::{EventId, StreamId};
 
-/// A block in use by other streams.
+/// A freed block that other streams may still use.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) id: BlockId,
     pub(super) waits: Vec<Wait>,
 }
 
-/// A stream's last use of a block. It has no event while none can be recorded, because the stream is being
-/// captured.
+/// A stream's last use of a block, or of the old addresses of a page. The event marks the end of the use. It is `None`
+/// while no event can be recorded, for example because the stream is being captured.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wait {
     pub(super) stream: StreamId,
     pub(super) event: Option<EventId>,
 }
 
-/// The streams that use blocks besides the blocks' own streams: short lists in one table.
+/// For each block, the list of the other streams that use it. The lists are linked lists in one table, because most are
+/// empty or short.
 #[derive(Debug, Default)]
 pub(super) struct Uses {
     nodes: Vec<(StreamId, u32)>,
@@ -30,7 +30,7 @@ pub(super) struct Uses {
 }
 
 impl Uses {
-    /// Adds `stream` to the list that begins at `head`, once; returns the new head.
+    /// Adds `stream` to the list that begins at `head`, if it is not there yet. Returns the new head.
     pub(super) fn add(&mut self, head: u32, stream: StreamId) -> u32 {
         let mut at = head;
         while at != NO_USES {
@@ -48,7 +48,7 @@ impl Uses {
         u32::try_from(self.nodes.len() - 1).unwrap_or(NO_USES)
     }
 
-    /// Empties the list that begins at `head`.
+    /// Removes the list that begins at `head`, and returns its streams.
     pub(super) fn take(&mut self, mut head: u32) -> Vec<StreamId> {
         let mut streams = Vec::new();
         while head != NO_USES {
@@ -77,7 +77,7 @@ mod tests {
             let mut uses = Uses::default();
             let mut heads = [NO_USES; 4];
             let mut model: [HashSet<StreamId>; 4] = Default::default();
-            // A stream is added to a list, or a list is emptied.
+            // Each step adds a stream to a list, or empties a list.
             for (list, stream) in steps {
                 match stream.map(StreamId) {
                     Some(stream) => {

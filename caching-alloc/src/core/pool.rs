@@ -22,9 +22,9 @@ use super::stats::{Counters, Gauge, Stats};
 use super::stream::StreamId;
 use super::sync::atomic::Ordering;
 
-/// Memory that is kept apart from all other pools. A cheap handle.
+/// A pool of memory with its own segments. A `Pool` is a cheap handle.
 ///
-/// When the last handle and the last block are gone, its segments go back to their source.
+/// After the last handle and the last block of the pool are dropped, its segments are released to their source.
 #[derive(Clone)]
 pub struct Pool {
     handle: Arc<PoolHandle>,
@@ -40,31 +40,32 @@ impl Pool {
         &self.handle.core.info
     }
 
-    /// Its number.
+    /// Returns the pool's number in its allocator.
     #[must_use]
     pub fn id(&self) -> PoolId {
         self.info().id
     }
 
-    /// Its name.
+    /// Returns the pool's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.info().name
     }
 
-    /// The kind of the pool.
+    /// Returns the kind of the pool.
     #[must_use]
     pub fn kind(&self) -> PoolKind {
         self.info().kind
     }
 
-    /// The source of its segments.
+    /// Returns the source of the pool's segments.
     #[must_use]
     pub fn source(&self) -> &Arc<dyn SegmentSource> {
         &self.info().source
     }
 
-    /// The number of handles, guards and routes that use the pool now. Blocks do not count.
+    /// Returns the number of handles of this pool, including those in thread routes, captures and
+    /// [`GraphMemory`](super::GraphMemory). Blocks and [`Freeze`] guards do not count.
     #[must_use]
     pub fn use_count(&self) -> usize {
         Arc::strong_count(&self.handle)
@@ -72,14 +73,14 @@ impl Pool {
 
     /// Allocates a block of at least `bytes`, for use on `stream` from now on.
     ///
-    /// A stream that captures is served only by a pool whose memory stays in place for the graph. These are
-    /// [frozen](Self::freeze) pools, and a graph pool during
-    /// [`GraphPool::capture`](super::GraphPool::capture). Otherwise the request fails with
-    /// [`CaptureOutsideGraphPool`](AllocError::CaptureOutsideGraphPool). A hit is not checked during a
-    /// capture that [`StreamEvents::captures`](super::StreamEvents::captures) does not count.
+    /// A stream that is being captured is served only by a pool that keeps its memory for the graph: a
+    /// [frozen](Self::freeze) pool, or a graph pool during [`GraphPool::capture`](super::GraphPool::capture). Other
+    /// pools return [`CaptureOutsideGraphPool`](AllocError::CaptureOutsideGraphPool). If
+    /// [`StreamEvents::captures`](super::StreamEvents::captures) does not count a capture, only requests that find no
+    /// free block in the stream's cache are checked.
     ///
     /// # Errors
-    /// See [`AllocError`]. Nothing is changed then.
+    /// [`AllocError`]. Nothing is changed then.
     #[inline]
     #[track_caller]
     pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<Block, AllocError> {
@@ -116,45 +117,45 @@ impl Pool {
         }
     }
 
-    /// Until the guard is dropped, a request that needs a new segment fails with
-    /// [`PoolWouldGrowDuringCapture`](AllocError::PoolWouldGrowDuringCapture), and nothing of the pool is trimmed
-    /// or lent.
+    /// Returns a guard. Until it is dropped, the pool neither releases nor lends memory, and a request that needs a new
+    /// segment fails with [`PoolWouldGrowDuringCapture`](AllocError::PoolWouldGrowDuringCapture).
     ///
-    /// Blocks until a running growth or trim has ended, so that none overlaps the guard. Inside a tracker it
-    /// does not block: the entry that is being delivered belongs to a change that still completes.
+    /// Blocks while the pool grows or is trimmed, so that neither continues under the guard. Inside a tracker it does
+    /// not block: the growth or trim that called the tracker may still complete.
     pub fn freeze(&self) -> Freeze {
         self.handle.core.freeze()
     }
 
-    /// Prevents the pool from releasing and lending memory until the guard is dropped. Blocks like
+    /// Returns a guard. Until it is dropped, the pool neither releases nor lends memory. Blocks like
     /// [`freeze`](Self::freeze).
     pub(super) fn keep(&self) -> Keep {
         self.handle.core.keep()
     }
 
-    /// Its current segments, except those of a re-mappable pool.
+    /// Returns the pool's current segments, or none for a re-mappable pool. The caller has a guard of
+    /// [`keep`](Self::keep).
     pub(super) fn segments(&self) -> Vec<Segment> {
         self.handle.core.segments()
     }
 
-    /// Resets every peak of its statistics to the current value.
+    /// Sets every peak of the pool's statistics to the current value.
     pub fn reset_peaks(&self) {
         self.handle.core.reset(Gauge::reset_peak, Counters::reset_peaks);
     }
 
-    /// Resets every total of its statistics to the current value.
+    /// Sets every total of the pool's statistics to the current value.
     pub fn reset_totals(&self) {
         self.handle.core.reset(Gauge::reset_total, Counters::reset_totals);
     }
 
-    /// The pool's statistics.
+    /// Returns the pool's statistics.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.handle.core.stats()
     }
 
-    /// Makes [`Allocator::allocate`](super::Allocator::allocate) on this thread use this pool, until the
-    /// guard is dropped. Guards nest: the newest one applies. Other threads and other allocators are not
+    /// Makes [`Allocator::allocate`](super::Allocator::allocate) on this thread use this pool until the guard is
+    /// dropped. If there are several guards, the newest one applies. Other threads and other allocators are not
     /// affected.
     ///
     /// ```
@@ -180,9 +181,9 @@ impl Pool {
         ThreadRoute { made, engine: self.engine.clone(), _thread: PhantomData }
     }
 
-    /// Like [`use_on_this_thread`](Self::use_on_this_thread), for the requests that `selects` returns true for. For
-    /// others the next older guard applies. `selects` is called on this thread, for each of its requests, and must not
-    /// make or end routes.
+    /// Like [`use_on_this_thread`](Self::use_on_this_thread), but only for requests for which `selects` returns true.
+    /// For other requests, the next older guard applies. `selects` is called on this thread, at each of its requests to
+    /// the allocator. It must not create or drop such guards.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -203,33 +204,34 @@ impl Pool {
         ThreadRoute { made, engine: self.engine.clone(), _thread: PhantomData }
     }
 
-    /// Its number among all pools of the process.
+    /// Returns the pool's number among all pools of the process.
     pub(super) fn key(&self) -> u64 {
         self.info().key
     }
 
-    /// The blocks that are handed out.
+    /// Returns the blocks that are handed out.
     pub(super) fn owned_blocks(&self) -> Vec<SavedBlock> {
         self.handle.core.owned_blocks()
     }
 
-    /// Hands out those of the blocks that are not handed out, all or none.
+    /// Hands out those saved blocks that are not handed out now, or none if that fails for any of them. Returns the
+    /// blocks that it handed out.
     pub(super) fn restore(&self, blocks: &[SavedBlock]) -> Result<Vec<Block>, Conflict> {
         self.handle.core.restore(blocks)
     }
 
-    /// Routes the requests of streams, on every thread, to this pool; returns the route's number.
+    /// Routes the requests for these streams, on every thread, to this pool. Returns the number of the route.
     pub(super) fn begin_capture(&self, streams: &[StreamId]) -> u64 {
         self.engine.routes.begin_capture(self.handle.clone(), streams)
     }
 
-    /// Adds a stream to a capture's route. Blocks until a running growth or trim has ended.
+    /// Adds a stream to the route of a capture. Blocks while a pool grows or is trimmed.
     pub(super) fn add_to_capture(&self, route: u64, stream: StreamId) {
         self.engine.registry.announce_capture(route, &[stream]);
         drop(self.engine.registry.lock_structure());
     }
 
-    /// Ends a capture's route.
+    /// Ends the route of a capture.
     pub(super) fn end_capture(&self, route: u64) {
         self.engine.routes.end_capture(route);
     }
@@ -245,14 +247,15 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// While it lives, [`Allocator::allocate`](super::Allocator::allocate) on this thread uses its pool; see
+/// A guard that makes [`Allocator::allocate`](super::Allocator::allocate) on this thread use a pool; see
 /// [`Pool::use_on_this_thread`].
 #[derive(Debug)]
 #[must_use = "the thread uses the pool until this is dropped"]
 pub struct ThreadRoute {
+    /// The number of the route.
     made: u64,
     engine: Arc<Engine>,
-    /// It ends on the thread on which it began.
+    /// Makes the guard `!Send`: it must be dropped on the thread that created it.
     _thread: PhantomData<*const ()>,
 }
 

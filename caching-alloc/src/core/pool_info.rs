@@ -17,11 +17,11 @@ use super::stream::StreamId;
 use super::sync::Mutex;
 use super::sync::atomic::{AtomicUsize, Ordering};
 
-/// A pool's identity and settings, the guards that keep its memory, and the memory that its streams share.
+/// A pool's identity and settings, the counts of its guards, and the arena that its streams share.
 #[derive(Debug)]
 pub(super) struct PoolInfo {
     pub(super) id: PoolId,
-    /// Its number among all pools of the process.
+    /// The pool's number among all pools of the process.
     pub(super) key: u64,
     pub(super) name: Arc<str>,
     pub(super) kind: PoolKind,
@@ -31,36 +31,39 @@ pub(super) struct PoolInfo {
     borrows: bool,
     freezes: AtomicUsize,
     keeps: AtomicUsize,
-    /// The arena that the streams of a re-mappable pool share.
+    /// The arena that the streams of a re-mappable pool share. `None` in other pools.
     pub(super) arena: Option<Arc<Ranked<Arena>>>,
-    /// Uses that removed caches of a re-mappable pool left.
+    /// The uses of a re-mappable pool's memory in caches that were dropped.
     detached: Mutex<DetachedPending>,
-    /// The memory of the source's device, in bytes, once it has been queried.
+    /// The total memory of the source's device in bytes, after the first query.
     total: OnceLock<u64>,
 }
 
-/// Uses that must end before the memory of a dropped re-mappable pool is released.
+/// The uses that must end before a dropped re-mappable pool releases its memory.
 #[derive(Debug, Default)]
 struct DetachedPending {
+    /// Streams whose work may still use the memory.
     streams: Vec<StreamId>,
+    /// Blocks that other streams may still use.
     pending: Vec<Pending>,
 }
 
-/// Prevents a pool from releasing and lending memory while it is alive.
+/// A guard. While it lives, its pool neither releases nor lends memory.
 #[derive(Debug)]
 pub(super) struct Keep(Arc<PoolInfo>);
 
-/// Prevents a pool from growing, and from calling the driver, while it is alive: for capture.
+/// A guard for captures. While it lives, its pool neither grows, nor releases or lends memory; see
+/// [`Pool::freeze`](super::Pool::freeze).
 #[derive(Debug)]
 #[must_use = "the pool thaws when this is dropped"]
 pub struct Freeze(Arc<PoolInfo>);
 
-/// The guards of a pool: how many there are of each kind.
+/// The kinds of guards of a pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Guarded {
-    /// Against growth, release and lending.
+    /// [`Freeze`]: prevents growth, release and lending.
     Frozen,
-    /// Against release and lending.
+    /// [`Keep`]: prevents release and lending.
     Kept,
 }
 
@@ -91,7 +94,7 @@ impl PoolInfo {
         })
     }
 
-    /// Counts a guard.
+    /// Adds a guard of this kind to the pool's count. The caller makes the guard.
     pub(super) fn add_guard(&self, kind: Guarded) {
         self.guards(kind).fetch_add(1, Ordering::AcqRel);
     }
@@ -107,33 +110,31 @@ impl PoolInfo {
         self.freezes.load(Ordering::Acquire) > 0
     }
 
-    /// Returns true if no memory of the pool may be released or lent: it is frozen, or a graph uses its
-    /// memory.
+    /// Returns true if the pool must neither release nor lend memory, because it is frozen or a graph uses its memory.
     pub(super) fn is_kept(&self) -> bool {
         self.is_frozen() || self.keeps.load(Ordering::Acquire) > 0
     }
 
-    /// Returns an error if the stream captures and the pool would reuse its memory while the graph can be
-    /// launched.
+    /// Returns an error if the stream is being captured, and the pool does not keep its memory for the graph.
     #[cold]
     pub(super) fn refuse_capture(&self, stream: StreamId) -> Result<(), AllocError> {
-        // An error counts as no capture: the driver fails to answer only for streams that take part in none.
+        // If the query fails, the stream counts as not captured: the driver answers for every stream of a capture.
         if self.is_kept() || !self.registry.events.is_capturing(stream).unwrap_or(false) {
             return Ok(());
         }
         Err(AllocError::CaptureOutsideGraphPool { pool: self.id, stream })
     }
 
-    /// Returns true if this pool may use free blocks of the other before it is out of memory.
+    /// Returns true if this pool may use free blocks of the other pool before its requests fail for lack of memory.
     pub(super) fn may_borrow_from(&self, other: &Self) -> bool {
         let is_default = |pool: &Self| pool.id == PoolId::default();
         let agreed = is_default(self) && other.lends || self.borrows && is_default(other);
-        // Memory that moves is for its own device alone, so it cannot replace memory that stays in place.
+        // Re-mappable memory can only be used by its own device, so it cannot replace other memory.
         let stays = self.arena.is_some() || other.arena.is_none();
         agreed && stays && !other.is_kept()
     }
 
-    /// The rule for splitting its blocks.
+    /// Returns the pool's rule for splitting free blocks.
     pub(super) fn splitting(&self) -> Splitting {
         let settings = &self.registry.settings;
         match (self.kind, settings.max_split) {
@@ -148,25 +149,26 @@ impl PoolInfo {
         }
     }
 
-    /// The arena that the streams of a re-mappable pool share.
+    /// Locks the arena of a re-mappable pool. Panics for other pools.
     pub(super) fn arena_mut(&self) -> Guard<'_, Arena> {
         self.arena.as_ref().expect("asked of a re-mappable pool").lock()
     }
 
-    /// Takes over from a removed cache of a re-mappable pool, whose memory stays until the pool is dropped.
+    /// Takes over the uses of a dropped cache of a re-mappable pool: its stream and its pending blocks. The pool has
+    /// the cache's memory until it is dropped itself.
     pub(super) fn leave(&self, stream: StreamId, pending: impl IntoIterator<Item = Pending>) {
         let mut detached = locked(&self.detached);
         detached.streams.push(stream);
         detached.pending.extend(pending);
     }
 
-    /// The streams of removed caches that may use memory of a re-mappable pool.
+    /// Returns the streams of dropped caches, whose work may still use memory of a re-mappable pool.
     pub(super) fn left_streams(&self) -> Vec<StreamId> {
         locked(&self.detached).streams.clone()
     }
 
-    /// Bytes that the allocator may still request from the pool's source, as far as is known without another
-    /// query.
+    /// Returns how many bytes the allocator may still request: up to its limit, and up to the total memory of the
+    /// source's device. Only the first call queries the source.
     pub(super) fn available(&self) -> u64 {
         let total = *self.total.get_or_init(|| match self.source.memory_info() {
             Ok(info) => info.total,
@@ -179,14 +181,15 @@ impl PoolInfo {
         self.registry.room().min(total.saturating_sub(reserved))
     }
 
-    /// Bytes in its segments.
+    /// Returns the total length of the pool's segments in bytes.
     pub(super) fn reserved(&self) -> u64 {
         self.registry.pool_reserved(self.id).current
     }
 }
 
 impl Drop for PoolInfo {
-    /// No stream of the pool has a block any more.
+    /// Runs when the pool has no handle and no block any more. Leaves the pages and address ranges of a re-mappable
+    /// pool to the registry, which releases them after their last uses.
     fn drop(&mut self) {
         self.registry.forget_pool(self.id);
         let Some(arena) = self.arena.take().and_then(Arc::into_inner) else { return };
@@ -199,14 +202,14 @@ impl Drop for PoolInfo {
 }
 
 impl Keep {
-    /// The guard for a count that was added already.
+    /// Makes the guard for a count that was added already.
     pub(super) fn counted(pool: Arc<PoolInfo>) -> Self {
         Self(pool)
     }
 }
 
 impl Freeze {
-    /// The guard for a count that was added already.
+    /// Makes the guard for a count that was added already.
     pub(super) fn counted(pool: Arc<PoolInfo>) -> Self {
         Self(pool)
     }

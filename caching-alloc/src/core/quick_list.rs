@@ -211,7 +211,7 @@ impl QuickList {
     }
 }
 
-/// The two slots for blocks of a length.
+/// Returns the indices of the two slots that blocks of this length can have.
 #[inline]
 fn places(units: Units) -> [usize; 2] {
     let first = (units.wrapping_mul(0x9e37_79b1) >> 22) as usize;

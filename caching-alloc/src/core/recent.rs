@@ -1,4 +1,4 @@
-//! The caches that each thread used last, so that a hit finds its cache without a lock or a shared counter.
+//! The caches that each thread has used last. With them, a hit finds its cache without a lock or a shared counter.
 //!
 //! An entry is a hint. Its slot may serve another cache by now, which [`CacheSlot::lock_of`] detects.
 
@@ -8,7 +8,8 @@ use super::key::Key;
 use super::slot::CacheSlot;
 use super::sync::per_thread;
 
-/// A power of two. Streams of a thread that share an entry are looked up in their pool's table in turn.
+/// Number of entries per thread, a power of two. If a thread alternates between caches that share an entry, each
+/// request looks its cache up in the pool's table.
 const ENTRIES: usize = 64;
 
 type Entry = Cell<Option<(Key, &'static CacheSlot)>>;
@@ -17,7 +18,7 @@ per_thread! {
     static RECENT: [Entry; ENTRIES] = const { [const { Cell::new(None) }; ENTRIES] };
 }
 
-/// The slot that this thread last used for the key.
+/// Returns the slot that this thread last used for the key, if its entry was not overwritten.
 #[inline]
 pub(super) fn find(key: Key) -> Option<&'static CacheSlot> {
     let (of, slot) = RECENT.with(|recent| recent[place(key)].get())?;

@@ -70,7 +70,7 @@ pub struct RequestInfo {
 }
 
 impl RequestInfo {
-    /// The information for a request without a name, with the caller's location.
+    /// Returns the information for a request without a name that was made at the caller's location.
     #[track_caller]
     #[inline]
     pub(super) fn here() -> Self {

@@ -1,7 +1,7 @@
-//! The most recent block entries of a cache, and those not yet delivered to trackers.
+//! The ring of a cache's newest block entries, and the outbox of entries that are not delivered to trackers yet.
 //!
-//! An entry is 48 bytes and needs no clock query: it carries the cache's time stamp, renewed every [`STAMP`]
-//! entries and on every miss.
+//! An entry has 48 bytes, and adding one needs no clock query. It gets the cache's time stamp, which is renewed every
+//! [`STAMP`] entries, and when a miss adds memory to the cache.
 
 use std::time::Instant;
 
@@ -11,13 +11,13 @@ use super::segment::PoolId;
 use super::size::{Units, bytes_of};
 use super::stream::StreamId;
 
-/// Entries between two queries of the clock.
+/// The number of entries between two queries of the clock.
 pub(super) const STAMP: u64 = 64;
 
-/// The longest ring, in entries: 768 MiB.
+/// The capacity of the longest ring, in entries (768 MiB).
 const LONGEST: usize = 1 << 24;
 
-/// Entries of a page.
+/// The number of entries in a page of the ring.
 const PAGE: usize = 256;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,7 +27,7 @@ pub(super) struct RawEntry {
     pub(super) time_ns: u64,
     pub(super) units: Units,
     pub(super) event: BlockEvent,
-    /// `None` only in places that no entry has used yet.
+    /// `None` only in places of the ring that have no entry yet.
     pub(super) info: Option<RequestInfo>,
 }
 
@@ -37,7 +37,7 @@ pub(super) enum BlockEvent {
     Alloc,
     FreeRequested,
     FreeCompleted,
-    /// Requested and completed at once: counts as two entries.
+    /// A free that is requested and completed at once. It is stored as one raw entry, and delivered as two entries.
     Free,
 }
 
@@ -47,7 +47,7 @@ impl BlockEvent {
     }
 }
 
-/// The device, pool and stream of a cache's entries.
+/// The device, pool and stream of a cache, for its entries.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Origin {
     pub(super) device: u32,
@@ -57,53 +57,55 @@ pub(super) struct Origin {
 
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// Allocated as entries come, so that a rarely used stream needs little memory.
+    /// Pages are allocated as entries are added, so a rarely used stream needs little memory.
     pages: Vec<Box<[RawEntry]>>,
-    /// The number of entries that are kept, a power of two.
+    /// The maximum number of raw entries in the ring, a power of two.
     capacity: u64,
-    /// Raw entries so far.
+    /// The number of raw entries that were added so far.
     pushed: u64,
-    /// Raw entries so far that count as two.
+    /// The number of these that are delivered as two entries.
     doubled: u64,
-    /// Creation time of the allocator, and the current time stamp.
+    /// The creation time of the allocator.
     born: Instant,
+    /// The current time stamp, in nanoseconds since the creation.
     clock: u64,
-    /// Entries not yet delivered to block trackers, if there are any such trackers.
+    /// The outbox: entries that are not delivered yet. Always empty while there are no block trackers.
     outbox: Vec<RawEntry>,
+    /// True while there are block trackers.
     pub(super) subscribed: bool,
 }
 
-/// Entries taken out of a cache, to be expanded without a lock.
+/// Raw entries that were taken out of a cache, so that they can be expanded to entries without a lock.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     raw: Vec<RawEntry>,
-    /// Number of the last entry.
+    /// The number of the last entry.
     last: u64,
 }
 
 impl Batch {
-    /// Appends the entries, oldest first.
+    /// Appends the expanded entries to `entries`, oldest first.
     pub(super) fn expand(&self, origin: Origin, entries: &mut Vec<Entry>) {
         expand(&self.raw, self.last, origin, entries);
     }
 }
 
-/// A copy of a ring's entries up to the moment at which it began, made piece by piece.
+/// A copy of a ring's entries, made piece by piece. It has the entries up to the moment at which it began.
 #[derive(Debug)]
 pub(super) struct RingCopy {
     batch: Batch,
-    /// The next entry, and the end of the copy, counted in raw entries.
+    /// The numbers of the next raw entry to copy, and of the raw entry at which the copy ends.
     next: u64,
     end: u64,
 }
 
 impl RingCopy {
-    /// Makes room for the whole copy.
+    /// Allocates memory for the whole copy.
     pub(super) fn reserve(&mut self) {
         self.batch.raw.reserve((self.end - self.next) as usize);
     }
 
-    /// Appends the entries that could be copied, oldest first.
+    /// Appends the expanded entries of the copy to `entries`, oldest first.
     pub(super) fn expand(&self, origin: Origin, entries: &mut Vec<Entry>) {
         self.batch.expand(origin, entries);
     }
@@ -124,7 +126,7 @@ impl Ring {
         }
     }
 
-    /// Adds an entry.
+    /// Adds an entry. `requested` is in bytes.
     #[inline]
     pub(super) fn push(
         &mut self,
@@ -152,7 +154,7 @@ impl Ring {
         }
     }
 
-    /// The page and the place there of an entry.
+    /// Returns the index of the page of a raw entry, and the index in that page.
     #[inline]
     fn place(&self, number: u64) -> (usize, usize) {
         let at = (number & (self.capacity - 1)) as usize;
@@ -165,7 +167,7 @@ impl Ring {
         self.pages.push(vec![RawEntry::default(); length].into_boxed_slice());
     }
 
-    /// Ensures that later entries are not older than `now`.
+    /// Ensures that later entries are not older than `now`, in nanoseconds since the creation of the allocator.
     pub(super) fn renew(&mut self, now: u64) {
         self.clock = self.clock.max(now);
     }
@@ -175,35 +177,38 @@ impl Ring {
         self.clock = nanoseconds_since(self.born);
     }
 
-    /// Entries so far; a free at once counts twice.
+    /// Returns the number of entries so far. A free that is completed at once counts as two.
     pub(super) fn number(&self) -> u64 {
         self.pushed + self.doubled
     }
 
-    /// Operations so far: blocks handed out, freed, or completed later.
+    /// Returns the number of operations so far: blocks that were handed out, freed, or completed after their uses on
+    /// other streams.
     pub(super) fn operations(&self) -> u64 {
         self.pushed
     }
 
+    /// Returns the number of entries that are not delivered yet.
     pub(super) fn waiting(&self) -> usize {
         self.outbox.len()
     }
 
-    /// Exchanges the undelivered entries for an empty batch, whose memory is reused.
+    /// Moves the entries of the outbox to `batch`. Its previous entries are dropped, but their memory is used for later
+    /// ones.
     pub(super) fn take_outbox(&mut self, batch: &mut Batch) {
         batch.raw.clear();
         std::mem::swap(&mut batch.raw, &mut self.outbox);
         batch.last = self.number();
     }
 
-    /// Begins a copy of the ring's current entries.
+    /// Begins a copy of the entries that the ring has now. [`copy_next`](Self::copy_next) copies them.
     pub(super) fn begin_copy(&self) -> RingCopy {
         let next = self.pushed.saturating_sub(self.capacity);
         RingCopy { batch: Batch { raw: Vec::new(), last: self.number() }, next, end: self.pushed }
     }
 
-    /// Copies at most `most` more entries. Returns whether there are more. If entries were overwritten
-    /// meanwhile, these and all older ones are left out of the copy.
+    /// Copies at most `most` more raw entries. Returns true if more are left. If an entry was overwritten before it was
+    /// copied, it and all older entries are left out of the copy.
     pub(super) fn copy_next(&self, copy: &mut RingCopy, most: u64) -> bool {
         let oldest = self.pushed.saturating_sub(self.capacity).min(copy.end);
         if oldest > copy.next {
@@ -221,12 +226,12 @@ impl Ring {
     }
 }
 
-/// Nanoseconds since then.
+/// Returns the nanoseconds that have passed since `then`.
 pub(super) fn nanoseconds_since(then: Instant) -> u64 {
     u64::try_from(then.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Appends the entries for `raw`; the last one has the number `last`.
+/// Expands raw entries and appends the result to `entries`. The last entry has the number `last`.
 fn expand(raw: &[RawEntry], last: u64, origin: Origin, entries: &mut Vec<Entry>) {
     let mut number = last - raw.iter().map(|entry| entry.event.count()).sum::<u64>();
     for raw in raw {
@@ -255,7 +260,7 @@ mod tests {
 
     const ORIGIN: Origin = Origin { device: 0, pool: PoolId(0), stream: StreamId(1) };
 
-    /// Adds entries with their raw numbers as addresses.
+    /// Adds `count` entries. Divided by 512, the address of each is its raw number.
     fn push(ring: &mut Ring, count: u64) {
         for _ in 0..count {
             let event = if ring.pushed.is_multiple_of(3) { BlockEvent::Free } else { BlockEvent::Alloc };

@@ -1,14 +1,16 @@
-//! Rounding of requests, so that similar sizes share blocks; and fractions.
+//! Rounding of requested sizes, so that requests of similar sizes can reuse each other's blocks; and fractions of
+//! sizes.
 
 use super::size::{MAX_BLOCK, UNIT};
 
-/// Ranges with a number of divisions each: from 1 MiB (and less) up to 32 GiB (and more).
+/// Number of size ranges. Each range begins at a power of two, from 1 MiB to 32 GiB, and has its own number of steps.
+/// The first range also covers all smaller sizes, and the last one all larger sizes.
 const RANGES: usize = 16;
 const FIRST: u32 = 20;
 
-/// The rounding of requests: each power of two is divided into equal steps, and each power of two may have a
-/// different number of steps. Fewer steps waste more memory inside blocks, and give more requests the same
-/// size.
+/// A rule that rounds requested sizes up. The sizes between two powers of two are divided into equal steps, and a
+/// request is rounded up to the next step. The number of steps may differ between powers of two. Fewer steps waste more
+/// memory inside blocks, but give more requests the same size.
 ///
 /// ```
 /// use caching_alloc::core::Rounding;
@@ -19,7 +21,7 @@ const FIRST: u32 = 20;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rounding {
-    /// By range: the number of steps of a power of two, as an exponent of two.
+    /// The number of steps of each range, as an exponent of two; 0 for no steps.
     steps: [u8; RANGES],
 }
 
@@ -30,16 +32,16 @@ impl Rounding {
         Self { steps: [0; RANGES] }
     }
 
-    /// Uses `divisions` steps, a power of two, for all sizes. 0 and 1 mean [`none`](Self::none). Returns
-    /// `None` for another number.
+    /// Uses `divisions` steps, a power of two, for all sizes. 0 and 1 mean [`none`](Self::none). Returns `None` if
+    /// `divisions` is neither 0 nor a power of two.
     #[must_use]
     pub fn divisions(divisions: u64) -> Option<Self> {
         Self::none().with(0..RANGES, divisions)
     }
 
-    /// Uses `divisions` steps for sizes from 2^`power` bytes up to the next power of two. Sizes below 1 MiB
-    /// use the range of 1 MiB, and sizes above 32 GiB that of 32 GiB. Returns `None` if `divisions` is not a
-    /// power of two or 0.
+    /// Uses `divisions` steps for sizes from 2^`power` bytes up to the next power of two. Sizes below 1 MiB use the
+    /// steps of 1 MiB, and sizes above 32 GiB those of 32 GiB. Returns `None` if `divisions` is neither 0 nor a power
+    /// of two.
     #[must_use]
     pub fn for_power(self, power: u32, divisions: u64) -> Option<Self> {
         let range = Self::range(power);
@@ -58,8 +60,8 @@ impl Rounding {
         self.with(0..Self::range(power), divisions)
     }
 
-    /// For each range, from that of 1 MiB (and less) to that of 32 GiB (and more): its smallest size in MiB,
-    /// and its steps, 0 for none.
+    /// Returns the smallest size in MiB and the number of steps of each range, in ascending order. The number is 0 for
+    /// a range without steps.
     #[cfg(any(feature = "json", feature = "pickle"))]
     pub(super) fn by_mebibytes(&self) -> impl Iterator<Item = (u64, u64)> {
         let divisions = |steps| if steps == 0 { 0 } else { 1u64 << steps };
@@ -80,7 +82,8 @@ impl Rounding {
         (power.saturating_sub(FIRST) as usize).min(RANGES - 1)
     }
 
-    /// Rounds a request of `bytes`, before it is rounded up to a multiple of 512 bytes.
+    /// Returns the size in bytes to which this rule rounds up a request of `bytes`. Afterwards, the allocator rounds
+    /// that size up to a multiple of 512 bytes.
     #[must_use]
     pub fn round(&self, bytes: u64) -> u64 {
         if bytes == 0 || bytes >= MAX_BLOCK {
@@ -100,13 +103,13 @@ pub struct Fraction(u32);
 const WHOLE: u32 = 1_000_000;
 
 impl Fraction {
-    /// Makes a fraction; `None` if `part` is not from 0 to 1.
+    /// Returns the fraction with this value, or `None` if `part` is not from 0 to 1.
     #[must_use]
     pub fn new(part: f64) -> Option<Self> {
         (0.0..=1.0).contains(&part).then(|| Self((part * f64::from(WHOLE)).round() as u32))
     }
 
-    /// This fraction of `bytes`.
+    /// Returns this fraction of `bytes`, rounded down.
     #[must_use]
     pub fn of(self, bytes: u64) -> u64 {
         let part = u128::from(bytes) * u128::from(self.0) / u128::from(WHOLE);

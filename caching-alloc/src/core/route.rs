@@ -16,14 +16,14 @@ use super::stream::StreamId;
 use super::sync::atomic::{AtomicUsize, Ordering};
 use super::sync::{RwLock, per_thread};
 
-/// Creation numbers of guards, over all allocators. They also identify guards, and order nothing else.
+/// The creation number of the next guard, over all allocators. The numbers order guards by age, and identify them.
 static MADE: AtomicU64 = AtomicU64::new(0);
 
 per_thread! {
     static HERE: RefCell<Vec<ThreadPool>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A request as a route's predicate sees it.
+/// A request, as the predicate of [`Pool::use_on_this_thread_if`](super::Pool::use_on_this_thread_if) gets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RoutedRequest {
@@ -33,7 +33,7 @@ pub struct RoutedRequest {
     pub stream: StreamId,
 }
 
-/// Selects requests of a thread.
+/// Returns true for the requests that a guard routes.
 pub(super) type Selects = Rc<dyn Fn(RoutedRequest) -> bool>;
 
 /// The pool that a thread's guard selects.
@@ -73,7 +73,8 @@ impl Routes {
         self.count.load(Ordering::Relaxed) != 0
     }
 
-    /// The pool for a request of this thread, if it is not the default pool. `registry` is that of the allocator.
+    /// Returns the pool for a request of this thread, or `None` for the default pool. `registry` is that of the
+    /// allocator.
     pub(super) fn find(&self, registry: &Arc<Registry>, request: RoutedRequest) -> Option<Arc<PoolHandle>> {
         let of_thread = HERE.try_with(|routes| Self::of_thread(&routes.borrow(), registry, request));
         let announced = registry.announced(request.stream);
@@ -101,7 +102,7 @@ impl Routes {
     pub(super) fn begin_here(&self, pool: Arc<PoolHandle>, selects: Option<Selects>) -> u64 {
         let made = MADE.fetch_add(1, Ordering::Relaxed);
         let route = ThreadPool { made, pool, selects };
-        // Without thread-locals the thread is exiting, so there is nothing to route.
+        // This fails only while the thread exits. There is nothing to route then.
         let _ = HERE.try_with(|routes| routes.borrow_mut().push(route));
         self.count.fetch_add(1, Ordering::Relaxed);
         made
@@ -139,7 +140,7 @@ impl Routes {
         if let Some(route) = &gone {
             route.pool.core.registry().end_announcement(made);
         }
-        // Like in `end_here`.
+        // With no lock held, for the reason given in `end_here`.
         drop(gone);
     }
 }

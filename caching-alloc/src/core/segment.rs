@@ -1,4 +1,4 @@
-//! Segments, and the holds that keep them.
+//! Segments, and the holds that keep their memory.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError};
@@ -9,20 +9,20 @@ use super::stream::StreamId;
 use super::sync::atomic::{AtomicU64, Ordering};
 use super::sync::{Mutex, MutexGuard};
 
-/// A segment's number on its device, in order of creation; never reused.
+/// The number of a segment. An allocator numbers its segments in order of creation, and never reuses a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct SegmentId(pub u64);
 
-/// A pool's number in its allocator; 0 is the default pool.
+/// The number of a pool in its allocator. The default pool has the number 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct PoolId(pub u32);
 
-/// A segment: memory that came from its [`SegmentSource`] in one piece, at a fixed address. The segments of a
-/// re-mappable pool are its pages: one that moves is a new segment at its new address.
+/// Memory that a [`SegmentSource`] returned in one piece, at a fixed address. In a re-mappable pool, each page is a
+/// segment. A page that moves becomes a new segment at its new address.
 ///
-/// A cheap handle. It does not keep the memory alive; a [`Hold`] does.
+/// This is a cheap handle. It does not keep the memory alive; a [`Hold`] does.
 #[derive(Clone)]
 pub struct Segment(Arc<Inner>);
 
@@ -47,12 +47,12 @@ struct Holds {
 /// The state of a segment's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Fate {
-    /// The allocator owns it.
+    /// The allocator uses the memory.
     #[default]
     Live,
-    /// It should have been released, but is held. No work runs on it.
+    /// The memory should have been released, but the segment is held. No work uses the memory.
     Quarantined,
-    /// It has been released.
+    /// The memory was released, or this is a page that was [claimed](Segment::claim). It can no longer be held.
     Released,
 }
 
@@ -74,44 +74,45 @@ impl Segment {
         Self(Arc::new(Inner { id, device, pool, stream, class, memory, source, holds: Mutex::default() }))
     }
 
-    /// Its number on the device.
+    /// Returns the segment's number, which is unique in its allocator.
     #[must_use]
     pub fn id(&self) -> SegmentId {
         self.0.id
     }
 
-    /// First byte, a device address.
+    /// Returns the device address of the first byte.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.0.memory.address
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.0.memory.bytes
     }
 
-    /// The memory as its source returned it.
+    /// Returns the memory in the form in which it is passed to its source.
     #[must_use]
     pub fn memory(&self) -> SegmentMemory {
         self.0.memory
     }
 
-    /// Ordinal of the device.
+    /// Returns the ordinal of the device.
     #[must_use]
     pub fn device(&self) -> u32 {
         self.0.device
     }
 
-    /// The pool that it serves.
+    /// Returns the segment's pool.
     #[must_use]
     pub fn pool(&self) -> PoolId {
         self.0.pool
     }
 
-    /// The stream on which its blocks are freed and reused without further ordering. A segment without blocks
-    /// can be moved to another stream.
+    /// Returns the stream that owns the segment. A block that is freed on this stream can be reused there without
+    /// further ordering. The allocator may move a segment without blocks to another stream. The streams of a
+    /// re-mappable pool share its pages: for a page, this is the stream that mapped it.
     #[must_use]
     pub fn stream(&self) -> StreamId {
         StreamId(self.0.stream.load(Ordering::Relaxed))
@@ -121,26 +122,27 @@ impl Segment {
         self.0.stream.store(stream.0, Ordering::Relaxed);
     }
 
-    /// The class of requests that it serves.
+    /// Returns the class of requests that the segment serves.
     #[must_use]
     pub fn class(&self) -> SizeClass {
         self.0.class
     }
 
-    /// The source of the memory.
+    /// Returns the source of the memory.
     #[must_use]
     pub fn source(&self) -> &Arc<dyn SegmentSource> {
         &self.0.source
     }
 
-    /// Prevents the memory from being released to its source until the hold is dropped.
+    /// Keeps the memory until the returned hold is dropped: it is not released to its source, and a page does not move.
+    /// `holder` is the name of the hold in reports.
     ///
-    /// A registrar holds a segment as long as an outside user (a communicator, a peer, a graph) can access
-    /// it. Before a segment is released, trackers get `SegmentFree`. If it is still held after that, it is
-    /// quarantined, with `holder` as the name in reports.
+    /// Take a hold for as long as a user outside the allocator, such as a communicator, a peer or a graph, can access
+    /// the memory. Before a segment is released, trackers get `SegmentFree` and can drop their holds. A segment that is
+    /// still held after that is quarantined: it stays reserved until no hold is left.
     ///
     /// # Errors
-    /// [`SegmentReleased`] if the memory has been released already.
+    /// [`SegmentReleased`] if the memory was released already, or if this is a page that moved.
     pub fn hold(&self, holder: &str) -> Result<Hold, SegmentReleased> {
         let mut holds = self.holds();
         if holds.fate == Fate::Released {
@@ -153,26 +155,27 @@ impl Segment {
         Ok(Hold { segment: self.clone(), key })
     }
 
-    /// The names of its current holders.
+    /// Returns the names of the current holds.
     #[must_use]
     pub fn holders(&self) -> Vec<Arc<str>> {
         self.holds().holders.iter().map(|(_, name)| name.clone()).collect()
     }
 
-    /// Marks the memory as released, so it can no longer be held; or, if it is held, as quarantined. Returns
-    /// whether it is released.
+    /// If the segment is held, marks it as quarantined and returns false. Otherwise marks it as released, so that it
+    /// can no longer be held, and returns true. The caller then releases the memory.
     pub(super) fn try_release(&self) -> bool {
         let mut holds = self.holds();
         holds.fate = if holds.holders.is_empty() { Fate::Released } else { Fate::Quarantined };
         holds.fate == Fate::Released
     }
 
-    /// Returns true if it is held.
+    /// Returns true if the segment is held.
     pub(super) fn is_held(&self) -> bool {
         !self.holds().holders.is_empty()
     }
 
-    /// Claims the page at this address unless it is held: from then on it cannot be held.
+    /// Claims this page for a move or a release, unless it is held. A claimed page cannot be held. Returns true if the
+    /// page was claimed.
     pub(super) fn claim(&self) -> bool {
         let mut holds = self.holds();
         let free = holds.holders.is_empty();
@@ -182,7 +185,7 @@ impl Segment {
         free
     }
 
-    /// Undoes [`claim`](Self::claim).
+    /// Undoes [`claim`](Self::claim): the page can be held again.
     pub(super) fn revive(&self) {
         self.holds().fate = Fate::Live;
     }
@@ -193,7 +196,7 @@ impl Segment {
 }
 
 impl Drop for Inner {
-    /// A quarantined segment can outlive its allocator in its holds. The last one releases the memory.
+    /// Releases quarantined memory that has outlived its allocator, now that the last hold is dropped.
     fn drop(&mut self) {
         let holds = self.holds.get_mut().unwrap_or_else(PoisonError::into_inner);
         if holds.fate == Fate::Quarantined {
@@ -225,8 +228,9 @@ impl fmt::Debug for Segment {
     }
 }
 
-/// Keeps a segment's memory in place. Dropping it calls nobody: quarantined memory returns to its source when
-/// the allocator next grows, trims or [reaps](super::Allocator::reap).
+/// Keeps a segment's memory from being released or moved. Dropping a hold does not release the memory: a quarantined
+/// segment is released when the allocator next grows, trims or [reaps](super::Allocator::reap). Only if the allocator
+/// is gone, dropping the last hold releases it.
 #[derive(Debug)]
 pub struct Hold {
     segment: Segment,
@@ -234,7 +238,7 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// The segment that is held.
+    /// Returns the segment that is held.
     #[must_use]
     pub fn segment(&self) -> &Segment {
         &self.segment
@@ -247,7 +251,7 @@ impl Drop for Hold {
     }
 }
 
-/// The error of a hold that was requested too late.
+/// The error of [`Segment::hold`]: the memory was released already, or the page has moved.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error(
     "{holder} cannot hold segment {} at {address:#x}: its memory has gone back to its source; take the hold while \

@@ -5,49 +5,51 @@ use std::sync::Arc;
 use super::rounding::{Fraction, Rounding};
 use super::source::SegmentSource;
 
-/// An allocator's settings. Sizes in bytes.
+/// An allocator's settings. Sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// The limit on all segments together; `None`: the source's limit.
+    /// The limit on the bytes in all segments. With `None`, only the source limits them.
     pub memory_limit: Option<u64>,
-    /// Bytes of freed blocks that each pool and stream caches whole for the next request of the same size.
-    /// Blocks longer than a sixteenth of it are not cached. Re-mappable pools cache less, a 4096th of their
-    /// peak need, since cached blocks do not merge.
+    /// The limit on the bytes of freed blocks that each stream of a pool caches. A cached block is not merged with its
+    /// neighbours, so the next request of the same length can take it as it is. Of blocks longer than a sixteenth of
+    /// the limit, only the one freed last is cached. Re-mappable pools cache only up to 1/4096 of their peak need, and
+    /// none of the long blocks, because their free memory must be visible to all streams.
     pub quick_list_bytes: u64,
-    /// Smallest segment for requests of up to 1 MiB.
+    /// The smallest segment for requests of up to 1 MiB.
     pub small_segment: u64,
-    /// Smallest segment for larger requests.
+    /// The smallest segment for larger requests.
     pub large_segment: u64,
-    /// A new segment for larger requests is at least this fraction of the memory that its pool and stream
-    /// already have: 1/`growth_divisor`; a segment for requests of up to 1 MiB, four times that. A segment
-    /// holds whole blocks of the requested length. When memory is scarce it holds ever fewer, down to one,
-    /// and never more than a quarter of the remaining memory. Larger divisors waste less, smaller ones make
-    /// fewer segments.
+    /// A new segment for requests larger than 1 MiB has at least 1/`growth_divisor` of the memory that its pool and
+    /// stream already have for such requests. A segment for smaller requests has four times that fraction. A segment
+    /// consists of whole blocks of the requested length. It has at most a quarter of the remaining memory, unless one
+    /// block is larger. If the source fails to allocate it, segments of ever fewer blocks are tried, down to one. Large
+    /// divisors waste less memory, and small ones make fewer segments.
     pub growth_divisor: u64,
-    /// Before a segment for larger requests is made, idle segments of its pool and stream that are too short
-    /// are released, up to as many bytes, so little memory is reserved that large requests cannot use. The
-    /// host waits for the stream then, which becomes rare as the short segments are gone.
+    /// If true, idle segments that are too short for a request are replaced. Before a segment for a request larger than
+    /// 1 MiB is made, short idle segments of the same pool and stream are released, until they have about as many
+    /// bytes. So little memory stays reserved that large requests cannot use. The release blocks the host until the
+    /// stream's work has ended. It becomes rare once the short segments are gone.
     pub replace_idle: bool,
-    /// While more than this part of the memory limit is reserved, segments that have been idle longer than
-    /// average are released before more is reserved. `None`, or no limit: never. Re-mappable memory has no
-    /// age: above that part, idle pages are moved before new ones are made for their pool.
+    /// The part of the memory limit above which idle memory is collected. While more is reserved, segments whose idle
+    /// time is at least average are released before new memory is requested. In a re-mappable pool, idle pages are
+    /// moved before new ones are made. Nothing is collected with `None`, or without a memory limit.
     #[doc(alias = "garbage_collection_threshold")]
     pub collect_above: Option<Fraction>,
     /// The rounding of requests in pools that split blocks.
     #[doc(alias = "roundup_power2_divisions")]
     pub rounding: Rounding,
-    /// Blocks longer than this (rounded up to the segments' step) are not split. They serve only requests
-    /// that are also longer, and only whole, so that short requests do not use up long blocks. Applies to
-    /// [`PoolKind::Cached`] pools.
+    /// Blocks longer than this are not split. They serve only requests that are also longer than this, and are handed
+    /// out whole. So short requests do not use up long blocks. The value is rounded up to the granularity of segments.
+    /// It applies to [`PoolKind::Cached`] pools.
     #[doc(alias = "max_split_size_mb")]
     pub max_split: Option<u64>,
-    /// The most bytes that a request longer than [`max_split`](Self::max_split) may waste of a block; it does
-    /// not use a block that exceeds it by more.
+    /// The most bytes by which a block may be longer than its request, for requests longer than
+    /// [`max_split`](Self::max_split).
     #[doc(alias = "max_non_split_rounding_mb")]
     pub max_unsplit_waste: u64,
-    /// Use of other streams' memory before a new segment is made.
+    /// The memory of other streams that a request may use before a new segment is made.
     pub reuse: Reuse,
-    /// Trace entries kept per pool and stream (rounded up to a power of two, at most 2^24).
+    /// Block entries kept per pool and stream (rounded up to a power of two, at most 2^24).
     pub ring_entries: usize,
     /// Structural entries kept, for snapshots and for [`Allocator::since`](super::Allocator::since).
     pub structural_entries: usize,
@@ -73,20 +75,21 @@ impl Default for Settings {
     }
 }
 
-/// The memory that a request may take from other streams of its pool before it misses. A stream that carries
-/// collectives, or is being captured, gives and takes memory only after the host has seen the end of its
-/// uses.
+/// The memory of other streams in its pool that a request may use. If one of the two streams carries collectives or is
+/// being captured, `DeviceWait` permits no more than `HostSeen`. Memory of a stream that is being captured is never
+/// used by other streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reuse {
-    /// None.
+    /// No memory of other streams.
     OwnStream,
-    /// Memory that the other stream has finished using, as far as the host has seen.
+    /// Memory that the other stream no longer uses, as far as the host has seen.
     HostSeen,
-    /// Also memory that the other stream is still using: the new stream waits for it on the device.
+    /// Also memory that the other stream may still use. The requesting stream waits on the device for the end of that
+    /// use.
     DeviceWait,
 }
 
-/// A private pool's settings.
+/// The settings of a private pool.
 #[derive(Debug, Clone, Default)]
 pub struct PoolSettings {
     /// A name for reports.
@@ -95,16 +98,16 @@ pub struct PoolSettings {
     pub source: Option<Arc<dyn SegmentSource>>,
     /// The kind of the pool.
     pub kind: PoolKind,
-    /// True if the default pool may use its free blocks before a request there is out of memory.
+    /// True if a request in the default pool may use free blocks of this pool when no segment can be allocated for it.
     #[doc(alias = "use_on_oom")]
     pub lends: bool,
-    /// True if it may use free blocks of the default pool before a request of it is out of memory. Those
-    /// blocks do not come from its own source. Only a re-mappable pool borrows re-mappable memory.
+    /// True if a request in this pool may use free blocks of the default pool when no segment can be allocated for it.
+    /// These blocks do not come from this pool's source. A pool that is not re-mappable borrows no re-mappable memory.
     pub borrows: bool,
 }
 
 impl PoolSettings {
-    /// Describes a contradiction in the settings, if there is one.
+    /// Returns a description of a contradiction in the settings, if there is one.
     pub(super) fn contradiction(&self) -> Option<&'static str> {
         match self.kind {
             PoolKind::NoSplit if self.borrows => {
@@ -122,11 +125,11 @@ pub enum PoolKind {
     /// Splits, merges and reuses blocks, like the default pool.
     #[default]
     Cached,
-    /// Like [`Cached`](Self::Cached), over pages that are mapped where they are needed: the reserved memory
-    /// of all its streams stays within a few per cent of the memory in use. For memory used by its own device
-    /// alone, since peers, other processes and communicators need memory that stays in place. Needs a source
-    /// of pages ([`SegmentSource::as_pages`]).
+    /// Like [`Cached`](Self::Cached), but the memory consists of pages, which the pool maps at the addresses where they
+    /// are needed. The reserved memory of all its streams stays within a few per cent of the memory in use. Because
+    /// pages move, the memory must be used by its own device alone, and not by peers, other processes or communicators.
+    /// Needs a source of pages ([`SegmentSource::as_pages`]).
     Remappable,
-    /// One block per segment: never splits, so each block can be registered, exported or mapped by itself.
+    /// Gives each block a segment of its own, so each block can be registered, exported or mapped by itself.
     NoSplit,
 }

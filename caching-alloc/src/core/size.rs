@@ -1,18 +1,18 @@
-//! Sizes: the unit of 512 bytes, and bins of them.
+//! Sizes: the unit of 512 bytes, the size classes, and bins of similar lengths.
 
-/// Bytes of a unit: every block's offset and length is a multiple of it.
+/// The unit of sizes, in bytes. The offset and the length of every block are multiples of it.
 pub const UNIT: u64 = 512;
 
 /// The largest block, in bytes (1 TiB).
 pub const MAX_BLOCK: u64 = 1 << 40;
 
-/// Requests of up to this many bytes (1 MiB) are small.
+/// Requests of up to this many bytes (1 MiB) are of the class [`SizeClass::Small`].
 pub const SMALL: u64 = 1 << 20;
 
-/// Segments for large requests, and of symmetric arenas, are multiples of this, in bytes: 2 MiB.
+/// The granularity, in bytes (2 MiB), of the segments for large requests, and of those of symmetric arenas.
 pub const SEGMENT_STEP: u64 = 2 << 20;
 
-/// The requests that a segment serves.
+/// The class of requests that a segment serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
@@ -38,10 +38,10 @@ pub enum SizeError {
     },
 }
 
-/// A length or offset in units. 32 bits of them reach 2 TiB.
+/// A length or offset in units of 512 bytes. 32 bits are enough for 2 TiB.
 pub(super) type Units = u32;
 
-/// Units that hold `bytes`.
+/// Returns the smallest number of units that holds `bytes`.
 #[inline]
 pub(super) fn units_for(bytes: u64) -> Result<Units, SizeError> {
     match bytes {
@@ -51,26 +51,26 @@ pub(super) fn units_for(bytes: u64) -> Result<Units, SizeError> {
     }
 }
 
-/// Bytes of that many units.
+/// Returns the number of bytes in `units`.
 #[inline]
 pub(super) fn bytes_of(units: Units) -> u64 {
     u64::from(units) * UNIT
 }
 
-/// The class that serves a block of this many units.
+/// Returns the class of a block of this length.
 #[inline]
 pub(super) fn class_of(units: Units) -> SizeClass {
     if bytes_of(units) <= SMALL { SizeClass::Small } else { SizeClass::Large }
 }
 
-/// Sub-bins of a power of two, as an exponent of two.
+/// Number of bins for each power of two, as an exponent of two.
 const SUB: u32 = 7;
 
 /// Number of bins.
 pub(super) const BINS: usize = bin_of(Units::MAX) + 1;
 
-/// The bin of a length: exact up to 256 units, then 128 bins for each power of two. Greater lengths never have
-/// lesser bins.
+/// Returns the bin of a length. Each length below 256 units has a bin of its own. From there on, each power of two has
+/// 128 bins. A greater length never has a lower bin.
 pub(super) const fn bin_of(units: Units) -> usize {
     let step = (units | 1 << SUB).ilog2() - SUB;
     ((step << SUB) + (units >> step)) as usize

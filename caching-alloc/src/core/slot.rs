@@ -14,7 +14,7 @@ use super::ring::BlockEvent;
 use super::stream_cache::{BATCH, CacheState};
 use super::sync::{Mutex, global};
 
-/// A cache's state behind the lock that a hit takes.
+/// The state of a cache, behind the lock that a hit takes. `None` while no cache uses the slot.
 #[derive(Debug)]
 pub(super) struct CacheSlot(Ranked<Option<CacheState>>);
 
@@ -26,7 +26,7 @@ global! {
 pub(super) struct Open<'a>(Guard<'a, Option<CacheState>>);
 
 impl CacheSlot {
-    /// A slot for a new cache.
+    /// Returns a slot with the state of a new cache: the slot of a removed cache, or a new one.
     pub(super) fn take(state: CacheState) -> &'static Self {
         let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let slot = spare.unwrap_or_else(|| Box::leak(Box::new(Self(Ranked::new(Rank::StreamCache, None)))));
@@ -34,13 +34,13 @@ impl CacheSlot {
         slot
     }
 
-    /// The state, for the cache whose slot it is and for its blocks.
+    /// Locks the state. Called by the cache that uses the slot, and by its blocks.
     #[inline]
     pub(super) fn lock(&self) -> Open<'_> {
         Open(self.0.lock())
     }
 
-    /// The state, if it is that of the key's cache.
+    /// Locks the state if the slot is that of the cache with this key. Returns `None` otherwise.
     #[inline]
     pub(super) fn lock_of(&self, key: Key) -> Option<Open<'_>> {
         let state = self.0.lock();
@@ -48,7 +48,8 @@ impl CacheSlot {
         is_there.then_some(Open(state))
     }
 
-    /// Clears the slot of a cache that is gone and has no block out, for the next one.
+    /// Takes the state out, so that another cache can use the slot. Called when the cache is dropped and none of its
+    /// blocks is handed out.
     pub(super) fn clear(&'static self) -> Option<CacheState> {
         let state = self.0.lock().take();
         SPARE.lock().unwrap_or_else(PoisonError::into_inner).push(self);
@@ -57,7 +58,7 @@ impl CacheSlot {
 }
 
 impl CacheSlot {
-    /// Frees a block.
+    /// Frees a block that is handed out. If other streams use it, the block stays pending until their uses have ended.
     #[inline]
     pub(super) fn free(&self, id: BlockId) {
         let mut state = self.lock();
@@ -72,7 +73,8 @@ impl CacheSlot {
     }
 }
 
-/// The rest of a free with waiting entries, or of the last block of a pool.
+/// Completes a free after unlocking the cache: delivers waiting entries, and drops the keeper of a closed pool's cache
+/// if this was the last block.
 #[cold]
 fn after_free(mut state: Open<'_>) {
     let waiting = state.ring.waiting();
@@ -85,7 +87,7 @@ fn after_free(mut state: Open<'_>) {
     drop(keeper);
 }
 
-/// Frees a block that other streams use.
+/// Frees a block that other streams use, and records events for the ends of these uses.
 #[cold]
 fn free_used(mut state: Open<'_>, id: BlockId) {
     let streams = state.request_free(id);

@@ -1,4 +1,4 @@
-//! Sources of segments.
+//! Sources of memory: the traits through which an allocator gets segments and pages.
 
 use std::error::Error;
 use std::fmt;
@@ -6,9 +6,9 @@ use std::os::fd::OwnedFd;
 
 use super::size::{MAX_BLOCK, UNIT};
 
-/// Memory of one segment as its source returned it.
+/// The memory of one segment, as its source returned it.
 ///
-/// The allocator gives it back to the same source unchanged.
+/// The allocator passes it unchanged to [`SegmentSource::release`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SegmentMemory {
     /// First byte, a device address; a multiple of 512.
@@ -20,20 +20,20 @@ pub struct SegmentMemory {
 }
 
 impl SegmentMemory {
-    /// One past the last byte.
+    /// Returns the address one past the last byte.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.address.saturating_add(self.bytes)
     }
 }
 
-/// The kind of handle that is sent to another process.
+/// The kinds of handles with which another process can map memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ShareKind {
     /// A file descriptor, passed over a Unix socket of the host.
     PosixFd,
-    /// Bytes that another process of the fabric can import.
+    /// Bytes that a process on any host of the same fabric can import.
     Fabric,
 }
 
@@ -56,7 +56,7 @@ pub struct MemoryInfo {
     pub total: u64,
 }
 
-/// Why a call of a source failed.
+/// The error of a call of a source.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
@@ -75,7 +75,7 @@ pub enum SourceError {
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The source has no handles of that kind for the memory.
+    /// The source cannot make a handle of this kind for the memory.
     #[error(
         "{} bytes at {:#x} have no handle of kind {kind:?} for other processes; use a pool whose source makes its memory \
          with such handles", memory.bytes, memory.address
@@ -83,10 +83,10 @@ pub enum SourceError {
     NotExportable {
         /// The memory.
         memory: SegmentMemory,
-        /// The kind.
+        /// The kind of the handle.
         kind: ShareKind,
     },
-    /// The source broke its contract. The memory that it returned was released.
+    /// The source returned memory that a segment cannot have. The allocator has released that memory.
     #[error("asked for {wanted} bytes, the source gave {} at {:#x}, which {what}", given.bytes, given.address)]
     BadSegment {
         /// Bytes asked for.
@@ -98,13 +98,13 @@ pub enum SourceError {
     },
 }
 
-/// The step of a source's segments, in bytes: a power of two and at least a unit, whatever the source
-/// reports.
+/// Returns the granularity of a source's segments, in bytes. The result is a power of two and at least 512, even if the
+/// source reports another number.
 pub(super) fn step(source: &dyn SegmentSource) -> u64 {
     source.granularity().clamp(UNIT, MAX_BLOCK).next_power_of_two()
 }
 
-/// Requests `bytes` from `source` and checks the result.
+/// Requests `bytes` from `source`, and checks the returned memory.
 pub(super) fn allocate(source: &dyn SegmentSource, bytes: u64) -> Result<SegmentMemory, SourceError> {
     let given = source.allocate(bytes)?;
     let what = if given.bytes != bytes {
@@ -116,20 +116,23 @@ pub(super) fn allocate(source: &dyn SegmentSource, bytes: u64) -> Result<Segment
     } else {
         return Ok(given);
     };
-    // The contract is broken already, so another failure does not matter.
+    // The caller gets the error about the segment, so an error of the release is ignored.
     let _ = source.release(&given);
     Err(SourceError::BadSegment { wanted: bytes, given, what })
 }
 
-/// Upstream memory: device allocations, virtual memory with exportable handles, or plain numbers in tests.
+/// A source of memory, for example of device allocations or of virtual memory with exportable handles. Sources for
+/// tests return addresses without memory.
 ///
-/// The allocator calls a source only while it holds no lock that a hit takes. For one allocator, it never
-/// makes two calls of one source at the same time. A source must not call the allocator.
+/// The allocator calls a source only while it holds no lock that a hit takes. Calls of one allocator that allocate,
+/// release, map or unmap memory do not overlap while the allocator exists. [`memory_info`](Self::memory_info) and
+/// [`export`](Self::export) may be called by several threads at any time. A source must not call the allocator.
 pub trait SegmentSource: Send + Sync + fmt::Debug {
-    /// Ordinal of the device whose memory this is.
+    /// Returns the ordinal of the device whose memory this is.
     fn device(&self) -> u32;
 
-    /// Requested sizes are multiples of this (bytes, a power of two, at least 512).
+    /// Returns the granularity of segments in bytes, a power of two and at least 512. The allocator requests multiples
+    /// of it.
     fn granularity(&self) -> u64 {
         2 << 20
     }
@@ -137,87 +140,89 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
     /// Allocates a segment of `bytes`, a multiple of [`granularity`](Self::granularity).
     ///
     /// # Errors
-    /// [`SourceError::OutOfMemory`] if a smaller segment, or a later try, might succeed.
+    /// [`SourceError::OutOfMemory`] if there is not enough memory, so a smaller segment or a later try might succeed.
     fn allocate(&self, bytes: u64) -> Result<SegmentMemory, SourceError>;
 
-    /// Releases a segment. All work that used it has ended on the device, and nobody holds it.
+    /// Releases a segment. All work that used it has ended on the device, and it is not held.
     ///
     /// # Errors
-    /// After an error the source must account for the memory; the allocator reports the error and forgets the
-    /// memory.
+    /// The allocator records the error and does not try again, so the source remains responsible for the memory.
     fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError>;
 
-    /// Returns this source as a source of pages, if it is one: for re-mappable pools.
+    /// Returns this source as a source of pages, if it is one. Re-mappable pools need a source of pages.
     fn as_pages(&self) -> Option<&dyn PageSource> {
         None
     }
 
-    /// Returns true if its segments can be [exported](Self::export) in some way. Users that share segments
-    /// with others need that.
+    /// Returns true if segments of this source can be [exported](Self::export) with at least one kind of handle. Code
+    /// that shares memory with other processes checks this.
     fn is_exportable(&self) -> bool {
         false
     }
 
-    /// Exports a handle with which another process can map the memory. The caller holds the segment.
+    /// Returns a handle with which another process can map the memory. The caller has a [`Hold`](super::Hold) on the
+    /// segment.
     ///
     /// # Errors
-    /// [`SourceError::NotExportable`] if there are no handles of that kind.
+    /// [`SourceError::NotExportable`] if the source cannot make handles of this kind.
     fn export(&self, memory: &SegmentMemory, kind: ShareKind) -> Result<ShareHandle, SourceError> {
         Err(SourceError::NotExportable { memory: *memory, kind })
     }
 
-    /// Returns the device's memory, for error texts and reports. The total also limits the excess of a
-    /// segment over its request.
+    /// Returns the free and total memory of the device, for errors and reports. The allocator also computes from the
+    /// total how much memory is left, and limits the size of new segments by that.
     ///
     /// # Errors
     /// The driver's error.
     fn memory_info(&self) -> Result<MemoryInfo, SourceError>;
 }
 
-/// Upstream memory with pages that can be mapped at any address of a reserved range.
+/// A source of pages: physical memory that can be mapped at any address of a reserved range.
 ///
-/// A page is physical memory of its own. It can be mapped at several addresses at a time, of which the
-/// allocator uses one. [`SegmentSource::release`] releases a page together with the one mapping that it then
-/// has. Sizes and addresses are multiples of [`granularity`](SegmentSource::granularity).
+/// Each page is a separate piece of physical memory. After a page has moved, it stays mapped at its old addresses for a
+/// while, but the allocator uses only the new ones. When [`SegmentSource::release`] is called for a page, the page is
+/// mapped once, and the call also unmaps it. Sizes and addresses are multiples of
+/// [`granularity`](SegmentSource::granularity).
 pub trait PageSource: SegmentSource {
-    /// Reserves addresses without memory; returns the first one.
+    /// Reserves a range of addresses without memory, and returns the first address.
     ///
     /// # Errors
     /// The driver's error.
     fn reserve(&self, bytes: u64) -> Result<u64, SourceError>;
 
-    /// Releases addresses, at the latest when nothing is mapped there any more.
+    /// Releases a range of addresses. If pages are still mapped there, the source releases the range after these are
+    /// unmapped.
     fn unreserve(&self, address: u64, bytes: u64);
 
-    /// Makes a page; returns its [`SegmentMemory::token`].
+    /// Makes a page of `bytes` and returns its [`SegmentMemory::token`].
     ///
     /// # Errors
-    /// [`SourceError::OutOfMemory`] if a smaller page, or a later try, might succeed.
+    /// [`SourceError::OutOfMemory`] if there is not enough memory, so a smaller page or a later try might succeed.
     fn create(&self, bytes: u64) -> Result<u64, SourceError>;
 
     /// Releases a page that is mapped nowhere.
     ///
     /// # Errors
-    /// After an error the source must account for the memory.
+    /// The allocator records the error and does not try again, so the source remains responsible for the memory.
     fn discard(&self, token: u64, bytes: u64) -> Result<(), SourceError>;
 
-    /// Maps a page, whole, at reserved addresses where nothing is mapped. It cannot be used before
+    /// Maps a whole page at reserved addresses where nothing is mapped. The device cannot access the page there before
     /// [`enable`](Self::enable).
     ///
     /// # Errors
-    /// On an error nothing is mapped.
+    /// After an error the page must not be mapped there.
     fn map(&self, memory: &SegmentMemory) -> Result<(), SourceError>;
 
-    /// Lets the device access the pages mapped in a range.
+    /// Gives the device access to the pages that are mapped in a range.
     ///
     /// # Errors
-    /// On an error the caller must unmap the range.
+    /// After an error the allocator unmaps the range.
     fn enable(&self, address: u64, bytes: u64) -> Result<(), SourceError>;
 
-    /// Unmaps a range that consists of whole pages; the pages stay. No work on the device uses these
+    /// Unmaps a range that consists of whole pages. The pages are not released. No work on the device uses these
     /// addresses.
     ///
     /// # Errors
-    /// After an error the source must account for the mappings.
+    /// After an error the pages may still be mapped there, so the allocator does not use these addresses any more.
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), SourceError>;
 }

@@ -1,16 +1,17 @@
-//! Statistics, always on: plain counters beside the data that they count.
+//! Statistics. They are always collected. The counters are plain integers, guarded by the locks of the data that they
+//! count.
 
 use super::size::SizeClass;
 
-/// A quantity over time.
+/// A quantity that changes over time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Gauge {
     /// The current value.
     pub current: u64,
-    /// The highest value, ever or since it was reset.
+    /// The highest value since creation or the last reset.
     pub peak: u64,
-    /// The sum of all additions, ever or since it was reset.
+    /// The sum of all additions since creation or the last reset.
     pub total: u64,
 }
 
@@ -43,23 +44,23 @@ impl Gauge {
         self.total += other.total;
     }
 
-    /// The same gauge with a peak that was counted elsewhere.
+    /// Returns this gauge with another peak.
     fn peaking(self, peak: u64) -> Self {
         Self { peak, ..self }
     }
 }
 
-/// Usage of blocks. In bytes, except for `blocks`.
+/// The use of blocks. Values are in bytes, except for `blocks`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Usages {
     /// Number of blocks that are handed out.
     pub blocks: Gauge,
-    /// In blocks that are handed out.
+    /// Bytes in blocks that are handed out.
     pub allocated: Gauge,
-    /// Requested sizes of blocks that are handed out.
+    /// Bytes that were requested for the blocks that are handed out.
     pub requested: Gauge,
-    /// In blocks that are handed out or that other streams may still use.
+    /// Bytes in blocks that are handed out, or that were freed but that other streams may still use.
     pub active: Gauge,
 }
 
@@ -72,9 +73,9 @@ impl Usages {
     }
 }
 
-/// Counters that a cache updates on every hit: one set for each class. For the sums of both classes only the
-/// peaks are stored, since they cannot be computed later. There are few stores, because they delay the next
-/// lock operation.
+/// The counters of a cache, which every hit updates: one set for each size class. For the sums over both classes only
+/// the peaks are stored; all other sums are computed from the classes. Few values are stored per hit, because each
+/// store delays the next lock operation.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     classes: [ClassCounters; 2],
@@ -86,12 +87,12 @@ struct ClassCounters {
     blocks: Flow,
     allocated: Flow,
     requested: Flow,
-    /// Bytes of blocks that were freed but are not yet reusable.
+    /// Bytes in blocks that were freed but that other streams may still use.
     pending: u64,
     peaks: Peaks,
 }
 
-/// Sums of additions and of removals.
+/// A quantity, as the sum of all additions and the sum of all removals.
 #[derive(Debug, Default)]
 struct Flow {
     added: u64,
@@ -133,7 +134,7 @@ impl Peaks {
 }
 
 impl ClassCounters {
-    /// Blocks, bytes allocated, requested and active.
+    /// Returns the current number of blocks, and the bytes allocated, requested and active.
     #[inline]
     fn now(&self) -> [u64; 4] {
         let allocated = self.allocated.current();
@@ -165,18 +166,19 @@ impl Counters {
         tally.requested.removed += requested;
     }
 
-    /// Counts a block that stays in use by other streams, or no longer does.
+    /// With `pending`, counts a freed block that other streams may still use. Otherwise removes a block from that
+    /// count.
     pub(super) fn set_pending(&mut self, class: SizeClass, bytes: u64, pending: bool) {
         let sum = &mut self.classes[class as usize].pending;
         *sum = if pending { *sum + bytes } else { *sum - bytes };
     }
 
-    /// Blocks that are handed out.
+    /// Returns the number of blocks that are handed out.
     pub(super) fn live(&self) -> u64 {
         self.classes.iter().map(|tally| tally.blocks.current()).sum()
     }
 
-    /// Bytes of blocks that are handed out or that other streams still use.
+    /// Returns the bytes in blocks that are handed out, or that were freed but that other streams may still use.
     pub(super) fn active(&self) -> u64 {
         self.classes.iter().map(|tally| tally.allocated.current() + tally.pending).sum()
     }
@@ -204,7 +206,7 @@ impl Counters {
         }
     }
 
-    /// The sum, and the parts of small and of large blocks.
+    /// Returns the usage of all blocks, of small blocks and of large blocks.
     pub(super) fn usages(&self) -> PoolUsages {
         let [small, large] = self.classes.each_ref().map(|tally| {
             let [.., active] = tally.now();
@@ -228,7 +230,7 @@ impl Counters {
     }
 }
 
-/// Usage of blocks: all, small and large.
+/// The usage of all blocks, of small blocks and of large blocks.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct PoolUsages {
     pub(super) all: Usages,
@@ -252,13 +254,13 @@ impl PoolUsages {
     }
 }
 
-/// Usage counted by retired caches of a pool: their totals, and an upper bound of the peak over all caches
-/// that existed at the same time. It has no current values.
+/// The usage that the retired caches of a pool have counted: the sum of their totals, and an upper bound of the pool's
+/// peak up to the last retirement. The current values are 0, because retired caches have no blocks.
 #[derive(Debug, Default)]
 pub(super) struct PastUsages(PoolUsages);
 
 impl PastUsages {
-    /// Adds the counts of retired caches; `live` is the sum of all others at that moment.
+    /// Adds the counts of caches that are being retired. `live` is the usage of the remaining caches.
     pub(super) fn add(&mut self, mut retired: PoolUsages, mut live: PoolUsages) {
         for ((past, retired), live) in self.0.gauges().zip(retired.gauges()).zip(live.gauges()) {
             past.total += retired.total;
@@ -266,7 +268,7 @@ impl PastUsages {
         }
     }
 
-    /// The sums, with those of the existing caches.
+    /// Returns the usage of the pool. `live` is the usage of its existing caches.
     pub(super) fn with(&mut self, mut live: PoolUsages) -> PoolUsages {
         for (live, past) in live.gauges().zip(self.0.gauges()) {
             live.total += past.total;
@@ -282,8 +284,8 @@ impl PastUsages {
 
 /// An allocator's or a pool's statistics.
 ///
-/// Sums over streams are computed from counts per stream. So a peak of a sum is an upper bound, exact while
-/// only one stream is used. `reserved` and `segments` are exact.
+/// The usage of blocks is counted per stream, and summed when it is read. The peaks are summed as well, so a peak is an
+/// upper bound; it is exact if only one stream is used. `reserved` and `segments` are exact.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Stats {
@@ -293,55 +295,56 @@ pub struct Stats {
     pub small: Usages,
     /// Larger blocks.
     pub large: Usages,
-    /// Bytes of segments, quarantined ones included.
+    /// Bytes in segments, including quarantined ones.
     pub reserved: Gauge,
     /// Number of segments.
     pub segments: Gauge,
-    /// Bytes of segments that should have been released but are held.
+    /// Bytes in segments that should have been released but are held (see [`Hold`](super::Hold)).
     pub quarantined: u64,
-    /// Number of segments requested from the source.
+    /// Number of segments and pages requested from sources.
     pub source_allocations: u64,
-    /// Number of segments released.
+    /// Number of segments and pages released.
     pub source_releases: u64,
-    /// Number of times that cached segments were released to serve a request.
+    /// Number of times that no memory could be allocated for a request, so that cached memory was released before
+    /// another try.
     pub retries: u64,
-    /// Requests that failed for lack of memory.
+    /// Number of requests that failed for lack of memory.
     pub out_of_memory: u64,
-    /// Blocks taken from other streams' memory.
+    /// Number of blocks taken from the memory of another stream or pool.
     pub borrowed: u64,
-    /// Bytes of pages that were moved to where they were needed.
+    /// Bytes in pages that were moved to other addresses.
     pub remapped: u64,
-    /// Calls of sources, by kind.
+    /// Number of calls of sources, by method.
     pub calls: SourceCalls,
 }
 
-/// Number of calls of sources, successful or not. On a device each is one driver call, or a few.
+/// Number of calls of sources, successful or not. A source of device memory makes one or a few driver calls for each.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct SourceCalls {
-    /// Segments requested.
+    /// Calls of [`SegmentSource::allocate`](super::SegmentSource::allocate).
     pub allocate: u64,
-    /// Segments released.
+    /// Calls of [`SegmentSource::release`](super::SegmentSource::release).
     pub release: u64,
-    /// Ranges of addresses reserved.
+    /// Calls of [`PageSource::reserve`](super::PageSource::reserve).
     pub reserve: u64,
-    /// Ranges of addresses released.
+    /// Calls of [`PageSource::unreserve`](super::PageSource::unreserve).
     pub unreserve: u64,
-    /// Pages made.
+    /// Calls of [`PageSource::create`](super::PageSource::create).
     pub create: u64,
-    /// Pages released.
+    /// Calls of [`PageSource::discard`](super::PageSource::discard).
     pub discard: u64,
-    /// Pages mapped.
+    /// Calls of [`PageSource::map`](super::PageSource::map).
     pub map: u64,
-    /// Ranges to which the device was given access.
+    /// Calls of [`PageSource::enable`](super::PageSource::enable).
     pub enable: u64,
-    /// Ranges unmapped.
+    /// Calls of [`PageSource::unmap`](super::PageSource::unmap).
     pub unmap: u64,
 }
 
 impl Stats {
-    /// The fraction of reserved memory that is in no block, from 0 (nothing is wasted) to 1. 0 if nothing is
-    /// reserved.
+    /// Returns the fraction of reserved memory that is not [active](Usages::active), from 0 to 1. Returns 0 if nothing
+    /// is reserved.
     #[must_use]
     pub fn fragmentation(&self) -> f64 {
         if self.reserved.current == 0 {
@@ -362,7 +365,7 @@ impl Stats {
     }
 }
 
-/// A device's memory, by owner. All in bytes.
+/// The memory of a device, by owner. All values are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct MemoryReport {
@@ -370,10 +373,11 @@ pub struct MemoryReport {
     pub total: u64,
     /// Free memory.
     pub free: u64,
-    /// This allocator's segments, of all pools.
+    /// Memory in this allocator's segments, of all pools.
     pub reserved: u64,
-    /// The part of `reserved` that is in blocks.
+    /// The part of `reserved` that is [active](Usages::active).
     pub active: u64,
-    /// Neither free nor this allocator's: memory of other processes, of the driver, of communicators.
+    /// Memory that is neither free nor this allocator's: that of other allocators and processes, of the driver, and of
+    /// communicators.
     pub foreign: u64,
 }

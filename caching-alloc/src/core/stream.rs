@@ -5,7 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-/// A stream, by a number that its owner chose. The allocator compares them for equality only.
+/// Identifies a stream, by a number that the implementation of [`StreamEvents`] chooses. The allocator only compares
+/// numbers for equality.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct StreamId(pub u64);
 
@@ -19,7 +20,7 @@ impl fmt::Display for StreamId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EventId(pub u64);
 
-/// A failed call about a stream or an event.
+/// The error of a call about a stream or an event.
 #[derive(Debug, thiserror::Error)]
 #[error("{call} failed")]
 pub struct EventError {
@@ -30,59 +31,61 @@ pub struct EventError {
     pub source: Box<dyn Error + Send + Sync>,
 }
 
-/// Ordering between streams, and queries of it by the host.
+/// Events of streams, with which the allocator orders the uses of memory.
 ///
-/// A hit calls none of these methods, except [`is_capturing`](Self::is_capturing) while there are
-/// [`captures`](Self::captures). They are never called with a lock held that a hit takes.
+/// A hit calls none of these methods, except [`is_capturing`](Self::is_capturing) while the counter of
+/// [`captures`](Self::captures) is not zero. The allocator calls them only while it holds no lock that a hit takes.
 pub trait StreamEvents: Send + Sync + fmt::Debug {
-    /// Marks the end of all work enqueued on `stream` so far. The caller owns the event until
-    /// [`recycle`](Self::recycle).
+    /// Records an event, which marks the end of all work enqueued on `stream` so far. The caller owns the event until
+    /// it calls [`recycle`](Self::recycle).
     ///
     /// # Errors
     /// The driver's error, for example that the stream is gone.
     fn record(&self, stream: StreamId) -> Result<EventId, EventError>;
 
-    /// Returns true if the marked work has ended, as far as the host can see. Does not wait.
+    /// Returns true if the host can see that the work before the event has ended. Does not wait.
     ///
     /// # Errors
     /// The driver's error.
     fn query(&self, event: EventId) -> Result<bool, EventError>;
 
-    /// Lets later work of `stream` wait, on the device, for the marked work.
+    /// Makes later work of `stream` wait, on the device, for the work before the event.
     ///
     /// # Errors
     /// The driver's error.
     fn wait(&self, stream: StreamId, event: EventId) -> Result<(), EventError>;
 
-    /// Blocks the host until the marked work has ended.
+    /// Blocks the host until the work before the event has ended.
     ///
     /// # Errors
     /// The driver's error.
     fn synchronize(&self, event: EventId) -> Result<(), EventError>;
 
-    /// Blocks the host until all work of the device has ended: for streams that no longer take events.
+    /// Blocks the host until all work of the device has ended. Called if no event can be recorded on a stream, for
+    /// example because it was destroyed.
     ///
     /// # Errors
     /// The driver's error, for example that a stream is being captured.
     fn synchronize_device(&self) -> Result<(), EventError>;
 
-    /// Recycles an event, completed or not.
+    /// Takes an event back for reuse, whether it has completed or not.
     fn recycle(&self, event: EventId);
 
-    /// Returns true if the stream exists. Called when a pool first gets its number, and when a block's use by
-    /// it is recorded.
+    /// Returns true if the stream exists. Called before a pool makes its first block for the stream, and when a use of
+    /// a block by the stream is recorded.
     fn is_registered(&self, _stream: StreamId) -> bool {
         true
     }
 
-    /// A counter that is non-zero while a stream captures, as far as is known without a driver call. The
-    /// allocator gets it once and reads it on every hit. While it is non-zero, hits call
-    /// [`is_capturing`](Self::is_capturing) too. `None`: only requests that miss are checked.
+    /// Returns a counter that is not zero while a stream is being captured, as far as this is known without a driver
+    /// call. Each pool gets it once, and reads it on every request. While it is not zero, every request calls
+    /// [`is_capturing`](Self::is_capturing). With `None`, only requests that find no block in their cache call it.
     fn captures(&self) -> Option<Arc<AtomicUsize>> {
         None
     }
 
-    /// Returns true if `stream` is being captured into a graph, so no event of it can be queried.
+    /// Returns true if `stream` is being captured into a graph. Events that are recorded on it during the capture
+    /// cannot be queried.
     ///
     /// # Errors
     /// The driver's error.

@@ -1,9 +1,9 @@
-//! Locks, atomics and thread-locals: those of the standard library, or of a checker that chooses the order of
-//! threads. `--cfg loom` tries every order of small models, up to a bound; `--cfg shuttle` tries many orders
-//! of whole flows. `cargo xtask interleave` runs the crate's models with each.
+//! Locks, atomics and thread-locals: those of the standard library or, in tests, of a model checker that controls the
+//! order in which threads run. With `--cfg loom`, every order of small models is tried, up to a bound. With
+//! `--cfg shuttle`, many orders of larger programs are tried. `cargo xtask interleave` runs the models with each.
 //!
-//! Reference counts are always the standard library's `Arc`, and values set once its `OnceLock`. A checker
-//! switches threads only inside its own types, so never inside of these.
+//! `Arc` and `OnceLock` are always those of the standard library. A checker switches threads only inside its own types,
+//! so never in an operation of these two.
 
 #[cfg(all(test, loom))]
 pub(super) use loom::sync::{Mutex, MutexGuard, RwLock, atomic};
@@ -33,7 +33,7 @@ mod statics {
     pub(in crate::core) use {global, per_thread};
 }
 
-/// The same for a checker's threads: made anew for each order that is tried.
+/// The same macros for model checkers: each order of threads that is tried gets new statics.
 #[cfg(all(test, any(loom, shuttle)))]
 mod statics {
     macro_rules! global {

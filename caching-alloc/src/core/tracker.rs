@@ -12,24 +12,25 @@ use super::snapshot::Snapshot;
 use super::sync::atomic::{AtomicBool, Ordering};
 use super::sync::per_thread;
 
-/// An observer of one allocator.
+/// An observer of the blocks and segments of an allocator.
 ///
 /// It gets a [`Snapshot`] when it is attached, and then every later entry that passes its [`Filter`], exactly
 /// once. A structural entry is delivered on the thread that caused it, before any other thread can see the
 /// change: a segment's `SegmentAlloc` before any block of it is handed out, its `SegmentFree` before its
 /// memory is released. Block entries come in batches, in order for each pool and stream.
 ///
-/// A tracker must not wait. It may allocate and free if that is a hit; a miss inside a tracker is
-/// [`ReentrantTracker`](super::AllocError::ReentrantTracker). If it fails or panics, that is recorded as a
-/// [`Fault`] and the allocation goes on.
+/// A tracker must not wait for other threads that use the allocator. It may free blocks, and allocate blocks that the
+/// cache has; other requests inside a tracker fail with [`ReentrantTracker`](super::AllocError::ReentrantTracker). If a
+/// tracker fails or panics, a [`Fault`] is recorded, and the operation of the allocator goes on.
 pub trait Tracker: Send + Sync {
-    /// A name for reports.
+    /// Returns the tracker's name, for reports.
     fn name(&self) -> &str;
 
-    /// Receives the state on which later entries build. No entry comes before this returns.
+    /// Receives the allocator's state at the time when the tracker is attached. Entries that are delivered later record
+    /// the changes since then. No entry is delivered before this returns.
     ///
     /// # Errors
-    /// With an error, the tracker is not attached.
+    /// If it returns an error, the tracker is not attached.
     fn attached(&self, _snapshot: &Snapshot) -> Result<(), TrackerError> {
         Ok(())
     }
@@ -41,7 +42,7 @@ pub trait Tracker: Send + Sync {
     fn observe(&self, entries: &[Entry]) -> Result<(), TrackerError>;
 }
 
-/// The entries that a tracker receives.
+/// Selects the entries that a tracker receives.
 ///
 /// ```
 /// use caching_alloc::core::{ActionKind, Filter};
@@ -55,33 +56,33 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// All entries.
+    /// Returns a filter for all entries.
     #[must_use]
     pub const fn all() -> Self {
         Self { kinds: u16::MAX, device: None }
     }
 
-    /// All entries except those of single blocks: costs nothing on a hit.
+    /// Returns a filter for all entries except block entries. It costs nothing on a hit.
     #[must_use]
     pub fn structural() -> Self {
         use ActionKind::{Alloc, FreeCompleted, FreeRequested};
         Self { kinds: !(Alloc.bit() | FreeRequested.bit() | FreeCompleted.bit()), device: None }
     }
 
-    /// Entries of these kinds only.
+    /// Returns a filter for entries of these kinds.
     #[must_use]
     pub fn only(kinds: &[ActionKind]) -> Self {
         Self { kinds: kinds.iter().fold(0, |mask, kind| mask | kind.bit()), device: None }
     }
 
-    /// Restricts the filter to one device: a tracker attached to the allocators of several devices gets
-    /// entries, and a snapshot, of that one alone.
+    /// Restricts the filter to one device. A tracker may be attached to the allocators of several devices. With this
+    /// filter, it gets the snapshot and the entries of this device's allocator only.
     #[must_use]
     pub fn on_device(self, device: u32) -> Self {
         Self { device: Some(device), ..self }
     }
 
-    /// The filter for an allocator of this device; `None` if it passes nothing of it.
+    /// Returns the filter, or `None` if no entry of an allocator of this device passes it.
     pub(super) fn of_device(self, device: u32) -> Option<Self> {
         self.device.is_none_or(|wanted| wanted == device).then_some(self)
     }
@@ -109,7 +110,7 @@ pub(super) struct Slot {
     pub(super) attached: AtomicBool,
 }
 
-/// The attached trackers, or those that want block entries.
+/// A list of attached trackers: all of them, or those that receive block entries.
 pub(super) type Slots = Arc<[Arc<Slot>]>;
 
 impl fmt::Debug for Slot {
@@ -149,7 +150,7 @@ impl Slot {
         }
     }
 
-    /// Delivers the snapshot on which later entries build.
+    /// Passes the tracker the snapshot with which it is attached.
     pub(super) fn greet(&self, snapshot: &Snapshot) -> Result<(), TrackError> {
         if self.filter.is_none() {
             return Ok(());
@@ -172,7 +173,7 @@ pub(super) fn inside() -> bool {
     INSIDE.with(Cell::get) > 0
 }
 
-/// Runs a tracker's code; a panic is caught and returned as its message.
+/// Calls a tracker. [`inside`] returns true meanwhile. A panic is caught and returned as its message.
 fn enter<R>(call: impl FnOnce() -> R) -> Result<R, String> {
     INSIDE.with(|inside| inside.set(inside.get() + 1));
     let result = catch_unwind(AssertUnwindSafe(call));
@@ -180,7 +181,7 @@ fn enter<R>(call: impl FnOnce() -> R) -> Result<R, String> {
     result.map_err(|panic| message(&*panic))
 }
 
-/// The message of a panic.
+/// Returns the message of a panic.
 pub(super) fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())

@@ -12,51 +12,51 @@ use crate::core::{AllocError, StreamId};
 pub enum CudarcError {
     /// The context was made by `cuCtxCreate`.
     #[error(
-        "the context of device {ordinal} is not the device's primary one, which `CudaContext::new` retains; the \
-         allocator's driver layer is_registered that one only"
+        "the context of device {ordinal} is not the device's primary context: make it by `CudaContext::new`, since the \
+         allocator's driver layer uses primary contexts only"
     )]
     NotPrimary {
-        /// The device.
+        /// The device's ordinal.
         ordinal: usize,
     },
-    /// The driver that was found has another primary context: it is another copy, or numbers the devices
-    /// differently.
+    /// The driver that this process has loaded has another primary context for the device. It is another copy of the
+    /// driver than cudarc's, or numbers the devices differently.
     #[error(
         "cudarc has the primary context {wanted:#x} of device {ordinal}, the driver that this process has loaded has \
          {}; is there a second copy of libcuda, or `CUDA_DRIVER_SYS_LIBRARY` set?",
         .found.map_or_else(|| "no such device".to_owned(), |found| format!("{found:#x}"))
     )]
     NotShared {
-        /// The device.
+        /// The device's ordinal.
         ordinal: usize,
-        /// cudarc's context.
+        /// The handle of cudarc's context.
         wanted: usize,
-        /// This crate's context, if there is such a device.
+        /// The handle of the device's primary context in the loaded driver; `None` if that driver has no such device.
         found: Option<usize>,
     },
-    /// The stream belongs to another context.
+    /// The stream belongs to another context than the adopted one.
     #[error("a stream of device {wanted} was expected, this one is of a context of device {found}")]
     OtherContext {
-        /// The device of the context that was adopted.
+        /// The ordinal of the adopted context's device.
         wanted: usize,
-        /// The stream's.
+        /// The ordinal of the stream's device.
         found: usize,
     },
-    /// The per-thread default stream.
+    /// The stream is the per-thread default stream, which is a different stream on every thread.
     #[error(
-        "the per-thread default stream is another one on every thread, so no memory can be freed on it; make a stream"
+        "the per-thread default stream is a different one on every thread, so no memory can be freed on it: use another"
     )]
     PerThreadStream,
-    /// The block's allocator does not use the adopted context's streams, or the block belongs to another
-    /// stream than the given one.
+    /// The block's allocator was not made with [`Adopted::events`](super::Adopted::events), or the block was allocated
+    /// on another stream than the given one.
     #[error(
         "the block at {address:#x} of {stream} cannot be a slice here: its allocator has to be made with this \
          `Adopted::events`, and the stream to be the one that it was allocated on"
     )]
     ForeignBlock {
-        /// Its first byte.
+        /// The address of the block's first byte.
         address: u64,
-        /// Its stream.
+        /// The block's stream.
         stream: StreamId,
     },
     /// The block has fewer bytes than the slice needs.
@@ -64,7 +64,7 @@ pub enum CudarcError {
     TooLong {
         /// Elements requested.
         len: usize,
-        /// Bytes of one.
+        /// Bytes of one element.
         size: usize,
         /// Bytes of the block.
         bytes: u64,
@@ -72,22 +72,23 @@ pub enum CudarcError {
     /// The elements' alignment exceeds that of a block.
     #[error("elements aligned to {align} bytes cannot lie in a block, which begins at a multiple of 512")]
     Alignment {
-        /// Their alignment, in bytes.
+        /// The alignment of the elements, in bytes.
         align: usize,
     },
-    /// The allocator refused.
+    /// The allocator failed.
     #[error(transparent)]
     Alloc(#[from] AllocError),
     /// The driver layer failed.
     #[error(transparent)]
     Driver(#[from] cuda_driver::Error),
-    /// cudarc failed; possibly with an earlier error, which it reports at its next call.
+    /// cudarc failed. The error may come from an earlier call: cudarc keeps some errors, and returns them from its next
+    /// call.
     #[error("cudarc: {0}")]
     Cuda(#[from] DriverError),
-    /// cudarc panicked where it does not return an error.
+    /// cudarc panicked instead of returning an error.
     #[error("cudarc panicked while it made a slice: {message}")]
     Panicked {
-        /// The panic's message.
+        /// The message of the panic.
         message: String,
     },
 }

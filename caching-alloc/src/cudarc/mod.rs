@@ -1,8 +1,8 @@
-//! Blocks as memory of `cudarc`, and streams of cudarc in the allocator.
+//! Use of blocks as memory of the `cudarc` crate, on streams of that crate.
 //!
 //! | type | purpose |
 //! | --- | --- |
-//! | [`Adopted`] | a cudarc context for this workspace: the source's context, the allocator's streams |
+//! | [`Adopted`] | a cudarc context, with what the allocator needs of it: the context of the source, and the streams |
 //! | [`BlockSlice`] | a block as typed memory of cudarc: [`DevicePtr`], [`DevicePtrMut`], a kernel's argument, [views](CudaView) |
 //!
 //! ```no_run
@@ -28,27 +28,29 @@
 //! ```
 //!
 //! # What is shared
-//! - **The driver.** cudarc and `cuda-driver` each have a loader and types of their own. cudarc loads first,
-//!   since it made the context; [`Driver::load`] then uses the copy that the process has loaded. The context
-//!   is used to [check](CudarcError::NotShared) that it is the same copy.
-//! - **The context**: the device's primary one, retained by both. Other kinds of contexts are
+//! - **The driver.** cudarc and `cuda-driver` each have their own loader and types. cudarc has loaded the driver
+//!   already, since it made the context, and [`Driver::load`] uses the copy that the process has loaded.
+//!   [`Adopted::new`] [checks](CudarcError::NotShared) that both copies have the same primary context, and so are the
+//!   same.
+//! - **The context** is the device's primary one, which both crates retain. Other contexts are
 //!   [refused](CudarcError::NotPrimary).
-//! - **Streams** are passed from cudarc to the allocator, which keeps them until [`Adopted::forget`]. The
-//!   per-thread default stream is a different one on every thread and is
-//!   [refused](CudarcError::PerThreadStream).
+//! - **Streams** are passed from cudarc to the allocator, which keeps them until [`Adopted::forget`]. The per-thread
+//!   default stream is [refused](CudarcError::PerThreadStream), because it is a different stream on every thread.
 //!
 //! # Ordering
-//! A slice waits and records like cudarc's own slices. While the context manages several streams and event
-//! tracking is on, a use on one stream waits for the writes of others (and a write for their reads), and the
-//! slice's own stream waits for the last uses before the memory is free. In addition, the allocator keeps the
-//! memory back for [registered](Adopted::register) streams with accesses through [`DevicePtr`] and
-//! [`DevicePtrMut`], with or without event tracking.
+//! A slice records events and waits for them like cudarc's own slices, while the context is in multi-stream mode and
+//! event tracking is on. A read on one stream then waits for the writes of other streams, and a write for their reads
+//! and writes. The slice's own stream waits for the last uses before the memory is freed.
 //!
-//! cudarc has one event for a slice's reads: when several streams read concurrently it knows only the last
-//! one. That is enough for registered streams. Pass other streams, and streams that read through views or as
-//! kernels' arguments, to [`Block::record_stream`].
+//! In addition, if a [registered](Adopted::register) stream accesses the slice through [`DevicePtr`] or
+//! [`DevicePtrMut`], the allocator reuses the memory only after the work of that stream. This does not need event
+//! tracking.
 //!
-//! The memory always belongs to the allocator: it is never passed to `cuMemFree`.
+//! cudarc keeps one event for the reads of a slice. If several streams read concurrently, it waits only for the read
+//! that was recorded last. Registered streams need no more, since the allocator tracks them. Pass streams that are not
+//! registered, and streams that read through views or as arguments of kernels, to [`Block::record_stream`].
+//!
+//! The memory always belongs to the allocator. cudarc never frees it.
 
 mod error;
 mod slice;
@@ -66,10 +68,10 @@ pub use self::slice::BlockSlice;
 use crate::core::{Block, Pool, StreamId};
 use crate::driver::DriverEvents;
 
-/// The handle that means a different stream on every thread.
+/// The driver's handle of the per-thread default stream, `CU_STREAM_PER_THREAD`.
 const PER_THREAD: usize = 2;
 
-/// A cudarc context for this workspace.
+/// A cudarc context whose streams an allocator can use.
 #[derive(Debug)]
 pub struct Adopted {
     cuda: Arc<CudaContext>,
@@ -78,10 +80,11 @@ pub struct Adopted {
 }
 
 impl Adopted {
-    /// Looks up the same context in the driver that the process has loaded.
+    /// Retains the same context in the driver that this process has loaded.
     ///
     /// # Errors
-    /// [`CudarcError::NotPrimary`], [`CudarcError::NotShared`]; [`CudarcError::Driver`] if the driver is out of reach.
+    /// [`CudarcError::NotPrimary`], [`CudarcError::NotShared`]; [`CudarcError::Driver`] if the driver cannot be loaded,
+    /// or the context not be retained.
     pub fn new(cuda: &Arc<CudaContext>) -> Result<Self, CudarcError> {
         let ordinal = cuda.ordinal();
         if !cuda.is_primary() {
@@ -97,20 +100,20 @@ impl Adopted {
         Ok(Self { cuda: cuda.clone(), context, events })
     }
 
-    /// The context for the allocator's source.
+    /// Returns the context, for the allocator's source.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// The streams for the allocator. Several allocators may share them.
+    /// Returns the streams, for the allocator. Several allocators may share them.
     #[must_use]
     pub fn events(&self) -> &Arc<DriverEvents> {
         &self.events
     }
 
-    /// Registers a stream and keeps it, until [`forget`](Self::forget). Returns the allocator's number for
-    /// it. Registering it again is no error.
+    /// Registers a stream, and keeps it alive until [`forget`](Self::forget). Returns its number for the allocator,
+    /// which is the same if the stream is registered already.
     ///
     /// # Errors
     /// [`CudarcError::OtherContext`], [`CudarcError::PerThreadStream`].
@@ -123,29 +126,28 @@ impl Adopted {
         if handle.addr() == PER_THREAD {
             return Err(CudarcError::PerThreadStream);
         }
-        // SAFETY: a stream of this context, as checked, which cudarc destroys when the last `Arc` of it goes.
+        // SAFETY: the stream is of this context, as checked above. cudarc destroys it only when its last `Arc` is
+        // dropped.
         let stream = unsafe { Stream::kept_by(&self.context, handle, stream.clone()) };
         Ok(self.events.register(&stream))
     }
 
-    /// Removes a registered stream, like [`DriverEvents::forget`].
+    /// Removes a registered stream, like [`DriverEvents::forget`]. Does nothing if the stream is not registered.
     pub fn forget(&self, stream: &CudaStream) {
         if let Some(number) = self.events.number_of(stream.cu_stream().cast()) {
             self.events.forget(number);
         }
     }
 
-    /// Allocates memory for `len` elements from `pool`, for use on `stream` from now on; registers the
-    /// stream.
+    /// Registers `stream`, and allocates memory for `len` elements from `pool`, for use on `stream` from now on.
     ///
     /// # Errors
-    /// [`CudarcError::Alloc`] if the pool fails, also for zero or too many bytes;
-    /// [`CudarcError::ForeignBlock`] if the pool's allocator has other [`events`](Self::events); else as
-    /// [`register`](Self::register) and [`slice`](Self::slice).
+    /// [`CudarcError::Alloc`] if the pool fails, also for zero or too many bytes. [`CudarcError::ForeignBlock`] if the
+    /// pool's allocator was not made with these [`events`](Self::events). Otherwise as [`register`](Self::register) and
+    /// [`slice`](Self::slice).
     ///
     /// # Safety
-    /// The memory is uninitialised: it must be written before it is read, unless every bit pattern is a valid
-    /// `T`.
+    /// The memory is not initialised. It must be written before it is read, unless every bit pattern is a valid `T`.
     #[track_caller]
     pub unsafe fn alloc<T: DeviceRepr>(
         &self,
@@ -156,11 +158,11 @@ impl Adopted {
         let number = self.register(stream)?;
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
         let block = pool.allocate(bytes, number)?;
-        // SAFETY: the caller's word.
+        // SAFETY: the caller keeps the contract.
         unsafe { self.slice(block, stream, len) }
     }
 
-    /// Like [`alloc`](Self::alloc), set to zeros on the stream.
+    /// Like [`alloc`](Self::alloc), and enqueues a fill with zeros on the stream.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc), and [`CudarcError::Cuda`].
@@ -171,21 +173,23 @@ impl Adopted {
         stream: &Arc<CudaStream>,
         len: usize,
     ) -> Result<BlockSlice<T>, CudarcError> {
-        // SAFETY: set on its stream before anybody else has it; cudarc orders other streams after that.
+        // SAFETY: the memory is set to zeros on its stream before anybody else has the slice. cudarc orders uses on
+        // other streams after that.
         let mut slice = unsafe { self.alloc(pool, stream, len) }?;
         stream.memset_zeros(&mut slice)?;
         Ok(slice)
     }
 
-    /// Makes a slice of `len` elements from the block's first byte on. `stream` is the block's own.
+    /// Makes a slice of `len` elements that begins at the block's first byte. `stream` must be the stream on which the
+    /// block was allocated.
     ///
     /// # Errors
-    /// The block is freed then. [`CudarcError::ForeignBlock`] if it is not of an allocator with these
-    /// [`events`](Self::events), or not of this stream; [`CudarcError::TooLong`]; [`CudarcError::Cuda`] if cudarc
-    /// cannot make the slice's events.
+    /// An error frees the block. [`CudarcError::ForeignBlock`] if the block's allocator was not made with these
+    /// [`events`](Self::events), or `stream` is not the block's; [`CudarcError::TooLong`]; [`CudarcError::Alignment`];
+    /// [`CudarcError::Cuda`] or [`CudarcError::Panicked`] if cudarc cannot make the slice.
     ///
     /// # Safety
-    /// The block holds `len` elements, or they are written before they are read.
+    /// The block must hold `len` valid elements, or they must be written before they are read.
     pub unsafe fn slice<T: DeviceRepr>(
         &self,
         block: Block,

@@ -1,4 +1,4 @@
-//! A block as a slice of cudarc.
+//! Blocks as slices of cudarc.
 
 use std::fmt;
 use std::mem::{self, ManuallyDrop};
@@ -19,23 +19,26 @@ use crate::driver::DriverEvents;
 /// A block as typed memory of cudarc, made by [`Adopted`](super::Adopted). Dropping it frees the block on its stream.
 ///
 /// It can be passed wherever cudarc takes a [`DevicePtr`] or [`DevicePtrMut`], and as a kernel's argument. It
-/// lends a [`CudaSlice`] for reading (and so [`CudaView`](::cudarc::driver::CudaView)s), and
-/// [`CudaViewMut`]s. cudarc cannot make a view of a pointer, so this holds a `CudaSlice` over the block
-/// ([`CudaStream::upgrade_device_ptr`]), which is never dropped but [leaked](CudaSlice::leak). That slice is
-/// never given out by value or `&mut`, since code that moves it out could free it.
+/// dereferences to a [`CudaSlice`], for reading and for [`CudaView`](::cudarc::driver::CudaView)s, and makes
+/// [`CudaViewMut`]s.
+///
+/// cudarc cannot make a view from a pointer. So this type holds a `CudaSlice` over the block
+/// ([`CudaStream::upgrade_device_ptr`]), which it [leaks](CudaSlice::leak) instead of dropping it. It never gives that
+/// slice out by value or by `&mut`, since a caller could then move it out, and free the memory by dropping it.
 pub struct BlockSlice<T> {
-    // The first field, so that the stream waits for other streams' uses before the block is freed on it.
+    // The first field, because fields are dropped in order: dropping this makes the block's stream wait for the uses by
+    // other streams, before the block is freed on that stream.
     lent: Lent<T>,
     block: Block,
     events: Arc<DriverEvents>,
 }
 
-/// A slice over memory that cudarc does not own.
+/// A slice over memory that cudarc does not own. Dropping it leaks the slice, which does not free the memory.
 struct Lent<T>(ManuallyDrop<CudaSlice<T>>);
 
 impl<T> Drop for Lent<T> {
     fn drop(&mut self) {
-        // SAFETY: nobody uses it after its drop.
+        // SAFETY: the field is not used after this drop.
         unsafe { ManuallyDrop::take(&mut self.0) }.leak();
     }
 }
@@ -54,51 +57,53 @@ impl<T> BlockSlice<T> {
         if len.checked_mul(size).is_none_or(|wanted| wanted as u64 > bytes) {
             return Err(CudarcError::TooLong { len, size, bytes });
         }
-        // An error that an earlier call left in the context would otherwise cause a panic in this call.
+        // Without this check, an error that an earlier call left in the context would make `upgrade_device_ptr` panic.
         stream.context().check_err()?;
         let address = block.address();
-        // SAFETY: the block is allocated as long as the slice is used, and long enough; `Adopted::slice` asked its
-        // caller for the elements.
+        // SAFETY: the block stays allocated while the slice is used, and has enough bytes, as checked above. The caller
+        // of `Adopted::slice` promises that the elements are valid or written before they are read.
         let upgrade = || unsafe { stream.upgrade_device_ptr::<T>(address, len) };
         let slice = catch_unwind(AssertUnwindSafe(upgrade))
             .map_err(|payload| CudarcError::of_panic(payload.as_ref()))?;
         let mut slice = Self { lent: Lent(ManuallyDrop::new(slice)), block, events };
-        // The memory is free in the order of its own stream only, so the first use by others must come after
-        // this.
+        // Records a write on the block's stream. Earlier uses of the memory are ordered with that stream only, so the
+        // first use on another stream must wait for this event.
         drop(slice.device_ptr_mut(stream));
         Ok(slice)
     }
 
-    /// The block.
+    /// Returns the block.
     #[must_use]
     pub fn block(&self) -> &Block {
         &self.block
     }
 
-    /// Returns the block; on the device, its stream waits for the uses by other streams.
+    /// Returns the block. The block's stream waits, on the device, for the uses by other streams that cudarc has
+    /// recorded.
     #[must_use]
     pub fn into_block(self) -> Block {
         self.block
     }
 
-    /// A mutable view of all of it.
+    /// Returns a mutable view of all elements.
     pub fn as_view_mut(&mut self) -> CudaViewMut<'_, T> {
         self.lent.0.as_view_mut()
     }
 
-    /// A mutable view of some elements; `None` if there are not enough.
+    /// Returns a mutable view of the elements in `bounds`; `None` if `bounds` exceed the slice.
     pub fn try_slice_mut(&mut self, bounds: impl RangeBounds<usize>) -> Option<CudaViewMut<'_, T>> {
         self.lent.0.try_slice_mut(bounds)
     }
 
-    /// Mutable views of its two parts; `None` if there are fewer than `mid` elements.
+    /// Returns mutable views of the elements before index `mid` and of those from `mid` on; `None` if there are fewer
+    /// than `mid` elements.
     pub fn try_split_at_mut(&mut self, mid: usize) -> Option<(CudaViewMut<'_, T>, CudaViewMut<'_, T>)> {
         self.lent.0.try_split_at_mut(mid)
     }
 }
 
-/// Has a block of stream `own` kept back for work that is enqueued on `stream` now; says what cudarc has to do at its
-/// end.
+/// Records with the allocator that work enqueued on `stream` uses a block of stream `own`. Returns the guard that
+/// cudarc drops after enqueuing the work: `guard`, or one that synchronises `stream`.
 fn used_on<'a>(
     (own, block, events): (&CudaStream, &Block, &DriverEvents),
     stream: &'a CudaStream,
@@ -108,11 +113,12 @@ fn used_on<'a>(
         return guard;
     }
     if stream.context() != own.context() {
-        // Events are recorded in their own context only: the host waits.
+        // An event can be recorded only in its own context, so the host waits for the work instead.
         mem::forget(guard);
         return SyncOnDrop::sync_stream(stream);
     }
-    // For other streams, and in symmetric pools, what cudarc records is waited for when the slice goes.
+    // A stream that is not registered is ordered by cudarc's events alone: the block's stream waits for them when the
+    // slice is dropped. The same holds if `record_stream` fails.
     if let Some(number) = events.number_of(stream.cu_stream().cast()) {
         let _ = block.record_stream(number);
     }
@@ -153,14 +159,14 @@ impl<T> DevicePtrMut<T> for BlockSlice<T> {
     }
 }
 
-// SAFETY: as a `CudaSlice`, which it hands on.
+// SAFETY: the argument is passed on as a `CudaSlice`, for which cudarc ensures the contract.
 unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b BlockSlice<T>> for LaunchArgs<'a> {
     fn arg(&mut self, arg: &'b BlockSlice<T>) -> &mut Self {
         self.arg(&*arg.lent.0)
     }
 }
 
-// SAFETY: as above; of the `&mut` nothing but the address and the events is kept.
+// SAFETY: as above. Of the `&mut CudaSlice`, cudarc keeps only the address and the events.
 unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b mut BlockSlice<T>> for LaunchArgs<'a> {
     fn arg(&mut self, arg: &'b mut BlockSlice<T>) -> &mut Self {
         self.arg(&mut *arg.lent.0)

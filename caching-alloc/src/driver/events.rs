@@ -1,4 +1,4 @@
-//! The driver's streams and events behind the allocator's opaque numbers.
+//! Translates the allocator's numbers of streams and events to the driver's streams and events.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use cuda_driver::{Context, Error, Event, EventFlags, Stream};
 
 use crate::core::{EventError, EventId, StreamEvents, StreamId};
 
-/// Ordering between the streams of one device, by events without timing that are reused.
+/// Orders the streams of one device by events of the driver. The events have no timing, and are reused.
 ///
 /// A stream must be [registered](Self::register) before its number is passed to the allocator.
 #[derive(Debug)]
@@ -23,8 +23,8 @@ pub struct DriverEvents {
     captures: Arc<AtomicUsize>,
 }
 
-/// The known streams. Numbers are never reused, unlike the driver's handles: memory that was freed on a
-/// destroyed stream must not appear to be another stream's.
+/// The registered streams. Unlike the driver's handles, numbers are never reused. Otherwise memory that was freed on a
+/// destroyed stream could be taken for memory of a new stream.
 #[derive(Debug, Default)]
 struct Streams {
     known: HashMap<StreamId, Stream>,
@@ -33,14 +33,15 @@ struct Streams {
 }
 
 impl DriverEvents {
-    /// Events of a context's device, whose streams are captured by [`Stream::begin_capture`] only.
+    /// Makes events in `context`, for streams that are captured only by [`Stream::begin_capture`]. A hit does not
+    /// notice captures that begin in another way.
     #[must_use]
     pub fn new(context: &Context) -> Self {
         Self::with(context, context.driver().open_captures().clone())
     }
 
-    /// Like [`new`](Self::new), for streams whose captures are not counted: the driver is asked at every
-    /// request.
+    /// Like [`new`](Self::new), for streams whose captures may begin in any way. Every request queries the driver
+    /// whether its stream captures.
     #[cfg(feature = "cudarc")]
     pub(crate) fn with_uncounted_captures(context: &Context) -> Self {
         Self::with(context, Arc::new(AtomicUsize::new(1)))
@@ -57,8 +58,8 @@ impl DriverEvents {
         }
     }
 
-    /// Registers a stream, and returns its number for the allocator. The number stays the same until
-    /// [`forget`](Self::forget), which keeps the stream alive until then, and is never another stream's.
+    /// Registers a stream, and returns its number for the allocator: the same number if the stream is registered
+    /// already. Keeps the stream alive until [`forget`](Self::forget). A number is never reused for another stream.
     pub fn register(&self, stream: &Stream) -> StreamId {
         let mut streams = lock(&self.streams);
         let handle = stream.raw().addr();
@@ -72,15 +73,15 @@ impl DriverEvents {
         id
     }
 
-    /// The number of the stream with this handle, if it was [registered](Self::register).
+    /// Returns the number of the stream with this handle; `None` if it is not [registered](Self::register).
     #[must_use]
     pub fn number_of(&self, handle: CUstream) -> Option<StreamId> {
         lock(&self.streams).by_handle.get(&handle.addr()).copied()
     }
 
-    /// Forgets a stream. The allocator must not use its number any more: such calls fail. Memory that the
-    /// allocator has cached under its number is released when memory is scarce or trimmed, or at once if
-    /// [`Allocator::forget_stream`](crate::core::Allocator::forget_stream) was called before this.
+    /// Removes a stream, and drops the handle that kept it alive. Calls with its number fail from now on. Memory that
+    /// the allocator has cached under the number is released when memory is scarce or trimmed. To release it at once,
+    /// call [`Allocator::forget_stream`](crate::core::Allocator::forget_stream) before this.
     pub fn forget(&self, stream: StreamId) {
         let mut streams = lock(&self.streams);
         let gone = streams.known.remove(&stream);
@@ -170,14 +171,14 @@ impl StreamEvents for DriverEvents {
     }
 }
 
-/// The allocator passed the number of a stream that this adapter does not know.
+/// The allocator passed the number of a stream that is not registered.
 #[derive(Debug, thiserror::Error)]
-#[error("{0} is unknown here, or was forgotten: register the stream before its number is used")]
+#[error("{0} is not registered here, or was forgotten: register the stream before its number is used")]
 struct UnknownStream(StreamId);
 
-/// The number is not that of a live event.
+/// The allocator passed the number of an event that does not exist.
 #[derive(Debug, thiserror::Error)]
-#[error("event {} is not recorded here, or was given back", .0.0)]
+#[error("event {} was not recorded here, or was recycled", .0.0)]
 struct UnknownEvent(EventId);
 
 fn failed(call: &'static str) -> impl FnOnce(Error) -> EventError {

@@ -1,19 +1,23 @@
-//! The allocator's upstream on a real device: segment sources, and ordering of streams.
+//! Sources of segments on a real device, and ordering of its streams.
 //!
 //! | type | implements |
 //! | --- | --- |
-//! | [`DriverSource`] | [`SegmentSource`](crate::core::SegmentSource) from `cuMemAlloc`: for memory that stays in the process |
-//! | [`VirtualMemorySource`] | the same from fixed virtual-memory segments, for memory shared with peers, communicators and other processes; and [`PageSource`](crate::core::PageSource): movable pages, for one device alone |
-//! | [`PinnedHostSource`] | [`SegmentSource`](crate::core::SegmentSource) from `cuMemHostAlloc`: pinned memory of the host |
-//! | [`PinnedAllocator`] | an allocator over it, with [blocks](PinnedBlock) that the host may access |
+//! | [`DriverSource`] | [`SegmentSource`](crate::core::SegmentSource) from `cuMemAlloc`, for memory that is not shared with other processes |
+//! | [`VirtualMemorySource`] | [`SegmentSource`](crate::core::SegmentSource) from virtual memory, for memory shared with peers, communicators and other processes; [`PageSource`](crate::core::PageSource) of pages that one device accesses |
+//! | [`PinnedHostSource`] | [`SegmentSource`](crate::core::SegmentSource) from `cuMemHostAlloc`, for pinned host memory |
+//! | [`PinnedAllocator`] | an allocator over a [`PinnedHostSource`], with [blocks](PinnedBlock) that the host may access |
 //! | [`DriverEvents`] | [`StreamEvents`](crate::core::StreamEvents) from the driver's streams and events |
 //!
-//! Everything here may be called while a stream captures: the thread's capture mode is relaxed for calls
-//! refused during a capture, since memory and events of the allocator are not part of the capture.
+//! Everything here may be called while a stream captures. Calls that the driver would refuse during a capture run with
+//! the thread's capture mode relaxed. That is correct because memory and events of the allocator are not part of the
+//! capture.
 //!
-//! Invariants: a segment is returned to the driver exactly once, through the source that made it. A failure
-//! while making a segment leaks nothing. No lock is held during driver calls, except that of the range in
-//! which pages are mapped.
+//! Invariants:
+//! - A segment is returned to the driver exactly once, through the source that made it.
+//! - A failure while making a segment leaks nothing.
+//! - No lock is held during driver calls, with two exceptions: the lock of a reserved range while its pages are mapped,
+//!   enabled or unmapped, and the lock of a [contiguous row](VirtualMemorySource::in_a_row) while a segment is placed
+//!   in it.
 
 mod events;
 mod pages;
@@ -32,11 +36,11 @@ pub use self::plain::DriverSource;
 pub use self::virtual_memory::{Sharing, VirtualMemorySource};
 use crate::core::{MemoryInfo, SegmentMemory, SourceError};
 
-/// The size, and the alignment, that segments are multiples of, in bytes: the page size of the devices, and what
-/// communication libraries of every release accept.
+/// The alignment of segments in bytes. Sizes of segments are multiples of it too. It is the page size of the devices,
+/// and all releases of the communication libraries accept it.
 const SEGMENT_GRANULARITY: u64 = 2 << 20;
 
-/// The segments of a source that are out, by address.
+/// The live segments of a source, keyed by address.
 #[derive(Debug)]
 struct Segments<T>(Mutex<HashMap<u64, T>>);
 
@@ -64,16 +68,16 @@ impl<T> Segments<T> {
     }
 }
 
-/// A segment was given to a source that did not make it, or that has taken it back already.
+/// A segment was released to a source that did not make it, or that has released it already.
 #[derive(Debug, thiserror::Error)]
-#[error("{} bytes at {:#x} are no segment of this source, or have been given back already", .0.bytes, .0.address)]
+#[error("{} bytes at {:#x} are not a segment of this source, or have been released already", .0.bytes, .0.address)]
 struct NotOfThisSource(SegmentMemory);
 
 fn not_of_this_source(memory: &SegmentMemory) -> SourceError {
-    SourceError::Failed { call: "giving a segment back", source: Box::new(NotOfThisSource(*memory)) }
+    SourceError::Failed { call: "releasing a segment", source: Box::new(NotOfThisSource(*memory)) }
 }
 
-/// Converts a driver's failure to the error of a source; the allocator requested `wanted` bytes.
+/// Converts an error of the driver to one of a source. `wanted` is the number of bytes requested.
 fn source_error(call: &'static str, wanted: u64, error: Error) -> SourceError {
     if error.is_out_of_memory() {
         SourceError::OutOfMemory { wanted }
@@ -86,7 +90,7 @@ fn failed(call: &'static str) -> impl FnOnce(Error) -> SourceError {
     move |error| SourceError::Failed { call, source: Box::new(error) }
 }
 
-/// A size of the allocator in the driver's terms.
+/// Converts a size in bytes to `usize`. A size that does not fit is an out-of-memory error.
 fn host_size(bytes: u64) -> Result<usize, SourceError> {
     usize::try_from(bytes).map_err(|_| SourceError::OutOfMemory { wanted: bytes })
 }

@@ -1,4 +1,4 @@
-//! Pages of virtual memory that are mapped where they are needed.
+//! Pages: physical memory that can be mapped at several addresses, and moved by mapping it elsewhere.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,40 +9,41 @@ use super::virtual_memory::VirtualMemorySource;
 use super::{failed, host_size, source_error};
 use crate::core::{PageSource, SegmentMemory, SegmentSource as _, SourceError};
 
-/// The live pages and ranges of a source.
+/// The live pages and reserved address ranges of a source.
 #[derive(Debug, Default)]
 pub(super) struct Pages {
-    /// Keyed by the driver's handle, which is the token.
+    /// Keyed by token, which is the driver's handle.
     pages: Mutex<HashMap<u64, Page>>,
-    /// Keyed by first address.
+    /// Keyed by the first address.
     ranges: Mutex<BTreeMap<u64, Arc<Mutex<Range>>>>,
 }
 
 #[derive(Debug)]
 struct Page {
     memory: PhysicalMemory,
-    /// The number of its known mappings.
+    /// The number of mappings that were made and not successfully removed.
     mappings: u32,
 }
 
 #[derive(Debug)]
 struct Range {
     table: PageTable,
-    /// No page is mapped here any more; the addresses are released with the last page.
+    /// True after `unreserve`: no further page will be mapped here, and the addresses are released when the last page
+    /// is unmapped.
     is_closing: bool,
 }
 
-/// The allocator named a page or a range that this source does not have.
+/// The allocator passed a page or a range that does not exist, or cannot be used in this way.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 enum PageError {
-    #[error("page {token:#x} is none of this source's, or has been taken back already")]
+    #[error("page {token:#x} is not of this source, or has been released already")]
     NoPage { token: u64 },
     #[error("page {token:#x} has {found} bytes, not {bytes}")]
     Length { token: u64, bytes: u64, found: usize },
     #[error("{bytes} bytes at {address:#x} lie in no range that was reserved here")]
     NoRange { address: u64, bytes: u64 },
-    #[error("page {token:#x} is still mapped {mappings} times: it goes when its addresses do")]
+    #[error("page {token:#x} is still mapped {mappings} times: its memory is released with the last mapping")]
     Mapped { token: u64, mappings: u32 },
 }
 
@@ -55,7 +56,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Pages {
-    /// The physical memory at an address, if a page is mapped there and begins there.
+    /// Returns the physical memory of the page whose mapping begins at `address`; `None` if there is none.
     pub(super) fn physical(&self, address: u64) -> Option<PhysicalMemory> {
         let (base, range) = self.range(address, 1).ok()?;
         let range = lock(&range);
@@ -63,12 +64,12 @@ impl Pages {
         (base + start as u64 == address).then(|| memory.clone())
     }
 
-    /// Returns true if a page with this token is mapped at this address.
+    /// Returns true if the page with the token of `memory` is mapped at the address of `memory`.
     pub(super) fn has(&self, memory: &SegmentMemory) -> bool {
         self.physical(memory.address).is_some_and(|page| page.raw() == memory.token)
     }
 
-    /// The range that contains some addresses, and its first address.
+    /// Returns the first address of the reserved range that contains `bytes` bytes at `address`, and the range.
     fn range(&self, address: u64, bytes: u64) -> Result<(u64, Arc<Mutex<Range>>), PageError> {
         let found =
             lock(&self.ranges).range(..=address).next_back().map(|(base, range)| (*base, range.clone()));
@@ -80,7 +81,7 @@ impl Pages {
         found.filter(fits).ok_or(PageError::NoRange { address, bytes })
     }
 
-    /// The physical memory of a page, if it has this length.
+    /// Returns the physical memory of a page. Returns an error unless its length is `bytes`.
     fn page(&self, token: u64, bytes: u64) -> Result<PhysicalMemory, PageError> {
         let pages = lock(&self.pages);
         let Page { memory, .. } = pages.get(&token).ok_or(PageError::NoPage { token })?;
@@ -98,7 +99,8 @@ impl Pages {
         }
     }
 
-    /// Unmaps whole pages by one call. The range is released with its last page, if it was unreserved.
+    /// Unmaps whole pages by one driver call. If the range was unreserved and this was its last page, its addresses are
+    /// released too.
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), SourceError> {
         const CALL: &str = "cuMemUnmap";
         let (base, range) = self.range(address, bytes).map_err(wrong(CALL))?;
@@ -130,7 +132,7 @@ impl Pages {
         }
     }
 
-    /// Releases a page with its one mapping.
+    /// Unmaps a page and releases it. Tries both, and returns the first error.
     pub(super) fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
         let unmapped = self.unmap(memory.address, memory.bytes);
         let discarded = self.discard(memory.token, memory.bytes);
@@ -138,9 +140,8 @@ impl Pages {
     }
 }
 
-/// Pages are for their own device alone: no peer can access them, since each peer would make every move
-/// slower by orders of magnitude. Addresses are kept together with pages that could not be unmapped there,
-/// and released with them.
+/// Only the source's own device can access pages: each peer would make every mapping slower by orders of magnitude. If
+/// pages cannot be unmapped, they and their addresses are kept until the range is released, which tries again.
 impl PageSource for VirtualMemorySource {
     fn reserve(&self, bytes: u64) -> Result<u64, SourceError> {
         let (size, alignment) = (host_size(bytes)?, host_size(self.granularity())?);
@@ -161,7 +162,7 @@ impl PageSource for VirtualMemorySource {
             range.table.pages().len() == 0
         };
         let gone = if is_empty { ranges.remove(&address) } else { None };
-        // Dropped, and with it the addresses given back, while no lock is held.
+        // Dropping the range releases its addresses by a driver call, so no lock may be held.
         drop(ranges);
         drop((range, gone));
     }

@@ -1,4 +1,4 @@
-//! Segments from the driver's plain allocator.
+//! Segments from `cuMemAlloc`.
 
 use cuda_driver::Context;
 use cuda_driver::graph::RelaxedCapture;
@@ -7,8 +7,8 @@ use cuda_driver::memory::DeviceMemory;
 use super::{SEGMENT_GRANULARITY, Segments, failed, host_size, memory_info, source_error};
 use crate::core::{MemoryInfo, SegmentMemory, SegmentSource, SourceError};
 
-/// Segments from `cuMemAlloc`. They need no setup, and every peer with access to the device can access them.
-/// They are not exportable as descriptors, and releasing one waits for the device.
+/// Segments from `cuMemAlloc`. They need no setup, and every peer with access to the device can access them. They
+/// cannot be exported as file descriptors or fabric handles, and releasing one waits for the device.
 #[derive(Debug)]
 pub struct DriverSource {
     context: Context,
@@ -16,7 +16,7 @@ pub struct DriverSource {
 }
 
 impl DriverSource {
-    /// Segments of the context's device.
+    /// Makes a source of segments of the context's device.
     #[must_use]
     pub fn new(context: &Context) -> Self {
         Self { context: context.clone(), segments: Segments::default() }

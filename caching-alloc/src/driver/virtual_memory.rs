@@ -1,4 +1,4 @@
-//! Fixed segments of virtual memory.
+//! Segments of virtual memory at fixed addresses.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -11,42 +11,42 @@ use crate::core::{
     MemoryInfo, PageSource, SegmentMemory, SegmentSource, ShareHandle, ShareKind, SourceError,
 };
 
-/// Users outside of the device that may access the segments of a [`VirtualMemorySource`].
+/// Other devices and processes that may access the segments of a [`VirtualMemorySource`].
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Sharing {
     /// The handle types for exporting the memory to other processes.
     pub handle_types: HandleTypes,
-    /// Devices of this process, besides the memory's own, that may read and write it. Each makes mapping slower by
-    /// orders of magnitude: milliseconds instead of µs.
+    /// Devices of this process that may read and write the memory, in addition to the memory's own device. Each of them
+    /// makes mapping slower by orders of magnitude: milliseconds instead of µs.
     pub peers: Vec<Device>,
 }
 
 impl Sharing {
-    /// No other user: the fastest.
+    /// Shares the memory with no other device or process. Mapping is fastest.
     #[must_use]
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// Other processes of the host, by file descriptors ([`VirtualMemorySource::physical`]).
+    /// Shares the memory with other processes of the host, by file descriptors ([`VirtualMemorySource::physical`]).
     #[must_use]
     pub fn by_descriptor() -> Self {
         Self { handle_types: HandleTypes::POSIX_FD, peers: Vec::new() }
     }
 
-    /// Other processes, by every handle type that the driver [grants](HandleTypes::granted): file
-    /// descriptors, and fabric handles if available, for other hosts too.
+    /// Shares the memory with other processes, by every handle type that the driver [grants](HandleTypes::granted):
+    /// file descriptors, and, if available, fabric handles, which also reach processes of other hosts.
     ///
     /// # Errors
-    /// [`SourceError::OutOfMemory`] if the device has no memory left for the attempt.
+    /// [`SourceError::OutOfMemory`] if the device has no memory left for the test allocation.
     pub fn granted(context: &Context) -> Result<Self, SourceError> {
         let handle_types = HandleTypes::granted(context)
             .map_err(|error| source_error("cuMemCreate", SEGMENT_GRANULARITY, error))?;
         Ok(Self { handle_types, ..Self::none() })
     }
 
-    /// Adds other devices of this process.
+    /// Also shares the memory with the devices `peers` of this process.
     #[must_use]
     pub fn with_peers(mut self, peers: impl IntoIterator<Item = Device>) -> Self {
         self.peers.extend(peers);
@@ -54,11 +54,11 @@ impl Sharing {
     }
 }
 
-/// Segments that never move or change: each is one physical handle, mapped once into one reservation, whole.
-/// Communicators can register such memory, peers can map it and other processes can import it. Bases and
-/// sizes are multiples of 2 MiB, and of the driver's granularity if that is larger.
+/// A source of segments at fixed addresses. Each segment is one physical allocation, mapped once and as a whole.
+/// Communicators can register such memory, peers can access it, and other processes can import it. Addresses and sizes
+/// are multiples of 2 MiB, or of the driver's granularity if that is larger.
 ///
-/// Without peers it also makes pages for [re-mappable](crate::core::PoolKind::Remappable) pools.
+/// A source without peers also makes pages for [re-mappable](crate::core::PoolKind::Remappable) pools.
 #[derive(Debug)]
 pub struct VirtualMemorySource {
     pub(super) context: Context,
@@ -69,17 +69,18 @@ pub struct VirtualMemorySource {
     row: Option<Mutex<Row>>,
 }
 
-/// The place of the next segment in a contiguous row.
+/// The reservation in which segments are placed at adjacent addresses.
 #[derive(Debug)]
 struct Row {
-    /// Bytes to reserve at a time.
+    /// Bytes of a new reservation, unless a segment needs more.
     range: usize,
     reservation: Option<Reservation>,
     used: usize,
 }
 
 impl Row {
-    /// Places a segment of `size` bytes: behind the last one, or in a new reservation if there is no room.
+    /// Returns the reservation and the offset in bytes for a segment of `size` bytes: directly after the last segment,
+    /// or at the start of a new reservation if the rest is too small.
     fn place(
         &mut self,
         size: usize,
@@ -99,11 +100,12 @@ impl Row {
 }
 
 impl VirtualMemorySource {
-    /// Segments of the context's device, for its own use and that of the users in `sharing`.
+    /// Makes a source of segments of the context's device. That device, and the devices and processes in `sharing`, may
+    /// access them.
     ///
     /// # Errors
-    /// [`SourceError::Failed`] if the driver or the device has no virtual memory, or cannot export it in the way asked
-    /// for.
+    /// [`SourceError::Failed`] if the driver or the device does not support virtual memory, or not the handle types of
+    /// `sharing`.
     pub fn new(context: &Context, sharing: Sharing) -> Result<Self, SourceError> {
         let granularity = Granularity::of(context.device(), sharing.handle_types)
             .map_err(failed("cuMemGetAllocationGranularity"))?;
@@ -118,11 +120,11 @@ impl VirtualMemorySource {
         })
     }
 
-    /// Places segments one behind the other, in reservations as large as the device's memory: from NCCL
-    /// 2.30.3 on a window may span several of them. Addresses of released segments are not reused.
+    /// Places segments at adjacent addresses, in reservations as large as the device's memory. From NCCL 2.30.3 on, one
+    /// window can then span several segments. Addresses of released segments are not reused.
     ///
     /// # Errors
-    /// [`SourceError::Failed`] if the driver does not tell how much memory the device has.
+    /// [`SourceError::Failed`] from `cuDeviceTotalMem`.
     pub fn in_a_row(self) -> Result<Self, SourceError> {
         let total = self.context.device().total_memory().map_err(failed("cuDeviceTotalMem"))?;
         let range = total.next_multiple_of(host_size(self.granularity)?);
@@ -130,9 +132,11 @@ impl VirtualMemorySource {
         Ok(Self { row: Some(Mutex::new(row)), ..self })
     }
 
-    /// The physical memory of the live segment, or of the page, that starts at `address`: for exporting it,
-    /// or mapping it once more. A clone of the handle keeps the memory alive beyond the segment's end. The
-    /// caller must ensure that nobody uses the address then, and must hold a page that it exports.
+    /// Returns the physical memory of the live segment or page that starts at `address`, for exporting it or mapping it
+    /// once more; `None` if there is none.
+    ///
+    /// The handle keeps the memory alive even after the segment is released. The caller must ensure that nobody uses
+    /// the address after that. A page must be [held](crate::core::Hold) while it is exported.
     #[must_use]
     pub fn physical(&self, address: u64) -> Option<PhysicalMemory> {
         self.segments
@@ -140,7 +144,7 @@ impl VirtualMemorySource {
             .or_else(|| self.pages.physical(address))
     }
 
-    /// Devices besides the memory's own that may access it.
+    /// Returns the devices other than the memory's own that may access it.
     fn peers(&self) -> impl Iterator<Item = &Device> {
         self.sharing.peers.iter().filter(|peer| *peer != self.context.device())
     }
@@ -150,7 +154,7 @@ impl VirtualMemorySource {
         let alignment = host_size(self.granularity)?;
         let memory = PhysicalMemory::create(&self.context, size, self.sharing.handle_types)
             .map_err(|error| source_error("cuMemCreate", bytes, error))?;
-        // Running out of addresses is not reported as out of memory, since releasing segments would not help.
+        // A lack of addresses is not reported as out of memory, since releasing segments would not help.
         let reserve = |size| {
             Reservation::new(self.context.driver(), size, alignment).map_err(failed("cuMemAddressReserve"))
         };

@@ -5,7 +5,7 @@ use std::hash::Hash;
 
 use crate::core::{EventError, SourceError};
 
-/// A call of a [`HostSource`](super::HostSource).
+/// A kind of call of a [`HostSource`](super::HostSource).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the methods' names")]
 pub enum SourceCall {
@@ -21,7 +21,7 @@ pub enum SourceCall {
 }
 
 impl SourceCall {
-    /// All of them except `unreserve`, which cannot fail.
+    /// All kinds of calls. `unreserve` is not among them, because it cannot fail.
     pub const ALL: [Self; 9] = [
         Self::Allocate,
         Self::Release,
@@ -35,7 +35,7 @@ impl SourceCall {
     ];
 }
 
-/// A call of [`HostStreams`](super::HostStreams).
+/// A kind of call of [`HostStreams`](super::HostStreams).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the methods' names")]
 pub enum StreamCall {
@@ -48,7 +48,7 @@ pub enum StreamCall {
 }
 
 impl StreamCall {
-    /// All of them.
+    /// All kinds of calls.
     pub const ALL: [Self; 6] = [
         Self::Record,
         Self::Query,
@@ -59,7 +59,7 @@ impl StreamCall {
     ];
 }
 
-/// The calls of a kind that fail, and the error.
+/// Which calls of a kind fail, and with which error.
 #[derive(Debug, Clone, Copy)]
 pub struct Failing {
     after: u64,
@@ -68,20 +68,20 @@ pub struct Failing {
 }
 
 impl Failing {
-    /// The one after `calls` further calls.
+    /// Lets `calls` further calls pass, and makes the next one fail.
     #[must_use]
     pub fn once(calls: u64) -> Self {
         Self { after: calls, for_ever: false, scarce: false }
     }
 
-    /// Every one after `calls` further calls.
+    /// Lets `calls` further calls pass, and makes all later ones fail.
     #[must_use]
     pub fn for_ever(calls: u64) -> Self {
         Self { for_ever: true, ..Self::once(calls) }
     }
 
-    /// Makes the failure an out-of-memory error, for calls that can have one: an allocation, a page, a
-    /// mapping.
+    /// Makes the failure an out-of-memory error. Use it for calls that can fail so: those that allocate a segment,
+    /// create a page or map one.
     #[must_use]
     pub fn for_want_of_memory(self) -> Self {
         Self { scarce: true, ..self }
@@ -105,7 +105,7 @@ impl Failing {
     }
 }
 
-/// Counts of each call, and the failures to inject.
+/// Counts the calls of each kind, and decides which of them fail.
 #[derive(Debug)]
 pub(super) struct Failures<C> {
     made: HashMap<C, u64>,
@@ -136,7 +136,7 @@ impl<C: Copy + Eq + Hash> Failures<C> {
         self.failed
     }
 
-    /// Counts a call; how it is to fail, if it is.
+    /// Counts a call. Returns the failure to inject, if the call is to fail.
     pub(super) fn due(&mut self, call: C) -> Option<Failing> {
         *self.made.entry(call).or_default() += 1;
         let failing = self.armed.get_mut(&call)?;

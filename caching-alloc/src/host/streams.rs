@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::failing::{Failing, Failures, StreamCall};
 use crate::core::{EventError, EventId, StreamEvents, StreamId};
 
-/// Streams whose work ends when the program says so.
+/// Streams whose work completes when the program calls [`complete`](Self::complete).
 #[derive(Debug, Default)]
 pub struct HostStreams {
     state: Mutex<StreamsState>,
-    /// Streams that capture.
+    /// The number of streams that capture.
     captures: Arc<AtomicUsize>,
 }
 
@@ -29,7 +29,7 @@ struct HostStream {
     enqueued: u64,
     completed: u64,
     capturing: bool,
-    /// For each other stream, the position that all work enqueued here from now on is ordered after.
+    /// For each other stream, the number of its first work items that later work of this stream waits for.
     after: HashMap<StreamId, u64>,
 }
 
@@ -47,12 +47,12 @@ impl HostStreams {
         Self::default()
     }
 
-    /// Enqueues a piece of work.
+    /// Enqueues one work item.
     pub fn enqueue(&self, stream: StreamId) {
         self.state().streams.entry(stream).or_default().enqueued += 1;
     }
 
-    /// Completes all work of a stream, and all work that it waited for.
+    /// Completes all work of a stream, and all work of other streams that it waits for.
     pub fn complete(&self, stream: StreamId) {
         let mut state = self.state();
         let stream = state.streams.entry(stream).or_default();
@@ -61,14 +61,14 @@ impl HostStreams {
         state.complete_upto(&after);
     }
 
-    /// The number of enqueued fragments of work.
+    /// Returns the number of work items enqueued on the stream so far.
     #[must_use]
     pub fn position(&self, stream: StreamId) -> u64 {
         self.state().streams.get(&stream).map_or(0, |stream| stream.enqueued)
     }
 
-    /// Returns true if later work of `stream` is ordered after the first `position` fragments of work of
-    /// `other`: they have ended, or `stream` waits for them.
+    /// Returns true if later work of `stream` is ordered after the first `position` work items of `other`: both are the
+    /// same stream, or the items have completed, or `stream` waits for them.
     #[must_use]
     pub fn comes_after(&self, stream: StreamId, other: StreamId, position: u64) -> bool {
         let state = self.state();
@@ -77,7 +77,7 @@ impl HostStreams {
         stream == other || ended || awaited.is_some_and(|awaited| *awaited >= position)
     }
 
-    /// Begins or ends a capture.
+    /// Sets whether the stream captures.
     pub fn set_capturing(&self, stream: StreamId, capturing: bool) {
         let mut state = self.state();
         let stream = state.streams.entry(stream).or_default();
@@ -88,41 +88,42 @@ impl HostStreams {
         }
     }
 
-    /// Makes calls of a kind fail, from now on.
+    /// Makes later calls of this kind fail as `failing` says. Replaces an earlier setting for this kind.
     pub fn fail(&self, call: StreamCall, failing: Failing) {
         self.state().failures.arm(call, failing);
     }
 
-    /// Ends all injected failures.
+    /// Removes all settings of [`fail`](Self::fail).
     pub fn heal(&self) {
         self.state().failures.disarm();
     }
 
-    /// The number of calls of this kind, including failed ones.
+    /// Returns the number of calls of this kind, including failed ones.
     #[must_use]
     pub fn made(&self, call: StreamCall) -> u64 {
         self.state().failures.made(call)
     }
 
-    /// The number of injected failures so far.
+    /// Returns the number of injected failures so far.
     #[must_use]
     pub fn failed(&self) -> u64 {
         self.state().failures.failed()
     }
 
-    /// Events that were recorded and not given back.
+    /// Returns the number of events that were recorded and not recycled.
     #[must_use]
     pub fn live_events(&self) -> usize {
         self.state().events.len()
     }
 
-    /// Device-side waits so far, as (who waits, for whom).
+    /// Returns all calls of [`wait`](StreamEvents::wait) so far, as pairs: the stream that waits, and the event's
+    /// stream.
     #[must_use]
     pub fn waits(&self) -> Vec<(StreamId, StreamId)> {
         self.waits_after(0)
     }
 
-    /// Those after the first `seen`.
+    /// Like [`waits`](Self::waits), without the first `seen` calls.
     #[must_use]
     pub fn waits_after(&self, seen: usize) -> Vec<(StreamId, StreamId)> {
         self.state().waits.get(seen..).unwrap_or_default().to_vec()
@@ -134,7 +135,7 @@ impl HostStreams {
 }
 
 impl StreamsState {
-    /// Counts a call, and fails it if that is due.
+    /// Counts a call. Returns an error if the call is to fail.
     fn call(&mut self, call: StreamCall, name: &'static str) -> Result<(), EventError> {
         self.failures.due(call).map_or(Ok(()), |failing| Err(failing.event_error(name)))
     }
@@ -156,7 +157,7 @@ impl StreamEvents for HostStreams {
     fn record(&self, stream: StreamId) -> Result<EventId, EventError> {
         let mut state = self.state();
         state.call(StreamCall::Record, "record")?;
-        // A stream that has done nothing is not remembered.
+        // Does not create an entry for a stream without work.
         let known = state.streams.get(&stream);
         let (position, after) =
             known.map_or_else(Default::default, |known| (known.enqueued, known.after.clone()));
@@ -175,7 +176,7 @@ impl StreamEvents for HostStreams {
             let source = "the event's stream is being captured".into();
             return Err(EventError { call: "query", source });
         }
-        // An event completes after all work that its stream waited for before.
+        // An event completes only after all work that its stream waited for before the record.
         let ended = |(stream, position): (&StreamId, &u64)| {
             state.streams.get(stream).map_or(0, |stream| stream.completed) >= *position
         };

@@ -91,15 +91,15 @@ pub struct LoggedCall {
     pub thread: ThreadId,
     /// Wall-clock time at the start of the call.
     pub start: SystemTime,
-    /// How long the call took.
+    /// The duration of the call.
     pub duration: Duration,
-    /// First byte of the memory or of the range that was passed to the call or returned by it. `None` if the method
-    /// has no address, or if it would have returned one but failed.
+    /// The first address of the memory or range that was passed to the call or returned by it. `None` if the method has
+    /// no address, or returns one and failed.
     pub address: Option<u64>,
     /// The size that was passed to the call, in bytes.
     pub bytes: u64,
     /// The token of the segment or page that was passed to the call or returned by it. `None` if the method has no
-    /// token, or if it would have returned one but failed.
+    /// token, or returns one and failed.
     pub token: Option<u64>,
     /// The result of the call.
     pub outcome: CallOutcome,

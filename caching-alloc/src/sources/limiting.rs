@@ -7,13 +7,14 @@ use crate::core::{
     MemoryInfo, PageSource, SegmentMemory, SegmentSource, ShareHandle, ShareKind, SourceError,
 };
 
-/// Limits the bytes that are allocated from a source at a time: segments and pages together.
+/// Limits the bytes of the live segments and pages of a source, counted together.
 ///
-/// A request beyond the limit is [`SourceError::OutOfMemory`] without a call of the source, so the allocator releases
-/// cached segments and tries again. The limit holds exactly, from any number of threads and for all allocators
-/// and pools that share the adapter; [`Settings::memory_limit`](crate::core::Settings::memory_limit) is for one
-/// allocator. Bytes count from before the source is asked until after it has taken them back. Memory that the source
-/// failed to take back stays counted.
+/// A request beyond the limit fails with [`SourceError::OutOfMemory`], without a call of the source. The allocator then
+/// releases cached segments and tries again. The limit is never exceeded, with any number of threads, allocators and
+/// pools that share the adapter. [`Settings::memory_limit`](crate::core::Settings::memory_limit) is for one allocator.
+///
+/// Bytes are counted before the source allocates them, until after it has released them. Memory that the source failed
+/// to release stays counted.
 ///
 /// ```
 /// use caching_alloc::core::{SegmentSource, SourceError};
@@ -38,14 +39,15 @@ pub struct LimitingSource<S> {
     allocated: AtomicU64,
 }
 
-/// Bytes that count against the limit. Dropping it gives them back, also when the source panics.
+/// Bytes that count against the limit during a call of the source. Dropping this subtracts them, also if the source
+/// panics.
 struct Counted<'a> {
     allocated: &'a AtomicU64,
     bytes: u64,
 }
 
 impl Counted<'_> {
-    /// Keeps `given` bytes counted: what the source made, even if it was asked for another size.
+    /// Leaves `given` bytes counted: the size that the source returned, which may differ from the requested one.
     fn keep(mut self, given: u64) {
         if given > self.bytes {
             self.allocated.fetch_add(given - self.bytes, Ordering::AcqRel);
@@ -62,11 +64,11 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// Counts bytes as released; never below 0, whatever a caller passes to a release.
+/// Subtracts bytes from the count, but not below 0 if a caller releases more than is counted.
 fn give_back(allocated: &AtomicU64, bytes: u64) {
     if bytes > 0 {
         let less = |now: u64| Some(now.saturating_sub(bytes));
-        // Released: a thread that takes these bytes next comes after the source's own release.
+        // With release ordering, a thread that counts these bytes next comes after the source's own release.
         let _ = allocated.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
     }
 }
@@ -84,19 +86,19 @@ impl<S: SegmentSource> LimitingSource<S> {
         self.limit
     }
 
-    /// Returns the bytes that are allocated now, with those of requests under way.
+    /// Returns the number of bytes that are counted now, including those of calls in progress.
     #[must_use]
     pub fn allocated(&self) -> u64 {
         self.allocated.load(Ordering::Acquire)
     }
 
-    /// Returns the source under the limit. Memory that is allocated from it directly does not count.
+    /// Returns the limited source. Memory that is allocated from it directly is not counted.
     #[must_use]
     pub fn upstream(&self) -> &S {
         &self.upstream
     }
 
-    /// Counts bytes before the source is asked for them.
+    /// Counts bytes before the source allocates them. Returns an error if the limit would be exceeded.
     fn count(&self, bytes: u64) -> Result<Counted<'_>, SourceError> {
         let more = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= self.limit);
         match self.allocated.fetch_update(Ordering::AcqRel, Ordering::Acquire, more) {
@@ -105,7 +107,7 @@ impl<S: SegmentSource> LimitingSource<S> {
         }
     }
 
-    /// Counts bytes as released if the source took them.
+    /// Subtracts bytes from the count if `result`, the source's release, is a success. Returns `result`.
     fn released(&self, bytes: u64, result: Result<(), SourceError>) -> Result<(), SourceError> {
         if result.is_ok() {
             give_back(&self.allocated, bytes);
@@ -146,7 +148,7 @@ impl<S: SegmentSource> SegmentSource for LimitingSource<S> {
         self.upstream.export(memory, kind)
     }
 
-    /// Returns the source's memory, or the limit where that is less.
+    /// Returns the source's sizes, with `total` at most the limit, and `free` at most the rest of the limit.
     fn memory_info(&self) -> Result<MemoryInfo, SourceError> {
         let MemoryInfo { free, total } = self.upstream.memory_info()?;
         let left = self.limit.saturating_sub(self.allocated());
@@ -155,7 +157,7 @@ impl<S: SegmentSource> SegmentSource for LimitingSource<S> {
 }
 
 /// Pages count from [`create`](PageSource::create) until [`discard`](PageSource::discard) or
-/// [`release`](SegmentSource::release); addresses and mappings do not count.
+/// [`release`](SegmentSource::release); reserved addresses and mappings do not count.
 impl<S: SegmentSource> PageSource for LimitingSource<S> {
     fn reserve(&self, bytes: u64) -> Result<u64, SourceError> {
         pages_of(&self.upstream, "reserve")?.reserve(bytes)

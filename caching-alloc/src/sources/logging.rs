@@ -1,4 +1,4 @@
-//! A record of each call of a source.
+//! An adapter that logs the calls of a source.
 
 use std::fmt;
 use std::mem;
@@ -16,9 +16,9 @@ use crate::core::{
 
 /// Passes a record of each call of a source to a sink: the method, address, bytes, token, outcome and duration.
 ///
-/// All methods that change something are logged, and [`export`](SegmentSource::export). The sink is called after the
-/// source, without a lock of the adapter. A sink that fails or panics loses the record
-/// ([`lost`](Self::lost)); the call returns what the source returned.
+/// It logs [`export`](SegmentSource::export), and all methods that change the state of the source. The sink is called
+/// after the source. The adapter holds no lock meanwhile. If the sink fails or panics, the record is lost and
+/// [counted](Self::lost), and the call still returns the result of the source.
 ///
 /// ```
 /// use std::sync::Mutex;
@@ -46,7 +46,7 @@ pub struct LoggingSource<S, L> {
     lost: AtomicU64,
 }
 
-/// The memory or range of a call, as far as it is known.
+/// The address, size in bytes and token of the memory or range of a call, as far as they are known.
 #[derive(Clone, Copy, Default)]
 struct Subject {
     address: Option<u64>,
@@ -73,13 +73,13 @@ impl Subject {
 }
 
 impl<S: SegmentSource, L: CallSink> LoggingSource<S, L> {
-    /// Logs the calls of `upstream` to `sink`.
+    /// Makes a source that passes calls on to `upstream`, and logs them to `sink`.
     #[must_use]
     pub fn new(upstream: S, sink: L) -> Self {
         Self { upstream, sink, lost: AtomicU64::new(0) }
     }
 
-    /// Returns the source whose calls are logged. Calls made on it directly are not.
+    /// Returns the source whose calls are logged. Calls made on it directly are not logged.
     #[must_use]
     pub fn upstream(&self) -> &S {
         &self.upstream
@@ -103,7 +103,8 @@ impl<S: SegmentSource, L: CallSink> LoggingSource<S, L> {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Makes a call and logs it. `returned` describes the memory that the call returned.
+    /// Makes a call, logs it, and returns its result. The record describes the memory by `returned` if the call
+    /// succeeds, otherwise by `passed`.
     fn logged<T>(
         &self,
         method: SourceMethod,
@@ -129,7 +130,7 @@ impl<S: SegmentSource, L: CallSink> LoggingSource<S, L> {
         result
     }
 
-    /// Makes and logs a call that returns no memory.
+    /// Like [`logged`](Self::logged), for a call that returns no memory.
     fn logged_as<T>(
         &self,
         method: SourceMethod,
@@ -142,7 +143,7 @@ impl<S: SegmentSource, L: CallSink> LoggingSource<S, L> {
     fn record(&self, call: &LoggedCall) {
         let recorded = catch_unwind(AssertUnwindSafe(|| self.sink.record(call).is_ok()));
         let recorded = recorded.unwrap_or_else(|payload| {
-            // Leaked, since its drop might panic too.
+            // The payload is leaked, since its drop might panic too.
             mem::forget(payload);
             false
         });

@@ -1,12 +1,13 @@
-//! Adapters: sources of segments over another source.
+//! Adapters: sources that pass calls on to another source, and add a limit or a log.
 //!
 //! | type | adds |
 //! | --- | --- |
-//! | [`LimitingSource`] | a limit on the bytes that are allocated from the source at a time |
+//! | [`LimitingSource`] | a limit on the bytes that are allocated from the source at the same time |
 //! | [`LoggingSource`] | a record of each call, for a [`CallSink`] such as [`CsvSink`] |
 //!
-//! An adapter is a [`SegmentSource`] itself, for an allocator or a pool. It is a [`PageSource`] if its source is one.
-//! Adapters stack, and an `Arc` of a source is a source, so the program can keep a handle:
+//! An adapter is itself a [`SegmentSource`], for an allocator or a pool. It is a [`PageSource`] if its source is one.
+//! An adapter can be put over another one. An `Arc` of a source is a source too, so the program can keep a handle of
+//! it:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -27,7 +28,8 @@
 //! # }
 //! ```
 //!
-//! The order matters: a call that a limit refuses is logged by an adapter above it, and not by one below it.
+//! The order of adapters matters: a request that the limit refuses is logged by a [`LoggingSource`] over the
+//! [`LimitingSource`], but not by one under it.
 
 mod call;
 mod limiting;
@@ -42,7 +44,7 @@ pub use self::limiting::LimitingSource;
 pub use self::logging::LoggingSource;
 pub use self::sink::{CallSink, CsvSink, SinkError};
 
-/// Returns the pages of an adapter's source.
+/// Returns `source` as a source of pages. Returns an error that names `call` if it is none.
 fn pages_of<'a>(
     source: &'a dyn SegmentSource,
     call: &'static str,

@@ -1,4 +1,4 @@
-//! Sources behind a shared handle.
+//! An `Arc` of a source is a source.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use crate::core::{
     MemoryInfo, PageSource, SegmentMemory, SegmentSource, ShareHandle, ShareKind, SourceError,
 };
 
-/// A handle of a source is the same source: for adapters over a source that the program keeps using.
+/// Passes all calls on to the source. So a program can put an adapter over a source, and keep a handle of the source.
 impl<S: SegmentSource + ?Sized> SegmentSource for Arc<S> {
     fn device(&self) -> u32 {
         (**self).device()

@@ -7,19 +7,19 @@ use std::sync::{Mutex, PoisonError};
 
 use super::call::LoggedCall;
 
-/// An error of a sink. [`LoggingSource`](super::LoggingSource) counts it; the call is not affected.
+/// An error of a sink. [`LoggingSource`](super::LoggingSource) counts it. The logged call is not affected.
 pub type SinkError = Box<dyn Error + Send + Sync>;
 
-/// Receives the calls of a [`LoggingSource`](super::LoggingSource).
+/// Receives records of the calls of a [`LoggingSource`](super::LoggingSource).
 ///
-/// Every `Fn(&LoggedCall)` that is `Send + Sync` is one.
+/// Every `Fn(&LoggedCall)` that is `Send + Sync` is a sink.
 pub trait CallSink: Send + Sync {
-    /// Records a call that has ended. Runs on the thread of the call, before the call returns, and may run on several
-    /// threads at a time. The caller of the source waits meanwhile, and an allocator holds its lock of growth, so this
+    /// Records a call that has ended. It runs on the thread of the call, before the call returns, and may run on
+    /// several threads at the same time. An allocator that calls the source waits meanwhile, with a lock held, so this
     /// must not call the allocator.
     ///
     /// # Errors
-    /// Any, if the record is lost.
+    /// Any error. The record then counts as lost.
     fn record(&self, call: &LoggedCall) -> Result<(), SinkError>;
 }
 
@@ -30,19 +30,19 @@ impl<F: Fn(&LoggedCall) + Send + Sync> CallSink for F {
     }
 }
 
-/// Writes a line of CSV for each call, in one write per line. Threads write in turn.
+/// Writes a line of CSV for each call, by one `write_all`. Threads write one after the other.
 ///
-/// The columns are those of [`LoggedCall::CSV_HEADER`]. It does not flush: pass a writer without a buffer, such as a
-/// `File` or `LineWriter`, to have each line at once.
+/// The columns are those of [`LoggedCall::CSV_HEADER`]. It does not flush. To get each line at once, pass a writer that
+/// does not hold complete lines in a buffer, such as a `File` or `LineWriter`.
 pub struct CsvSink<W> {
     writer: Mutex<W>,
 }
 
 impl<W: Write> CsvSink<W> {
-    /// Writes the header.
+    /// Writes the header, and makes a sink.
     ///
     /// # Errors
-    /// The writer's.
+    /// The writer's error.
     pub fn new(mut writer: W) -> io::Result<Self> {
         writeln!(writer, "{}", LoggedCall::CSV_HEADER)?;
         Ok(Self { writer: Mutex::new(writer) })

@@ -1,4 +1,4 @@
-//! Device capabilities that programs check before they choose an implementation.
+//! Capabilities and properties of a device, which programs check before they choose an implementation.
 
 use bitflags::bitflags;
 use cuda_driver_sys::{CUdevice_attribute as A, CUresult};
@@ -8,44 +8,45 @@ use crate::handle_types::HandleTypes;
 use crate::{Error, Result};
 
 bitflags! {
-    /// Capabilities of a device, with its driver and system.
+    /// Capabilities of a device, which also depend on its driver and its host.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Capabilities: u32 {
-        /// Host and devices share one address space.
+        /// The host and the devices share one address space.
         const UNIFIED_ADDRESSING = 1 << 0;
-        /// The calls of [`vmm`](crate::vmm).
+        /// The device supports the virtual memory calls of [`vmm`](crate::vmm).
         const VIRTUAL_MEMORY = 1 << 1;
-        /// Physical memory exported as file descriptors.
+        /// Physical memory can be exported as file descriptors.
         const FILE_DESCRIPTOR_HANDLES = 1 << 2;
-        /// Physical memory exported as fabric handles. The host must allow it besides (an IMEX channel).
+        /// Physical memory can be exported as fabric handles, if this process may also open an IMEX channel
+        /// ([`HandleTypes::granted`](crate::vmm::HandleTypes::granted)).
         const FABRIC_HANDLES = 1 << 3;
-        /// Other devices may read and write the device's memory.
+        /// Other devices of the host, such as network adapters, can access the device's memory (GPUDirect RDMA).
         const RDMA = 1 << 4;
-        /// Also memory of [`vmm`](crate::vmm).
+        /// GPUDirect RDMA can also access memory of [`vmm`](crate::vmm).
         const RDMA_OF_VIRTUAL_MEMORY = 1 << 5;
-        /// Device memory exported as DMA buffers.
+        /// Device memory can be exported as DMA-BUF file descriptors.
         const DMA_BUFFERS = 1 << 6;
-        /// Stream-ordered memory and its [pools](crate::memory::MemoryPool).
+        /// The device supports stream-ordered memory and its [pools](crate::memory::MemoryPool).
         const MEMORY_POOLS = 1 << 7;
-        /// 64-bit words in stream memory operations.
+        /// Stream memory operations can use 64-bit words.
         const STREAM_WORDS_64 = 1 << 8;
-        /// [`WaitCondition::NotOr`](crate::WaitCondition::NotOr).
+        /// Stream memory operations can wait with [`WaitCondition::NotOr`](crate::WaitCondition::NotOr).
         const STREAM_WAIT_NOT_OR = 1 << 9;
-        /// Events shared with other processes.
+        /// Events can be shared with other processes.
         const IPC_EVENTS = 1 << 10;
-        /// Host memory of the program can be [registered](crate::memory::RegisteredMemory).
+        /// Existing host memory can be pinned by [registering](crate::memory::RegisteredMemory) it.
         const HOST_REGISTER = 1 << 11;
-        /// Registered memory has the same address for host and device.
+        /// Registered memory has the same address for the host and the device.
         const HOST_POINTER_OF_REGISTERED = 1 << 12;
-        /// Memory that moves between host and device by itself.
+        /// The device supports managed memory, which the driver moves between host and device.
         const MANAGED_MEMORY = 1 << 13;
-        /// Kernels whose blocks may wait for each other.
+        /// The device supports cooperative launches: kernels whose blocks can wait for each other.
         const COOPERATIVE_LAUNCH = 1 << 14;
-        /// Several kernels at a time.
+        /// The device can run several kernels at the same time.
         const CONCURRENT_KERNELS = 1 << 15;
-        /// Streams of several priorities.
+        /// Streams can have priorities.
         const STREAM_PRIORITIES = 1 << 16;
-        /// [Multicast](crate::vmm::multicast) objects.
+        /// The device supports [multicast](crate::vmm::multicast) objects.
         const MULTICAST = 1 << 17;
     }
 }
@@ -79,10 +80,10 @@ const ATTRIBUTES: &[(Capabilities, A)] = &[
 ];
 
 impl Device {
-    /// Everything that the device can do. An attribute that the driver does not know counts as no.
+    /// Returns all capabilities of the device. A capability whose attribute the driver does not know counts as missing.
     ///
     /// # Errors
-    /// As [`Device::attribute`], but for an unknown attribute.
+    /// As [`Device::attribute`], except that an unknown attribute is not an error.
     pub fn capabilities(&self) -> Result<Capabilities> {
         self.among(Capabilities::all())
     }
@@ -105,7 +106,7 @@ impl Device {
         Ok(found)
     }
 
-    /// An attribute; 0 if the driver does not know it.
+    /// Returns an attribute; 0 if the driver does not know it.
     fn attribute_or_zero(&self, attribute: A) -> Result<i32> {
         match self.attribute(attribute) {
             Err(Error::Driver(error)) if error.code == CUresult::CUDA_ERROR_INVALID_VALUE => Ok(0),
@@ -113,7 +114,7 @@ impl Device {
         }
     }
 
-    /// The compute capability, as major and minor number: an H200's is (9, 0).
+    /// Returns the compute capability, as major and minor number. That of an H200 is (9, 0).
     ///
     /// # Errors
     /// As [`Device::attribute`].
@@ -124,7 +125,7 @@ impl Device {
         Ok((count(major), count(minor)))
     }
 
-    /// The number of multiprocessors of the device.
+    /// Returns the number of multiprocessors of the device.
     ///
     /// # Errors
     /// As [`Device::attribute`].
@@ -132,7 +133,7 @@ impl Device {
         self.attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map(count)
     }
 
-    /// The largest number of threads in a block.
+    /// Returns the largest number of threads in a block.
     ///
     /// # Errors
     /// As [`Device::attribute`].
@@ -140,8 +141,8 @@ impl Device {
         self.attribute(A::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK).map(count)
     }
 
-    /// The ways in which [pools](crate::memory::MemoryPool) of the device's memory can be shared with other
-    /// processes; empty if the driver has no such pools.
+    /// Returns the handle types by which [pools](crate::memory::MemoryPool) of the device's memory can be shared with
+    /// other processes; empty if they cannot be shared.
     ///
     /// # Errors
     /// As [`Device::attribute`].
@@ -151,7 +152,7 @@ impl Device {
     }
 }
 
-/// Converts a count, which the driver reports as a signed number although it is never negative.
+/// Converts a count. The driver reports it as a signed number, but it is never negative.
 fn count(value: i32) -> u32 {
     u32::try_from(value).unwrap_or(0)
 }

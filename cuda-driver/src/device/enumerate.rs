@@ -1,4 +1,4 @@
-//! The devices of a driver.
+//! Finding devices of a driver, by ordinal, PCI bus id or UUID.
 
 use std::ffi::{CString, c_int};
 
@@ -9,7 +9,7 @@ use crate::call::{call, check, code};
 use crate::{Driver, Error, Result};
 
 impl Driver {
-    /// The number of devices that the process can see.
+    /// Returns the number of devices that the process can see.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuDeviceGetCount`.
@@ -21,10 +21,11 @@ impl Driver {
         Ok(u32::try_from(count).unwrap_or(0))
     }
 
-    /// The device of an ordinal, counted from 0.
+    /// Returns the device with an ordinal. Ordinals count from 0.
     ///
     /// # Errors
-    /// [`Error::NoSuchDevice`] past the last one; [`Error::Driver`] from `cuDeviceGet`.
+    /// [`Error::NoSuchDevice`] if there is no device with this ordinal; [`Error::Driver`] from `cuDeviceGetCount` or
+    /// `cuDeviceGet`.
     #[doc(alias = "cuDeviceGet")]
     pub fn device(&self, ordinal: u32) -> Result<Device> {
         let count = self.device_count()?;
@@ -39,7 +40,7 @@ impl Driver {
         Ok(Device { driver: self.clone(), ordinal, raw })
     }
 
-    /// Every device of the process, in order.
+    /// Returns all devices that the process can see, by ascending ordinal.
     ///
     /// # Errors
     /// As [`Driver::device_count`] and [`Driver::device`].
@@ -47,10 +48,11 @@ impl Driver {
         (0..self.device_count()?).map(|ordinal| self.device(ordinal)).collect()
     }
 
-    /// The device at a place on the PCI bus, `0000:3b:00.0` or shorter, with the domain or the function left out.
+    /// Returns the device with a PCI bus id, such as `0000:3b:00.0`. The domain and the function may be left out.
     ///
     /// # Errors
-    /// [`Error::NoDeviceNamed`] if the process sees none there; [`Error::Driver`] from `cuDeviceGetByPCIBusId`.
+    /// [`Error::NoDeviceNamed`] if the process sees no such device; [`Error::Driver`] from `cuDeviceGetByPCIBusId`;
+    /// otherwise as [`Driver::devices`].
     #[doc(alias = "cuDeviceGetByPCIBusId")]
     pub fn device_by_pci_bus_id(&self, id: &str) -> Result<Device> {
         let unknown = || Error::NoDeviceNamed { what: "PCI bus id", name: id.to_owned() };
@@ -66,10 +68,11 @@ impl Driver {
         }
     }
 
-    /// The device with these 16 bytes for a [name](Device::uuid).
+    /// Returns the device with this [UUID](Device::uuid).
     ///
     /// # Errors
-    /// [`Error::NoDeviceNamed`] if the process sees none; else as [`Driver::devices`] and [`Device::uuid`].
+    /// [`Error::NoDeviceNamed`] if the process sees no such device; otherwise as [`Driver::devices`] and
+    /// [`Device::uuid`].
     pub fn device_by_uuid(&self, uuid: [u8; 16]) -> Result<Device> {
         for device in self.devices()? {
             if device.uuid()? == uuid {

@@ -1,4 +1,4 @@
-//! A GPU of the process and what it can do.
+//! The GPUs that the process can see, and their properties.
 
 mod capabilities;
 mod enumerate;
@@ -16,7 +16,7 @@ pub use self::primary::PrimaryState;
 use crate::call::call;
 use crate::{Driver, Error, Result};
 
-/// A GPU that the process can see. Cheap to clone; equal when the driver and the ordinal are.
+/// A GPU that the process can see. Cheap to clone. Two are equal if their drivers and ordinals are.
 #[derive(Clone)]
 pub struct Device {
     driver: Driver,
@@ -29,25 +29,25 @@ impl Device {
         self.driver.api()
     }
 
-    /// The driver that shows this device.
+    /// Returns the driver of the device.
     #[must_use]
     pub fn driver(&self) -> &Driver {
         &self.driver
     }
 
-    /// The device's number in this process, from 0.
+    /// Returns the ordinal: the device's number in this process, counted from 0.
     #[must_use]
     pub fn ordinal(&self) -> u32 {
         self.ordinal
     }
 
-    /// The driver's handle.
+    /// Returns the driver's handle.
     #[must_use]
     pub fn raw(&self) -> CUdevice {
         self.raw
     }
 
-    /// The product's name.
+    /// Returns the name of the GPU model.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceGetName`.
@@ -60,7 +60,7 @@ impl Device {
         Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
     }
 
-    /// The 16 bytes that name the device on every host and in every process.
+    /// Returns the UUID, which identifies the device in every process and on every host.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceGetUuid_v2`; [`Error::Missing`](crate::Error::Missing)
@@ -73,7 +73,7 @@ impl Device {
         Ok(uuid.bytes.map(|byte| byte.to_ne_bytes()[0]))
     }
 
-    /// The device's memory in bytes, used or not.
+    /// Returns the total size of the device's memory in bytes.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceTotalMem_v2`.
@@ -85,11 +85,11 @@ impl Device {
         Ok(bytes)
     }
 
-    /// A property of the device, as the driver counts it.
+    /// Returns an attribute of the device, as the driver reports it.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) with `CUDA_ERROR_INVALID_VALUE` for an attribute that is newer than
-    /// the driver.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceGetAttribute`: `CUDA_ERROR_INVALID_VALUE` for an attribute
+    /// that the driver does not know.
     #[doc(alias = "cuDeviceGetAttribute")]
     pub fn attribute(&self, attribute: CUdevice_attribute) -> Result<i32> {
         let mut value: c_int = 0;
@@ -98,7 +98,7 @@ impl Device {
         Ok(value)
     }
 
-    /// The device's place on the PCI bus, as `0000:3b:00.0` (domain, bus, device, function).
+    /// Returns the PCI bus id, such as `0000:3b:00.0` (domain, bus, device, function).
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceGetPCIBusId`.
@@ -112,7 +112,7 @@ impl Device {
     }
 }
 
-/// The error for `what`, an object of device `found`, that `user`, an object of device `wanted`, cannot use.
+/// Returns the error for an object `what` of device `found` that cannot be used by an object `user` of device `wanted`.
 #[cold]
 pub(crate) fn mismatch(
     (what, found): (&'static str, &Device),

@@ -1,4 +1,4 @@
-//! The link between two devices.
+//! Access of one device to the memory of another.
 
 use std::ffi::c_int;
 
@@ -8,17 +8,17 @@ use super::Device;
 use crate::Result;
 use crate::call::call;
 
-/// Direct access of one device to the memory of another.
+/// The kinds of direct access that one device has to the memory of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PeerLink {
-    /// Reading and writing.
+    /// True if the device can read and write the memory.
     pub access: bool,
-    /// Atomic operations, as on its own memory.
+    /// True if the link supports all atomic operations on the memory.
     pub native_atomics: bool,
-    /// Arrays (textures, surfaces).
+    /// True if the device can access CUDA arrays (textures, surfaces) in the memory.
     pub arrays: bool,
-    /// Performance rank of the link among those of all pairs: 0 is the fastest.
+    /// Performance rank of the link, compared with those of other pairs of devices. 0 is the fastest.
     pub performance_rank: i32,
 }
 
@@ -26,7 +26,8 @@ impl Device {
     /// Returns true if kernels and copies of this device can access the memory of `peer` directly.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceCanAccessPeer`.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceCanAccessPeer`;
+    /// [`Error::DifferentDrivers`](crate::Error::DifferentDrivers).
     #[doc(alias = "cuDeviceCanAccessPeer")]
     pub fn can_access_peer(&self, peer: &Device) -> Result<bool> {
         self.driver().require_same("the peer", peer.driver(), "the device")?;
@@ -39,8 +40,8 @@ impl Device {
     /// Returns the kinds of access that this device has to the memory of `peer`.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceGetP2PAttribute`: `CUDA_ERROR_INVALID_DEVICE` for the
-    /// device itself.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceGetP2PAttribute`: `CUDA_ERROR_INVALID_DEVICE` if `peer` is
+    /// this device; [`Error::DifferentDrivers`](crate::Error::DifferentDrivers).
     #[doc(alias = "cuDeviceGetP2PAttribute")]
     pub fn link_to(&self, peer: &Device) -> Result<PeerLink> {
         use CUdevice_P2PAttribute as P;

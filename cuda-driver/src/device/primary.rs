@@ -1,6 +1,6 @@
 //! The primary context of a device: retaining it, and reading and setting its flags.
 //!
-//! It is never reset here: that would destroy everything made from it, for every user in the process.
+//! This crate never resets the primary context: that would destroy all objects made from it by any part of the process.
 
 use std::ffi::{c_int, c_uint};
 
@@ -12,14 +12,15 @@ use crate::{Context, ContextFlags, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PrimaryState {
-    /// The flags that it has, or will be made with.
+    /// The flags that the context has, or with which it will be made.
     pub flags: ContextFlags,
-    /// True if a part of the process retains it.
+    /// True if any part of the process retains the context.
     pub active: bool,
 }
 
 impl Device {
-    /// Retains the device's primary context, the one that the CUDA runtime and frameworks use too.
+    /// Retains the device's primary context, which the CUDA runtime and frameworks use too. Makes the context if nobody
+    /// retains it yet.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuDevicePrimaryCtxRetain`, for example
@@ -32,7 +33,7 @@ impl Device {
         Ok(Context::from_retained(self.clone(), raw))
     }
 
-    /// Returns whether the primary context is alive, and its flags.
+    /// Returns whether the primary context is active, and its flags.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuDevicePrimaryCtxGetState`.
@@ -44,8 +45,8 @@ impl Device {
         Ok(PrimaryState { flags: ContextFlags::from_bits_retain(flags), active: active != 0 })
     }
 
-    /// Sets the flags of the primary context. On a live context only those change that its driver can still
-    /// change.
+    /// Sets the flags of the primary context. If the context is active, only those flags change that the driver can
+    /// change then.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuDevicePrimaryCtxSetFlags_v2`.

@@ -1,4 +1,4 @@
-//! Stream capture: a guard from begin to end, and the thread's mode.
+//! Stream capture: the guard of an open capture, and the capture mode of a thread.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,16 +12,18 @@ use super::watch::CountedCapture;
 use crate::call::call;
 use crate::{Context, Driver, Result, Stream, stream, teardown};
 
-/// The calls that the driver refuses while a capture is open, since they could not be replayed (allocation of
-/// device memory, event queries, unloading a module; loading one is not refused). A refused call also
-/// invalidates the capture. Virtual memory calls are never refused.
+/// The threads whose calls the driver may refuse while a capture is open.
+///
+/// The refused calls are those that cannot be part of a graph, such as allocating device memory, querying an event or
+/// unloading a module. Loading a module and virtual memory calls are not among them. A refused call also invalidates
+/// the capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CaptureMode {
-    /// Such calls of every thread of the process.
+    /// The driver refuses these calls on every thread of the process.
     Global,
-    /// Such calls of the thread that began the capture.
+    /// The driver refuses these calls on the thread that began the capture.
     ThreadLocal,
-    /// None.
+    /// The driver refuses none of these calls.
     Relaxed,
 }
 
@@ -39,11 +41,11 @@ impl CaptureMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CaptureStatus {
-    /// Work on the stream runs.
+    /// The stream does not capture: work enqueued on it runs.
     None,
-    /// Work on the stream is being recorded.
+    /// The stream captures: work enqueued on it is recorded.
     Active,
-    /// A call that cannot be recorded invalidated the capture, which must still be ended.
+    /// The stream is in a capture that a refused call invalidated. The capture must still be ended.
     Invalidated,
 }
 
@@ -64,13 +66,13 @@ impl CaptureStatus {
 pub struct CaptureInfo {
     /// The capture state.
     pub status: CaptureStatus,
-    /// The capture's number while it is active. It is the same for all streams that joined the capture, and
-    /// unique in the process.
+    /// The number of the capture; `None` if the capture is not active. The number is the same for all streams in the
+    /// capture, and no other capture of the process has it.
     pub id: Option<u64>,
 }
 
-/// Returns true if the driver reports a capturing stream of `context`. Streams with a live handle of this
-/// crate are checked, and blocking streams of any owner.
+/// Returns true if a stream of `context` captures. Checks the streams with a live handle of this crate, and all
+/// blocking streams, also those of other libraries.
 ///
 /// # Errors
 /// As [`Stream::capture_status`].
@@ -82,14 +84,14 @@ pub fn is_capturing(context: &Context) -> Result<bool> {
     }
     match Stream::legacy_default(context).capture_status() {
         Ok(status) => Ok(status != CaptureStatus::None),
-        // The call would have to wait for a stream that captures.
+        // The driver returns this error if a blocking stream captures.
         Err(error) if error.code() == Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) => Ok(true),
         Err(error) => Err(error),
     }
 }
 
 impl Stream {
-    /// Returns whether the stream captures.
+    /// Returns the capture state of the stream.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuStreamIsCapturing`: `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` for
@@ -104,7 +106,7 @@ impl Stream {
         Ok(CaptureStatus::of(status))
     }
 
-    /// Returns whether the stream captures, and the capture that it is part of.
+    /// Returns the capture state of the stream, and the number of the capture that it is part of.
     ///
     /// # Errors
     /// As [`capture_status`](Self::capture_status), from `cuStreamGetCaptureInfo_v2`.
@@ -126,17 +128,18 @@ impl Stream {
         Ok(CaptureInfo { status, id: (status == CaptureStatus::Active).then_some(id) })
     }
 
-    /// Starts to record the stream's work instead of running it, until [`Capture::end`].
+    /// Begins a capture: work enqueued on the stream is recorded instead of run, until [`Capture::end`].
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuStreamBeginCapture_v2`, for example
-    /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` for the legacy default stream, `CUDA_ERROR_ILLEGAL_STATE` for a
-    /// stream that captures already; from `cuStreamGetCaptureInfo_v2`, and the stream does not capture then.
+    /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` for the legacy default stream, or `CUDA_ERROR_ILLEGAL_STATE` for a
+    /// stream that captures already; or from `cuStreamGetCaptureInfo_v2`. After an error, this call has left no capture
+    /// open.
     #[doc(alias = "cuStreamBeginCapture")]
     pub fn begin_capture(&self, mode: CaptureMode) -> Result<Capture> {
         let _current = self.enter_if_implicit()?;
         let open = self.context().driver().open_captures();
-        // Counted before the capture begins, so that no work of the capture goes uncounted.
+        // Counted before the capture begins, so the count is never zero while work is captured.
         open.fetch_add(1, Ordering::Relaxed);
         let (counted, _call) = (CountedCapture::begin(), self.count_capture_call());
         // SAFETY: the stream is alive.
@@ -154,9 +157,10 @@ impl Stream {
     }
 }
 
-/// An open capture. Dropped without [`end`](Self::end), it is ended and what was recorded is thrown away.
+/// An open capture. Dropping it without [`end`](Self::end) ends the capture and discards the recorded work.
 ///
-/// It belongs to the thread that began it, where the driver wants it ended, and can be ended once:
+/// It cannot be sent to another thread, because the driver requires that the thread that began a capture ends it. It
+/// can be ended only once:
 /// ```compile_fail,E0277
 /// fn elsewhere(capture: cuda_driver::graph::Capture) {
 ///     std::thread::spawn(move || capture.end());
@@ -178,12 +182,12 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Ends the capture and gives what was recorded.
+    /// Ends the capture, and returns the graph of the recorded work.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuStreamEndCapture`: `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED` if
-    /// a call ruined it, `CUDA_ERROR_STREAM_CAPTURE_UNJOINED` if a stream that was drawn in was not joined again.
-    /// The stream does not capture any more in either case.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuStreamEndCapture`: `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED` if a
+    /// refused call invalidated the capture, `CUDA_ERROR_STREAM_CAPTURE_UNJOINED` if this stream does not wait for the
+    /// work of another stream that became part of the capture. The capture has ended even then.
     #[doc(alias = "cuStreamEndCapture")]
     pub fn end(mut self) -> Result<Graph> {
         self.ended = true;
@@ -198,18 +202,18 @@ fn end(stream: &Stream) -> Result<Graph> {
     let mut raw = std::ptr::null_mut();
     // SAFETY: the stream is alive; writes one handle, to a local that outlives the call.
     let ended = unsafe { call!(stream.api(), cuStreamEndCapture(stream.raw(), &mut raw)) };
-    // The stream captures no more, whatever became of what it recorded.
+    // The stream does not capture any more, even if the call failed.
     stream.context().driver().open_captures().fetch_sub(1, Ordering::Relaxed);
     ended?;
-    // SAFETY: the driver made the graph for this call; whoever captured promised the contract for every launch.
+    // SAFETY: the driver made the graph for this call, so nobody else owns it. The callers that enqueued the captured
+    // work promised to keep its contract for every launch.
     Ok(unsafe { Graph::from_raw(stream.context(), raw) })
 }
 
 impl Drop for Capture {
     fn drop(&mut self) {
         if !self.ended {
-            // An error of a capture that was invalidated or left unjoined is not reported: the capture is
-            // discarded anyway.
+            // The errors of an invalidated or unjoined capture are not reported, since the capture is discarded anyway.
             let abandoned = end(&self.stream).map(drop);
             let code = abandoned.as_ref().err().and_then(crate::Error::code);
             if !matches!(
@@ -231,21 +235,21 @@ impl fmt::Debug for Capture {
     }
 }
 
-/// While it lives, this thread may make calls that an open capture would refuse; see
+/// Keeps the capture mode of this thread relaxed, so open captures do not refuse its calls. Made by
 /// [`RelaxedCapture::enter`].
 #[derive(Debug)]
 #[must_use = "the thread's capture mode is relaxed only while the guard lives"]
 pub struct RelaxedCapture {
     driver: Driver,
     former: CUstreamCaptureMode,
-    /// The mode is a property of the thread.
+    /// Makes the type neither `Send` nor `Sync`, because each thread has its own mode.
     thread: PhantomData<*const ()>,
 }
 
 impl RelaxedCapture {
-    /// Sets this thread's capture mode to relaxed until the guard is dropped, which restores the former mode.
-    /// Use it for calls made beside captures: an allocator takes memory from the driver, a watchdog queries
-    /// events.
+    /// Sets this thread's capture mode to relaxed. Dropping the guard restores the former mode. Use it for calls that
+    /// are not part of a capture but may run during one, such as an allocator's calls for memory, or a watchdog's
+    /// queries of events.
     ///
     /// ```compile_fail,E0277
     /// fn elsewhere(guard: cuda_driver::graph::RelaxedCapture) {

@@ -9,7 +9,7 @@ use std::thread::{self, ThreadId};
 
 use crate::{Result, Stream};
 
-/// Keeps an object alive that captured work needs.
+/// A reference that keeps an object alive that captured work needs.
 pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
 
 /// Memory that belongs to a stream. Every use of the memory comes before later work of that stream.
@@ -58,7 +58,7 @@ type Key = (usize, u64);
 /// The state of an open capture.
 struct Open {
     kept: Kept,
-    /// The stream and the thread on which it was begun.
+    /// The stream and the thread on which the capture was begun.
     stream: Stream,
     thread: ThreadId,
 }
@@ -66,7 +66,7 @@ struct Open {
 /// The captures that [`Stream::begin_capture`] began and that have not ended.
 static OPEN: LazyLock<Mutex<HashMap<Key, Open>>> = LazyLock::new(Mutex::default);
 
-/// The number of entries in [`OPEN`], so that launches query the stream's capture only if one can be open.
+/// The number of entries in [`OPEN`]. While it is 0, launches need not query whether their stream captures.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 fn open() -> MutexGuard<'static, HashMap<Key, Open>> {
@@ -96,14 +96,14 @@ impl OpenCapture {
 
 impl Drop for OpenCapture {
     fn drop(&mut self) {
-        // Dropped after the lock is released: an owner's drop may call the driver.
+        // The entry is dropped after the lock is released, because dropping an owner may call the driver.
         let _open = open().remove(&self.0);
         COUNT.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-/// Holds `owners` for the graph of the capture that `stream` is part of. Does nothing if the stream does not
-/// capture, or another library began the capture.
+/// Makes the graph of the capture that `stream` is part of hold `owners`. Does nothing if the stream does not capture,
+/// or another library began the capture.
 #[inline]
 pub(crate) fn keep<O: AsRef<[Owner]>>(stream: &Stream, owners: impl FnOnce() -> O) -> Result<()> {
     if COUNT.load(Ordering::SeqCst) == 0 {
@@ -112,8 +112,8 @@ pub(crate) fn keep<O: AsRef<[Owner]>>(stream: &Stream, owners: impl FnOnce() -> 
     keep_in_open(stream, owners().as_ref(), &[]).map(drop)
 }
 
-/// Holds owners and memory for the graph of the capture that `stream` is part of. Returns false if the stream does
-/// not capture, or another library began the capture.
+/// Makes the graph of the capture that `stream` is part of hold `owners` and `memory`. Returns false, and does nothing,
+/// if the stream does not capture, or another library began the capture.
 #[cold]
 pub(super) fn keep_in_open(stream: &Stream, owners: &[Owner], memory: &[BoundMemory]) -> Result<bool> {
     let Some(id) = stream.capture_info()?.id else { return Ok(false) };
@@ -142,7 +142,7 @@ impl Stream {
 }
 
 /// Returns the streams on which the calling thread has begun a capture, by [`Stream::begin_capture`], that has not
-/// ended. Costs one atomic load if no thread has such a capture.
+/// ended. If no thread has such a capture, the cost is one atomic load.
 #[must_use]
 pub fn captures_of_this_thread() -> Vec<Stream> {
     if COUNT.load(Ordering::SeqCst) == 0 {

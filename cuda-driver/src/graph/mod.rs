@@ -1,4 +1,4 @@
-//! Stream capture and graphs: work recorded once and launched many times.
+//! Stream capture and graphs: work that is recorded once and launched many times.
 //!
 //! ```no_run
 //! # fn main() -> cuda_driver::Result<()> {
@@ -46,15 +46,17 @@ bitflags! {
     /// Flags for instantiating a graph.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct InstantiateFlags: u64 {
-        /// Memory that the graph allocates and does not free is freed before the next launch.
+        /// Each launch first frees the memory that the graph has allocated and not freed in earlier launches.
         const AUTO_FREE_ON_LAUNCH = 1;
-        /// Nodes run with the priority of the streams they were captured from, not of the launch's (11.7).
+        /// Nodes run with the priorities of the streams that they were captured from, not with that of the launching
+        /// stream (11.7).
         const USE_NODE_PRIORITY = 8;
         const _ = !0;
     }
 }
 
-/// Recorded work: a template for [`GraphExec`]. Not `Sync`, since the driver does not lock graphs.
+/// A graph of recorded work, from which [`GraphExec`]s are made. It is not `Sync`, since the driver does not lock
+/// graphs.
 ///
 /// It holds the modules of the kernels that [`Stream::launch_kernel`] recorded in it, the
 /// [`DeviceSlice`](crate::DeviceSlice)s that recorded work uses, and the owners passed to
@@ -65,39 +67,40 @@ pub struct Graph {
     kept: Kept,
 }
 
-// SAFETY: a graph belongs to no thread; the driver only forbids using it from two at once, and `Graph` is not
-// `Sync`.
+// SAFETY: a graph is not bound to a thread. The driver only forbids concurrent use, which is impossible since `Graph`
+// is not `Sync`.
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Takes a graph that the driver gave.
+    /// Takes ownership of a graph of the driver.
     ///
     /// # Safety
-    /// `raw` must be a graph that nobody else destroys; the work in it must keep the contract of
-    /// [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller) for every launch, and the code of its
-    /// kernels must stay loaded until the last.
+    /// - `raw` must be a graph that nobody else destroys.
+    /// - Its work must keep the contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller) at
+    ///   every launch.
+    /// - The modules of its kernels must stay loaded until the last launch has completed.
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: CUgraph) -> Self {
         Self { context: context.clone(), raw, kept: Kept::default() }
     }
 
-    /// The driver's handle, valid while this graph lives.
+    /// Returns the driver's handle, which is valid while this graph lives.
     #[must_use]
     pub fn raw(&self) -> CUgraph {
         self.raw
     }
 
-    /// Returns the handle and gives up ownership. The caller destroys the graph, and keeps alive the modules and
-    /// slices that it uses, which the graph no longer holds.
+    /// Returns the driver's handle and gives up ownership. The caller must destroy the graph, and must keep alive the
+    /// modules and slices that its work uses, since this crate no longer holds them.
     #[must_use]
     pub fn into_raw(self) -> CUgraph {
         let this = ManuallyDrop::new(self);
-        // SAFETY: each read once, out of a graph that is never dropped.
+        // SAFETY: each field is read once, from a graph that is never dropped.
         drop(unsafe { (std::ptr::read(&this.kept), std::ptr::read(&this.context)) });
         this.raw
     }
 
-    /// The number of nodes in the graph.
+    /// Returns the number of nodes in the graph.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuGraphGetNodes`.
@@ -109,7 +112,7 @@ impl Graph {
         Ok(count)
     }
 
-    /// Makes a copy of the graph that can be launched. Costly: do it once.
+    /// Makes an executable copy of the graph, for launches. This is slow, so do it once for many launches.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuGraphInstantiateWithFlags`; [`Error::Missing`]
@@ -132,7 +135,7 @@ impl Graph {
         Ok(GraphExec { context: self.context.clone(), raw, kept: self.kept.clone() })
     }
 
-    /// Writes the graph to a file in the DOT language; with all details of its nodes if `verbose`.
+    /// Writes the graph to a file in the DOT language, with all details of the nodes if `verbose` is true.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuGraphDebugDotPrint`, for example `CUDA_ERROR_OPERATING_SYSTEM`
@@ -150,7 +153,7 @@ impl Graph {
 impl Drop for Graph {
     #[doc(alias = "cuGraphDestroy")]
     fn drop(&mut self) {
-        // SAFETY: owned by `self` and used by nobody after this; executables are copies.
+        // SAFETY: `self` owns the graph, and nobody uses it after this. Executables are copies of it.
         teardown::report(unsafe { call!(self.context.api(), cuGraphDestroy(self.raw)) });
     }
 }
@@ -161,9 +164,10 @@ impl fmt::Debug for Graph {
     }
 }
 
-/// A graph ready to be launched. Not `Sync`, since the driver does not lock graphs.
+/// An executable graph, launched by [`Stream::launch`]. It is not `Sync`, since the driver does not lock graphs.
 ///
-/// It keeps the modules of its kernels loaded. Drop it after its last launch has completed.
+/// It holds the same objects as the [`Graph`] from which it was made. Drop it only after its last launch has completed,
+/// because dropping it may unload the modules of its kernels.
 pub struct GraphExec {
     context: Context,
     raw: CUgraphExec,
@@ -174,23 +178,24 @@ pub struct GraphExec {
 unsafe impl Send for GraphExec {}
 
 impl GraphExec {
-    /// The driver's handle, valid while this executable lives.
+    /// Returns the driver's handle, which is valid while this executable lives.
     #[must_use]
     pub fn raw(&self) -> CUgraphExec {
         self.raw
     }
 
-    /// Makes the executable do what `graph` does, which must have the same nodes and dependencies as the one it was
-    /// made from, with other parameters. Cheaper than instantiating; launches in flight are not changed.
+    /// Replaces the parameters of the nodes with those of `graph`. `graph` must have the same nodes and dependencies as
+    /// the graph from which the executable was made. This is faster than instantiating `graph`. Launches in flight do
+    /// not change. The executable then also holds the objects that `graph` holds.
     ///
     /// # Errors
-    /// [`Error::GraphUpdate`] if the graphs differ in more; the executable is as it was. [`Error::Driver`] from
-    /// `cuGraphExecUpdate_v2`; [`Error::Missing`] below CUDA 12.0.
+    /// [`Error::GraphUpdate`] if other things differ too. The executable does not change then. [`Error::Driver`] from
+    /// `cuGraphExecUpdate_v2`; [`Error::Missing`] below CUDA 12.0; [`Error::DifferentDrivers`].
     #[doc(alias = "cuGraphExecUpdate")]
     pub fn update(&mut self, graph: &Graph) -> Result<()> {
         let ours = self.context.driver();
         ours.require_same("the graph", graph.context.driver(), "the executable")?;
-        // Added to the owners held already: launches of the former graph may be in flight.
+        // The former owners are kept too, because launches of the former graph may be in flight.
         self.kept.add(graph.kept.owners(), graph.kept.memory());
         let _current = self.context.enter()?;
         let mut info = CUgraphExecUpdateResultInfo::default();
@@ -202,10 +207,10 @@ impl GraphExec {
         }
     }
 
-    /// Uploads the graph to the device ahead of its first launch, which is then faster.
+    /// Enqueues on `stream` the upload of the graph to the device. The first launch is then faster.
     ///
     /// # Errors
-    /// [`Error::Driver`] from `cuGraphUpload`.
+    /// [`Error::Driver`] from `cuGraphUpload`; [`Error::DifferentDrivers`].
     #[doc(alias = "cuGraphUpload")]
     pub fn upload(&self, stream: &Stream) -> Result<()> {
         stream.require_driver_of(self)?;
@@ -220,16 +225,17 @@ impl Stream {
         self.context().driver().require_same("the graph", exec.context.driver(), "the stream")
     }
 
-    /// Enqueues the graph's work. Launches of one executable run one after the other, whatever their streams.
+    /// Launches a graph: enqueues its work on the stream. Launches of one executable run one after the other, even on
+    /// different streams.
     ///
-    /// A launch is a use of every [`DeviceSlice`](crate::DeviceSlice) in the graph, and is ordered with other
-    /// uses of them. For other memory, the caller of the `unsafe` call that was captured promised its contract for
-    /// every launch.
+    /// A launch counts as a use of each [`DeviceSlice`](crate::DeviceSlice) that the graph's work uses, and is ordered
+    /// with other uses of these slices. For other memory, the callers of the captured `unsafe` calls promised to keep
+    /// the contract at every launch.
     ///
     /// # Errors
-    /// [`Error::DifferentDrivers`]; [`Error::WhileCapturing`] if the stream of a slice captures;
-    /// [`Error::CaptureRace`]; [`Error::Driver`] from `cuGraphLaunch`, or from the calls on events that order the
-    /// launch.
+    /// [`Error::DifferentDrivers`]; [`Error::WhileCapturing`] if the graph uses slices, and the stream of one is in a
+    /// capture that this stream is not in, or another library began this stream's capture; [`Error::CaptureRace`];
+    /// [`Error::Driver`] from `cuGraphLaunch`, or from the event calls that order the launch.
     #[doc(alias = "cuGraphLaunch")]
     pub fn launch(&self, exec: &GraphExec) -> Result<()> {
         self.require_driver_of(exec)?;
@@ -245,7 +251,7 @@ impl Stream {
 impl Drop for GraphExec {
     #[doc(alias = "cuGraphExecDestroy")]
     fn drop(&mut self) {
-        // SAFETY: owned by `self` and used by nobody after this; launches in flight complete.
+        // SAFETY: `self` owns the executable, and nobody uses it after this. Launches in flight still complete.
         teardown::report(unsafe { call!(self.context.api(), cuGraphExecDestroy(self.raw)) });
     }
 }

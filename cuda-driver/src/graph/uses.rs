@@ -1,4 +1,4 @@
-//! Enqueues work on a stream that uses memory of other streams.
+//! Ordering of work that uses memory of other streams.
 //!
 //! Each memory belongs to one stream. When work on another stream uses the memory, events order the two streams: the
 //! using stream first waits for the memory's stream, and the memory's stream then waits for the use. A free of the
@@ -13,12 +13,12 @@ use super::kept::{self, BoundMemory};
 use super::watch::Watch;
 use crate::{Error, Event, EventFlags, Result, Stream};
 
-/// The treatment of work by [`enqueue`] if the stream captures.
+/// What [`enqueue`] does with work if the stream captures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DuringCapture {
-    /// The graph holds the memory.
+    /// Captures the work, and makes the graph hold the memory.
     Keep,
-    /// The work is refused.
+    /// Refuses the work.
     Refuse,
 }
 
@@ -138,7 +138,7 @@ fn event_of(stream: &Stream) -> Result<Event> {
     Event::new(stream.context(), EventFlags::DISABLE_TIMING)
 }
 
-/// Blocks until the stream has done its work. Allowed while other streams capture.
+/// Blocks until all work of the stream has completed. Allowed while other streams capture.
 pub(crate) fn synchronize(stream: &Stream) -> Result<()> {
     let _relaxed = RelaxedCapture::enter(stream.context().driver())?;
     stream.synchronize()

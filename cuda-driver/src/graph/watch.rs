@@ -1,13 +1,14 @@
-//! Notices captures that begin on other threads while work is enqueued.
+//! Detection of captures that begin on other threads while work is enqueued.
 //!
-//! Between the query whether a stream captures and the call that enqueues work, another thread may begin a capture. The
-//! work is then part of a graph without its owner knowing. Work that must not be part of one checks afterwards.
+//! Another thread may begin a capture after a query has shown that a stream does not capture, and before the work is
+//! enqueued. The work is then part of a graph, although its caller expects it to run. So the caller checks with
+//! [`Watch`] after it has enqueued the work.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Stream;
 
-/// Captures that [`Stream::begin_capture`] began, and those that ended since, for the whole process.
+/// The numbers of captures of this process that [`Stream::begin_capture`] began, and that have ended.
 static BEGUN: AtomicU64 = AtomicU64::new(0);
 static ENDED: AtomicU64 = AtomicU64::new(0);
 
@@ -27,7 +28,7 @@ impl Drop for CountedCapture {
     }
 }
 
-/// Notices if another thread may have made one of several streams part of a capture since [`Watch::new`].
+/// Detects whether another thread may have made one of some streams part of a capture since [`Watch::new`].
 pub(crate) struct Watch<'a> {
     calls: Vec<(&'a Stream, Option<u64>)>,
     begun: u64,
@@ -42,8 +43,9 @@ impl<'a> Watch<'a> {
         Self { calls, begun, none_open: begun == ended }
     }
 
-    /// Returns true if no stream can have become part of a capture: none was open meanwhile, or no thread was in a call
-    /// that begins one on these streams or makes them wait for an event. Once false, it stays false.
+    /// Returns true if none of the streams can have become part of a capture since [`Watch::new`]. That is certain if
+    /// no capture was open, or if no thread was in a call that begins a capture on one of the streams, or makes one of
+    /// them wait for an event. Once the result is false, it stays false.
     pub(crate) fn is_certain(&self) -> bool {
         let none_open = self.none_open && BEGUN.load(Ordering::SeqCst) == self.begun;
         none_open

@@ -1,57 +1,59 @@
-//! Copies and fills that block the calling thread.
+//! Copies and fills that are not enqueued on a stream of the caller. They run on the context's legacy default stream.
 
 use crate::call::call;
 use crate::{Context, DevicePtr, Element, Result};
 
 impl Context {
-    /// Copies host memory to device memory and waits until the source may be reused.
+    /// Copies host memory to device memory. Blocks until the driver has read `from`, which may then be reused. If
+    /// `from` is pageable, the device may write its memory later, but before later work of the default stream.
     ///
     /// # Safety
-    /// The range at `to` must be device memory of the size of `from`, and used by nobody in conflict.
+    /// The range at `to` must be device memory at least as large as `from`. No other work may access it until the copy
+    /// is done.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemcpyHtoD_v2`, also for what earlier asynchronous work did
-    /// wrong.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemcpyHtoD_v2`, also for errors of earlier asynchronous work.
     #[doc(alias = "cuMemcpyHtoD")]
     pub unsafe fn copy_from_host<T: Element>(&self, to: DevicePtr, from: &[T]) -> Result<()> {
         let _current = self.enter()?;
-        // SAFETY: the caller vouches for the device range; the host range is the slice.
+        // SAFETY: the caller promises that the device range is valid; the host range is the slice.
         unsafe { call!(self.api(), cuMemcpyHtoD_v2(to.0, from.as_ptr().cast(), size_of_val(from))) }
     }
 
-    /// Copies device memory to host memory and waits for it. It does not wait for work on streams that do not wait
-    /// for the default stream: synchronise with them first.
+    /// Copies device memory to host memory. Blocks until the copy is done. The copy does not wait for work on
+    /// [non-blocking](crate::StreamFlags::NON_BLOCKING) streams: synchronise with them first.
     ///
     /// # Safety
-    /// The range at `from` must be device memory of the size of `to`, and written by nobody meanwhile.
+    /// The range at `from` must be device memory at least as large as `to`. No other work may write it until the copy
+    /// is done.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemcpyDtoH_v2`, also for what earlier asynchronous work did
-    /// wrong.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemcpyDtoH_v2`, also for errors of earlier asynchronous work.
     #[doc(alias = "cuMemcpyDtoH")]
     pub unsafe fn copy_to_host<T: Element>(&self, to: &mut [T], from: DevicePtr) -> Result<()> {
         let _current = self.enter()?;
-        // SAFETY: the caller vouches for the device range; the host range is the slice, whose elements take any bits.
+        // SAFETY: the caller promises that the device range is valid; the host range is the slice. Any bits are a value
+        // of `T`.
         unsafe { call!(self.api(), cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), from.0, size_of_val(to))) }
     }
 
-    /// Sets `count` bytes of device memory to `value`. It may return before the device is done, but later work on
-    /// the default stream comes after it.
+    /// Sets `count` bytes of device memory to `value`. May return before the device has done it. Later work on the
+    /// default stream runs after it.
     ///
     /// # Safety
-    /// The range must be device memory, and used by nobody in conflict.
+    /// The range must be device memory. No other work may access it until the fill is done.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemsetD8_v2`.
     #[doc(alias = "cuMemsetD8")]
     pub unsafe fn fill_u8(&self, at: DevicePtr, value: u8, count: usize) -> Result<()> {
         let _current = self.enter()?;
-        // SAFETY: the caller vouches for the range.
+        // SAFETY: the caller promises that the range is valid.
         unsafe { call!(self.api(), cuMemsetD8_v2(at.0, value, count)) }
     }
 
-    /// Sets `count` 16-bit words of device memory to `value`, as [`fill_u8`](Self::fill_u8); `at` must be a multiple
-    /// of 2.
+    /// Sets `count` 16-bit words of device memory to `value`, like [`fill_u8`](Self::fill_u8). `at` must be a multiple
+    /// of 2 bytes.
     ///
     /// # Safety
     /// As [`fill_u8`](Self::fill_u8).
@@ -61,12 +63,12 @@ impl Context {
     #[doc(alias = "cuMemsetD16")]
     pub unsafe fn fill_u16(&self, at: DevicePtr, value: u16, count: usize) -> Result<()> {
         let _current = self.enter()?;
-        // SAFETY: the caller vouches for the range.
+        // SAFETY: the caller promises that the range is valid.
         unsafe { call!(self.api(), cuMemsetD16_v2(at.0, value, count)) }
     }
 
-    /// Sets `count` 32-bit words of device memory to `value`, as [`fill_u8`](Self::fill_u8); `at` must be a multiple
-    /// of 4.
+    /// Sets `count` 32-bit words of device memory to `value`, like [`fill_u8`](Self::fill_u8). `at` must be a multiple
+    /// of 4 bytes.
     ///
     /// # Safety
     /// As [`fill_u8`](Self::fill_u8).
@@ -76,27 +78,28 @@ impl Context {
     #[doc(alias = "cuMemsetD32")]
     pub unsafe fn fill_u32(&self, at: DevicePtr, value: u32, count: usize) -> Result<()> {
         let _current = self.enter()?;
-        // SAFETY: the caller vouches for the range.
+        // SAFETY: the caller promises that the range is valid.
         unsafe { call!(self.api(), cuMemsetD32_v2(at.0, value, count)) }
     }
 
-    /// Copies `bytes` bytes within device memory; between devices too, where this one can access both ranges. It may
-    /// return before the device is done, but later work on the default stream comes after it.
+    /// Copies `bytes` bytes within device memory. The ranges may be on different devices if this context's device can
+    /// access both. May return before the device has done the copy. Later work on the default stream runs after it.
     ///
     /// # Safety
-    /// Both ranges must be device memory, not overlap, and be used by nobody in conflict.
+    /// Both ranges must be device memory and must not overlap. Until the copy is done, no other work may write the
+    /// source or access the target.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemcpyDtoD_v2`.
     #[doc(alias = "cuMemcpyDtoD")]
     pub unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: usize) -> Result<()> {
         let _current = self.enter()?;
-        // SAFETY: the caller vouches for both ranges.
+        // SAFETY: the caller promises that both ranges are valid.
         unsafe { call!(self.api(), cuMemcpyDtoD_v2(to.0, from.0, bytes)) }
     }
 
-    /// Copies `bytes` bytes of this context's memory to memory of `to_context`, whether or not the devices can access
-    /// each other; as [`copy`](Self::copy) for the host.
+    /// Copies `bytes` bytes of this context's memory to memory of `to_context`. The devices need not be able to access
+    /// each other. May return early, like [`copy`](Self::copy).
     ///
     /// # Safety
     /// As [`copy`](Self::copy).
@@ -113,7 +116,7 @@ impl Context {
     ) -> Result<()> {
         self.driver().require_same("the peer", to_context.driver(), "the context")?;
         let _current = self.enter()?;
-        // SAFETY: the caller vouches for both ranges; both contexts are alive.
+        // SAFETY: the caller promises that both ranges are valid; both contexts are alive.
         unsafe { call!(self.api(), cuMemcpyPeer(to.0, to_context.raw(), from.0, self.raw(), bytes)) }
     }
 }

@@ -5,24 +5,26 @@ use crate::error::within;
 use crate::graph::RelaxedCapture;
 use crate::{Context, DevicePtr, Element, Result, teardown};
 
-/// Device memory from `cuMemAlloc`. Both allocating and freeing may wait for the whole device.
+/// Device memory from `cuMemAlloc`. Allocating it and freeing it may wait for all work of the device. Dropping it frees
+/// it.
 #[derive(Debug)]
 pub struct DeviceMemory {
     context: Context,
     ptr: DevicePtr,
     bytes: usize,
-    /// False once it is freed.
+    /// False after the memory was freed.
     owned: bool,
 }
 
 impl DeviceMemory {
-    /// Allocates `bytes` bytes, aligned to at least 256.
+    /// Allocates `bytes` bytes, aligned to at least 256 bytes.
     ///
-    /// Refused while a stream captures, and ruins that capture, unless the thread holds a [`RelaxedCapture`].
+    /// While a stream captures, the driver refuses this call and invalidates that capture, unless the thread holds a
+    /// [`RelaxedCapture`].
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemAlloc_v2`: `CUDA_ERROR_OUT_OF_MEMORY` ([`Error::is_out_of_memory`](crate::Error::is_out_of_memory)),
-    /// `CUDA_ERROR_INVALID_VALUE` for no bytes.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemAlloc_v2`: `CUDA_ERROR_OUT_OF_MEMORY`
+    /// ([`Error::is_out_of_memory`](crate::Error::is_out_of_memory)); `CUDA_ERROR_INVALID_VALUE` for zero bytes.
     #[doc(alias = "cuMemAlloc")]
     pub fn new(context: &Context, bytes: usize) -> Result<Self> {
         let _current = context.enter()?;
@@ -44,38 +46,42 @@ impl DeviceMemory {
         self.bytes
     }
 
-    /// The context the memory belongs to.
+    /// The context that the memory belongs to.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// Copies `from` into the memory, starting at the byte at `offset`. If the device uses these bytes at the
-    /// same time, it may see old or new values.
+    /// Copies `from` into the memory, starting `offset` bytes after its first byte. Blocks as
+    /// [`Context::copy_from_host`] does. Work of the device that reads these bytes at the same time may see old or new
+    /// values.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) if it does not fit; else as [`Context::copy_from_host`].
+    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) if `from` does not fit; the errors of
+    /// [`Context::copy_from_host`].
     pub fn copy_from_host<T: Element>(&self, offset: usize, from: &[T]) -> Result<()> {
         within("device memory", offset, size_of_val(from), self.bytes)?;
         // SAFETY: the range is inside memory that `self` owns.
         unsafe { self.context.copy_from_host(self.ptr + offset, from) }
     }
 
-    /// Copies from the memory, from the byte at `offset` on, into `to`. It does not wait for streams that do not wait
-    /// for the default stream: synchronise with them first.
+    /// Fills `to` with a copy of the memory from `offset` bytes after its first byte on. Blocks until the copy is done.
+    /// The copy does not wait for work on [non-blocking](crate::StreamFlags::NON_BLOCKING) streams: synchronise with
+    /// them first.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) if there is not as much; else as [`Context::copy_to_host`].
+    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) if the memory is too short; the errors of
+    /// [`Context::copy_to_host`].
     pub fn copy_to_host<T: Element>(&self, offset: usize, to: &mut [T]) -> Result<()> {
         within("device memory", offset, size_of_val(to), self.bytes)?;
-        // SAFETY: the range is inside memory that `self` owns; any bits are values of `T`.
+        // SAFETY: the range is inside memory that `self` owns. Any bits are a value of `T`.
         unsafe { self.context.copy_to_host(to, self.ptr + offset) }
     }
 
-    /// Frees the memory, as dropping does, and returns the outcome. Memory is leaked if the call fails.
+    /// Frees the memory, as dropping it does, and returns the outcome. If the call fails, the memory is leaked.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemFree_v2`, also for what earlier asynchronous work did wrong.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemFree_v2`, also for errors of earlier asynchronous work.
     #[doc(alias = "cuMemFree")]
     pub fn free(mut self) -> Result<()> {
         self.owned = false;
@@ -84,10 +90,10 @@ impl DeviceMemory {
 }
 
 fn free(context: &Context, ptr: DevicePtr) -> Result<()> {
-    // Freeing is not part of an open capture, and must not invalidate it.
+    // Freeing does not take part in an open capture and must not invalidate it.
     let _relaxed = RelaxedCapture::enter(context.driver());
     let _current = context.enter()?;
-    // SAFETY: the owner of the memory calls this once, and gives it up.
+    // SAFETY: the owner of the memory calls this once and does not use the memory afterwards.
     unsafe { call!(context.api(), cuMemFree_v2(ptr.0)) }
 }
 

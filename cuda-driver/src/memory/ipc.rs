@@ -1,5 +1,5 @@
-//! Legacy handles: memory from `cuMemAlloc` shared with other processes of the host. Memory from
-//! [`vmm`](crate::vmm) is shared by file descriptors instead.
+//! Legacy IPC handles, by which processes of one host share memory from `cuMemAlloc`. Memory from [`vmm`](crate::vmm)
+//! is shared by file descriptors instead.
 
 use std::ffi::c_char;
 
@@ -10,13 +10,15 @@ use crate::call::call;
 use crate::graph::RelaxedCapture;
 use crate::{Context, DevicePtr, Result, teardown};
 
-/// Names an allocation to other processes of the host: plain bytes, to be sent by any means.
+/// A handle with which other processes of the host can open an allocation. It is plain bytes, and may be sent to them
+/// by any means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct IpcHandle(pub [u8; 64]);
 
 impl DeviceMemory {
-    /// Names this allocation to other processes. The memory must stay until all of them have closed it.
+    /// Returns a handle with which other processes can open this allocation. The memory must stay allocated until all
+    /// of them have closed it.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuIpcGetMemHandle`.
@@ -27,22 +29,25 @@ impl DeviceMemory {
 }
 
 impl Context {
-    /// Names the allocation of `cuMemAlloc` that an address lies in to other processes: all of it, from its first byte
-    /// on. The memory must stay until all of them have closed it.
+    /// Returns a handle with which other processes can open the allocation of `cuMemAlloc` that contains `ptr`. They
+    /// open the whole allocation, from its first byte on. It must stay allocated until all of them have closed it.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuIpcGetMemHandle`: `CUDA_ERROR_INVALID_VALUE` for other memory.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuIpcGetMemHandle`: `CUDA_ERROR_INVALID_VALUE` if the memory is
+    /// not from `cuMemAlloc`.
     #[doc(alias = "cuIpcGetMemHandle")]
     pub fn export_ipc(&self, ptr: DevicePtr) -> Result<IpcHandle> {
         let _current = self.enter()?;
         let mut handle = CUipcMemHandle { reserved: [0; 64] };
-        // SAFETY: the address is looked up, not read; writes 64 bytes, to a local that outlives the call.
+        // SAFETY: the driver looks the address up and does not read from it; writes 64 bytes, to a local that outlives
+        // the call.
         unsafe { call!(self.api(), cuIpcGetMemHandle(&mut handle, ptr.0)) }?;
         Ok(IpcHandle(handle.reserved.map(|byte| byte.to_ne_bytes()[0])))
     }
 }
 
-/// Another process's allocation, mapped here. Dropping closes it; the memory stays its owner's.
+/// An allocation of another process, mapped into this one. Dropping the value unmaps it; the other process keeps the
+/// memory.
 #[derive(Debug)]
 pub struct ImportedMemory {
     context: Context,
@@ -50,11 +55,12 @@ pub struct ImportedMemory {
 }
 
 impl ImportedMemory {
-    /// Maps the allocation that another process exported; peer access to its device is enabled if need be.
+    /// Maps the allocation that another process exported. The driver enables peer access to the allocation's device if
+    /// necessary.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuIpcOpenMemHandle_v2`: `CUDA_ERROR_INVALID_CONTEXT` for a
-    /// handle of this same process, `CUDA_ERROR_ALREADY_MAPPED`, `CUDA_ERROR_MAP_FAILED`.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuIpcOpenMemHandle_v2`: `CUDA_ERROR_INVALID_CONTEXT` for a handle
+    /// that this process exported; `CUDA_ERROR_ALREADY_MAPPED`; `CUDA_ERROR_MAP_FAILED`.
     #[doc(alias = "cuIpcOpenMemHandle")]
     pub fn open(context: &Context, handle: IpcHandle) -> Result<Self> {
         let _current = context.enter()?;
@@ -66,13 +72,13 @@ impl ImportedMemory {
         Ok(Self { context: context.clone(), ptr: DevicePtr(ptr) })
     }
 
-    /// The address of the allocation's first byte in this process.
+    /// The address in this process of the allocation's first byte.
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
         self.ptr
     }
 
-    /// The context it was mapped into.
+    /// The context that the allocation was mapped into.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
@@ -82,10 +88,10 @@ impl ImportedMemory {
 impl Drop for ImportedMemory {
     #[doc(alias = "cuIpcCloseMemHandle")]
     fn drop(&mut self) {
-        // Closing is not part of an open capture, and must not invalidate it.
+        // Closing does not take part in an open capture and must not invalidate it.
         let _relaxed = RelaxedCapture::enter(self.context.driver());
         teardown::report(self.context.enter().and_then(|_current| {
-            // SAFETY: opened by `open` and used by nobody after this.
+            // SAFETY: `open` mapped it, and nothing uses it after this.
             unsafe { call!(self.context.api(), cuIpcCloseMemHandle(self.ptr.0)) }
         }));
     }

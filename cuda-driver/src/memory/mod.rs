@@ -1,14 +1,14 @@
-//! Untyped memory of the device and of the host. [`mod@crate::slice`] has typed memory, whose use is safe.
+//! Untyped memory of the device and of the host. [`mod@crate::slice`] has typed memory with a safe interface.
 //!
-//! | type | from | given back |
+//! | type | source | on drop |
 //! | --- | --- | --- |
-//! | [`DeviceMemory`] | `cuMemAlloc` | waits for the device |
-//! | [`StreamMemory`] | `cuMemAllocAsync`, or a [`MemoryPool`] | in stream order |
-//! | [`PinnedMemory`] | `cuMemHostAlloc` | waits for the device |
-//! | [`RegisteredMemory`] | the program | unpinned, not freed |
+//! | [`DeviceMemory`] | `cuMemAlloc` | freed; may wait for the device |
+//! | [`StreamMemory`] | `cuMemAllocAsync`, or a [`MemoryPool`] | freed in stream order |
+//! | [`PinnedMemory`] | `cuMemHostAlloc` | freed; may wait for the device |
+//! | [`RegisteredMemory`] | host memory of the program | unpinned, not freed |
 //! | [`ImportedMemory`] | another process ([`IpcHandle`]) | closed, not freed |
 //!
-//! [`vmm`](crate::vmm) has memory with a chosen address, and with pages and handles of its own.
+//! [`vmm`](crate::vmm) has memory that is mapped at reserved addresses, page by page.
 
 mod copy;
 mod device;

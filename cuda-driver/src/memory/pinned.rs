@@ -15,65 +15,70 @@ bitflags! {
     /// Flags for allocating pinned memory.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct PinnedFlags: u32 {
-        /// Pinned for every context, not only for the one that makes it.
+        /// The memory is pinned for every context, not only for the one that allocates it.
         const PORTABLE = 1;
-        /// Mapped into the device's address space ([`PinnedMemory::device_ptr`]).
+        /// The memory is mapped into the device's address space ([`PinnedMemory::device_ptr`]).
         const DEVICE_MAPPED = 2;
-        /// Fast for the device to read, slow for the host to read.
+        /// The memory is write-combined: faster for the device to read, slow for the host to read.
         const WRITE_COMBINED = 4;
         const _ = !0;
     }
 }
 
-/// Pinned host memory, zeroed when it is made.
+/// Pinned host memory, initialised with zeros. Dropping it frees it and may wait for the device.
 pub struct PinnedMemory {
     context: Context,
     start: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: plain memory that `self` owns.
+// SAFETY: memory that `self` owns, without ties to a thread.
 unsafe impl Send for PinnedMemory {}
-// SAFETY: shared references only read.
+// SAFETY: shared references only allow reads in safe code.
 unsafe impl Sync for PinnedMemory {}
 
 impl PinnedMemory {
-    /// Allocates `bytes` bytes of pinned, zeroed memory. Refused while a stream captures, and ruins that capture,
-    /// unless the thread holds a [`RelaxedCapture`].
+    /// Allocates `bytes` bytes of pinned memory and sets them to zero.
+    ///
+    /// While a stream captures, the driver refuses this call and invalidates that capture, unless the thread holds a
+    /// [`RelaxedCapture`].
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemHostAlloc`: `CUDA_ERROR_OUT_OF_MEMORY` where the host (or
-    /// its limit of locked memory) has no more, `CUDA_ERROR_INVALID_VALUE` for no bytes.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemHostAlloc`: `CUDA_ERROR_OUT_OF_MEMORY` if the host has no
+    /// more memory or the limit of locked memory is exceeded; `CUDA_ERROR_INVALID_VALUE` for zero bytes.
     #[doc(alias = "cuMemHostAlloc")]
     pub fn new(context: &Context, bytes: usize, flags: PinnedFlags) -> Result<Self> {
         let _current = context.enter()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one pointer, to a local that outlives the call.
         unsafe { call!(context.api(), cuMemHostAlloc(&mut raw, bytes, flags.bits())) }?;
-        // Treat null on success as empty: an empty slice, and nothing to free.
+        // If the driver reports success with a null pointer, the memory is empty, and there is nothing to free.
         let (start, bytes) =
             NonNull::new(raw.cast::<u8>()).map_or((NonNull::dangling(), 0), |start| (start, bytes));
         let memory = Self { context: context.clone(), start, bytes };
-        // SAFETY: the driver gave that many bytes, and nobody else has them yet.
+        // SAFETY: the driver allocated that many bytes, and nothing else uses them yet.
         unsafe { memory.start.write_bytes(0, memory.bytes) };
         Ok(memory)
     }
 
-    /// The bytes. Work that writes them must have completed: its `unsafe` call promised that.
+    /// Returns the bytes for reading. Work that writes them must have completed: the caller of the `unsafe` call that
+    /// enqueued the work promised this.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: the memory is initialised, `self` owns it, and asynchronous writers have promised not to overlap.
+        // SAFETY: the memory is initialised and `self` owns it. Callers of the `unsafe` calls that enqueue work
+        // promised that no such work writes it now.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
     }
 
-    /// The bytes, to be written. Work that uses them must have completed: its `unsafe` call promised that.
+    /// Returns the bytes for writing. Work that reads or writes them must have completed: the caller of the `unsafe`
+    /// call that enqueued the work promised this.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as `as_slice`, and `self` is borrowed exclusively.
+        // SAFETY: as in `as_slice`; `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
     }
 
-    /// The address of the first byte, for work that is enqueued.
+    /// The host address of the first byte, to pass to enqueued work.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
@@ -85,21 +90,22 @@ impl PinnedMemory {
         self.bytes
     }
 
-    /// The address under which the device accesses the memory.
+    /// Returns the address at which the device accesses the memory.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemHostGetDevicePointer_v2`, where it is not mapped.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemHostGetDevicePointer_v2` if the memory is not mapped for the
+    /// device.
     #[doc(alias = "cuMemHostGetDevicePointer")]
     pub fn device_ptr(&self) -> Result<DevicePtr> {
         device_ptr(&self.context, self.start)
     }
 }
 
-/// The device's address of pinned memory, which must be alive.
+/// Returns the device's address of pinned or registered memory, which must be alive.
 pub(super) fn device_ptr(context: &Context, start: NonNull<u8>) -> Result<DevicePtr> {
     let _current = context.enter()?;
     let mut ptr = 0;
-    // SAFETY: writes one address, to a local that outlives the call; the driver refuses what is not pinned.
+    // SAFETY: writes one address, to a local that outlives the call; the driver refuses memory that is not pinned.
     unsafe { call!(context.api(), cuMemHostGetDevicePointer_v2(&mut ptr, start.as_ptr().cast(), 0)) }?;
     Ok(DevicePtr(ptr))
 }
@@ -110,10 +116,10 @@ impl Drop for PinnedMemory {
         if self.bytes == 0 {
             return;
         }
-        // Freeing is not part of an open capture, and must not invalidate it.
+        // Freeing does not take part in an open capture and must not invalidate it.
         let _relaxed = RelaxedCapture::enter(self.context.driver());
         teardown::report(self.context.enter().and_then(|_current| {
-            // SAFETY: made by `cuMemHostAlloc` and used by nobody after this.
+            // SAFETY: `cuMemHostAlloc` returned it, and nothing uses it after this.
             unsafe { call!(self.context.api(), cuMemFreeHost(self.start.as_ptr().cast())) }
         }));
     }

@@ -1,8 +1,8 @@
-//! Pools of stream-ordered memory.
+//! Memory pools, which stream-ordered allocations come from.
 //!
-//! A device has a default pool, and a current one, from which [`StreamMemory::new`](super::StreamMemory::new) allocates. A pool caches
-//! memory that is freed to it, up to its [release threshold](MemoryPool::set_release_threshold), for the next
-//! allocation.
+//! A device has a default pool and a current pool. [`StreamMemory::new`](super::StreamMemory::new) allocates from the
+//! current pool. A pool caches freed memory for later allocations, up to its [release
+//! threshold](MemoryPool::set_release_threshold).
 
 use std::ffi::c_int;
 use std::fmt;
@@ -20,34 +20,38 @@ use crate::vmm::{Access, HandleTypes, access_descriptions, location};
 use crate::{Context, Device, Result, teardown};
 
 bitflags! {
-    /// The ways in which a pool may reuse freed memory, besides stream order alone. All are on by default.
+    /// The cases in which a pool may reuse memory that another stream freed. All are on by default. Memory that the
+    /// allocating stream itself freed earlier can always be reused.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct PoolReuse: u32 {
-        /// Memory that another stream freed before an event that the allocating stream waited for.
+        /// The allocating stream has waited for an event that the other stream recorded after the free.
         const AFTER_EVENTS = 1;
-        /// Memory that another stream freed, if that stream has passed the free already.
+        /// The other stream has already completed the free.
         const OPPORTUNISTIC = 2;
-        /// Memory that another stream freed; the allocating stream is made to wait for the free.
+        /// The other stream has not completed the free: the driver makes the allocating stream wait for it.
         const WITH_NEW_DEPENDENCIES = 4;
     }
 }
 
-/// Bytes in a pool.
+/// The usage of a pool, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PoolUsage {
-    /// Bytes reserved from the device.
+    /// Bytes that the pool holds, allocated or cached.
     pub reserved: u64,
-    /// The peak of `reserved` since [`MemoryPool::reset_peaks`].
+    /// The peak of `reserved` since the last [`MemoryPool::reset_peaks`].
     pub reserved_peak: u64,
-    /// Bytes allocated by the program.
+    /// Bytes of the pool that are allocated.
     pub used: u64,
-    /// The peak of `used` since [`MemoryPool::reset_peaks`].
+    /// The peak of `used` since the last [`MemoryPool::reset_peaks`].
     pub used_peak: u64,
 }
 
-/// A pool of a device's memory. A handle, cheap to clone. The last handle of a pool that the program created
-/// destroys it; memory allocated from the pool holds one.
+/// A pool of a device's memory.
+///
+/// This is a handle, cheap to clone. [`StreamMemory`](super::StreamMemory) that was allocated from the pool or imported
+/// through it holds a clone, except memory from [`StreamMemory::new`](super::StreamMemory::new). Dropping the last
+/// clone destroys a pool that the program created or imported.
 #[derive(Clone)]
 pub struct MemoryPool {
     inner: Arc<Inner>,
@@ -59,19 +63,21 @@ struct Inner {
     owned: bool,
 }
 
-// SAFETY: a pool's handle may be used from every thread.
+// SAFETY: a pool's handle may be used on every thread.
 unsafe impl Send for Inner {}
 // SAFETY: as above; the driver locks what it shares between threads.
 unsafe impl Sync for Inner {}
 
 impl MemoryPool {
-    /// Makes a pool of the device's memory that can be handed to other processes in the given ways
-    /// ([`Device::pool_handle_types`]). `max_bytes` limits it, from CUDA 12.2 on; 0: the system's limit. In older
-    /// releases its place is reserved, and must be 0.
+    /// Creates a pool of the device's memory that can be exported as the given handle types
+    /// ([`Device::pool_handle_types`]).
+    ///
+    /// `max_bytes` limits the size of the pool from CUDA 12.2 on; 0 means the system's limit. With an older driver
+    /// `max_bytes` must be 0, because the field is reserved.
     ///
     /// # Errors
     /// [`Error::Missing`](crate::Error::Missing) below CUDA 11.2; [`Error::Driver`](crate::Error::Driver) from
-    /// `cuMemPoolCreate`: `CUDA_ERROR_NOT_SUPPORTED` for a device without pools or a handle type.
+    /// `cuMemPoolCreate`: `CUDA_ERROR_NOT_SUPPORTED` if the device has no memory pools, or not this handle type.
     #[doc(alias = "cuMemPoolCreate")]
     pub fn new(context: &Context, handle_types: HandleTypes, max_bytes: usize) -> Result<Self> {
         let properties = CUmemPoolProps {
@@ -87,11 +93,11 @@ impl MemoryPool {
         Ok(Self::from_raw(context, raw, true))
     }
 
-    /// The device's default pool.
+    /// Returns the default pool of the context's device.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceGetDefaultMemPool`: `CUDA_ERROR_NOT_SUPPORTED` for a
-    /// device without pools.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceGetDefaultMemPool`: `CUDA_ERROR_NOT_SUPPORTED` if the
+    /// device has no memory pools.
     #[doc(alias = "cuDeviceGetDefaultMemPool")]
     pub fn default_of(context: &Context) -> Result<Self> {
         let mut raw = std::ptr::null_mut();
@@ -100,7 +106,8 @@ impl MemoryPool {
         Ok(Self::from_raw(context, raw, false))
     }
 
-    /// Returns true if [`StreamMemory::new`](super::StreamMemory::new) allocates from this pool now.
+    /// Returns true if this is the device's current pool, which [`StreamMemory::new`](super::StreamMemory::new)
+    /// allocates from.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceGetMemPool`.
@@ -113,8 +120,8 @@ impl MemoryPool {
         Ok(current == *raw)
     }
 
-    /// Makes [`StreamMemory::new`](super::StreamMemory::new) allocate from this pool, for the whole process, while the pool lives.
-    /// After it is destroyed, the default pool is current again.
+    /// Makes this the device's current pool, which [`StreamMemory::new`](super::StreamMemory::new) allocates from, for
+    /// the whole process. When the pool is destroyed, the default pool becomes current again.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceSetMemPool`.
@@ -125,8 +132,10 @@ impl MemoryPool {
         unsafe { call!(context.api(), cuDeviceSetMemPool(context.device().raw(), *raw)) }
     }
 
-    /// Opens a pool that another process, or this one, exported. Nothing can be allocated from it; it opens
-    /// the exporter's memory ([`StreamMemory::import`](super::StreamMemory::import)). The descriptor can be closed afterwards.
+    /// Opens a pool that another process, or this one, exported.
+    ///
+    /// The opened pool cannot allocate. It serves to open memory that the exporter allocated
+    /// ([`StreamMemory::import`](super::StreamMemory::import)). The descriptor may be closed after the call.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolImportFromShareableHandle`;
@@ -136,7 +145,7 @@ impl MemoryPool {
         let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         let mut raw = std::ptr::null_mut();
         with_os_handle(descriptor, |number| {
-            // SAFETY: for this kind the "pointer" is the descriptor's number; writes one handle, to a local.
+            // SAFETY: for this handle type the "pointer" is the descriptor's number; writes one handle, to a local.
             unsafe { call!(context.api(), cuMemPoolImportFromShareableHandle(&mut raw, number, kind, 0)) }
         })?;
         Ok(Self::from_raw(context, raw, true))
@@ -146,18 +155,18 @@ impl MemoryPool {
         Self { inner: Arc::new(Inner { context: context.clone(), raw, owned }) }
     }
 
-    /// Exports the pool as a new file descriptor, to be passed to another process. The pool must have been
-    /// made for [`HandleTypes::POSIX_FD`].
+    /// Exports the pool as a new file descriptor, to be passed to another process. The pool must have been created with
+    /// [`HandleTypes::POSIX_FD`].
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolExportToShareableHandle`: `CUDA_ERROR_INVALID_VALUE` for
-    /// a pool made otherwise; [`Error::NoDescriptor`](crate::Error::NoDescriptor).
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolExportToShareableHandle`: `CUDA_ERROR_INVALID_VALUE` if
+    /// the pool was created without this handle type; [`Error::NoDescriptor`](crate::Error::NoDescriptor).
     #[doc(alias = "cuMemPoolExportToShareableHandle")]
     pub fn export_fd(&self) -> Result<OwnedFd> {
         let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         let Inner { context, raw, .. } = &*self.inner;
         exported_fd("cuMemPoolExportToShareableHandle", |out| {
-            // SAFETY: for this kind an int is written, to the place for one.
+            // SAFETY: for this handle type the driver writes an int, and `out` points to one.
             unsafe { call!(context.api(), cuMemPoolExportToShareableHandle(out, *raw, kind, 0)) }
         })
     }
@@ -168,13 +177,14 @@ impl MemoryPool {
         self.inner.raw
     }
 
-    /// The context whose device the memory is of.
+    /// The context that the pool was created, opened or looked up with. Its device has the memory.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.inner.context
     }
 
-    /// Unused bytes that the pool keeps when a stream, an event or the context is synchronised; 0 at first.
+    /// Returns the release threshold in bytes. If the pool has reserved more than this, the driver releases unused
+    /// memory when a stream, an event or the context is synchronised. The initial value is 0.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolGetAttribute`.
@@ -183,7 +193,7 @@ impl MemoryPool {
         self.get(CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
     }
 
-    /// Sets [`release_threshold`](Self::release_threshold); `u64::MAX` keeps everything.
+    /// Sets the [release threshold](Self::release_threshold). With `u64::MAX` the pool keeps all unused memory.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolSetAttribute`.
@@ -192,7 +202,7 @@ impl MemoryPool {
         self.set(CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, bytes)
     }
 
-    /// The ways in which the pool may reuse freed memory.
+    /// Returns the cases in which the pool may reuse memory that another stream freed.
     ///
     /// # Errors
     /// As [`release_threshold`](Self::release_threshold).
@@ -204,18 +214,19 @@ impl MemoryPool {
         Ok(reuse)
     }
 
-    /// Sets [`reuse`](Self::reuse). Without the last two ways, placement does not depend on timing.
+    /// Sets the [cases of reuse](Self::reuse). Without [`OPPORTUNISTIC`](PoolReuse::OPPORTUNISTIC) and
+    /// [`WITH_NEW_DEPENDENCIES`](PoolReuse::WITH_NEW_DEPENDENCIES), the addresses of allocations do not depend on
+    /// timing.
     ///
     /// # Errors
-    /// As [`set_release_threshold`](Self::set_release_threshold); some flags may be set by then, and others
-    /// not.
+    /// As [`set_release_threshold`](Self::set_release_threshold). After an error, some of the flags may have been set.
     pub fn set_reuse(&self, reuse: PoolReuse) -> Result<()> {
         REUSE
             .iter()
             .try_for_each(|(flag, attribute)| self.set::<c_int>(*attribute, reuse.contains(*flag).into()))
     }
 
-    /// Bytes reserved and used, with their peaks.
+    /// Returns the bytes reserved and used, and their peaks.
     ///
     /// # Errors
     /// As [`release_threshold`](Self::release_threshold).
@@ -238,7 +249,7 @@ impl MemoryPool {
         self.set(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0u64)
     }
 
-    /// Releases unused memory to the device, until no more than `keep` bytes are reserved.
+    /// Releases unused memory to the device until at most `keep` bytes are reserved, or no unused memory is left.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolTrimTo`.
@@ -249,12 +260,12 @@ impl MemoryPool {
         unsafe { call!(context.api(), cuMemPoolTrimTo(*raw, keep)) }
     }
 
-    /// Sets the access of devices to the pool's memory, including memory that is allocated already. Its own
+    /// Sets the access of devices to the pool's memory, including memory that is already allocated. The pool's own
     /// device always has access.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolSetAccess`: `CUDA_ERROR_INVALID_DEVICE` for a device
-    /// that is no peer.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolSetAccess`: `CUDA_ERROR_INVALID_DEVICE` for a device that
+    /// is not a peer of the pool's device; [`Error::DifferentDrivers`](crate::Error::DifferentDrivers).
     #[doc(alias = "cuMemPoolSetAccess")]
     pub fn set_access(&self, devices: &[(&Device, Access)]) -> Result<()> {
         let Inner { context, raw, .. } = &*self.inner;
@@ -266,14 +277,15 @@ impl MemoryPool {
     /// Returns the access that a device has to the pool's memory.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolGetAccess`.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolGetAccess`;
+    /// [`Error::DifferentDrivers`](crate::Error::DifferentDrivers).
     #[doc(alias = "cuMemPoolGetAccess")]
     pub fn access(&self, device: &Device) -> Result<Access> {
         self.context().driver().require_same("the device", device.driver(), "the pool")?;
         let mut flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE;
         let mut at = location(device);
         let Inner { context, raw, .. } = &*self.inner;
-        // SAFETY: the pool is alive; reads a location and writes one enum, locals that outlive the call.
+        // SAFETY: the pool is alive; reads a location and writes one enum, both in locals that outlive the call.
         unsafe { call!(context.api(), cuMemPoolGetAccess(&mut flags, *raw, &mut at)) }?;
         Ok(Access::from_raw(flags))
     }
@@ -282,7 +294,7 @@ impl MemoryPool {
         let mut value = T::default();
         let Inner { context, raw, .. } = &*self.inner;
         let out = (&raw mut value).cast();
-        // SAFETY: the pool is alive; this module asks for each attribute in its own type, an integer.
+        // SAFETY: the pool is alive; each caller in this module chooses `T` as the attribute's type, an integer.
         unsafe { call!(context.api(), cuMemPoolGetAttribute(*raw, attribute, out)) }?;
         Ok(value)
     }
@@ -290,7 +302,8 @@ impl MemoryPool {
     fn set<T>(&self, attribute: CUmemPool_attribute, mut value: T) -> Result<()> {
         let Inner { context, raw, .. } = &*self.inner;
         let value = (&raw mut value).cast();
-        // SAFETY: the pool is alive; this module sets each attribute in its own type, an integer, which is read.
+        // SAFETY: the pool is alive; each caller in this module chooses `T` as the attribute's type, an integer. The
+        // driver reads it during the call.
         unsafe { call!(context.api(), cuMemPoolSetAttribute(*raw, attribute, value)) }
     }
 }
@@ -308,7 +321,8 @@ impl Drop for Inner {
     #[doc(alias = "cuMemPoolDestroy")]
     fn drop(&mut self) {
         if self.owned {
-            // SAFETY: made for `self` and used by nobody after this; the driver waits for frees that are under way.
+            // SAFETY: `self` owns the pool and nothing uses it after this. The driver releases the memory once all
+            // pending frees are done.
             teardown::report(unsafe { call!(self.context.api(), cuMemPoolDestroy(self.raw)) });
         }
     }

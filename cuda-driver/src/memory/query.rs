@@ -1,4 +1,4 @@
-//! Queries of the driver's information about an address.
+//! Queries of the information that the driver has about an address.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -8,15 +8,15 @@ use crate::call::{call, check, code};
 use crate::handle_types::HandleTypes;
 use crate::{Context, DevicePtr, Driver, Result};
 
-/// The kind of memory.
+/// The kind of memory behind an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryKind {
     /// Memory of a device.
     Device,
-    /// Memory of the host that the driver knows.
+    /// Host memory that the driver allocated or registered.
     Host,
-    /// A kind that this crate does not know, as the driver counts it.
+    /// A kind that this crate does not know, with the driver's number for it.
     Other(u32),
 }
 
@@ -24,56 +24,56 @@ pub enum MemoryKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PointerInfo {
-    /// The kind of memory.
+    /// The kind of memory behind an address.
     pub kind: MemoryKind,
-    /// The ordinal of the device that it was allocated for; `None` where the driver names none.
+    /// The ordinal of the device that the memory was allocated for; `None` if the driver reports none.
     pub device: Option<u32>,
 }
 
-/// All information that the driver has about an address.
+/// All information that this crate queries about an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PointerDetails {
-    /// Kind and device of the memory.
+    /// The kind of the memory and its device.
     pub info: PointerInfo,
-    /// The allocation around the address. For mappings of [`vmm`](crate::vmm) it is the whole reservation
-    /// ([`Context::address_range`] gives the mapping).
+    /// The allocation that contains the address. For a mapping of [`vmm`](crate::vmm) this is the whole reservation;
+    /// [`Context::address_range`] returns the mapping alone.
     pub range: AddressRange,
-    /// The handle types that it can be exported as.
+    /// The handle types that the memory can be exported as.
     pub handle_types: HandleTypes,
-    /// A number that no other allocation of the process has or had.
+    /// The driver's number of the allocation. Unlike an address, it is never reused in the process.
     pub buffer_id: u64,
-    /// The address at which the host can access it, if it can.
+    /// The address at which the host can access the memory; `None` if the host cannot access it.
     pub host_address: Option<u64>,
-    /// True if memory is mapped at the address: a reservation may have holes.
+    /// True if memory is mapped at the address. False in a part of a reservation where nothing is mapped.
     pub is_mapped: bool,
     /// True for managed memory, which the driver migrates between host and device.
     pub is_managed: bool,
-    /// True if [`DeviceMemory::export_ipc`](super::DeviceMemory::export_ipc) can export it.
+    /// True if [`DeviceMemory::export_ipc`](super::DeviceMemory::export_ipc) can export the memory.
     pub is_legacy_ipc_capable: bool,
 }
 
-/// A range of device memory: an allocation, a reservation's mapped part, a module's variable.
+/// A range of addresses: an allocation, a mapping or reservation of [`vmm`](crate::vmm), or a variable of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AddressRange {
-    /// The first byte's address.
+    /// The address of the first byte.
     pub start: DevicePtr,
     /// The size in bytes.
     pub bytes: usize,
 }
 
 impl Driver {
-    /// Returns the driver's information about an address; `None` for memory that it did not make (plain host
-    /// memory, a freed address). A call takes about 1 µs: do not make it per operation.
+    /// Returns the driver's information about an address. Returns `None` if the driver does not know the memory
+    /// (ordinary host memory, or an address that was freed). A call takes about 1 µs, so avoid one per operation.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuPointerGetAttribute`, but for an unknown address.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuPointerGetAttribute`. An unknown address is not an error.
     #[doc(alias = "cuPointerGetAttribute")]
     pub fn pointer_info(&self, ptr: DevicePtr) -> Result<Option<PointerInfo>> {
         let mut kind: c_uint = 0;
         let out = (&raw mut kind).cast();
         let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
-        // SAFETY: this attribute is an unsigned integer, written to a local that outlives the call.
+        // SAFETY: the attribute is an unsigned integer, written to a local that outlives the call.
         match unsafe { code!(self.api(), cuPointerGetAttribute(out, attribute, ptr.0)) }? {
             CUresult::CUDA_ERROR_INVALID_VALUE => return Ok(None),
             code => check(self.api(), "cuPointerGetAttribute", code)?,
@@ -81,12 +81,12 @@ impl Driver {
         let mut device: c_int = 0;
         let out = (&raw mut device).cast();
         let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
-        // SAFETY: this attribute is an integer, written to a local that outlives the call.
+        // SAFETY: the attribute is an integer, written to a local that outlives the call.
         unsafe { call!(self.api(), cuPointerGetAttribute(out, attribute, ptr.0)) }?;
         Ok(Some(PointerInfo { kind: memory_kind(kind), device: u32::try_from(device).ok() }))
     }
 
-    /// Returns all information about an address, in one call; `None` for memory that the driver did not make.
+    /// Queries all [`PointerDetails`] of an address in one call. Returns `None` if the driver does not know the memory.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuPointerGetAttributes`.
@@ -121,13 +121,13 @@ impl Driver {
             (&raw mut legacy).cast(),
         ];
         let count = attributes.len() as c_uint;
-        // SAFETY: reads two arrays of `count` elements and writes each attribute to a local at least as wide as its
-        // type (one to four bytes for the truths, which begin as zero).
+        // SAFETY: reads two arrays of `count` elements, and writes each attribute to a local that is at least as wide
+        // as the attribute's type. The driver may write one to four bytes for a boolean attribute, so these locals
+        // start at zero.
         unsafe {
             call!(self.api(), cuPointerGetAttributes(count, attributes.as_mut_ptr(), out.as_mut_ptr(), ptr.0))
         }?;
-        // The driver writes zero for an attribute that does not apply, and for an address that it does not
-        // know.
+        // The driver writes zero for an attribute that does not apply, and for every attribute of an unknown address.
         Ok((kind != 0).then(|| PointerDetails {
             info: PointerInfo { kind: memory_kind(kind), device: u32::try_from(device).ok() },
             range: AddressRange { start: DevicePtr(start), bytes },
@@ -150,11 +150,11 @@ fn memory_kind(kind: c_uint) -> MemoryKind {
 }
 
 impl Context {
-    /// The allocation, or the mapping, that an address lies in.
+    /// Returns the range of the allocation, or of the mapping of [`vmm`](crate::vmm), that contains an address.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemGetAddressRange_v2`: `CUDA_ERROR_NOT_FOUND` for an address
-    /// that is none of the driver's.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemGetAddressRange_v2`: `CUDA_ERROR_NOT_FOUND` if the driver
+    /// does not know the address.
     #[doc(alias = "cuMemGetAddressRange")]
     pub fn address_range(&self, ptr: DevicePtr) -> Result<AddressRange> {
         let _current = self.enter()?;

@@ -1,4 +1,4 @@
-//! Host memory of the program that the device can access while it is registered.
+//! Registration of the program's host memory, so that the device can access it.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -14,21 +14,22 @@ bitflags! {
     /// Flags for registering host memory.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct RegisterFlags: u32 {
-        /// Pinned for every context, not only for the one that registers it.
+        /// The memory is pinned for every context, not only for the one that registers it.
         const PORTABLE = 1;
-        /// Mapped into the device's address space ([`RegisteredMemory::device_ptr`]).
+        /// The memory is mapped into the device's address space ([`RegisteredMemory::device_ptr`]).
         const DEVICE_MAPPED = 2;
-        /// I/O memory of another device (its registers), mapped into this process.
+        /// The memory is I/O memory of another device (its registers), mapped into this process.
         const IO_MEMORY = 4;
-        /// The device only reads it; the pages may be read-only.
+        /// The device only reads the memory. The pages may be read-only for the host too.
         const READ_ONLY = 8;
         const _ = !0;
     }
 }
 
-/// Memory of the program, pinned while this value lives. Registering takes milliseconds per gigabyte: do it
-/// once. If unregistering fails (the [drop hook](crate::set_drop_error_hook) receives the error), the pages
-/// stay pinned.
+/// Host memory of the program, pinned while this value lives.
+///
+/// Registering takes milliseconds per gigabyte, so register memory once and reuse it. If unregistering fails, the [drop
+/// hook](crate::set_drop_error_hook) receives the error, and the pages stay pinned.
 pub struct RegisteredMemory<'a> {
     context: Context,
     start: NonNull<u8>,
@@ -36,29 +37,30 @@ pub struct RegisteredMemory<'a> {
     memory: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: stands for `&mut [u8]` and a context.
+// SAFETY: equivalent to a `&mut [u8]` and a context, which are both `Send`.
 unsafe impl Send for RegisteredMemory<'_> {}
-// SAFETY: shared references only read.
+// SAFETY: shared references give no access to the memory in safe code.
 unsafe impl Sync for RegisteredMemory<'_> {}
 
 impl<'a> RegisteredMemory<'a> {
-    /// Registers `memory`. Whole pages are pinned; two registrations must not touch the same page on some drivers.
+    /// Registers `memory`. The driver pins whole pages. Some drivers refuse a second registration that shares a page
+    /// with another.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemHostRegister_v2`:
-    /// `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`, `CUDA_ERROR_OUT_OF_MEMORY` past the limit of locked memory,
-    /// `CUDA_ERROR_INVALID_VALUE` for no bytes.
+    /// `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`; `CUDA_ERROR_OUT_OF_MEMORY` if the limit of locked memory is
+    /// exceeded; `CUDA_ERROR_INVALID_VALUE` for zero bytes.
     #[doc(alias = "cuMemHostRegister")]
     pub fn new(context: &Context, memory: &'a mut [u8], flags: RegisterFlags) -> Result<Self> {
-        // SAFETY: the slice is borrowed for as long as the registration.
+        // SAFETY: the slice stays borrowed as long as the registration lives.
         unsafe { Self::from_raw(context, NonNull::from(&mut *memory).cast(), memory.len(), flags) }
     }
 
     /// Registers memory that is not a Rust slice, for example pages shared with another process.
     ///
     /// # Safety
-    /// `bytes` bytes from `start` on must be mapped, readable (writable too, but for
-    /// [`READ_ONLY`](RegisterFlags::READ_ONLY)) and initialised for as long as `'a`, and nobody else may unmap them.
+    /// For as long as `'a`, the `bytes` bytes from `start` on must be mapped, readable and initialised. They must also
+    /// be writable, unless [`READ_ONLY`](RegisterFlags::READ_ONLY) is set. Nothing may unmap them.
     ///
     /// # Errors
     /// As [`RegisteredMemory::new`].
@@ -74,7 +76,7 @@ impl<'a> RegisteredMemory<'a> {
         Ok(Self { context: context.clone(), start, bytes, memory: PhantomData })
     }
 
-    /// The address of the first byte, for enqueued work and for other users of the memory.
+    /// The host address of the first byte, to pass to enqueued work and to other users of the memory.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
@@ -86,10 +88,11 @@ impl<'a> RegisteredMemory<'a> {
         self.bytes
     }
 
-    /// The address under which the device accesses the memory.
+    /// Returns the address at which the device accesses the memory.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemHostGetDevicePointer_v2`, where it is not mapped.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemHostGetDevicePointer_v2` if the memory is not mapped for the
+    /// device.
     #[doc(alias = "cuMemHostGetDevicePointer")]
     pub fn device_ptr(&self) -> Result<DevicePtr> {
         super::pinned::device_ptr(&self.context, self.start)
@@ -99,10 +102,11 @@ impl<'a> RegisteredMemory<'a> {
 impl Drop for RegisteredMemory<'_> {
     #[doc(alias = "cuMemHostUnregister")]
     fn drop(&mut self) {
-        // Unregistering is not part of an open capture, and must not invalidate it.
+        // Unregistering does not take part in an open capture and must not invalidate it.
         let _relaxed = RelaxedCapture::enter(self.context.driver());
         teardown::report(self.context.enter().and_then(|_current| {
-            // SAFETY: registered by `from_raw`, and used by no work after this, as its `unsafe` calls promised.
+            // SAFETY: `from_raw` registered the memory. No work uses it any more, as the caller of the `unsafe` call
+            // that enqueued the work promised.
             unsafe { call!(self.context.api(), cuMemHostUnregister(self.start.as_ptr().cast())) }
         }));
     }

@@ -6,29 +6,31 @@ use super::MemoryPool;
 use crate::call::call;
 use crate::{DevicePtr, Result, Stream, device, teardown};
 
-/// Names memory of a shared pool to the processes that have the pool: plain bytes, to be sent by any means.
+/// A handle with which processes that share a pool can open memory of the pool. It is plain bytes, and may be sent to
+/// them by any means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct PoolPointer(pub [u8; 64]);
 
-/// Device memory from a stream-ordered pool.
+/// Device memory from a memory pool. Dropping it frees it in the order of its stream.
 #[derive(Debug)]
 pub struct StreamMemory {
     stream: Stream,
-    /// The pool that the memory was allocated from, unless it is the device's current pool.
+    /// The pool that the memory was allocated from; `None` for the device's current pool.
     _pool: Option<MemoryPool>,
     ptr: DevicePtr,
     bytes: usize,
-    /// False once it is freed.
+    /// False after the memory was freed.
     owned: bool,
 }
 
 impl StreamMemory {
-    /// Allocates `bytes` bytes of the device's current pool that work enqueued later on `stream` may use. Dropping it
-    /// frees it in the order of the same stream.
+    /// Allocates `bytes` bytes from the device's current pool. Work that is enqueued on `stream` after this call may
+    /// use the memory. Dropping the value frees the memory in the order of the same stream.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemAllocAsync`: `CUDA_ERROR_OUT_OF_MEMORY`, `CUDA_ERROR_NOT_SUPPORTED`.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemAllocAsync`: `CUDA_ERROR_OUT_OF_MEMORY`,
+    /// `CUDA_ERROR_NOT_SUPPORTED`.
     #[doc(alias = "cuMemAllocAsync")]
     pub fn new(stream: &Stream, bytes: usize) -> Result<Self> {
         let _current = stream.enter_if_implicit()?;
@@ -38,12 +40,13 @@ impl StreamMemory {
         Ok(Self::from_driver(stream, DevicePtr(ptr), bytes, None))
     }
 
-    /// Allocates `bytes` bytes of a pool that work enqueued later on `stream` may use. Dropping it frees it in the
-    /// order of the same stream.
+    /// Allocates `bytes` bytes from `pool`. Work that is enqueued on `stream` after this call may use the memory.
+    /// Dropping the value frees the memory in the order of the same stream.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemAllocFromPoolAsync`: `CUDA_ERROR_OUT_OF_MEMORY`, also past
-    /// the pool's limit; `CUDA_ERROR_INVALID_VALUE` for an imported pool.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemAllocFromPoolAsync`: `CUDA_ERROR_OUT_OF_MEMORY`, also if the
+    /// pool's size limit is exceeded; `CUDA_ERROR_INVALID_VALUE` for an imported pool.
+    /// [`Error::DifferentDrivers`](crate::Error::DifferentDrivers).
     #[doc(alias = "cuMemAllocFromPoolAsync")]
     pub fn from_pool(pool: &MemoryPool, stream: &Stream, bytes: usize) -> Result<Self> {
         let ours = stream.context().driver();
@@ -55,12 +58,12 @@ impl StreamMemory {
         Ok(Self::from_driver(stream, DevicePtr(ptr), bytes, Some(pool.clone())))
     }
 
-    /// Names this memory to the processes that have imported its pool. It must stay until all of them have freed
-    /// theirs.
+    /// Returns a handle with which processes that have imported the pool can open this memory. The memory must stay
+    /// allocated until all of them have freed theirs.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolExportPointer`: `CUDA_ERROR_INVALID_VALUE` unless the
-    /// pool was made for sharing and [exported](MemoryPool::export_fd) before.
+    /// pool was created for sharing and has been [exported](MemoryPool::export_fd).
     #[doc(alias = "cuMemPoolExportPointer")]
     pub fn export_pointer(&self) -> Result<PoolPointer> {
         let mut data = CUmemPoolPtrExportData::default();
@@ -69,23 +72,26 @@ impl StreamMemory {
         Ok(PoolPointer(data.reserved))
     }
 
-    /// Opens memory of another process's pool. `bytes` is the size that the exporter states. Dropping it closes it
-    /// in the order of `stream`, which must come before the exporter frees the memory.
+    /// Opens memory that another process allocated from a shared pool. `bytes` is the size that the exporter states.
+    ///
+    /// Dropping the value closes the memory in the order of `stream`. That must happen before the exporter frees the
+    /// memory.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolImportPointer`.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolImportPointer`;
+    /// [`Error::DifferentDrivers`](crate::Error::DifferentDrivers).
     #[doc(alias = "cuMemPoolImportPointer")]
     pub fn import(pool: &MemoryPool, stream: &Stream, pointer: PoolPointer, bytes: usize) -> Result<Self> {
         let ours = stream.context().driver();
         ours.require_same("the pool", pool.context().driver(), "the stream")?;
         let mut data = CUmemPoolPtrExportData { reserved: pointer.0 };
         let mut ptr = 0;
-        // SAFETY: the pool is alive; reads 64 bytes and writes one address, locals that outlive the call.
+        // SAFETY: the pool is alive; reads 64 bytes and writes one address, in locals that outlive the call.
         unsafe { call!(stream.api(), cuMemPoolImportPointer(&mut ptr, pool.raw(), &mut data)) }?;
         Ok(Self::from_driver(stream, DevicePtr(ptr), bytes, Some(pool.clone())))
     }
 
-    /// Takes ownership of memory that the driver just allocated, to be freed in the order of `stream`.
+    /// Takes ownership of memory that the driver just returned. It will be freed in the order of `stream`.
     fn from_driver(stream: &Stream, ptr: DevicePtr, bytes: usize, pool: Option<MemoryPool>) -> Self {
         Self { stream: stream.clone(), _pool: pool, ptr, bytes, owned: true }
     }
@@ -108,12 +114,13 @@ impl StreamMemory {
         &self.stream
     }
 
-    /// Hands the memory to another stream, which then frees it. That stream must be ordered after all uses so
-    /// far (by an event).
+    /// Moves the memory to another stream, which then frees it. That stream must be ordered after all earlier uses of
+    /// the memory, for example by an event.
     ///
     /// # Errors
-    /// [`Error::DifferentDevices`](crate::Error::DifferentDevices) or [`Error::DifferentDrivers`](crate::Error::DifferentDrivers) for a stream of another device; the memory is then
-    /// freed on its own stream.
+    /// [`Error::DifferentDevices`](crate::Error::DifferentDevices) or
+    /// [`Error::DifferentDrivers`](crate::Error::DifferentDrivers) if `stream` is of another device. The memory is then
+    /// freed in the order of its own stream.
     pub fn move_to(mut self, stream: &Stream) -> Result<Self> {
         let (found, wanted) = (stream.context().device(), self.stream.context().device());
         if found != wanted {
@@ -123,8 +130,8 @@ impl StreamMemory {
         Ok(self)
     }
 
-    /// Frees the memory in the order of its stream, as dropping does, and returns the outcome. Memory is
-    /// leaked if the call fails.
+    /// Frees the memory in the order of its stream, as dropping it does, and returns the outcome. If the call fails,
+    /// the memory is leaked.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemFreeAsync`.
@@ -137,7 +144,7 @@ impl StreamMemory {
 
 fn free_in_order(stream: &Stream, ptr: DevicePtr) -> Result<()> {
     let _current = stream.enter_if_implicit()?;
-    // SAFETY: the owner of the memory calls this once, and gives it up; the stream is alive.
+    // SAFETY: the owner of the memory calls this once and does not use the memory afterwards; the stream is alive.
     unsafe { call!(stream.api(), cuMemFreeAsync(ptr.0, stream.raw())) }
 }
 

@@ -1,31 +1,31 @@
-//! Arguments of a kernel: values, passed as addresses with sizes.
+//! The arguments of a kernel, which are passed to the driver as addresses with sizes.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
 
 use crate::DevicePtr;
 
-/// A type whose values can be given to a kernel: their bytes are the parameter.
+/// A type whose values can be passed to a kernel. The bytes of the value become the kernel's parameter.
 ///
-/// For a structure of the program:
+/// A structure of the program can implement it:
 /// ```
 /// #[derive(Clone, Copy)]
 /// #[repr(C)]
 /// struct Range { start: u64, len: u32 }
 ///
-/// // SAFETY: laid out as the kernel's own structure of the same fields.
+/// // SAFETY: has the layout of the kernel's own structure with the same fields.
 /// unsafe impl cuda_driver::module::Parameter for Range {}
 /// ```
 ///
 /// # Safety
-/// The type must have a fixed layout (`repr(C)` or `repr(transparent)`), the one that the device's code reads, and
-/// hold no reference to the host's memory.
+/// The type must have a fixed layout (`repr(C)` or `repr(transparent)`), which is the one that the device code expects.
+/// It must not hold references to host memory.
 pub unsafe trait Parameter: Copy + 'static {}
 
 macro_rules! parameters {
     ($($parameter:ty),*) => {
         $(
-            // SAFETY: a number, of one layout on host and device.
+            // SAFETY: a scalar type with the same layout on host and device.
             unsafe impl Parameter for $parameter {}
         )*
     };
@@ -34,10 +34,10 @@ parameters!(bool, u8, i8, u16, i16, u32, i32, u64, i64, u128, i128, usize, isize
 #[cfg(feature = "half")]
 parameters!(half::f16, half::bf16);
 
-// SAFETY: an array is laid out as its elements one after the other, here and there.
+// SAFETY: on host and device, an array is laid out as its elements one after the other.
 unsafe impl<T: Parameter, const N: usize> Parameter for [T; N] {}
 
-/// One argument: where its bytes are, and how many.
+/// One argument of a launch: the address of its bytes and their number.
 #[derive(Clone, Copy, Debug)]
 pub struct Argument<'a> {
     value: *const c_void,
@@ -46,13 +46,13 @@ pub struct Argument<'a> {
 }
 
 impl<'a> Argument<'a> {
-    /// An argument with this value.
+    /// Returns an argument with this value.
     #[must_use]
     pub fn of<T: Parameter>(value: &'a T) -> Self {
         Self { value: std::ptr::from_ref(value).cast(), bytes: size_of::<T>(), borrowed: PhantomData }
     }
 
-    /// An argument with these bytes.
+    /// Returns an argument with these bytes.
     #[must_use]
     pub fn of_bytes(bytes: &'a [u8]) -> Self {
         Self { value: bytes.as_ptr().cast(), bytes: bytes.len(), borrowed: PhantomData }
@@ -65,10 +65,10 @@ impl<'a> Argument<'a> {
     }
 }
 
-/// The arguments of a launch: a tuple of up to 16 [`Parameter`]s, `()` for none, or a slice of [`Argument`]s where
-/// their number or types are not known in advance. The driver copies them during the call.
+/// The arguments of a launch: a tuple of up to 16 [`Parameter`]s, or `()` for none. A slice of [`Argument`]s serves if
+/// their number or types are not known at compile time. The driver copies the arguments during the call.
 ///
-/// The host's addresses are no arguments:
+/// An address of host memory is not a [`Parameter`], so this does not compile:
 /// ```compile_fail,E0277
 /// # use cuda_driver::{Stream, module::{Function, LaunchConfig}};
 /// unsafe fn wrong(stream: &Stream, kernel: &Function, host: &mut [f32]) {
@@ -84,8 +84,8 @@ pub(super) mod sealed {
 
     /// Converts the arguments to the form that the driver takes.
     pub trait Pack {
-        /// Calls `launch` with the addresses of the values and their sizes in bytes. Both slices have the
-        /// same length.
+        /// Calls `launch` with the addresses of the values and their sizes in bytes, two slices of the same length.
+        /// Returns the result of `launch`.
         fn pack<R>(&self, launch: impl FnOnce(&mut [*mut c_void], &[usize]) -> R) -> R;
     }
 

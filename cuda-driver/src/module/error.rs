@@ -1,10 +1,10 @@
-//! Errors of loading a module and of launching a kernel.
+//! Errors of loading a module, of finding an item in it, and of launching a kernel.
 
 use cuda_driver_sys::{CUresult, Version};
 
 use crate::driver_error::DriverError;
 
-/// Why a module, or an item of one, is not available.
+/// An error of loading a module or of finding an item in it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModuleError {
@@ -12,12 +12,12 @@ pub enum ModuleError {
     #[error("the PTX text is empty: it starts with .version, .target and .address_size")]
     Empty,
 
-    /// A text that the driver reads up to its NUL has one inside.
+    /// A text contains a NUL byte inside. The driver would read the text only up to there.
     #[error("the {what} has a NUL byte at {at}, where the driver would take it for ended")]
     Nul {
-        /// The text.
+        /// A name for the text, such as `PTX`.
         what: &'static str,
-        /// The NUL's offset in bytes.
+        /// The offset of the NUL in bytes.
         at: usize,
     },
 
@@ -27,33 +27,33 @@ pub enum ModuleError {
          PTX text is for `Module::load_ptx`"
     )]
     UnknownImage {
-        /// Its size in bytes.
+        /// The size of the image in bytes.
         bytes: usize,
-        /// Its first bytes, up to four.
+        /// The first bytes of the image, at most four.
         start: Vec<u8>,
     },
 
-    /// The image is shorter than its header says.
+    /// The image is shorter than its headers say.
     #[error("the {kind} is cut off: its head says {expected} bytes, but it has {found}")]
     Truncated {
         /// The kind of image.
         kind: &'static str,
-        /// The length that the header says.
+        /// The length in bytes that the headers say.
         expected: u64,
-        /// The actual length.
+        /// The actual length in bytes.
         found: usize,
     },
 
-    /// The driver did not take the code.
+    /// The driver refused to load the code.
     #[error("{module} could not be loaded{advice}{}", Log(log))]
     Refused {
-        /// The module's source.
+        /// A description of the module's source.
         module: String,
-        /// The meaning of the driver's code and advice, as the end of a sentence; empty if none is known.
+        /// An explanation of the driver's code, with advice, as the end of a sentence; empty for a code without one.
         advice: String,
-        /// The driver's error log, which names the lines of PTX that it did not take; may be empty.
+        /// The driver's error log, which names the lines of PTX with errors; may be empty.
         log: String,
-        /// The driver's answer.
+        /// The driver's error.
         #[source]
         cause: Box<DriverError>,
     },
@@ -61,20 +61,20 @@ pub enum ModuleError {
     /// The module has no kernel of this name.
     #[error("{module} has no kernel `{name}`{}", Known(known))]
     NoSuchFunction {
-        /// The name asked for.
+        /// The name that was looked up.
         name: String,
-        /// The module's source.
+        /// A description of the module's source.
         module: String,
-        /// The names that it has; empty if the driver does not report them (below 12.4).
+        /// The names of the module's kernels; empty if the driver does not report them (before CUDA 12.4).
         known: Vec<String>,
     },
 
     /// The module has no variable of this name.
     #[error("{module} has no variable `{name}` of .global or .const space")]
     NoSuchGlobal {
-        /// The name asked for.
+        /// The name that was looked up.
         name: String,
-        /// The module's source.
+        /// A description of the module's source.
         module: String,
     },
 }
@@ -108,7 +108,7 @@ impl ModuleError {
         Self::Refused { module, advice, log, cause: Box::new(cause) }
     }
 
-    /// The driver's error log, if it was the driver that refused.
+    /// The driver's error log; `None` if the error is not a refusal of the driver.
     #[must_use]
     pub fn log(&self) -> Option<&str> {
         match self {
@@ -118,7 +118,7 @@ impl ModuleError {
     }
 }
 
-/// A log as the end of a message.
+/// Displays a log as the end of a message.
 struct Log<'a>(&'a str);
 
 impl std::fmt::Display for Log<'_> {
@@ -127,7 +127,7 @@ impl std::fmt::Display for Log<'_> {
     }
 }
 
-/// A list of names as the end of a message.
+/// Displays a list of names as the end of a message.
 struct Known<'a>(&'a [String]);
 
 impl std::fmt::Display for Known<'_> {
@@ -136,7 +136,7 @@ impl std::fmt::Display for Known<'_> {
     }
 }
 
-/// Advice for a launch that exceeds a limit.
+/// Returns advice for a launch that exceeds the limit of this name.
 fn below(limit_name: &str) -> &'static str {
     match limit_name {
         "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES" => {
@@ -147,74 +147,75 @@ fn below(limit_name: &str) -> &'static str {
     }
 }
 
-/// Why a kernel was not launched; the driver was not asked.
+/// A mistake in a launch, found before the driver was called. The kernel was not launched.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
-    /// The extent along one axis is zero.
+    /// The size of the grid or the block along one axis is zero.
     #[error("kernel `{kernel}` was to be launched with {what} of 0: skip a launch that has nothing to do")]
     Zero {
-        /// The kernel.
+        /// The kernel's name.
         kernel: String,
-        /// The axis, such as `grid.x`.
+        /// The name of the size, such as `grid.x`.
         what: &'static str,
     },
 
-    /// An extent or size exceeds the limit of the device or the kernel.
+    /// A size exceeds the limit of the device or of the kernel.
     #[error(
         "kernel `{kernel}` was to be launched with {what} of {found}, but {limit_name} is {limit}: {instead}",
         instead = below(.limit_name)
     )]
     OverLimit {
-        /// The kernel.
+        /// The kernel's name.
         kernel: String,
-        /// The quantity, such as `grid.x` or `threads of a block`.
+        /// The name of the size, such as `grid.x` or `threads of a block`.
         what: &'static str,
         /// The requested value.
         found: u64,
         /// The limit.
         limit: u64,
-        /// The attribute with the limit; for [`CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`] there is
-        /// [`Function::set_max_dynamic_shared_bytes`](super::Function::set_max_dynamic_shared_bytes).
+        /// The name of the attribute that holds the limit.
+        /// [`Function::set_max_dynamic_shared_bytes`](super::Function::set_max_dynamic_shared_bytes) can raise the
+        /// limit [`CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`].
         ///
         /// [`CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`]: cuda_driver_sys::CUfunction_attribute
         limit_name: &'static str,
     },
 
-    /// The grid is no whole number of clusters.
+    /// The grid is not a whole number of clusters along one axis, or the size of a cluster along that axis is 0.
     #[error(
         "kernel `{kernel}` was to be launched with {what} of {grid} blocks in clusters of {cluster}: along every axis \
          the grid must be a multiple of the cluster, which is 1 or more (round the grid up, and let the blocks past \
          the end do nothing)"
     )]
     PartialCluster {
-        /// The kernel.
+        /// The kernel's name.
         kernel: String,
-        /// The axis.
+        /// The name of the grid's size along the axis, such as `grid.x`.
         what: &'static str,
-        /// The grid's blocks along it.
+        /// The number of blocks of the grid along the axis.
         grid: u32,
-        /// A cluster's blocks along it.
+        /// The number of blocks of a cluster along the axis.
         cluster: u32,
     },
 
-    /// The device cannot do what the launch asks for.
+    /// The device does not support a feature that the launch requests.
     #[error("kernel `{kernel}` was to be launched {what}, but {limit_name} of device {device} is 0")]
     Unsupported {
-        /// The kernel.
+        /// The kernel's name.
         kernel: String,
         /// The requested feature.
         what: &'static str,
         /// The device's ordinal.
         device: u32,
-        /// The attribute that reports the feature.
+        /// The name of the attribute that reports the feature.
         limit_name: &'static str,
     },
 
-    /// The number of arguments is not the kernel's number of parameters.
+    /// The number of arguments differs from the kernel's number of parameters.
     #[error("kernel `{kernel}` takes {expected} parameters, but was given {found}")]
     ParameterCount {
-        /// The kernel.
+        /// The kernel's name.
         kernel: String,
         /// The number of parameters.
         expected: usize,
@@ -222,16 +223,16 @@ pub enum LaunchError {
         found: usize,
     },
 
-    /// The size of an argument is not that of its parameter.
+    /// The size of an argument differs from the size of its parameter.
     #[error("kernel `{kernel}` takes {expected} bytes as parameter {index} (from 0), but was given {found}")]
     ParameterSize {
-        /// The kernel.
+        /// The kernel's name.
         kernel: String,
-        /// The parameter, from 0.
+        /// The index of the parameter, from 0.
         index: usize,
-        /// Its size in bytes.
+        /// The size of the parameter in bytes.
         expected: usize,
-        /// The argument's size in bytes.
+        /// The size of the argument in bytes.
         found: usize,
     },
 }

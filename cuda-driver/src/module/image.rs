@@ -1,13 +1,13 @@
-//! Checks of the header of a module's image.
+//! Checks of the headers of cubins and fat binaries.
 
 use super::ModuleError;
 
-/// `0x7f` and "ELF".
+/// The magic number of an ELF file.
 const ELF: [u8; 4] = *b"\x7fELF";
-/// `0xba55ed50`, in the byte order of the file.
+/// The magic number `0xba55ed50` of a fat binary, in the byte order of the file.
 const FAT_BINARY: [u8; 4] = [0x50, 0xed, 0x55, 0xba];
 
-/// Describes a PTX text by the directives at its start.
+/// Returns a description of a PTX text, made from the first `.version` and `.target` directives and the length.
 pub(super) fn describe_ptx(text: &str) -> String {
     let word = |directive: &str| {
         let (_, rest) = text.split_once(directive)?;
@@ -18,8 +18,8 @@ pub(super) fn describe_ptx(text: &str) -> String {
     format!("PTX {version} for {target} ({} bytes)", text.len())
 }
 
-/// Checks that an image is of a supported kind and as long as its header says, and returns a description of
-/// it.
+/// Checks that an image is a cubin or a fat binary, and is at least as long as its headers say. Returns a description
+/// of it.
 pub(super) fn check(image: &[u8]) -> Result<String, ModuleError> {
     let (kind, expected) = if image.starts_with(&ELF) {
         ("cubin", elf_bytes(image))
@@ -37,23 +37,24 @@ pub(super) fn check(image: &[u8]) -> Result<String, ModuleError> {
     }
 }
 
-/// The little-endian number of `N` bytes at `at`; 0 past the end.
+/// Returns the little-endian number in the `N` bytes at offset `at`; 0 if they are not all inside the image.
 fn number<const N: usize>(image: &[u8], at: u64) -> u64 {
     let bytes = usize::try_from(at).ok().and_then(|at| image.get(at..)?.first_chunk::<N>());
     bytes.map_or(0, |bytes| bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
 }
 
-/// Sum of the header's size (2 bytes at offset 6) and the size of the rest (8 bytes at offset 8).
+/// Returns the expected length of a fat binary: the size of its header (2 bytes at offset 6) plus the size of the rest
+/// (8 bytes at offset 8).
 fn fat_binary_bytes(image: &[u8]) -> u64 {
     const HEAD: u64 = 16;
     number::<2>(image, 6).max(HEAD).saturating_add(number::<8>(image, 8))
 }
 
-/// The end of the last of these parts: tables of sections and segments, and the data that they describe.
-/// 64-bit only, like every cubin since 2016.
+/// Returns the expected length of an ELF file: the largest end of the tables of sections and segments and of the data
+/// that they describe. Reads the 64-bit layout only, because every cubin since 2016 has it.
 fn elf_bytes(image: &[u8]) -> u64 {
     const HEAD: u64 = 64;
-    /// A section that takes no room in the file.
+    /// The type of a section without data in the file.
     const NOBITS: u64 = 8;
     let table = |at, size, count| -> (u64, u64, u64) {
         (number::<8>(image, at), number::<2>(image, size), number::<2>(image, count))

@@ -4,18 +4,19 @@ use std::ffi::{c_uint, c_void};
 
 use cuda_driver_sys::{CUjit_cacheMode, CUjit_option, CUjit_target};
 
-/// Caching of a kernel's loads from global memory, for loads that do not specify it themselves.
+/// The caches that a kernel's loads from global memory use. It applies to loads whose instruction does not specify
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CacheMode {
-    /// The compiler's choice (`CU_JIT_CACHE_OPTION_NONE`).
+    /// The choice of the compiler (`CU_JIT_CACHE_OPTION_NONE`).
     Unspecified,
-    /// The second-level cache only.
+    /// The L2 cache only.
     Global,
-    /// The first level too.
+    /// The L1 and the L2 cache.
     All,
 }
 
-/// Options for compiling PTX. [`new`](Self::new) leaves every choice to the driver.
+/// Options for compiling PTX. [`new`](Self::new) leaves every choice to the driver; each method sets one option.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct JitOptions {
@@ -29,55 +30,55 @@ pub struct JitOptions {
 }
 
 impl JitOptions {
-    /// The driver's own choices, for the context's device.
+    /// Returns options that leave every choice to the driver, which then compiles for the context's device.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Limits the registers of a thread; values that do not fit are spilled to local memory.
+    /// Sets the maximum number of registers per thread. Values that do not fit are spilled to local memory.
     #[doc(alias = "CU_JIT_MAX_REGISTERS")]
     pub fn max_registers(mut self, registers: u32) -> Self {
         self.max_registers = Some(registers);
         self
     }
 
-    /// Sets the level from 0 (none) to 4 (all, the default). The driver does not refuse a larger number.
+    /// Sets the optimisation level, from 0 (none) to 4 (all, the default). The driver accepts larger numbers too.
     #[doc(alias = "CU_JIT_OPTIMIZATION_LEVEL")]
     pub fn optimization_level(mut self, level: u32) -> Self {
         self.optimization_level = Some(level);
         self
     }
 
-    /// Sets the architecture to compile for, instead of the device's: `CU_TARGET_COMPUTE_90`. The driver
-    /// refuses one that the device cannot run.
+    /// Sets the architecture to compile for, such as `CU_TARGET_COMPUTE_90`, instead of the device's own. The driver
+    /// refuses an architecture that the device cannot run.
     #[doc(alias = "CU_JIT_TARGET")]
     pub fn target(mut self, target: CUjit_target) -> Self {
         self.target = Some(target);
         self
     }
 
-    /// Sets the caching of global loads.
+    /// Sets the caches for loads from global memory.
     #[doc(alias = "CU_JIT_CACHE_MODE")]
     pub fn cache_mode(mut self, mode: CacheMode) -> Self {
         self.cache_mode = Some(mode);
         self
     }
 
-    /// Keeps line numbers for profilers; the code stays the same.
+    /// Adds line numbers for profilers. The generated code stays the same.
     #[doc(alias = "CU_JIT_GENERATE_LINE_INFO")]
     pub fn line_info(mut self) -> Self {
         self.line_info = true;
         self
     }
 
-    /// Keeps debug information; the code is not optimised.
+    /// Adds debug information. The generated code is not optimised.
     #[doc(alias = "CU_JIT_GENERATE_DEBUG_INFO")]
     pub fn debug_info(mut self) -> Self {
         self.debug_info = true;
         self
     }
 
-    /// Lets [`Module::log`](super::Module::log) name each kernel's registers and memory.
+    /// Adds the registers and the memory that each kernel uses to [`Module::log`](super::Module::log).
     #[doc(alias = "CU_JIT_LOG_VERBOSE")]
     pub fn verbose(mut self) -> Self {
         self.verbose = true;
@@ -85,13 +86,14 @@ impl JitOptions {
     }
 }
 
-/// Size of a log in bytes; the driver truncates longer logs.
+/// The size of a log buffer in bytes. The driver truncates longer logs.
 const LOG_BYTES: u16 = 16 << 10;
 
-/// Options and log buffers of one call.
+/// The options and log buffers of one call that loads a module.
 pub(super) struct Request {
     options: Vec<CUjit_option>,
-    /// Integers passed as pointers, except for the buffers.
+    /// The values of `options`, which the driver takes as pointers. [`call`](Self::call) adds the options for the log
+    /// buffers.
     numbers: Vec<usize>,
     info: Vec<u8>,
     error: Vec<u8>,
@@ -131,8 +133,8 @@ impl Request {
         request
     }
 
-    /// Calls `load` with the number of options, the options and their values. The driver fills both logs, and
-    /// overwrites the values with the logs' sizes by the number of bytes written.
+    /// Calls `load` with the number of options, the options and their values. The driver fills both log buffers. In the
+    /// array of values, it replaces the size of each buffer by the number of bytes written.
     pub(super) fn call<R>(
         &mut self,
         load: impl FnOnce(c_uint, *mut CUjit_option, *mut *mut c_void) -> R,
@@ -142,7 +144,7 @@ impl Request {
         let mut values: Vec<*mut c_void> =
             self.numbers.iter().map(|&number| std::ptr::without_provenance_mut(number)).collect();
         values.extend([self.info.as_mut_ptr().cast(), self.error.as_mut_ptr().cast()]);
-        // At most eleven.
+        // There are at most eleven options.
         load(options.len() as c_uint, options.as_mut_ptr(), values.as_mut_ptr())
     }
 
@@ -155,7 +157,7 @@ impl Request {
     }
 }
 
-/// The text up to the first NUL; the whole buffer if there is none.
+/// Returns the trimmed text up to the first NUL, or all of it if there is no NUL.
 fn text(log: &[u8]) -> String {
     let text = log.split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).trim().to_owned()

@@ -1,4 +1,4 @@
-//! Kernel launches: grid, block and attributes, and their checks.
+//! Kernel launches: their shape, their attributes, and checks of both.
 
 use std::ffi::{c_int, c_void};
 
@@ -12,14 +12,14 @@ use crate::call::call;
 use crate::graph::keep;
 use crate::{Device, Error, Result, Stream, device};
 
-/// Extents along three axes; those not given are 1.
+/// The size of a grid, a block or a cluster along three axes. Conversions set the axes that are not given to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Dim {
-    /// The first axis; threads with neighbouring indices are adjacent along it.
+    /// The size along the first axis, along which the index of a thread varies fastest.
     pub x: u32,
-    /// The second.
+    /// The size along the second axis.
     pub y: u32,
-    /// The third.
+    /// The size along the third axis.
     pub z: u32,
 }
 
@@ -47,28 +47,28 @@ impl From<[u32; 3]> for Dim {
     }
 }
 
-/// The shape of a launch.
+/// The shape and the attributes of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[must_use]
 pub struct LaunchConfig {
-    /// Blocks in the grid.
+    /// The number of blocks in the grid.
     pub grid: Dim,
-    /// Threads in a block.
+    /// The number of threads in a block.
     pub block: Dim,
-    /// Shared memory of a block in bytes, on top of what the code declares.
+    /// Dynamic shared memory of a block in bytes, in addition to the memory that the code declares.
     pub shared_bytes: u32,
     /// True if all blocks run at once; see [`cooperative`](Self::cooperative).
     pub cooperative: bool,
-    /// Blocks in a cluster; see [`cluster`](Self::cluster).
+    /// The number of blocks in a cluster; see [`cluster`](Self::cluster).
     pub cluster: Option<Dim>,
-    /// True if the kernel may start early; see
+    /// True if the kernel may start before the previous one has ended; see
     /// [`programmatic_serialization`](Self::programmatic_serialization).
     pub programmatic_serialization: bool,
 }
 
 impl LaunchConfig {
-    /// `grid` blocks of `block` threads, each a number, a pair or a triple.
+    /// Returns a launch of `grid` blocks of `block` threads. Each is a number, a pair or a triple.
     pub fn new(grid: impl Into<Dim>, block: impl Into<Dim>) -> Self {
         Self {
             grid: grid.into(),
@@ -80,8 +80,8 @@ impl LaunchConfig {
         }
     }
 
-    /// A one-dimensional grid with enough blocks of `block` threads to give each of `elements` a thread.
-    /// Threads past the end in the last block must be stopped by the kernel.
+    /// Returns a launch in one dimension with one thread for each of `elements`, in blocks of `block` threads. The last
+    /// block may have more threads than elements are left; the kernel must let these threads do nothing.
     ///
     /// ```
     /// # use cuda_driver::module::LaunchConfig;
@@ -89,43 +89,47 @@ impl LaunchConfig {
     /// ```
     pub fn linear(elements: u64, block: u32) -> Self {
         let blocks = elements.div_ceil(u64::from(block.max(1)));
-        // Saturates: the result still exceeds every device's limit.
+        // A number that does not fit saturates: the result still exceeds every device's limit.
         Self::new(u32::try_from(blocks).unwrap_or(u32::MAX), block)
     }
 
-    /// Adds `bytes` bytes of shared memory to each block, on top of the memory that the code declares. More
-    /// than 48 KiB in all must be allowed by [`Function::set_max_dynamic_shared_bytes`].
+    /// Sets the dynamic shared memory of each block to `bytes` bytes, in addition to the memory that the code declares.
+    /// If a block has more than 48 KiB of both together, [`Function::set_max_dynamic_shared_bytes`] must allow it
+    /// first.
     pub fn shared_bytes(mut self, bytes: u32) -> Self {
         self.shared_bytes = bytes;
         self
     }
 
-    /// Runs all blocks at once, so that they may wait for each other. A grid that does not fit
-    /// ([`Function::max_active_blocks`]) is `CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE`.
+    /// Makes all blocks run at the same time, so that they may wait for each other. The launch of a grid that does not
+    /// fit on the device ([`Function::max_active_blocks`]) fails with `CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE`.
     #[doc(alias = "cuLaunchCooperativeKernel")]
     pub fn cooperative(mut self) -> Self {
         self.cooperative = true;
         self
     }
 
-    /// Makes the grid of clusters of `blocks` blocks, which run at once and can access each other's shared
-    /// memory: up to 8 blocks on every device with clusters (compute capability 9.0, CUDA 11.8).
+    /// Groups the blocks of the grid into clusters of `blocks` blocks (a number, a pair or a triple). The blocks of a
+    /// cluster run at the same time and can access each other's shared memory. Clusters need compute capability 9.0 and
+    /// CUDA 11.8. Every device that has them supports 8 blocks in a cluster.
     #[doc(alias = "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION")]
     pub fn cluster(mut self, blocks: impl Into<Dim>) -> Self {
         self.cluster = Some(blocks.into());
         self
     }
 
-    /// Allows the kernel to start before the previous kernel on the stream has ended (compute capability 9.0,
-    /// CUDA 11.8). The kernel must execute `griddepcontrol.wait` before it accesses memory that the previous
-    /// kernel reads or writes: this is part of the [promise](super#what-a-launch-asks-of-the-caller).
+    /// Allows the kernel to start before the previous kernel on the stream has ended. This needs compute capability 9.0
+    /// and CUDA 11.8.
+    ///
+    /// The kernel must execute `griddepcontrol.wait` before it accesses memory that the previous kernel reads or
+    /// writes. This is part of the [caller's promise](super#what-a-launch-asks-of-the-caller).
     #[doc(alias = "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION")]
     pub fn programmatic_serialization(mut self) -> Self {
         self.programmatic_serialization = true;
         self
     }
 
-    /// Refuses what the device or the kernel cannot run.
+    /// Returns an error if the device or the kernel cannot run this shape.
     fn check(&self, function: &Function, limits: &Limits) -> Result<()> {
         let kernel = || function.name().to_owned();
         for (what, found, (limit_name, limit)) in [
@@ -179,7 +183,7 @@ fn within(
     Err(LaunchError::OverLimit { kernel: function.name().to_owned(), what, found, limit, limit_name })
 }
 
-/// Launch limits of a device, each with the attribute's name.
+/// The launch limits of a device, each with the name of its attribute.
 #[derive(Debug)]
 pub(super) struct Limits {
     grid: [(&'static str, u32); 3],
@@ -212,15 +216,15 @@ impl Limits {
 }
 
 impl Stream {
-    /// Launches a kernel in the stream's order; into the graph, if the stream captures.
+    /// Enqueues a launch of a kernel on the stream. If the stream captures, the launch becomes part of the graph.
     ///
     /// # Safety
-    /// [What a launch asks of the caller](crate::module#what-a-launch-asks-of-the-caller).
+    /// The caller keeps the [promises of a launch](crate::module#what-a-launch-asks-of-the-caller).
     ///
     /// # Errors
-    /// [`Error::Launch`] for faults that are found before the driver is called; [`Error::DifferentDevices`]
-    /// or [`Error::DifferentDrivers`] for a function of another context than the stream's; [`Error::Missing`]
-    /// for clusters and programmatic serialisation below CUDA 11.8; [`Error::Driver`] from `cuLaunchKernel`,
+    /// [`Error::Launch`] for mistakes that are found before the driver is called; [`Error::DifferentDevices`] or
+    /// [`Error::DifferentDrivers`] for a function of another context than the stream's; [`Error::Missing`] for clusters
+    /// and programmatic serialisation below CUDA 11.8; [`Error::Driver`] from `cuLaunchKernel`,
     /// `cuLaunchCooperativeKernel` or `cuLaunchKernelEx`, also for errors of earlier asynchronous work.
     #[doc(alias = "cuLaunchKernel")]
     #[doc(alias = "cuLaunchCooperativeKernel")]
@@ -242,14 +246,15 @@ impl Stream {
             function.check_arguments(sizes)?;
             keep(self, || [function.module().owner()])?;
             let _current = self.enter_if_implicit()?;
-            // SAFETY: the function and the stream are alive; `values` point to arguments that the driver copies
-            // during the call; that they, and what the kernel does, are right is the caller's promise.
+            // SAFETY: the function and the stream are alive. `values` point to arguments that the driver copies during
+            // the call. The caller promises that the arguments and the actions of the kernel are right.
             unsafe { self.launch_checked(function, config, values.as_mut_ptr()) }
         })
     }
 
     /// # Safety
-    /// As [`launch_kernel`](Self::launch_kernel); `values` are the addresses of the kernel's arguments.
+    /// The contract of [`launch_kernel`](Self::launch_kernel). `values` must hold the addresses of the kernel's
+    /// arguments.
     unsafe fn launch_checked(
         &self,
         function: &Function,
@@ -313,7 +318,7 @@ impl Stream {
                     sharedMemBytes: shared_bytes,
                     hStream: stream,
                     attrs: attributes.as_mut_ptr(),
-                    // At most three.
+                    // There are at most three attributes.
                     numAttrs: attributes.len() as u32,
                 };
                 // SAFETY: the caller's promise; the configuration and its attributes outlive the call.

@@ -1,14 +1,14 @@
-//! Launches whose arguments are slices and values.
+//! Launches whose arguments are slices, views and values.
 
 use super::{Argument, Dim, Function, LaunchConfig, Parameter};
 use crate::graph::{BoundMemory, DuringCapture, enqueue};
 use crate::slice::require_context;
 use crate::{DevicePtr, DeviceSlice, DeviceView, DeviceViewMut, Element, Error, Result, Stream};
 
-/// A launch in preparation; made by [`Stream::launch_builder`].
+/// A launch in preparation, which [`Stream::launch_builder`] returns.
 ///
-/// A grid of one block of one thread, unless [`grid`](Self::grid), [`block`](Self::block) or
-/// [`config`](Self::config) say otherwise.
+/// It launches one block of one thread, unless [`grid`](Self::grid), [`block`](Self::block) or [`config`](Self::config)
+/// sets another shape.
 #[must_use = "nothing is launched before `launch`"]
 pub struct LaunchArgs<'a> {
     stream: &'a Stream,
@@ -34,8 +34,8 @@ impl Slot<'_> {
     }
 }
 
-/// An argument of a launch: a reference to a [`Parameter`] for its value, or a slice or view for the address of its first
-/// element. A kernel may write through an argument that is borrowed exclusively, and only read through the others.
+/// An argument of a launch. A reference to a [`Parameter`] passes its value; a slice or view passes the address of its
+/// first element. A kernel may write only through arguments that are borrowed exclusively.
 pub trait KernelArgument<'a>: sealed::Push<'a> {}
 
 impl<'a, A: sealed::Push<'a>> KernelArgument<'a> for A {}
@@ -83,7 +83,7 @@ impl<'a, T: Element> sealed::Push<'a> for &'a mut DeviceViewMut<'_, T> {
 }
 
 impl Stream {
-    /// Prepares a launch of a kernel.
+    /// Prepares a launch of `function` on this stream. [`LaunchArgs::launch`] launches it.
     ///
     /// ```
     /// # use gpu_sim::{World, kernel::Launch};
@@ -123,25 +123,25 @@ impl Stream {
 }
 
 impl<'a> LaunchArgs<'a> {
-    /// Sets the number of blocks: a number, a pair or a triple.
+    /// Sets the number of blocks along each axis: a number, a pair or a triple.
     pub fn grid(mut self, blocks: impl Into<Dim>) -> Self {
         self.config.grid = blocks.into();
         self
     }
 
-    /// Sets the number of threads in a block: a number, a pair or a triple.
+    /// Sets the number of threads of a block along each axis: a number, a pair or a triple.
     pub fn block(mut self, threads: impl Into<Dim>) -> Self {
         self.config.block = threads.into();
         self
     }
 
-    /// Adds `bytes` bytes of shared memory to each block; see [`LaunchConfig::shared_bytes`].
+    /// Sets the dynamic shared memory of each block to `bytes` bytes; see [`LaunchConfig::shared_bytes`].
     pub fn shared_memory(mut self, bytes: u32) -> Self {
         self.config.shared_bytes = bytes;
         self
     }
 
-    /// Replaces the whole shape, for example by [`LaunchConfig::linear`].
+    /// Sets the whole shape, for example to [`LaunchConfig::linear`].
     pub fn config(mut self, config: LaunchConfig) -> Self {
         self.config = config;
         self
@@ -153,18 +153,18 @@ impl<'a> LaunchArgs<'a> {
         self
     }
 
-    /// Launches the kernel in the stream's order, and orders it with other [uses](crate::slice#order) of the slices.
-    /// In a capture, the graph holds the slices and the kernel's module.
+    /// Enqueues the launch on the stream, and orders it with other [uses](crate::slice#order) of the slices. In a
+    /// capture, the graph keeps the slices and the kernel's module alive.
     ///
     /// # Safety
-    /// [What a launch asks of the caller](crate::module#what-a-launch-asks-of-the-caller). Slices and views passed as
-    /// arguments are kept alive and in order by this crate; it remains the caller's promise that the kernel stays inside
-    /// them, and writes only those that were passed exclusively.
+    /// The caller keeps the [promises of a launch](crate::module#what-a-launch-asks-of-the-caller). This crate keeps
+    /// the slices and views that are arguments alive, and orders their uses. The caller promises that the kernel stays
+    /// inside them, and writes only those that were passed exclusively.
     ///
     /// # Errors
-    /// As [`Stream::launch_kernel`]; [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for a slice of another
-    /// context than the stream's; [`Error::WhileCapturing`] and [`Error::CaptureRace`] where the order cannot be
-    /// established. After an error of a call on an event the kernel may have been launched.
+    /// The errors of [`Stream::launch_kernel`]; [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for a slice
+    /// of another context than the stream's; [`Error::WhileCapturing`] and [`Error::CaptureRace`] if the uses cannot be
+    /// ordered; [`Error::Driver`] from calls on events, after which the kernel may have been launched.
     pub unsafe fn launch(self) -> Result<()> {
         let Self { stream, function, config, arguments, memory, refused } = self;
         if let Some(error) = refused {

@@ -1,40 +1,43 @@
 //! Allocation of device slices, and copies between slices.
 //!
-//! The stream's context is made current for copies, as the driver asks for stream-ordered memory.
+//! Copies make the stream's context current, because the driver requires it for stream-ordered memory.
 
 use super::{DeviceSlice, DeviceView, DeviceViewMut, PinnedSlice, require_context};
 use crate::graph::{DuringCapture, RelaxedCapture, enqueue, refuse_capture, synchronize};
 use crate::{Element, Error, Event, EventFlags, Result, Stream, device};
 
 impl Stream {
-    /// Allocates `len` elements of device memory with unspecified values. The slice belongs to this stream, which frees
-    /// it in its order.
+    /// Allocates `len` elements of device memory with unspecified values. The slice belongs to this stream and is freed
+    /// in this stream's order.
     ///
     /// # Errors
-    /// [`Error::Driver`] from `cuMemAllocAsync`: `CUDA_ERROR_OUT_OF_MEMORY`, `CUDA_ERROR_NOT_SUPPORTED` for a device
-    /// without [memory pools](crate::Capabilities::MEMORY_POOLS); [`Error::WhileCapturing`];
-    /// [`Error::PerThreadStream`].
+    /// [`Error::Driver`] from `cuMemAllocAsync`: `CUDA_ERROR_OUT_OF_MEMORY`, or `CUDA_ERROR_NOT_SUPPORTED` for a device
+    /// without [memory pools](crate::Capabilities::MEMORY_POOLS). [`Error::WhileCapturing`] if the stream captures;
+    /// [`Error::CaptureRace`] if another thread may have begun a capture during the call; [`Error::PerThreadStream`]
+    /// for the per-thread default stream.
     #[doc(alias = "cuMemAllocAsync")]
     pub fn alloc<T: Element>(&self, len: usize) -> Result<DeviceSlice<T>> {
         DeviceSlice::new(self, len)
     }
 
-    /// Allocates `len` elements of device memory and enqueues the work that sets all their bytes to zero.
+    /// Allocates `len` elements of device memory, and enqueues a fill that sets all their bytes to zero.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc) and [`memset_zeros`](Self::memset_zeros).
+    /// The errors of [`alloc`](Self::alloc) and [`memset_zeros`](Self::memset_zeros).
     pub fn alloc_zeros<T: Element>(&self, len: usize) -> Result<DeviceSlice<T>> {
         let mut slice = self.alloc(len)?;
         self.memset_zeros(&mut slice)?;
         Ok(slice)
     }
 
-    /// Enqueues the work that sets all bytes of `to` to zero.
+    /// Enqueues a fill that sets all bytes of `to` to zero.
     ///
     /// # Errors
     /// [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for a slice of another context than the stream's;
-    /// the errors of [ordering](crate::slice#order): [`Error::WhileCapturing`], [`Error::CaptureRace`], and
-    /// [`Error::Driver`] from calls on events; [`Error::Driver`] from `cuMemsetD8Async`.
+    /// [`Error::Driver`] from `cuMemsetD8Async`.
+    ///
+    /// Errors of [ordering](crate::slice#order) the use with others: [`Error::WhileCapturing`]; [`Error::CaptureRace`];
+    /// [`Error::Driver`] from calls on events.
     #[doc(alias = "cuMemsetD8Async")]
     pub fn memset_zeros<'a, T: Element>(&self, to: impl Into<DeviceViewMut<'a, T>>) -> Result<()> {
         let to = to.into();
@@ -43,19 +46,19 @@ impl Stream {
             return Ok(());
         }
         enqueue(self, &[to.as_view().memory()], DuringCapture::Keep, || {
-            // SAFETY: the range lies in a slice, which the view borrows exclusively; `enqueue` orders the use with
-            // others, and with the free.
+            // SAFETY: the range lies in a slice, which the view borrows exclusively. `enqueue` orders the fill with
+            // other uses and with the free of the slice.
             unsafe { self.fill_u8(to.device_ptr(), 0, to.bytes()) }
         })
     }
 
-    /// Copies host memory to a device slice of the same length. Blocks until earlier work of the stream and of the
-    /// slice is done, and then until the copy is done.
+    /// Copies host memory to a device slice of the same length. Blocks until earlier work on this stream and on the
+    /// slice's stream is done, and then until the copy is done.
     ///
     /// # Errors
     /// [`Error::DifferentLengths`]; [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for a slice of another
-    /// context than the stream's; [`Error::WhileCapturing`]; [`Error::Driver`] from `cuStreamSynchronize` or
-    /// `cuMemcpyHtoD_v2`, also for errors of earlier asynchronous work.
+    /// context than the stream's; [`Error::WhileCapturing`] if one of the two streams captures; [`Error::Driver`] from
+    /// `cuStreamSynchronize` or `cuMemcpyHtoD_v2`, also for errors of earlier asynchronous work.
     #[doc(alias = "cuMemcpyHtoD")]
     pub fn memcpy_htod<'a, T: Element>(&self, from: &[T], to: impl Into<DeviceViewMut<'a, T>>) -> Result<()> {
         let to = to.into();
@@ -65,9 +68,9 @@ impl Stream {
             return Ok(());
         }
         let _relaxed = RelaxedCapture::enter(self.context().driver())?;
-        // SAFETY: the range lies in a slice, which the view borrows exclusively, and all earlier uses have ended.
+        // SAFETY: the range lies in a slice, which the view borrows exclusively. All earlier uses of it have ended.
         unsafe { self.context().copy_from_host(to.device_ptr(), from) }?;
-        // The driver may return when it has read pageable memory, before it has written the device's.
+        // The driver may return as soon as it has read pageable memory, before the device memory is written.
         let written = Self::legacy_default(self.context()).synchronize();
         if written.is_err() {
             to.as_view().memory().keep_for_ever();
@@ -75,11 +78,11 @@ impl Stream {
         written
     }
 
-    /// Copies a device slice to host memory of the same length. Blocks until earlier work of the stream and of the
-    /// slice is done, and then until the copy is done.
+    /// Copies a device slice to host memory of the same length. Blocks until earlier work on this stream and on the
+    /// slice's stream is done, and then until the copy is done.
     ///
     /// # Errors
-    /// As [`memcpy_htod`](Self::memcpy_htod), from `cuMemcpyDtoH_v2`.
+    /// As [`memcpy_htod`](Self::memcpy_htod), with `cuMemcpyDtoH_v2` in place of `cuMemcpyHtoD_v2`.
     #[doc(alias = "cuMemcpyDtoH")]
     pub fn memcpy_dtoh<'a, T: Element>(
         &self,
@@ -93,40 +96,41 @@ impl Stream {
             return Ok(());
         }
         let _relaxed = RelaxedCapture::enter(self.context().driver())?;
-        // SAFETY: the range lies in a slice, which the view borrows, and all earlier uses have ended.
+        // SAFETY: the range lies in a slice, which the view borrows. All earlier uses of it have ended.
         unsafe { self.context().copy_to_host(to, from.device_ptr()) }
     }
 
-    /// Allocates a device slice on this stream and copies `from` to it; see [`memcpy_htod`](Self::memcpy_htod).
+    /// Allocates a device slice on this stream and copies `from` to it. Blocks as [`memcpy_htod`](Self::memcpy_htod)
+    /// does.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc) and [`memcpy_htod`](Self::memcpy_htod).
+    /// The errors of [`alloc`](Self::alloc) and [`memcpy_htod`](Self::memcpy_htod).
     pub fn clone_htod<T: Element>(&self, from: &[T]) -> Result<DeviceSlice<T>> {
         let mut slice = self.alloc(from.len())?;
         self.memcpy_htod(from, &mut slice)?;
         Ok(slice)
     }
 
-    /// Copies a device slice to a new vector; see [`memcpy_dtoh`](Self::memcpy_dtoh).
+    /// Copies a device slice to a new vector. Blocks as [`memcpy_dtoh`](Self::memcpy_dtoh) does.
     ///
     /// # Errors
-    /// As [`memcpy_dtoh`](Self::memcpy_dtoh).
+    /// The errors of [`memcpy_dtoh`](Self::memcpy_dtoh).
     pub fn clone_dtoh<'a, T: Element>(&self, from: impl Into<DeviceView<'a, T>>) -> Result<Vec<T>> {
         let from = from.into();
-        // SAFETY: any bits are a value of `T`, zeros too.
+        // SAFETY: any bits are a value of `T`, and so are zeros.
         let mut values = vec![unsafe { std::mem::zeroed() }; from.len()];
         self.memcpy_dtoh(from, &mut values)?;
         Ok(values)
     }
 
-    /// Enqueues a copy of a device slice to another one of the same length, which may be of another device. The stream
-    /// must be of the context of one of them. Between devices that cannot access each other, the copy goes through the
-    /// host.
+    /// Enqueues a copy of a device slice to another one of the same length. The slices may be of different devices;
+    /// this stream must be of the context of one of them. If the devices cannot access each other, the driver copies
+    /// through the host.
     ///
     /// # Errors
-    /// [`Error::DifferentLengths`]; [`Error::DifferentDevices`] for a stream of a third context;
-    /// [`Error::DifferentDrivers`]; the errors of [ordering](crate::slice#order), as in
-    /// [`memset_zeros`](Self::memset_zeros); [`Error::Driver`] from `cuMemcpyDtoDAsync_v2` or `cuMemcpyPeerAsync`.
+    /// [`Error::DifferentLengths`]; [`Error::DifferentDevices`] if the stream is of neither slice's context;
+    /// [`Error::DifferentDrivers`]; [`Error::Driver`] from `cuMemcpyDtoDAsync_v2` or `cuMemcpyPeerAsync`; the errors of
+    /// ordering, as for [`memset_zeros`](Self::memset_zeros).
     #[doc(alias = "cuMemcpyDtoDAsync")]
     #[doc(alias = "cuMemcpyPeerAsync")]
     pub fn memcpy_dtod<'a, 'b, T: Element>(
@@ -153,8 +157,8 @@ impl Stream {
         let _current = self.context().enter()?;
         enqueue(self, &[from.memory(), to.as_view().memory()], DuringCapture::Keep, || {
             if source == target {
-                // SAFETY: both ranges lie in slices that the views borrow, `to` exclusively, so they do not overlap;
-                // `enqueue` orders the uses with others, and with the frees.
+                // SAFETY: both ranges lie in slices that the views borrow. `to` is borrowed exclusively, so they do not
+                // overlap. `enqueue` orders the copy with other uses and with the frees of the slices.
                 unsafe { self.copy(to.device_ptr(), from.device_ptr(), bytes) }
             } else {
                 // SAFETY: as above.
@@ -163,10 +167,10 @@ impl Stream {
         })
     }
 
-    /// Allocates a device slice on this stream and enqueues a copy of `from` to it.
+    /// Allocates a device slice on this stream, and enqueues a copy of `from` to it.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc) and [`memcpy_dtod`](Self::memcpy_dtod).
+    /// The errors of [`alloc`](Self::alloc) and [`memcpy_dtod`](Self::memcpy_dtod).
     pub fn clone_dtod<'a, T: Element>(&self, from: impl Into<DeviceView<'a, T>>) -> Result<DeviceSlice<T>> {
         let from = from.into();
         let mut slice = self.alloc(from.len())?;
@@ -174,14 +178,16 @@ impl Stream {
         Ok(slice)
     }
 
-    /// Enqueues a copy of a pinned slice to a device slice of the same length, and returns. The copy comes after
-    /// earlier copies that use `from`.
+    /// Enqueues a copy of a pinned slice to a device slice of the same length, and returns without waiting for it. The
+    /// copy runs after earlier copies that use `from`.
     ///
     /// # Errors
-    /// [`Error::DifferentLengths`]; [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for a slice of another
-    /// context than the stream's, but pinned memory can be of any context of the driver; the errors of
-    /// [ordering](crate::slice#order), as in [`memset_zeros`](Self::memset_zeros); [`Error::UnknownEnd`];
-    /// [`Error::Driver`] from `cuMemcpyHtoDAsync_v2`. After an error the copy may have been enqueued.
+    /// [`Error::DifferentLengths`]; [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] if the device slice is
+    /// of another context than the stream (the pinned slice may be of any context of the driver); [`Error::UnknownEnd`]
+    /// if an earlier copy may still use the pinned slice and cannot be waited for; [`Error::Driver`] from
+    /// `cuMemcpyHtoDAsync_v2`; the errors of ordering, as for [`memset_zeros`](Self::memset_zeros).
+    ///
+    /// After an error, the copy may have been enqueued.
     #[doc(alias = "cuMemcpyHtoDAsync")]
     pub fn memcpy_htod_async<'a, T: Element>(
         &self,
@@ -191,17 +197,18 @@ impl Stream {
         let to = to.into();
         require_same_length(from.len(), to.len())?;
         self.copy_pinned(from, to.as_view(), || {
-            // SAFETY: both ranges lie in slices, `to` borrowed exclusively. `copy_pinned` orders the use of both, and
-            // they are freed after it.
+            // SAFETY: both ranges lie in slices, and `to` is borrowed exclusively. `copy_pinned` orders the copy with
+            // other uses of both slices, and they are freed only after it.
             unsafe { self.copy_from_host(to.device_ptr(), from.start().cast(), from.bytes()) }
         })
     }
 
-    /// Enqueues a copy of a device slice to a pinned slice of the same length, and returns. The copy comes after
-    /// earlier copies that use `to`.
+    /// Enqueues a copy of a device slice to a pinned slice of the same length, and returns without waiting for it. The
+    /// copy runs after earlier copies that use `to`.
     ///
     /// # Errors
-    /// As [`memcpy_htod_async`](Self::memcpy_htod_async), from `cuMemcpyDtoHAsync_v2`.
+    /// As [`memcpy_htod_async`](Self::memcpy_htod_async), with `cuMemcpyDtoHAsync_v2` in place of
+    /// `cuMemcpyHtoDAsync_v2`.
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub fn memcpy_dtoh_async<'a, T: Element>(
         &self,
@@ -211,13 +218,14 @@ impl Stream {
         let from = from.into();
         require_same_length(from.len(), to.len())?;
         self.copy_pinned(to, from, || {
-            // SAFETY: both ranges lie in slices. `to` is borrowed exclusively, so the host does not access it before
-            // `copy_pinned` has remembered the use, and waits for its end later.
+            // SAFETY: both ranges lie in slices. `to` stays borrowed exclusively until `copy_pinned` has stored an
+            // event for the copy; later host access waits for that event.
             unsafe { self.copy_to_host(to.start().cast(), from.device_ptr(), from.bytes()) }
         })
     }
 
-    /// Enqueues a copy between a pinned and a device slice.
+    /// Enqueues `copy`, which copies between a pinned slice and a device slice, and stores an event for it in the
+    /// pinned slice.
     fn copy_pinned<T: Element>(
         &self,
         pinned: &PinnedSlice<T>,
@@ -247,14 +255,15 @@ impl Stream {
         });
         match copied {
             Err(Error::CaptureRace { .. }) if is_enqueued => pinned.lose(),
-            // The event was not captured. A stream that waited for a captured one would join the capture.
+            // The record of the event was not captured, so a stream that later waits for it does not join a capture.
             _ if is_recorded => pinned.add_use(event, &earlier),
             _ => {}
         }
         copied
     }
 
-    /// Waits until the stream and the stream of the slice have done all their work.
+    /// Blocks until this stream and the slice's stream have done all their work. Returns an error if one of them
+    /// captures.
     fn finish_uses<T: Element>(&self, slice: DeviceView<'_, T>) -> Result<()> {
         require_context(slice.allocation(), self)?;
         for stream in [self, slice.stream()] {

@@ -1,4 +1,4 @@
-//! Copies and fills in stream order.
+//! Copies and fills that are enqueued on a stream.
 
 use std::ffi::c_void;
 
@@ -7,54 +7,60 @@ use crate::call::call;
 use crate::{Context, DevicePtr, Result};
 
 impl Stream {
-    /// Copies `bytes` bytes from host memory to device memory. Only pinned host memory makes it asynchronous.
+    /// Enqueues a copy of `bytes` bytes from host memory to device memory. The call returns at once if the host memory
+    /// is pinned; with pageable memory it may block.
     ///
     /// # Safety
-    /// The contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller), for both ranges.
+    /// The contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller) must hold for both
+    /// ranges.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemcpyHtoDAsync_v2`.
     #[doc(alias = "cuMemcpyHtoDAsync")]
     pub unsafe fn copy_from_host(&self, to: DevicePtr, from: *const c_void, bytes: usize) -> Result<()> {
         let _current = self.enter_if_implicit()?;
-        // SAFETY: the caller vouches for both ranges; the stream is alive.
+        // SAFETY: the caller promises that both ranges are valid; the stream is alive.
         unsafe { call!(self.api(), cuMemcpyHtoDAsync_v2(to.0, from, bytes, self.raw())) }
     }
 
-    /// Copies `bytes` bytes from device memory to host memory. Only pinned host memory makes it asynchronous.
+    /// Enqueues a copy of `bytes` bytes from device memory to host memory. The call returns at once if the host memory
+    /// is pinned; with pageable memory it may block.
     ///
     /// # Safety
-    /// The contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller), for both ranges.
+    /// The contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller) must hold for both
+    /// ranges.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemcpyDtoHAsync_v2`.
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub unsafe fn copy_to_host(&self, to: *mut c_void, from: DevicePtr, bytes: usize) -> Result<()> {
         let _current = self.enter_if_implicit()?;
-        // SAFETY: the caller vouches for both ranges; the stream is alive.
+        // SAFETY: the caller promises that both ranges are valid; the stream is alive.
         unsafe { call!(self.api(), cuMemcpyDtoHAsync_v2(to, from.0, bytes, self.raw())) }
     }
 
-    /// Copies `bytes` bytes within device memory; between devices too, where the stream's device can access both
-    /// ranges.
+    /// Enqueues a copy of `bytes` bytes within device memory. The ranges may be on different devices if the stream's
+    /// device can access both.
     ///
     /// # Safety
-    /// The contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller), for both ranges, which must not overlap.
+    /// The contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller) must hold for both
+    /// ranges. They must not overlap.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemcpyDtoDAsync_v2`.
     #[doc(alias = "cuMemcpyDtoDAsync")]
     pub unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: usize) -> Result<()> {
         let _current = self.enter_if_implicit()?;
-        // SAFETY: the caller vouches for both ranges; the stream is alive.
+        // SAFETY: the caller promises that both ranges are valid; the stream is alive.
         unsafe { call!(self.api(), cuMemcpyDtoDAsync_v2(to.0, from.0, bytes, self.raw())) }
     }
 
-    /// Copies `bytes` bytes from an allocation of one context to one of another, whether or not they can access
-    /// each other (if not, through the host).
+    /// Enqueues a copy of `bytes` bytes from memory of one context to memory of another. If their devices cannot access
+    /// each other, the driver copies through the host.
     ///
     /// # Safety
-    /// The contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller), for both ranges.
+    /// The contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller) must hold for both
+    /// ranges.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemcpyPeerAsync`;
@@ -72,51 +78,51 @@ impl Stream {
         }
         let _current = self.enter_if_implicit()?;
         let (to_context, from_context) = (to_context.raw(), from_context.raw());
-        // SAFETY: the caller vouches for both ranges; the contexts and the stream are alive.
+        // SAFETY: the caller promises that both ranges are valid; the contexts and the stream are alive.
         unsafe {
             call!(self.api(), cuMemcpyPeerAsync(to.0, to_context, from.0, from_context, bytes, self.raw()))
         }
     }
 
-    /// Sets `count` bytes of device memory to `value`.
+    /// Enqueues a fill that sets `count` bytes of device memory to `value`.
     ///
     /// # Safety
-    /// The contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller), for the range.
+    /// The contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller) must hold for the range.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemsetD8Async`.
     #[doc(alias = "cuMemsetD8Async")]
     pub unsafe fn fill_u8(&self, at: DevicePtr, value: u8, count: usize) -> Result<()> {
         let _current = self.enter_if_implicit()?;
-        // SAFETY: the caller vouches for the range; the stream is alive.
+        // SAFETY: the caller promises that the range is valid; the stream is alive.
         unsafe { call!(self.api(), cuMemsetD8Async(at.0, value, count, self.raw())) }
     }
 
-    /// Sets `count` 16-bit words of device memory to `value`; `at` must be a multiple of 2.
+    /// Enqueues a fill that sets `count` 16-bit words of device memory to `value`. `at` must be a multiple of 2 bytes.
     ///
     /// # Safety
-    /// The contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller), for the range.
+    /// The contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller) must hold for the range.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemsetD16Async`.
     #[doc(alias = "cuMemsetD16Async")]
     pub unsafe fn fill_u16(&self, at: DevicePtr, value: u16, count: usize) -> Result<()> {
         let _current = self.enter_if_implicit()?;
-        // SAFETY: the caller vouches for the range; the stream is alive.
+        // SAFETY: the caller promises that the range is valid; the stream is alive.
         unsafe { call!(self.api(), cuMemsetD16Async(at.0, value, count, self.raw())) }
     }
 
-    /// Sets `count` 32-bit words of device memory to `value`; `at` must be a multiple of 4.
+    /// Enqueues a fill that sets `count` 32-bit words of device memory to `value`. `at` must be a multiple of 4 bytes.
     ///
     /// # Safety
-    /// The contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller), for the range.
+    /// The contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller) must hold for the range.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemsetD32Async`.
     #[doc(alias = "cuMemsetD32Async")]
     pub unsafe fn fill_u32(&self, at: DevicePtr, value: u32, count: usize) -> Result<()> {
         let _current = self.enter_if_implicit()?;
-        // SAFETY: the caller vouches for the range; the stream is alive.
+        // SAFETY: the caller promises that the range is valid; the stream is alive.
         unsafe { call!(self.api(), cuMemsetD32Async(at.0, value, count, self.raw())) }
     }
 }

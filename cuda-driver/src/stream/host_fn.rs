@@ -1,4 +1,4 @@
-//! Host functions that run in stream order.
+//! Host functions that a stream runs in its order.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -13,9 +13,12 @@ use crate::{Error, Result};
 
 type HostFn = Box<dyn FnOnce() + Send>;
 
-/// Host functions that are enqueued and have not run. The driver is given a key and not a pointer. A function
-/// that it runs twice (a graph, made while another thread started a capture) or never (a destroyed context)
-/// is therefore neither freed twice nor read after it was freed.
+/// The host functions that are enqueued and have not run, by key. The driver gets the key, not a pointer.
+///
+/// The driver may run a function twice: if another thread begins a capture just before the function is enqueued, the
+/// function becomes part of a graph, which can be launched more than once. The driver may also never run it, because
+/// its context is destroyed first. With a key, the function is still freed at most once, and never read after it was
+/// freed.
 static ENQUEUED: LazyLock<Mutex<HashMap<usize, HostFn>>> = LazyLock::new(Mutex::default);
 static NEXT_KEY: AtomicUsize = AtomicUsize::new(1);
 
@@ -25,25 +28,25 @@ fn take(key: usize) -> Option<HostFn> {
 
 unsafe extern "C" fn run(key: *mut c_void) {
     let Some(function) = take(key.addr()) else { return };
-    // The panic hook has printed the message. This thread belongs to the driver, so the panic must not unwind
-    // further.
+    // The panic hook has printed the message. The panic must not unwind further, because this thread belongs to the
+    // driver.
     let Err(payload) = catch_unwind(AssertUnwindSafe(function)) else { return };
-    // Dropping the payload may panic again, with a payload whose drop may panic too: the second one is
-    // leaked.
+    // Dropping the payload may panic too, and so may dropping the payload of that panic. The second payload is leaked.
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
         std::mem::forget(payload);
     }
 }
 
 impl Stream {
-    /// Runs `function` once, on a thread of the driver, when the stream reaches it; the stream waits for it.
+    /// Enqueues `function`, which then runs once, on a thread of the driver. Later work of the stream waits until it
+    /// has returned.
     ///
-    /// The function must not call the driver, nor wait for work of a stream. A panic in it is caught. If the
-    /// context is destroyed before the stream reaches it, it never runs and is leaked.
+    /// The function must not call the driver or wait for work of a stream. A panic in it is caught. If the context is
+    /// destroyed before the stream reaches the function, the function never runs and is leaked.
     ///
     /// # Errors
-    /// [`Error::WhileCapturing`]: a graph could run it many times (see
-    /// [`launch_raw_host_fn`](Self::launch_raw_host_fn)); [`Error::Driver`] from `cuLaunchHostFunc`.
+    /// [`Error::WhileCapturing`] if the stream captures, because each launch of the graph would run the function again
+    /// (use [`launch_raw_host_fn`](Self::launch_raw_host_fn) instead); [`Error::Driver`] from `cuLaunchHostFunc`.
     #[doc(alias = "cuLaunchHostFunc")]
     pub fn launch_host_fn(&self, function: impl FnOnce() + Send + 'static) -> Result<()> {
         if self.capture_status()? != CaptureStatus::None {
@@ -55,7 +58,7 @@ impl Stream {
         let _current = self.enter_if_implicit()?;
         let key = NEXT_KEY.fetch_add(1, Ordering::Relaxed);
         ENQUEUED.lock().unwrap_or_else(PoisonError::into_inner).insert(key, Box::new(function));
-        // SAFETY: `run` takes its argument for a key and never reads through it.
+        // SAFETY: `run` treats its argument as a key and never reads through it.
         let enqueued = unsafe {
             call!(self.api(), cuLaunchHostFunc(self.raw(), Some(run), std::ptr::without_provenance_mut(key)))
         };
@@ -65,12 +68,13 @@ impl Stream {
         enqueued
     }
 
-    /// Runs `function(data)` on a thread of the driver when the stream reaches it, and, if the stream
-    /// captures, on each launch of the graph.
+    /// Enqueues a call of `function(data)` on a thread of the driver. If the stream captures, each launch of the graph
+    /// makes the call.
     ///
     /// # Safety
-    /// `function` must not unwind, call the driver or wait for work of a stream; `data` must be what it expects,
-    /// usable from any thread, until the stream has passed the call, or the last graph with it is gone.
+    /// `function` must not unwind, call the driver or wait for work of a stream. `data` must be what `function`
+    /// expects, and usable from any thread, until the stream has completed the call. If the call was captured, this
+    /// holds until the last graph that contains it is gone.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuLaunchHostFunc`.
@@ -81,7 +85,7 @@ impl Stream {
         data: *mut c_void,
     ) -> Result<()> {
         let _current = self.enter_if_implicit()?;
-        // SAFETY: the caller vouches for the function and its data; the stream is alive.
+        // SAFETY: the caller promises that the function and its data are valid; the stream is alive.
         unsafe { call!(self.api(), cuLaunchHostFunc(self.raw(), Some(function), data)) }
     }
 }

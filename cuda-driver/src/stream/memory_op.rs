@@ -1,4 +1,5 @@
-//! Writes of, and waits for, words of memory in stream order, without a kernel.
+//! Memory operations of a stream: it writes a word of memory, or waits until a word meets a condition, without a
+//! kernel.
 
 use cuda_driver_sys::{CUstreamBatchMemOpParams, CUstreamBatchMemOpType, CUstreamWaitValue_flags, Feature};
 
@@ -6,12 +7,11 @@ use super::Stream;
 use crate::call::call;
 use crate::{DevicePtr, Result};
 
-/// The condition that ends a wait for a word of memory. `GreaterOrEqual` compares cyclically, by the signed
-/// difference, so a counter may wrap.
+/// The condition on a word of memory that ends a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WaitCondition {
-    /// `(word - value) >= 0`, as a signed difference.
+    /// `(word - value) >= 0`, as a signed difference with wrap-around. A counter may therefore overflow.
     GreaterOrEqual,
     /// `word == value`.
     Equal,
@@ -33,130 +33,136 @@ impl WaitCondition {
     }
 }
 
-/// Each needs [`Feature::STREAM_MEMORY_OPERATIONS`]; addresses must be aligned to the word.
+/// Memory operations. They need [`Feature::STREAM_MEMORY_OPERATIONS`], and an address that is aligned to the size of
+/// the word.
 impl Stream {
     fn require_memory_operations(&self) -> Result<()> {
         let feature = Feature::STREAM_MEMORY_OPERATIONS;
         if self.api().has(feature) { Ok(()) } else { Ok(self.api().require(feature)?) }
     }
 
-    /// Writes a 32-bit word when the stream reaches it; earlier work of the stream is visible before it.
+    /// Enqueues a write of `value` to the 32-bit word at `at`. The effects of earlier work of the stream are visible
+    /// before the write.
     ///
     /// # Safety
-    /// The contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller), for the word.
+    /// The contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller) must hold for the word.
     ///
     /// # Errors
-    /// [`Error::Missing`](crate::Error::Missing) naming the feature where the driver is too old;
+    /// [`Error::Missing`](crate::Error::Missing), which names the feature, if the driver is too old;
     /// [`Error::Driver`](crate::Error::Driver) from `cuStreamWriteValue32_v2`.
     #[doc(alias = "cuStreamWriteValue32")]
     pub unsafe fn write_value32(&self, at: DevicePtr, value: u32) -> Result<()> {
         self.require_memory_operations()?;
         let _current = self.enter_if_implicit()?;
-        // SAFETY: the caller vouches for the word; the stream is alive.
+        // SAFETY: the caller promises that the word is valid; the stream is alive.
         unsafe { call!(self.api(), cuStreamWriteValue32_v2(self.raw(), at.0, value, 0)) }
     }
 
-    /// Writes a 64-bit word when the stream reaches it; earlier work of the stream is visible before it.
+    /// Enqueues a write of `value` to the 64-bit word at `at`. The effects of earlier work of the stream are visible
+    /// before the write.
     ///
     /// # Safety
-    /// As [`write_value32`](Self::write_value32).
+    /// As for [`write_value32`](Self::write_value32).
     ///
     /// # Errors
-    /// As [`write_value32`](Self::write_value32).
+    /// As for [`write_value32`](Self::write_value32).
     #[doc(alias = "cuStreamWriteValue64")]
     pub unsafe fn write_value64(&self, at: DevicePtr, value: u64) -> Result<()> {
         self.require_memory_operations()?;
         let _current = self.enter_if_implicit()?;
-        // SAFETY: the caller vouches for the word; the stream is alive.
+        // SAFETY: the caller promises that the word is valid; the stream is alive.
         unsafe { call!(self.api(), cuStreamWriteValue64_v2(self.raw(), at.0, value, 0)) }
     }
 
-    /// Holds the stream's later work until a 32-bit word of memory meets the condition. Only the word ends
-    /// the wait, so a caller that cannot wait for ever must bound it from the host.
+    /// Enqueues a wait: later work of the stream starts only when the 32-bit word at `at`, compared with `value`, meets
+    /// the condition. There is no timeout. A caller that must not wait for ever can end the wait by writing the word
+    /// from the host.
     ///
     /// # Safety
-    /// As [`write_value32`](Self::write_value32).
+    /// As for [`write_value32`](Self::write_value32).
     ///
     /// # Errors
-    /// As [`write_value32`](Self::write_value32), from `cuStreamWaitValue32_v2`.
+    /// [`Error::Missing`](crate::Error::Missing), as for [`write_value32`](Self::write_value32);
+    /// [`Error::Driver`](crate::Error::Driver) from `cuStreamWaitValue32_v2`.
     #[doc(alias = "cuStreamWaitValue32")]
     pub unsafe fn wait_value32(&self, at: DevicePtr, condition: WaitCondition, value: u32) -> Result<()> {
         self.require_memory_operations()?;
         let _current = self.enter_if_implicit()?;
-        // SAFETY: the caller vouches for the word; the stream is alive.
+        // SAFETY: the caller promises that the word is valid; the stream is alive.
         unsafe { call!(self.api(), cuStreamWaitValue32_v2(self.raw(), at.0, value, condition.flags())) }
     }
 
-    /// Holds the stream's later work until a 64-bit word of memory meets the condition, as
-    /// [`wait_value32`](Self::wait_value32).
+    /// Enqueues a wait for the 64-bit word at `at`, like [`wait_value32`](Self::wait_value32).
     ///
     /// # Safety
-    /// As [`write_value32`](Self::write_value32).
+    /// As for [`write_value32`](Self::write_value32).
     ///
     /// # Errors
-    /// As [`write_value32`](Self::write_value32), from `cuStreamWaitValue64_v2`.
+    /// [`Error::Missing`](crate::Error::Missing), as for [`write_value32`](Self::write_value32);
+    /// [`Error::Driver`](crate::Error::Driver) from `cuStreamWaitValue64_v2`.
     #[doc(alias = "cuStreamWaitValue64")]
     pub unsafe fn wait_value64(&self, at: DevicePtr, condition: WaitCondition, value: u64) -> Result<()> {
         self.require_memory_operations()?;
         let _current = self.enter_if_implicit()?;
-        // SAFETY: the caller vouches for the word; the stream is alive.
+        // SAFETY: the caller promises that the word is valid; the stream is alive.
         unsafe { call!(self.api(), cuStreamWaitValue64_v2(self.raw(), at.0, value, condition.flags())) }
     }
 
-    /// Enqueues up to 256 operations, in their order, at about the cost of one.
+    /// Enqueues up to 256 operations in the given order, at about the cost of one.
     ///
     /// # Safety
-    /// As [`write_value32`](Self::write_value32), for every word.
+    /// As for [`write_value32`](Self::write_value32), for every word.
     ///
     /// # Errors
-    /// As [`write_value32`](Self::write_value32), from `cuStreamBatchMemOp_v2`: `CUDA_ERROR_INVALID_VALUE` for more
-    /// than 256.
+    /// [`Error::Missing`](crate::Error::Missing), as for [`write_value32`](Self::write_value32);
+    /// [`Error::Driver`](crate::Error::Driver) from `cuStreamBatchMemOp_v2`: `CUDA_ERROR_INVALID_VALUE` for more than
+    /// 256 operations.
     #[doc(alias = "cuStreamBatchMemOp")]
     pub unsafe fn batch(&self, operations: &[MemoryOp]) -> Result<()> {
         self.require_memory_operations()?;
         let _current = self.enter_if_implicit()?;
         let mut raw: Vec<_> = operations.iter().map(|operation| operation.raw()).collect();
         let count = u32::try_from(raw.len()).unwrap_or(u32::MAX);
-        // SAFETY: the caller vouches for the words; reads the operations, which outlive the call (the driver refuses
-        // more than 256 before it reads them).
+        // SAFETY: the caller promises that the words are valid. The operations outlive the call, which reads them. The
+        // driver refuses more than 256 operations before it reads any.
         unsafe { call!(self.api(), cuStreamBatchMemOp_v2(self.raw(), count, raw.as_mut_ptr(), 0)) }
     }
 }
 
-/// One operation of [`Stream::batch`].
+/// An operation of [`Stream::batch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryOp {
     /// See [`Stream::write_value32`].
     Write32 {
-        /// The word.
+        /// The address of the word.
         at: DevicePtr,
         /// The value to write.
         value: u32,
     },
     /// See [`Stream::write_value64`].
     Write64 {
-        /// The word.
+        /// The address of the word.
         at: DevicePtr,
         /// The value to write.
         value: u64,
     },
     /// See [`Stream::wait_value32`].
     Wait32 {
-        /// The word.
+        /// The address of the word.
         at: DevicePtr,
-        /// When the wait ends.
+        /// The condition that ends the wait.
         condition: WaitCondition,
-        /// The value to compare with.
+        /// The value to compare the word with.
         value: u32,
     },
     /// See [`Stream::wait_value64`].
     Wait64 {
-        /// The word.
+        /// The address of the word.
         at: DevicePtr,
-        /// When the wait ends.
+        /// The condition that ends the wait.
         condition: WaitCondition,
-        /// The value to compare with.
+        /// The value to compare the word with.
         value: u64,
     },
 }

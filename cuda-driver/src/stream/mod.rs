@@ -27,15 +27,19 @@ bitflags! {
     }
 }
 
-/// A stream: work enqueued on it runs in order. A handle, cheap to clone. The last clone destroys the stream
-/// (work already enqueued still runs).
+/// A stream: work that is enqueued on it runs in order.
+///
+/// This is a handle, cheap to clone. Dropping the last clone destroys the stream; work that is already enqueued still
+/// runs.
 ///
 /// # What asynchronous calls ask of the caller
-/// Work that is enqueued runs later. A method that takes addresses of memory whose lifetime the types cannot see
-/// is therefore `unsafe`, always with the same contract: *the ranges must be valid, of the stated sizes, and used
-/// by nobody in conflict, until the stream has passed the work* (an event recorded after it has completed, or
-/// the stream was synchronised). While the stream captures, nothing runs, and the contract holds *for every
-/// launch of a graph made from the capture*, until the last such launch has passed.
+/// Work that is enqueued runs later, and types cannot see the lifetime of the memory that it uses. A method that takes
+/// addresses of such memory is therefore `unsafe`, always with this contract: *until the stream has completed the work,
+/// the ranges must be valid and of the stated sizes, and no other work may access them in conflict*. The stream has
+/// completed the work when it was synchronised, or when an event recorded after the work is complete.
+///
+/// If the stream captures, the work runs at each launch of a graph made from the capture. The contract must then hold
+/// *for every such launch*, until the last of them has completed.
 #[derive(Clone)]
 pub struct Stream {
     inner: Arc<Inner>,
@@ -45,35 +49,36 @@ struct Inner {
     raw: CUstream,
     owner: Owner,
     context: Context,
-    /// Calls that may make the stream part of a capture: those that began, and those that returned.
+    /// The numbers of calls that may make the stream part of a capture: those that have begun, and those that have
+    /// returned.
     capture_calls: [AtomicU64; 2],
 }
 
-/// The owner that destroys a stream.
+/// Decides who destroys a stream.
 enum Owner {
-    /// This handle.
+    /// The last clone of the handle.
     Us,
-    /// Another library, at a time of its choice.
+    /// Another library, at a time that it chooses.
     Others,
-    /// The value held here, when it is dropped.
+    /// This value, when the last clone of the handle drops it.
     Kept(#[expect(dead_code, reason = "dropped with the handle")] Box<dyn Any + Send + Sync>),
 }
 
-// SAFETY: a stream's handle may be used from every thread.
+// SAFETY: a stream's handle may be used on every thread.
 unsafe impl Send for Inner {}
 // SAFETY: as above; the driver locks what it shares between threads.
 unsafe impl Sync for Inner {}
 
-/// The streams with live handles, and the length at which dead entries are removed.
+/// References to the streams with live handles, and the length at which dead references are removed.
 static ALIVE: Mutex<(Vec<Weak<Inner>>, usize)> = Mutex::new((Vec::new(), 64));
 
-/// The streams of `context` with live handles, except its legacy default stream.
+/// Returns the streams of `context` with live handles, except its legacy default stream.
 pub(crate) fn alive(context: &Context) -> Vec<Stream> {
     let all: Vec<Stream> = {
         let alive = ALIVE.lock().unwrap_or_else(PoisonError::into_inner);
         alive.0.iter().filter_map(Weak::upgrade).map(|inner| Stream { inner }).collect()
     };
-    // Done after the lock is released: this may drop the last handle of a stream.
+    // Filtered after the lock is released: dropping a stream here may drop its last handle, which calls the driver.
     all.into_iter().filter(|stream| stream.context() == context).collect()
 }
 
@@ -88,7 +93,7 @@ fn enter_alive(inner: &Arc<Inner>) {
 }
 
 impl Stream {
-    /// Makes a stream of normal priority.
+    /// Creates a stream of normal priority.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuStreamCreate`.
@@ -101,7 +106,7 @@ impl Stream {
         Ok(Self::from_raw(context, raw, Owner::Us))
     }
 
-    /// Makes a stream of a priority within [`Context::stream_priority_range`]; others are clamped to it.
+    /// Creates a stream of the given priority, clamped to [`Context::stream_priority_range`].
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuStreamCreateWithPriority`.
@@ -114,29 +119,32 @@ impl Stream {
         Ok(Self::from_raw(context, raw, Owner::Us))
     }
 
-    /// The context's legacy default stream, which synchronises with all blocking streams.
+    /// Returns the context's legacy default stream. It and every blocking stream of the context (created without
+    /// [`StreamFlags::NON_BLOCKING`]) wait for each other.
     #[must_use]
     pub fn legacy_default(context: &Context) -> Self {
         Self::from_raw(context, std::ptr::null_mut(), Owner::Others)
     }
 
-    /// Wraps a stream of another owner, which is not destroyed when the handle is dropped.
+    /// Wraps a stream of another owner. Dropping the handle does not destroy the stream.
     ///
     /// # Safety
-    /// `raw` must be a stream of `context` (null and the driver's special handles too) and stay one for as long as
-    /// this handle, its clones and what is made from them live. No capture of the stream may begin by other means
-    /// while a safe method of this crate enqueues work on this handle.
+    /// `raw` must be a stream of `context`; null and the driver's special handles are allowed. The stream must exist
+    /// for as long as this handle, its clones and all objects made from them live.
+    ///
+    /// While a safe method of this crate enqueues work on this handle, the stream must not become part of a capture by
+    /// other means than this handle and its clones.
     #[must_use]
     pub unsafe fn borrowed(context: &Context, raw: CUstream) -> Self {
         Self::from_raw(context, raw, Owner::Others)
     }
 
-    /// Wraps a stream of another library together with an owner that keeps it alive there. The owner is
-    /// dropped with the last clone of the handle.
+    /// Wraps a stream of another library together with an owner that keeps the stream alive. The owner is dropped with
+    /// the last clone of the handle.
     ///
     /// # Safety
-    /// `raw` must be a stream of `context` (null and the driver's special handles too) and stay one until `owner` is
-    /// dropped. As for [`borrowed`](Self::borrowed), no capture may begin unseen.
+    /// `raw` must be a stream of `context`; null and the driver's special handles are allowed. The stream must exist
+    /// until `owner` is dropped. The condition on captures of [`borrowed`](Self::borrowed) applies.
     #[must_use]
     pub unsafe fn kept_by(context: &Context, raw: CUstream, owner: impl Any + Send + Sync) -> Self {
         Self::from_raw(context, raw, Owner::Kept(Box::new(owner)))
@@ -145,7 +153,7 @@ impl Stream {
     fn from_raw(context: &Context, raw: CUstream, owner: Owner) -> Self {
         let inner =
             Arc::new(Inner { raw, owner, context: context.clone(), capture_calls: Default::default() });
-        // The legacy default stream does not capture.
+        // The legacy default stream cannot capture, so `alive` does not return it.
         if raw.addr() > 1 {
             enter_alive(&inner);
         }
@@ -169,7 +177,7 @@ impl Stream {
         &self.inner.context
     }
 
-    /// The flags that the stream was made with.
+    /// Returns the flags that the stream was created with.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuStreamGetFlags`.
@@ -182,7 +190,7 @@ impl Stream {
         Ok(StreamFlags::from_bits_retain(flags))
     }
 
-    /// The stream's priority, a number within [`Context::stream_priority_range`].
+    /// Returns the stream's priority, a number within [`Context::stream_priority_range`].
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuStreamGetPriority`.
@@ -195,23 +203,23 @@ impl Stream {
         Ok(priority)
     }
 
-    /// Returns true for the calling thread's default stream (`CU_STREAM_PER_THREAD`): one handle that means
-    /// another stream on each thread.
+    /// Returns true for the per-thread default stream (`CU_STREAM_PER_THREAD`): one handle that stands for a different
+    /// stream on each thread.
     #[must_use]
     #[inline(always)]
     pub fn is_per_thread(&self) -> bool {
         self.inner.raw.addr() == 2
     }
 
-    /// Returns true if both are certainly the same stream. The per-thread stream may belong to another
-    /// [thread](Self::is_per_thread) by now.
+    /// Returns true if both handles certainly mean the same stream. Two handles of the
+    /// [per-thread](Self::is_per_thread) stream may mean streams of different threads.
     #[must_use]
     #[inline(always)]
     pub fn is_same(&self, other: &Self) -> bool {
         self == other && !self.is_per_thread()
     }
 
-    /// A number that no other stream of the process has or had, unlike handles, which are reused.
+    /// Returns the driver's number of the stream. Unlike a handle, it is never reused in the process.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuStreamGetId`; [`Error::Missing`] below CUDA 12.0.
@@ -224,21 +232,22 @@ impl Stream {
         Ok(id)
     }
 
-    /// The number of calls that may make the stream part of a capture; `None` while another thread is in one.
+    /// Returns how many calls that may make the stream part of a capture have returned; `None` if such a call is
+    /// running.
     pub(crate) fn capture_calls(&self) -> Option<u64> {
         let [begun, returned] = &self.inner.capture_calls;
-        // In this order: a call that begins after the first load makes the numbers differ.
+        // `returned` is loaded first: a call that begins between the two loads then makes the numbers differ.
         let returned = returned.load(Ordering::SeqCst);
         (begun.load(Ordering::SeqCst) == returned).then_some(returned)
     }
 
-    /// Counts a call that may make the stream part of a capture, for as long as the guard lives.
+    /// Counts a call that may make the stream part of a capture. The call ends when the guard is dropped.
     pub(crate) fn count_capture_call(&self) -> CaptureCall<'_> {
         self.inner.capture_calls[0].fetch_add(1, Ordering::SeqCst);
         CaptureCall(self)
     }
 
-    /// Makes the context current if the handle does not name it: null, `CU_STREAM_LEGACY` (1) and
+    /// Makes the context current if the handle does not determine it: null, `CU_STREAM_LEGACY` (1) and
     /// `CU_STREAM_PER_THREAD` (2) mean a stream of the current context.
     #[inline(always)]
     pub(crate) fn enter_if_implicit(&self) -> Result<Option<Current<'_>>> {
@@ -250,10 +259,10 @@ impl Stream {
         self.inner.context.enter().map(Some)
     }
 
-    /// Blocks the calling thread until everything on the stream is done.
+    /// Blocks the calling thread until the stream has completed all its work.
     ///
     /// # Errors
-    /// [`Error::Driver`] from `cuStreamSynchronize`, also for what earlier asynchronous work did wrong.
+    /// [`Error::Driver`] from `cuStreamSynchronize`, also for errors of earlier asynchronous work.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         let _current = self.enter_if_implicit()?;
@@ -261,11 +270,11 @@ impl Stream {
         unsafe { call!(self.api(), cuStreamSynchronize(self.raw())) }
     }
 
-    /// Returns true if all work on the stream is done. Refused while any stream captures in global mode, like
-    /// [`Event::query`].
+    /// Returns true if the stream has completed all its work. The driver refuses this call while any stream captures in
+    /// global mode, as it refuses [`Event::query`].
     ///
     /// # Errors
-    /// [`Error::Driver`] from `cuStreamQuery`, also for what earlier asynchronous work did wrong.
+    /// [`Error::Driver`] from `cuStreamQuery`, also for errors of earlier asynchronous work.
     #[doc(alias = "cuStreamQuery")]
     pub fn query(&self) -> Result<bool> {
         let _current = self.enter_if_implicit()?;
@@ -274,10 +283,11 @@ impl Stream {
         ready(self.api(), "cuStreamQuery", code)
     }
 
-    /// Records `event`: it is complete when everything enqueued so far is done. A former record is forgotten.
+    /// Records `event`: it is complete when all work enqueued so far is done. This replaces an earlier record of the
+    /// event.
     ///
     /// # Errors
-    /// [`Error::DifferentDevices`] if the event was made for another device; [`Error::DifferentDrivers`];
+    /// [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] if the event is of another context than the stream;
     /// [`Error::Driver`] from `cuEventRecord`.
     #[doc(alias = "cuEventRecord")]
     #[inline(always)]
@@ -298,9 +308,10 @@ impl Stream {
         )
     }
 
-    /// Holds the stream's later work until the last record of `event` is complete. The event may belong to
-    /// another device; the host does not wait. Waiting for an event that a capturing stream recorded adds
-    /// this stream to the capture.
+    /// Enqueues a wait: later work of the stream starts only when the last record of `event` is complete. The host does
+    /// not wait. The event may be of another device.
+    ///
+    /// Waiting for an event that a capturing stream recorded adds this stream to that capture.
     ///
     /// # Errors
     /// [`Error::DifferentDrivers`]; [`Error::Driver`] from `cuStreamWaitEvent`.
@@ -310,17 +321,18 @@ impl Stream {
         self.wait_uncounted(event)
     }
 
-    /// Like [`wait`](Self::wait), for an event that no capture recorded, or one of this stream's own capture.
+    /// Like [`wait`](Self::wait), but not counted by [`count_capture_call`](Self::count_capture_call). For an event
+    /// that no capture recorded, or one that this stream's own capture recorded.
     pub(crate) fn wait_uncounted(&self, event: &Event) -> Result<()> {
         let (ours, theirs) = (self.context().driver(), event.context().driver());
         ours.require_same("the event", theirs, "the stream that should wait for it")?;
         let _current = self.enter_if_implicit()?;
-        // SAFETY: the event and the stream are alive; the driver keeps what it needs of the event.
+        // SAFETY: the event and the stream are alive; the driver keeps its own reference to the event's record.
         unsafe { call!(self.api(), cuStreamWaitEvent(self.raw(), event.raw(), 0)) }
     }
 }
 
-/// A call that may make the stream part of a capture.
+/// Counts a call that may make the stream part of a capture as returned when it is dropped.
 #[must_use = "the call lasts as long as the guard"]
 pub(crate) struct CaptureCall<'a>(&'a Stream);
 
@@ -334,7 +346,8 @@ impl Drop for Inner {
     #[doc(alias = "cuStreamDestroy")]
     fn drop(&mut self) {
         if matches!(self.owner, Owner::Us) {
-            // SAFETY: made by `cuStreamCreate` and used by nobody after this; enqueued work still completes.
+            // SAFETY: `cuStreamCreate` returned it, and nothing uses it after this. Work that is enqueued still
+            // completes.
             teardown::report(unsafe { call!(self.context.api(), cuStreamDestroy_v2(self.raw)) });
         }
     }

@@ -1,4 +1,4 @@
-//! A reservation whose pages are mapped and unmapped many at a time.
+//! A reservation in which many pages are mapped and unmapped at a time.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +7,14 @@ use crate::call::call;
 use crate::error::within;
 use crate::{Device, DevicePtr, Error, Result, teardown};
 
-/// A reservation and the pages mapped in it, for memory that is moved many pages at a time.
+/// A reservation and the pages mapped in it, for memory that is remapped many pages at a time.
 ///
-/// A [`Mapping`](super::Mapping) is one handle at one place. Here one call enables or unmaps many
-/// neighbouring pages, which determines the cost of moving pages. A page is physical memory of any size,
-/// mapped whole; the same page may be mapped at several places, of this table and of others. The table holds
-/// its pages and its addresses until they are unmapped. Dropping it unmaps the rest, without waiting for work
-/// that uses it.
+/// A page is physical memory of any size, which is mapped whole. One call of [`set_access`](Self::set_access) or
+/// [`unmap`](Self::unmap) covers many neighbouring pages; these calls make up most of the cost of remapping. A
+/// [`Mapping`](super::Mapping), in contrast, is one handle mapped at one place.
+///
+/// The same page may be mapped at several places, in this table and in others. The table keeps the reservation alive,
+/// and each page while it is mapped. Dropping the table unmaps all pages, without waiting for work that uses them.
 ///
 /// ```no_run
 /// use cuda_driver::vmm::{Access, HandleTypes, PageTable, PhysicalMemory, Reservation};
@@ -34,13 +35,13 @@ use crate::{Device, DevicePtr, Error, Result, teardown};
 #[derive(Debug)]
 pub struct PageTable {
     reservation: Reservation,
-    /// Keyed by offset.
+    /// The mapped pages, by their offset in the reservation in bytes.
     pages: BTreeMap<usize, PhysicalMemory>,
     /// Pages that could not be unmapped.
     stuck: Vec<Run>,
 }
 
-/// Pages without holes between them.
+/// Neighbouring pages without holes between them.
 #[derive(Debug)]
 struct Run {
     offset: usize,
@@ -49,13 +50,13 @@ struct Run {
 }
 
 impl PageTable {
-    /// A table without pages. Nothing but the table should map into the reservation.
+    /// Creates a table without pages. Only the table should map memory in the reservation.
     #[must_use]
     pub fn new(reservation: Reservation) -> Self {
         Self { reservation, pages: BTreeMap::new(), stuck: Vec::new() }
     }
 
-    /// The addresses.
+    /// The reservation in which the pages are mapped.
     #[must_use]
     pub fn reservation(&self) -> &Reservation {
         &self.reservation
@@ -66,33 +67,35 @@ impl PageTable {
         self.pages.iter().map(|(offset, memory)| (*offset, memory))
     }
 
-    /// The page around an offset, and where it begins.
+    /// Returns the page that contains byte `offset`, with the offset of its first byte; `None` if no page is mapped
+    /// there.
     #[must_use]
     pub fn page_at(&self, offset: usize) -> Option<(usize, &PhysicalMemory)> {
         let (start, memory) = self.pages.range(..=offset).next_back()?;
         (offset - start < memory.bytes()).then_some((*start, memory))
     }
 
-    /// Maps all of `memory` at `offset`. No device can access it before
-    /// [`set_access`](Self::set_access).
+    /// Maps all of `memory` at byte `offset` of the reservation, and returns its address. No device can access it
+    /// before [`set_access`](Self::set_access).
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] if it leaves the reservation; [`Error::Driver`] from `cuMemMap`, as for
-    /// [`Reservation::map`]. Nothing has changed then.
+    /// [`Error::OutOfBounds`] if the page is not inside the reservation; [`Error::DifferentDrivers`]; [`Error::Driver`]
+    /// from `cuMemMap`, as for [`Reservation::map`]. After an error, nothing has changed.
     #[doc(alias = "cuMemMap")]
     pub fn map(&mut self, offset: usize, memory: &PhysicalMemory) -> Result<DevicePtr> {
         let bytes = memory.bytes();
         within("reservation", offset, bytes, self.reservation.bytes())?;
         self.reservation.require_driver_of(memory)?;
         let ptr = self.reservation.ptr() + offset;
-        // SAFETY: the range is inside the reservation, which with the memory is kept until it is unmapped; the driver
-        // refuses a range that is mapped already.
+        // SAFETY: the range is inside the reservation. The table keeps the reservation and the memory until the range
+        // is unmapped. The driver refuses a range in which something is mapped.
         unsafe { call!(self.reservation.api(), cuMemMap(ptr.0, bytes, 0, memory.raw(), 0)) }?;
         self.pages.insert(offset, memory.clone());
         Ok(ptr)
     }
 
-    /// Sets the access of devices to a range of whole pages without holes, by one call.
+    /// Sets the access of devices to `bytes` bytes from byte `offset` on, by one call. The range must consist of whole
+    /// pages without holes.
     ///
     /// # Errors
     /// As [`Reservation::set_access`].
@@ -101,13 +104,15 @@ impl PageTable {
         self.reservation.set_access(offset, bytes, devices)
     }
 
-    /// Takes away what is mapped in a range of whole pages without holes, by one call. It does not wait: no work may
-    /// use the addresses any more.
+    /// Unmaps the pages in `bytes` bytes from byte `offset` on, by one call. The range must consist of whole pages
+    /// without holes. The call does not wait: the caller ensures that no work uses the addresses any more.
     ///
     /// # Errors
-    /// [`Error::NotPages`] if pages do not fill the range exactly: nothing has changed then. [`Error::Driver`] from
-    /// `cuMemUnmap`: the table keeps the pages and the addresses, although it no longer shows them, and unmaps them
-    /// once more when it is dropped.
+    /// [`Error::NotPages`] if the range does not consist of whole pages without holes; nothing has changed then.
+    /// [`Error::OutOfBounds`] if the range is not inside the reservation.
+    ///
+    /// [`Error::Driver`] from `cuMemUnmap`: [`pages`](Self::pages) no longer returns the pages, but the table keeps
+    /// them and their addresses, and tries to unmap them again when it is dropped.
     #[doc(alias = "cuMemUnmap")]
     pub fn unmap(&mut self, offset: usize, bytes: usize) -> Result<()> {
         let starts = self.tiling(offset, bytes)?;
@@ -120,7 +125,7 @@ impl PageTable {
         outcome
     }
 
-    /// Returns the offsets of the pages that fill a range exactly.
+    /// Returns the offsets of the pages in a range. Returns an error unless these pages fill the range exactly.
     fn tiling(&self, offset: usize, bytes: usize) -> Result<Vec<usize>> {
         within("reservation", offset, bytes, self.reservation.bytes())?;
         let mut starts = Vec::new();
@@ -138,11 +143,11 @@ impl PageTable {
 
     fn take_away(&self, run: &Run) -> Result<()> {
         let ptr = self.reservation.ptr() + run.offset;
-        // SAFETY: whole pages that this table mapped; that no work uses them is the caller's to see to.
+        // SAFETY: unmaps whole pages that this table mapped. The caller ensures that no work uses them.
         unsafe { call!(self.reservation.api(), cuMemUnmap(ptr.0, run.bytes)) }
     }
 
-    /// Removes all pages, as runs without holes.
+    /// Removes all pages, and returns them as runs without holes.
     fn take_runs(&mut self) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         for (offset, memory) in std::mem::take(&mut self.pages) {
@@ -159,7 +164,7 @@ impl PageTable {
 }
 
 impl Drop for PageTable {
-    /// Pages that cannot be unmapped are kept for ever, with their addresses.
+    /// Unmaps all pages. Pages that cannot be unmapped are kept for ever, with their addresses.
     fn drop(&mut self) {
         let stuck = std::mem::take(&mut self.stuck);
         for run in self.take_runs().into_iter().chain(stuck) {

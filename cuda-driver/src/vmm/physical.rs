@@ -1,4 +1,4 @@
-//! Physical memory and its handles.
+//! Physical memory, and the handles by which processes share it.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -15,26 +15,27 @@ use crate::call::{call, exported_fd, with_os_handle};
 use crate::driver_error::DriverError;
 use crate::{Context, DevicePtr, Error, Result, teardown};
 
-/// Names physical memory to the processes of an NVLink domain, on this host and others: plain bytes, to be sent by any
-/// means.
+/// A handle with which processes in the same NVLink domain, on this host and others, can open physical memory. It is
+/// plain bytes, and may be sent to them by any means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct FabricHandle(pub [u8; 64]);
 
-/// The driver's properties of physical memory.
+/// The properties of physical memory that the driver reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PhysicalProperties {
-    /// The ordinal of the device that the pages lie on.
+    /// The ordinal of the device that holds the pages.
     pub device: u32,
-    /// The handle types that the memory can be exported as. For imported memory the driver may not report the
-    /// type that it was imported by.
+    /// The handle types that the memory can be exported as. For imported memory, the driver may leave out the type of
+    /// handle that it was imported from.
     pub handle_types: HandleTypes,
-    /// True if other devices may read and write it.
+    /// True if other devices, such as network adapters, can access the memory by RDMA.
     pub is_rdma_capable: bool,
 }
 
-/// Converts the refusals that mean that the host has no fabric. A program cannot change that at run time.
+/// Converts an error by which the driver reports that the host has no fabric to [`Error::NoFabric`], and returns any
+/// other error as it is. A program cannot set up a fabric at run time.
 fn no_fabric(error: Error) -> Error {
     match error {
         Error::Driver(DriverError { function, code, name, .. })
@@ -46,8 +47,9 @@ fn no_fabric(error: Error) -> Error {
     }
 }
 
-/// Pages of a device's memory, without an address until they are mapped. A handle, cheap to clone. The last
-/// one (mappings hold one) releases the pages.
+/// Pages of a device's memory. They have no address until they are mapped.
+///
+/// This is a handle, cheap to clone. Mappings and page tables hold a clone. Dropping the last clone releases the pages.
 #[derive(Clone)]
 pub struct PhysicalMemory {
     inner: Arc<Inner>,
@@ -61,14 +63,15 @@ struct Inner {
 }
 
 impl PhysicalMemory {
-    /// Allocates `bytes` bytes on the context's device, a multiple of the [granularity](super::Granularity),
-    /// exportable in the given ways. Other devices can access it by RDMA if the device supports that.
+    /// Allocates `bytes` bytes on the context's device, a multiple of the [granularity](super::Granularity). The memory
+    /// can be exported as the given handle types. Other devices can access it by RDMA if the device supports that.
     ///
     /// # Errors
-    /// [`Error::Missing`] if the driver has no virtual memory calls; [`Error::Driver`] from `cuMemCreate`:
-    /// `CUDA_ERROR_OUT_OF_MEMORY`, `CUDA_ERROR_INVALID_VALUE` for a size off the granularity,
-    /// `CUDA_ERROR_NOT_SUPPORTED` or `CUDA_ERROR_NOT_PERMITTED` for a handle type. [`Error::NoFabric`] where the host
-    /// or the device has no fabric handles.
+    /// [`Error::Missing`] if the driver has no virtual memory calls; [`Error::NoFabric`] if fabric handles are
+    /// requested and the host or the device has none.
+    ///
+    /// [`Error::Driver`] from `cuMemCreate`: `CUDA_ERROR_OUT_OF_MEMORY`; `CUDA_ERROR_INVALID_VALUE` if the size is not
+    /// a multiple of the granularity; `CUDA_ERROR_NOT_SUPPORTED` or `CUDA_ERROR_NOT_PERMITTED` for a handle type.
     #[doc(alias = "cuMemCreate")]
     pub fn create(context: &Context, bytes: usize, handle_types: HandleTypes) -> Result<Self> {
         let device = context.device();
@@ -77,7 +80,7 @@ impl PhysicalMemory {
             context.api().require(Feature::FABRIC_HANDLES)?;
         }
         let mut properties = properties(device, handle_types);
-        // A driver that does not know the attribute does not support RDMA either.
+        // A driver that does not know the attribute has no support for RDMA.
         let rdma = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
         properties.allocFlags.gpuDirectRDMACapable = device.attribute(rdma).is_ok_and(|can| can != 0).into();
         let mut raw = 0;
@@ -87,56 +90,58 @@ impl PhysicalMemory {
         Ok(Self::from_raw(context, raw, bytes, handle_types))
     }
 
-    /// Opens physical memory that another process, or this one, exported. The descriptor can be closed
-    /// afterwards. `bytes` is the size that the exporter states: the driver does not report it, and refuses
-    /// to map more than the actual size.
+    /// Opens physical memory that another process, or this one, exported. The descriptor may be closed after the call.
+    ///
+    /// `bytes` is the size that the exporter states, because the driver does not report it. The driver refuses to map
+    /// more than the actual size.
     ///
     /// # Errors
-    /// [`Error::Missing`] if the driver has no virtual memory calls; [`Error::Driver`] from
-    /// `cuMemImportFromShareableHandle`, for example `CUDA_ERROR_UNKNOWN` for a descriptor of something else;
-    /// [`Error::Descriptor`].
+    /// [`Error::Missing`] if the driver has no virtual memory calls; [`Error::Descriptor`] if the descriptor cannot be
+    /// duplicated; [`Error::Driver`] from `cuMemImportFromShareableHandle`, for example `CUDA_ERROR_UNKNOWN` if the
+    /// descriptor is of something else.
     #[doc(alias = "cuMemImportFromShareableHandle")]
     pub fn import_fd(context: &Context, descriptor: BorrowedFd<'_>, bytes: usize) -> Result<Self> {
         let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         let mut raw = 0;
         with_os_handle(descriptor, |number| {
-            // SAFETY: for this kind the "pointer" is the descriptor's number; writes one handle, to a local.
+            // SAFETY: for this handle type the "pointer" is the descriptor's number; writes one handle, to a local.
             unsafe { call!(context.api(), cuMemImportFromShareableHandle(&mut raw, number, kind)) }
         })?;
         Ok(Self::from_raw(context, raw, bytes, HandleTypes::POSIX_FD))
     }
 
-    /// Opens physical memory that a process of the same NVLink domain exported; `bytes` as for
-    /// [`import_fd`](Self::import_fd).
+    /// Opens physical memory that a process in the same NVLink domain exported. `bytes` is the size that the exporter
+    /// states, as for [`import_fd`](Self::import_fd).
     ///
     /// # Errors
-    /// [`Error::NoFabric`] where this host has no access to the fabric; [`Error::Missing`] below CUDA 12.3;
-    /// [`Error::Driver`] from `cuMemImportFromShareableHandle` else.
+    /// [`Error::NoFabric`] if this host has no access to the fabric; [`Error::Missing`] below CUDA 12.3;
+    /// [`Error::Driver`] from `cuMemImportFromShareableHandle` for other errors.
     #[doc(alias = "cuMemImportFromShareableHandle")]
     pub fn import_fabric(context: &Context, handle: &FabricHandle, bytes: usize) -> Result<Self> {
         context.api().require(Feature::FABRIC_HANDLES)?;
         let mut bits = CUmemFabricHandle { data: handle.0 };
         let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC;
         let (mut raw, from) = (0, (&raw mut bits).cast::<c_void>());
-        // SAFETY: for this kind 64 bytes are read, from a local; writes one handle, to a local.
+        // SAFETY: for this handle type the driver reads 64 bytes, from a local; writes one handle, to a local.
         let imported = unsafe { call!(context.api(), cuMemImportFromShareableHandle(&mut raw, from, kind)) };
         imported.map_err(no_fabric)?;
         Ok(Self::from_raw(context, raw, bytes, HandleTypes::FABRIC))
     }
 
-    /// Returns the physical memory behind an address at which it is mapped, by any owner. `bytes` is the size
-    /// known to the caller, as for [`import_fd`](Self::import_fd).
+    /// Returns the physical memory that is mapped at an address, whoever mapped it. `bytes` is the size of the memory,
+    /// which the driver does not report.
     ///
     /// # Errors
-    /// [`Error::Driver`] from `cuMemRetainAllocationHandle`: `CUDA_ERROR_INVALID_VALUE` where nothing is mapped, or
-    /// memory that has no handle.
+    /// [`Error::Driver`] from `cuMemRetainAllocationHandle`: `CUDA_ERROR_INVALID_VALUE` if nothing is mapped at the
+    /// address, or memory without a handle; [`Error::Driver`] from `cuMemGetAllocationPropertiesFromHandle`.
     #[doc(alias = "cuMemRetainAllocationHandle")]
     pub fn retain(context: &Context, ptr: DevicePtr, bytes: usize) -> Result<Self> {
         let mut raw = 0;
         let address = std::ptr::without_provenance_mut(usize::try_from(ptr.0).unwrap_or(usize::MAX));
-        // SAFETY: the address is looked up, not read; writes one handle, to a local that outlives the call.
+        // SAFETY: the driver looks the address up and does not read from it; writes one handle, to a local that
+        // outlives the call.
         unsafe { call!(context.api(), cuMemRetainAllocationHandle(&mut raw, address)) }?;
-        // Made before the next call, so that the handle is released if that fails.
+        // `inner` is made before the next call, so that the handle is released if that call fails.
         let mut inner = Inner { context: context.clone(), raw, bytes, handle_types: HandleTypes::empty() };
         inner.handle_types = properties_of(&inner)?.handle_types;
         Ok(Self { inner: Arc::new(inner) })
@@ -151,11 +156,11 @@ impl PhysicalMemory {
         Self { inner: Arc::new(Inner { context: context.clone(), raw, bytes, handle_types }) }
     }
 
-    /// Exports the memory as a new file descriptor, to be passed to another process. The descriptor keeps the
-    /// pages alive.
+    /// Exports the memory as a new file descriptor, to be passed to another process. The descriptor keeps the pages
+    /// alive.
     ///
     /// # Errors
-    /// [`Error::NotExportable`] if it was made without [`HandleTypes::POSIX_FD`]; [`Error::Driver`] from
+    /// [`Error::NotExportable`] if the memory was created without [`HandleTypes::POSIX_FD`]; [`Error::Driver`] from
     /// `cuMemExportToShareableHandle`; [`Error::NoDescriptor`].
     #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export_fd(&self) -> Result<OwnedFd> {
@@ -165,16 +170,16 @@ impl PhysicalMemory {
         }
         let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         exported_fd("cuMemExportToShareableHandle", |out| {
-            // SAFETY: for this kind an int is written, to the place for one.
+            // SAFETY: for this handle type the driver writes an int, and `out` points to one.
             unsafe { call!(context.api(), cuMemExportToShareableHandle(out, *raw, kind, 0)) }
         })
     }
 
-    /// Exports the memory as 64 bytes, which processes of the same NVLink domain can open. The bytes do not
-    /// keep the pages alive; an importer's handle does.
+    /// Exports the memory as a fabric handle, which processes in the same NVLink domain can open. The fabric handle
+    /// does not keep the pages alive; the memory that an importer opens does.
     ///
     /// # Errors
-    /// [`Error::NotExportable`] if it was made without [`HandleTypes::FABRIC`]; [`Error::NoFabric`] or
+    /// [`Error::NotExportable`] if the memory was created without [`HandleTypes::FABRIC`]; [`Error::NoFabric`] or
     /// [`Error::Driver`] from `cuMemExportToShareableHandle`.
     #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export_fabric(&self) -> Result<FabricHandle> {
@@ -185,13 +190,14 @@ impl PhysicalMemory {
         let mut bits = CUmemFabricHandle { data: [0; 64] };
         let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC;
         let out = (&raw mut bits).cast::<c_void>();
-        // SAFETY: for this kind 64 bytes are written, to a local that outlives the call.
+        // SAFETY: for this handle type the driver writes 64 bytes, to a local that outlives the call.
         unsafe { call!(context.api(), cuMemExportToShareableHandle(out, *raw, kind, 0)) }
             .map_err(no_fabric)?;
         Ok(FabricHandle(bits.data))
     }
 
-    /// Returns the driver's properties of the memory; an importer learns the device this way.
+    /// Returns the properties that the driver reports. A process that imported the memory can find out its device this
+    /// way.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuMemGetAllocationPropertiesFromHandle`.
@@ -200,7 +206,7 @@ impl PhysicalMemory {
         properties_of(&self.inner)
     }
 
-    /// The ordinal of the device that the pages lie on, of [`properties`](Self::properties).
+    /// Returns the ordinal of the device that holds the pages, from [`properties`](Self::properties).
     ///
     /// # Errors
     /// As [`properties`](Self::properties).
@@ -220,7 +226,7 @@ impl PhysicalMemory {
         self.inner.handle_types
     }
 
-    /// The context it was made or imported in.
+    /// The context that the memory was created or opened with.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.inner.context
@@ -238,7 +244,7 @@ fn properties_of(memory: &Inner) -> Result<PhysicalProperties> {
     let api = memory.context.api();
     // SAFETY: the handle is alive; writes the properties, to a local that outlives the call.
     unsafe { call!(api, cuMemGetAllocationPropertiesFromHandle(&mut properties, memory.raw)) }?;
-    // SAFETY: an integer, whatever kind of location it is: every pattern of bits is a value.
+    // SAFETY: the field is an integer for every type of location, and any bits are a value of it.
     let id = unsafe { properties.location.__bindgen_anon_1.id };
     Ok(PhysicalProperties {
         device: u32::try_from(id).unwrap_or(u32::MAX),
@@ -250,7 +256,7 @@ fn properties_of(memory: &Inner) -> Result<PhysicalProperties> {
 impl Drop for Inner {
     #[doc(alias = "cuMemRelease")]
     fn drop(&mut self) {
-        // SAFETY: the handle is released once; mappings, which hold `self`, are gone.
+        // SAFETY: the handle is released once. No mapping is left, because mappings hold `self`.
         teardown::report(unsafe { call!(self.context.api(), cuMemRelease(self.raw)) });
     }
 }

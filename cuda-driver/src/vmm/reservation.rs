@@ -1,4 +1,4 @@
-//! Ranges of addresses and the mappings in them.
+//! Reserved ranges of addresses, and the mappings in them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use crate::call::call;
 use crate::error::within;
 use crate::{Device, DevicePtr, Driver, Result, teardown};
 
-/// The access of a device to mapped memory. Freshly mapped memory is [`None`](Self::None) for every device.
+/// The access of a device to mapped memory. After mapping, it is [`None`](Self::None) for every device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// Nothing.
+    /// No access.
     None,
-    /// Read.
+    /// Read access.
     Read,
-    /// Read and write.
+    /// Read and write access.
     ReadWrite,
 }
 
@@ -39,8 +39,9 @@ impl Access {
     }
 }
 
-/// A range of addresses without memory. A handle, cheap to clone. The last one (mappings hold one) frees the
-/// range.
+/// A reserved range of addresses, in which physical memory can be mapped.
+///
+/// This is a handle, cheap to clone. Mappings and page tables hold a clone. Dropping the last clone frees the range.
 #[derive(Clone)]
 pub struct Reservation {
     inner: Arc<Inner>,
@@ -53,13 +54,13 @@ struct Inner {
 }
 
 impl Reservation {
-    /// Reserves `bytes` bytes of addresses, a multiple of the [granularity](super::Granularity), starting at a
-    /// multiple of `alignment` bytes (a power of two; 0: the granularity).
+    /// Reserves `bytes` bytes of addresses, a multiple of the [granularity](super::Granularity). The first address is a
+    /// multiple of `alignment` bytes, which is a power of two; 0 means the granularity.
     ///
     /// # Errors
     /// [`Error::Missing`](crate::Error::Missing) if the driver has no virtual memory calls;
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemAddressReserve`: `CUDA_ERROR_OUT_OF_MEMORY` where no such
-    /// range is left, `CUDA_ERROR_INVALID_VALUE` for a size off the granularity.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemAddressReserve`: `CUDA_ERROR_OUT_OF_MEMORY` if no such range
+    /// is left; `CUDA_ERROR_INVALID_VALUE` if the size is not a multiple of the granularity.
     #[doc(alias = "cuMemAddressReserve")]
     pub fn new(driver: &Driver, bytes: usize, alignment: usize) -> Result<Self> {
         let mut start = 0;
@@ -80,14 +81,16 @@ impl Reservation {
         self.inner.bytes
     }
 
-    /// Maps `bytes` bytes of `memory`, from `memory_offset` on, at `offset`. The same pages may be mapped in
-    /// several places. No device can access the mapping before [`Mapping::set_access`].
+    /// Maps `bytes` bytes of `memory`, from byte `memory_offset` on, at byte `offset` of the reservation. The same
+    /// memory may be mapped at several places. No device can access the mapping before [`Mapping::set_access`].
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) if it leaves the reservation or the memory;
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemMap`: `CUDA_ERROR_INVALID_VALUE` where something is mapped
-    /// already, off the granularity, or past the end of imported memory; `CUDA_ERROR_NOT_SUPPORTED` for a part of
-    /// the memory (measured with driver 580: it maps handles whole).
+    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) if the range is not inside the reservation or the memory;
+    /// [`Error::DifferentDrivers`](crate::Error::DifferentDrivers).
+    ///
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemMap`: `CUDA_ERROR_INVALID_VALUE` if something is already
+    /// mapped in the range, if a size or offset is not a multiple of the granularity, or past the end of imported
+    /// memory; `CUDA_ERROR_NOT_SUPPORTED` for a part of the memory (driver 580 maps only whole handles).
     #[doc(alias = "cuMemMap")]
     pub fn map(
         &self,
@@ -100,20 +103,21 @@ impl Reservation {
         within("physical memory", memory_offset, bytes, memory.bytes())?;
         self.require_driver_of(memory)?;
         let ptr = self.ptr() + offset;
-        // SAFETY: the range is inside the reservation, which with the memory is kept by the mapping; the driver
-        // refuses a range that is mapped already.
+        // SAFETY: the range is inside the reservation. The mapping keeps the reservation and the memory alive. The
+        // driver refuses a range in which something is mapped.
         unsafe { call!(self.api(), cuMemMap(ptr.0, bytes, memory_offset, memory.raw(), 0)) }?;
         Ok(Mapping { reservation: self.clone(), memory: memory.clone(), offset, bytes, mapped: true })
     }
 
-    /// Sets the access of devices to the addresses from `offset` on, all of which must be mapped. One call
-    /// for a long run of mappings is much cheaper than one call for each. Devices that are not named keep
-    /// their access.
+    /// Sets the access of devices to `bytes` bytes from byte `offset` on. Memory must be mapped in all of this range.
+    /// Devices that are not named keep their access. One call for a range of many mappings is much cheaper than one
+    /// call for each.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) if it leaves the reservation;
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemSetAccess`: `CUDA_ERROR_INVALID_DEVICE` for a device that
-    /// is no peer of the memory's, `CUDA_ERROR_INVALID_VALUE` where something is not mapped.
+    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) if the range is not inside the reservation;
+    /// [`Error::DifferentDrivers`](crate::Error::DifferentDrivers); [`Error::Driver`](crate::Error::Driver) from
+    /// `cuMemSetAccess`: `CUDA_ERROR_INVALID_DEVICE` for a device that is not a peer of the memory's device;
+    /// `CUDA_ERROR_INVALID_VALUE` if nothing is mapped in a part of the range.
     #[doc(alias = "cuMemSetAccess")]
     pub fn set_access(&self, offset: usize, bytes: usize, devices: &[(&Device, Access)]) -> Result<()> {
         within("reservation", offset, bytes, self.bytes())?;
@@ -123,19 +127,19 @@ impl Reservation {
         unsafe { call!(self.api(), cuMemSetAccess(ptr.0, bytes, descriptions.as_ptr(), descriptions.len())) }
     }
 
-    /// Returns the access that a device has to the mapping around `offset`.
+    /// Returns the access that a device has to the mapping that contains byte `offset`.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) if it leaves the reservation;
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemGetAccess`: `CUDA_ERROR_INVALID_VALUE` where nothing is
-    /// mapped.
+    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) if `offset` is not inside the reservation;
+    /// [`Error::DifferentDrivers`](crate::Error::DifferentDrivers); [`Error::Driver`](crate::Error::Driver) from
+    /// `cuMemGetAccess`: `CUDA_ERROR_INVALID_VALUE` if nothing is mapped there.
     #[doc(alias = "cuMemGetAccess")]
     pub fn access(&self, offset: usize, device: &Device) -> Result<Access> {
         within("reservation", offset, 1, self.bytes())?;
         self.inner.driver.require_same("the device", device.driver(), "the reservation")?;
         let mut flags = 0;
         let (at, ptr) = (location(device), self.ptr() + offset);
-        // SAFETY: reads a location and writes one number, locals that outlive the call.
+        // SAFETY: reads a location and writes one number, both in locals that outlive the call.
         unsafe { call!(self.api(), cuMemGetAccess(&mut flags, &at, ptr.0)) }?;
         Ok(Access::from_raw(CUmemAccess_flags(u32::try_from(flags).unwrap_or(u32::MAX))))
     }
@@ -144,7 +148,7 @@ impl Reservation {
         self.inner.driver.api()
     }
 
-    /// Refuses memory of another driver.
+    /// Returns an error if `memory` is of another driver than the reservation.
     pub(super) fn require_driver_of(&self, memory: &PhysicalMemory) -> Result<()> {
         self.inner.driver.require_same("the memory", memory.context().driver(), "the reservation")
     }
@@ -153,7 +157,7 @@ impl Reservation {
 impl Drop for Inner {
     #[doc(alias = "cuMemAddressFree")]
     fn drop(&mut self) {
-        // SAFETY: the range is freed once; mappings in it, which hold `self`, are gone.
+        // SAFETY: the range is freed once. No mapping is left in it, because mappings hold `self`.
         teardown::report(unsafe { call!(self.driver.api(), cuMemAddressFree(self.start.0, self.bytes)) });
     }
 }
@@ -164,15 +168,16 @@ impl fmt::Debug for Reservation {
     }
 }
 
-/// Physical memory behind a range of addresses. Dropping unmaps it, without waiting for work that uses it.
+/// Physical memory that is mapped in a reservation. Dropping the value unmaps the memory, without waiting for work that
+/// uses it.
 #[derive(Debug)]
 pub struct Mapping {
     reservation: Reservation,
     memory: PhysicalMemory,
-    /// Offset in the reservation.
+    /// The offset in the reservation, in bytes.
     offset: usize,
     bytes: usize,
-    /// False once it is unmapped.
+    /// False after the memory was unmapped.
     mapped: bool,
 }
 
@@ -189,13 +194,13 @@ impl Mapping {
         self.bytes
     }
 
-    /// The reservation that the addresses are of.
+    /// The reservation in which the memory is mapped.
     #[must_use]
     pub fn reservation(&self) -> &Reservation {
         &self.reservation
     }
 
-    /// The physical memory behind them.
+    /// The physical memory that is mapped.
     #[must_use]
     pub fn memory(&self) -> &PhysicalMemory {
         &self.memory
@@ -209,11 +214,12 @@ impl Mapping {
         self.reservation.set_access(self.offset, self.bytes, devices)
     }
 
-    /// Unmaps the memory. It does not wait: no work may use the mapping any more.
+    /// Unmaps the memory, without waiting for work that uses it. The caller ensures that no work uses the mapping any
+    /// more.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemUnmap`. The addresses and the memory are then kept for ever,
-    /// since giving either back under a mapping would corrupt whoever gets it next.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemUnmap`. The addresses and the memory are then never freed,
+    /// because freeing either while it is still mapped would corrupt its next user.
     #[doc(alias = "cuMemUnmap")]
     pub fn unmap(mut self) -> Result<()> {
         self.take_away()
@@ -221,7 +227,7 @@ impl Mapping {
 
     fn take_away(&mut self) -> Result<()> {
         self.mapped = false;
-        // SAFETY: exactly the range that `map` mapped, once.
+        // SAFETY: unmaps exactly the range that `map` mapped, once.
         let unmapped = unsafe { call!(self.reservation.api(), cuMemUnmap(self.ptr().0, self.bytes)) };
         if unmapped.is_err() {
             super::keep(&self.reservation, vec![self.memory.clone()]);

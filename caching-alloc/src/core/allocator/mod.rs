@@ -1,4 +1,4 @@
-//! The allocator's handle.
+//! The allocator's public handle.
 
 mod raw;
 mod watch;
@@ -23,7 +23,7 @@ use super::stats::{Counters, Gauge, MemoryReport, Stats, Usages};
 use super::stream::{StreamEvents, StreamId};
 use super::sync::atomic::Ordering;
 
-/// A caching allocator of one device's memory. A cheap handle, usable from any thread.
+/// A caching allocator for the memory of one device. It is a cheap handle that can be used from any thread.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -51,17 +51,17 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// Makes an allocator over `source`, whose streams are ordered by `events`. It allocates nothing until
-    /// the first request.
+    /// Creates an allocator that requests memory from `source` and orders streams by `events`. It requests no memory
+    /// before the first allocation.
     #[must_use]
     pub fn new(source: Arc<dyn SegmentSource>, events: Arc<dyn StreamEvents>, settings: Settings) -> Self {
         Self::with_default(source, events, settings, PoolKind::Cached)
     }
 
-    /// The same, with a default pool that is [`Remappable`](PoolKind::Remappable).
+    /// Like [`new`](Self::new), but the default pool is [`Remappable`](PoolKind::Remappable).
     ///
     /// # Errors
-    /// [`AllocError::NoPages`] if `source` has none.
+    /// [`AllocError::NoPages`] if `source` has no pages ([`SegmentSource::as_pages`]).
     pub fn remapping(
         source: Arc<dyn SegmentSource>,
         events: Arc<dyn StreamEvents>,
@@ -88,24 +88,24 @@ impl Allocator {
         &self.engine
     }
 
-    /// Ordinal of the device.
+    /// Returns the ordinal of the device.
     #[must_use]
     pub fn device(&self) -> u32 {
         self.engine.registry.ordinal()
     }
 
-    /// The settings that it was made with.
+    /// Returns the settings with which the allocator was created.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.engine.registry.settings
     }
 
-    /// Allocates a block of at least `bytes`, for use on `stream` from now on. It comes from the default
-    /// pool, unless this thread ([`Pool::use_on_this_thread`]) or a capture of the stream
+    /// Allocates a block of at least `bytes`, for use on `stream` from now on. The block comes from the default pool,
+    /// unless a guard of this thread ([`Pool::use_on_this_thread`]) or a capture of the stream
     /// ([`GraphPool::capture`](super::GraphPool::capture)) has selected another pool.
     ///
     /// # Errors
-    /// See [`AllocError`]. Nothing is changed then.
+    /// [`AllocError`]. Nothing is changed then.
     #[inline]
     #[track_caller]
     pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<Block, AllocError> {
@@ -144,7 +144,8 @@ impl Allocator {
         self.default.allocate_as(bytes, stream, info)
     }
 
-    /// The pool that [`allocate`](Self::allocate) of `bytes` now uses for `stream` on this thread.
+    /// Returns the pool from which [`allocate`](Self::allocate), called now on this thread, would allocate `bytes` for
+    /// `stream`.
     #[cold]
     #[must_use]
     pub fn pool_for(&self, bytes: u64, stream: StreamId) -> Pool {
@@ -152,36 +153,38 @@ impl Allocator {
         found.map_or_else(|| self.default.clone(), |handle| Pool::new(&self.engine, handle))
     }
 
-    /// The pool that [`allocate`](Self::allocate) uses unless another one has been selected.
+    /// Returns the pool that [`allocate`](Self::allocate) uses unless another one was selected.
     #[must_use]
     pub fn default_pool(&self) -> &Pool {
         &self.default
     }
 
-    /// A new private pool.
+    /// Creates a pool.
     ///
     /// # Errors
-    /// [`AllocError::ReentrantTracker`] inside a tracker; [`AllocError::PoolSettings`] if they contradict each other;
-    /// [`AllocError::NoPages`] if the source cannot serve the kind.
+    /// [`AllocError::ReentrantTracker`] inside a tracker. [`AllocError::PoolSettings`] if the settings contradict each
+    /// other. [`AllocError::OtherDevice`] if the source allocates on another device. [`AllocError::NoPages`] if the
+    /// pool is re-mappable but the source has no pages.
     pub fn pool(&self, settings: PoolSettings) -> Result<Pool, AllocError> {
         Ok(Pool::new(&self.engine, self.engine.add_pool(settings)?))
     }
 
-    /// Marks `stream` as one that carries collectives: it never waits for another stream's memory, and no
-    /// stream waits for its memory.
+    /// Marks `stream` as one that carries collectives. From now on, the allocator makes it wait for no other stream,
+    /// and makes no other stream wait for it.
     pub fn mark_collective(&self, stream: StreamId) {
         self.engine.registry.mark_collective(stream);
     }
 
-    /// Sets the limit on all segments together, in bytes; `None`: the source's limit. Existing segments stay.
+    /// Sets the limit on the total length of all segments, in bytes. `None` leaves only the source's own limit.
+    /// Existing segments are not released.
     pub fn set_memory_limit(&self, limit: Option<u64>) {
         self.engine.registry.limit.store(limit.unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Sets the memory limit to a part of the device's memory; returns the limit in bytes.
+    /// Sets the memory limit to a part of the device's total memory. Returns the limit in bytes.
     ///
     /// # Errors
-    /// If the source cannot report the device's memory. The limit is then unchanged.
+    /// The source's error if it cannot report the device's memory. The limit is not changed then.
     #[doc(alias = "set_per_process_memory_fraction")]
     pub fn set_memory_fraction(&self, part: Fraction) -> Result<u64, SourceError> {
         let limit = part.of(self.engine.registry.source.memory_info()?.total);
@@ -189,12 +192,12 @@ impl Allocator {
         Ok(limit)
     }
 
-    /// Sets [`Settings::collect_above`] for growth from now on.
+    /// Sets [`Settings::collect_above`] for later requests.
     pub fn set_collect_above(&self, part: Option<Fraction>) {
         self.engine.registry.collect.store(part.map_or(u32::MAX, Fraction::millionths), Ordering::Relaxed);
     }
 
-    /// Resets every peak of the statistics to the current value.
+    /// Sets every peak of the statistics to the current value.
     pub fn reset_peaks(&self) {
         let mut totals = self.engine.registry.totals();
         totals.reserved.reset_peak();
@@ -203,13 +206,13 @@ impl Allocator {
         self.engine.pools().iter().for_each(|pool| pool.reset(Gauge::reset_peak, Counters::reset_peaks));
     }
 
-    /// Resets every total of the statistics to the current value, and every count to 0.
+    /// Sets every total of the statistics to the current value, and every count to 0.
     pub fn reset_totals(&self) {
         self.engine.registry.totals().reset_totals();
         self.engine.pools().iter().for_each(|pool| pool.reset(Gauge::reset_total, Counters::reset_totals));
     }
 
-    /// Usage of each stream's memory, in all pools together.
+    /// Returns the usage of the memory of each stream, summed over all pools.
     #[must_use]
     pub fn usage_by_stream(&self) -> Vec<(StreamId, Usages)> {
         let mut all: Vec<(StreamId, Usages)> = Vec::new();
@@ -223,11 +226,11 @@ impl Allocator {
         all
     }
 
-    /// The device's memory and its owners, as reported by the allocator's source. Other processes and
-    /// allocators may allocate and free between the queries, so the figures need not add up exactly.
+    /// Returns the device's memory, and how much of it this allocator and others have. Other processes and allocators
+    /// may allocate and free between the queries, so the numbers may not add up exactly.
     ///
     /// # Errors
-    /// If the source cannot report the device's memory.
+    /// The source's error if it cannot report the device's memory.
     pub fn memory_report(&self) -> Result<MemoryReport, SourceError> {
         let MemoryInfo { free, total } = self.engine.registry.source.memory_info()?;
         let stats = self.stats();
@@ -236,20 +239,23 @@ impl Allocator {
         Ok(MemoryReport { total, free, reserved, active: stats.all.active.current, foreign })
     }
 
-    /// Statistics of all pools.
+    /// Returns the statistics of the allocator, with those of all its pools.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.engine.stats()
     }
 
-    /// Number of the last structural entry. While it stays the same, no segment is added or removed.
+    /// Returns the number of the newest structural entry. While it does not change, no segment is added or removed.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.engine.registry.generation()
     }
 
-    /// Releases every segment without blocks that are handed out; returns the number of bytes released. Waits
-    /// for the work of the streams concerned. Frozen and captured memory stays.
+    /// Releases all idle segments. Returns the number of bytes released. A segment is idle if none of its blocks is
+    /// handed out or still used by other streams.
+    ///
+    /// Blocks the host until the work of the streams that used this memory has ended. Does not release memory of frozen
+    /// pools, memory that graphs use, or memory of streams that are being captured.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.
@@ -257,8 +263,8 @@ impl Allocator {
         self.trim_to(0)
     }
 
-    /// Releases segments without blocks that are handed out until all segments together have at most `bytes`;
-    /// returns the number of bytes released.
+    /// Releases idle segments until all segments together have at most `bytes`. Returns the number of bytes released.
+    /// Blocks like [`empty_cache`](Self::empty_cache).
     ///
     /// # Errors
     /// As [`empty_cache`](Self::empty_cache).
@@ -277,7 +283,7 @@ impl Allocator {
         Ok(before - self.stats().reserved.current)
     }
 
-    /// Releases quarantined segments that are no longer held, and the memory of dropped pools; returns the
+    /// Releases quarantined segments that are no longer held, and the memory that dropped pools have left. Returns the
     /// number of bytes released.
     ///
     /// # Errors
@@ -290,11 +296,12 @@ impl Allocator {
         Ok(before - self.stats().reserved.current)
     }
 
-    /// Removes all state of a stream that gets no more work: releases the memory cached for it, after waiting
-    /// for its work. Call it before the stream is destroyed. Returns the number of bytes released.
+    /// Removes the state of a stream that will get no more work, and releases the memory that is cached for it. Blocks
+    /// the host until the stream's work has ended. Call it before the stream is destroyed. Returns the number of bytes
+    /// released.
     ///
-    /// The cache of a stream stays if its memory is frozen or a graph's. So do segments
-    /// with blocks of the stream that are still handed out; a later call, or the next trim, releases them.
+    /// Memory is not released in pools that are frozen or whose memory a graph uses. Segments in which a block is still
+    /// handed out are not released either. A later call or the next trim releases them.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.
@@ -309,23 +316,25 @@ impl Allocator {
         Ok(before - self.engine.registry.totals().reserved.current)
     }
 
-    /// The most recent faults that could not be returned to a caller, oldest first.
+    /// Returns the newest faults, oldest first. A fault is a failure that could not be returned to a caller.
     #[must_use]
     pub fn faults(&self) -> Vec<Fault> {
         self.engine.registry.faults()
     }
 
-    /// The segment and block that contain an address. It finds the segment in logarithmic time, and walks the blocks of
-    /// that segment under their stream's lock.
+    /// Returns the segment and the block that contain an address. Finds the segment in logarithmic time, and then walks
+    /// over the blocks of that segment, with the stream's cache locked.
     #[must_use]
     pub fn find(&self, address: u64) -> Option<AddressInfo> {
         self.engine.find(address)
     }
 
-    /// Attaches an observer. When all attempts of a request have failed, it gets the figures, on the
-    /// request's thread and without any lock held. It may free blocks, allocate and trim, and ask for one
-    /// more try. Its own failing requests are not reported to any observer. If it panics, that is a
-    /// [`Fault`], and the request goes on.
+    /// Attaches an observer. It is called when a request has found no memory, with the memory use at that time, on the
+    /// thread of the request and without any lock held. It may free blocks, allocate and trim. If it returns
+    /// [`OomAction::Retry`], the request is tried once more.
+    ///
+    /// Requests that the observer itself makes are not reported to observers. A panic of the observer is recorded as a
+    /// [`Fault`], and the request continues.
     ///
     /// ```
     /// use std::sync::{Arc, Mutex};

@@ -1,4 +1,4 @@
-//! Blocks identified by their addresses, for programs that cannot keep a handle, such as C function plug-ins.
+//! Raw blocks: blocks identified by their addresses, for programs that cannot store a [`Block`], such as C plug-ins.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::core::registry::locked;
 use crate::core::snapshot::{AddressInfo, Usage};
 use crate::core::stream::StreamId;
 
-/// Why an address does not name a block that can be released by it.
+/// The reason why an address cannot be used to release a raw block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RawError {
@@ -19,7 +19,7 @@ pub enum RawError {
         /// The address.
         address: u64,
     },
-    /// The memory is free.
+    /// The memory at the address is free.
     #[error("the memory at {address:#x} is free: it was given back before; one of its users must not")]
     Free {
         /// The address.
@@ -42,9 +42,9 @@ pub enum RawError {
 }
 
 impl Allocator {
-    /// Like [`allocate`](Self::allocate), but the allocator keeps the block, under its address, until
-    /// [`release_raw`](Self::release_raw). If the last handle of the allocator is dropped before, the block
-    /// stays allocated.
+    /// Like [`allocate`](Self::allocate), but returns an address. The allocator stores the block under this address
+    /// until [`release_raw`](Self::release_raw). If the last handle of the allocator is dropped before, the block stays
+    /// allocated.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
@@ -56,19 +56,19 @@ impl Allocator {
         Ok(address)
     }
 
-    /// Frees a block that was allocated raw, on its stream. If another thread is inside
-    /// [`with_raw`](Self::with_raw) with it, the block is freed when that returns.
+    /// Frees a raw block, on its stream. If another thread is inside [`with_raw`](Self::with_raw) with the block, it is
+    /// freed when that call returns.
     ///
     /// # Errors
-    /// [`RawError`]; nothing is changed then. A double release of memory that was handed out again meanwhile
-    /// cannot be detected.
+    /// [`RawError`]. Nothing is changed then. If the memory was already released, and was handed out again as another
+    /// raw block at the same address, the second release frees that block: it cannot be detected.
     pub fn release_raw(&self, address: u64) -> Result<(), RawError> {
         let block = locked(&self.engine.raw).remove(&address);
         block.map(drop).ok_or_else(|| self.not_raw(address))
     }
 
-    /// Calls `look` with a block that was allocated raw, for instance to [record a stream](Block::record_stream). No
-    /// lock is held meanwhile. The block is not freed before `look` returns.
+    /// Calls `look` with a raw block, for instance to [record a stream](Block::record_stream), and returns its result.
+    /// No lock is held during the call. The block is not freed before `look` returns.
     ///
     /// # Errors
     /// As [`release_raw`](Self::release_raw).
@@ -77,6 +77,7 @@ impl Allocator {
         block.map(|block| look(&block)).ok_or_else(|| self.not_raw(address))
     }
 
+    /// Returns the reason why no raw block begins at an address.
     fn not_raw(&self, address: u64) -> RawError {
         let Some(AddressInfo { block, .. }) = self.find(address) else {
             return RawError::Foreign { address };

@@ -1,4 +1,4 @@
-//! Trackers of an allocator, and readers of its structural entries.
+//! Attaching trackers, snapshots, and reading structural entries.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::core::stream::StreamId;
 use crate::core::sync::atomic::Ordering;
 use crate::core::tracker::{Filter, Slot, Tracker};
 
-/// A tracker's attachment. Dropping it detaches.
+/// The attachment of a tracker. Dropping it detaches the tracker.
 #[derive(Debug)]
 #[must_use = "dropping an attachment detaches its tracker"]
 pub struct Attachment {
@@ -27,11 +27,11 @@ impl Attachment {
         Arc::ptr_eq(&self.engine, allocator.engine())
     }
 
-    /// Detaches: delivers all earlier entries to the tracker, and does not call it after this returns.
+    /// Delivers all earlier entries to the tracker, and detaches it. The tracker is not called after this returns.
     ///
     /// # Errors
-    /// [`TrackError::Reentrant`] inside a tracker. The tracker is still detached; deliveries running on other
-    /// threads may still reach it.
+    /// [`TrackError::Reentrant`] inside a tracker. The tracker is detached even then, but deliveries that run on other
+    /// threads may still call it.
     pub fn detach(self) -> Result<(), TrackError> {
         self.engine.detach(&self.slot)
     }
@@ -40,24 +40,25 @@ impl Attachment {
 impl Drop for Attachment {
     fn drop(&mut self) {
         if self.slot.attached.load(Ordering::Acquire) {
-            // Inside a tracker, other threads may still call it; the error cannot be reported.
+            // This fails only inside a tracker, and the error cannot be returned. Deliveries that run on other threads
+            // may still call the tracker then.
             let _ = self.engine.detach(&self.slot);
         }
     }
 }
 
 impl Allocator {
-    /// Attaches a tracker: it gets a snapshot, then every later entry that passes `filter`.
+    /// Attaches a tracker. It gets a snapshot, and then every later entry that passes `filter`.
     ///
     /// # Errors
-    /// [`TrackError`]; the tracker is not attached then.
+    /// [`TrackError`]. The tracker is not attached then.
     pub fn attach(&self, tracker: Arc<dyn Tracker>, filter: Filter) -> Result<Attachment, TrackError> {
         let slot = self.engine.attach(tracker, filter)?;
         Ok(Attachment { engine: self.engine.clone(), slot })
     }
 
-    /// The state of everything, with the entries that are still kept. Trackers have received every earlier
-    /// entry by then.
+    /// Returns the state of all segments and blocks, with the newest trace entries. When it returns, all entries from
+    /// before the snapshot have been delivered to trackers.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.
@@ -70,7 +71,7 @@ impl Allocator {
         Ok(self.engine.capture(&structure))
     }
 
-    /// Adds an annotation of the program to the entries.
+    /// Adds an entry with an annotation of the program.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.
@@ -83,10 +84,12 @@ impl Allocator {
         Ok(())
     }
 
-    /// Returns the structural entries after `generation`, each exactly once. That is the generation of a
-    /// snapshot, or the number of the caller's last entry. A new reader begins with a snapshot or with 0.
-    /// [`Settings::structural_entries`](super::Settings::structural_entries) are kept. A reader that is too
-    /// late for them, or passes a future generation, gets a snapshot instead.
+    /// Returns the structural entries after `generation`, each exactly once. Pass the generation of a snapshot, or the
+    /// number of the last entry that the previous call returned. A new reader begins with a snapshot, or passes 0.
+    ///
+    /// The allocator keeps the newest [`Settings::structural_entries`](super::Settings::structural_entries) entries. If
+    /// some of the entries after `generation` are no longer kept, or if `generation` is in the future, it returns a
+    /// snapshot instead.
     ///
     /// ```
     /// # use std::sync::Arc;

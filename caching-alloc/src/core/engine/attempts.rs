@@ -1,123 +1,136 @@
-//! The attempts of a request that finds no block at hand, in order, as a state machine without I/O.
+//! The attempts to serve a request that misses, in order, as a state machine without I/O.
 //!
-//! [`Attempts::step`] takes the outcome of the last effect and returns the next one. An effect that finds a block ends the
-//! request, so no outcome says that. In a pool of fixed segments:
+//! [`Attempts::step`] takes the outcome of the last effect and returns the next effect. If an effect finds a block, the
+//! request is served, and `step` is not called again. In a pool of fixed segments, the attempts are:
 //!
-//! 1. Take over an idle segment of another stream of the pool.
-//! 2. Let the stream wait, on the device, for the uses of its own pending blocks.
-//! 3. Collect segments that have been idle longer than average, if more is reserved than the settings allow.
-//! 4. Release idle segments that are too short. Allocate a segment: first a generous size, then ever fewer blocks, down to
-//!    one.
-//! 5. Take over a segment, or borrow a block, of another stream, after a wait on the device.
+//! 1. Take over an idle segment of another stream of the pool, if the host has seen the end of that stream's work.
+//! 2. Make the stream wait, on the device, for the other streams' uses of its own pending blocks.
+//! 3. If more is reserved than the settings allow, release segments that have been idle longer than average.
+//! 4. Release idle segments that are too short for the request. Allocate a segment: first of a generous size, then for
+//!    half as many blocks each time, down to one block.
+//! 5. Take over an idle segment of another stream after a wait on the device. Otherwise borrow a block of another
+//!    stream, if necessary after a wait on the device.
 //! 6. Borrow a block from a pool that lends to this one.
 //! 7. Release idle segments that are too long to be split, and allocate a segment.
 //! 8. Release all cached memory of all pools, and allocate a segment.
-//! 9. Wait on the host for pending blocks; release; allocate a segment.
+//! 9. Wait on the host until no block is pending. Repeat attempts 5 and 8.
 //!
-//! Attempts 3, 4, 7, 8 and 9 are PyTorch's, in PyTorch's order, and so is 6 for the default pool. The others use idle blocks
-//! of other streams. In a re-mappable pool:
+//! PyTorch makes attempts 3, 4, 7, 8 and 9 in the same order, and attempt 6 for the default pool. The others use idle
+//! memory of other streams. In a re-mappable pool, the attempts are:
 //!
 //! 1. Complete pending blocks, and merge cached blocks, in all streams of the pool.
-//! 2. Take free neighbours that fit, of any streams, after ordering this stream behind those.
-//! 3. Collect memory that other pools have had idle for long. Map pages where the block fits: new ones while the pool is
-//!    within its need, otherwise idle ones.
-//! 4. Take free memory of the other tier, for blocks of another length.
-//! 5. Map pages, new ones too; if there are not enough, in any hole, even beside blocks of another length.
+//! 2. Order this stream behind the streams of neighbouring free blocks that together fit, and take these blocks.
+//! 3. If more is reserved than the settings allow, release segments of other pools that have been idle longer than
+//!    average. Then map pages at addresses where the block fits: new pages while the pool stays close to its peak use,
+//!    otherwise idle ones.
+//! 4. Take free memory of the other tier. A tier has the addresses for short blocks, or those for long ones.
+//! 5. Map idle and new pages. If there are not enough for the best hole, try every other hole, of both tiers.
 //! 6. Borrow a block from a pool that lends to this one.
-//! 7. Repeat this after releasing memory cached by other pools, and after waiting on the host for pending blocks.
+//! 7. Release memory that other pools have cached, and repeat attempt 5. Wait on the host until no block is pending,
+//!    and repeat attempts 1, 4 and 5.
 //!
-//! The last attempts are repeated as long as they fail while blocks change hands. Another thread may free a block in a place
-//! that was searched before, and take one in a place that was not searched yet; one round misses both. A round searches
-//! everywhere.
+//! The last attempts (8 and 9, or 7) form a round, which searches all memory. A round that fails is repeated if other
+//! threads have allocated or freed blocks in the meantime. Such a thread may free a block in memory that the round has
+//! searched already, and take a block in memory that it has not searched yet. So one round can fail although there was
+//! enough free memory all the time.
 
 use super::sizes::SegmentSizes;
 use crate::core::settings::Reuse;
 
-/// Limit on repeating the last attempts while other threads allocate and free. Each repetition means that
-/// another thread took the memory that this request did not find.
+/// Limit on the number of rounds. Each repetition means that other threads have allocated or freed blocks during the
+/// last round.
 const ROUNDS: u32 = 100;
 
-/// An attempt, or a step towards one.
+/// An attempt to find a block, or a step that prepares one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// Take over an idle segment of another stream; with `wait`, also one that it still uses.
+    /// Take over an idle segment of another stream whose work has ended. With `wait`, also of a stream whose work has
+    /// not ended, after a wait on the device.
     Adopt { wait: bool },
-    /// Let the stream wait on the device for the uses of its pending blocks.
+    /// Make the stream wait on the device for other streams' uses of its pending blocks.
     OrderPending,
-    /// Release segments that have been idle longer than average, if too much is reserved.
+    /// If more is reserved than the settings allow, release segments that have been idle longer than average.
     CollectIdle,
-    /// Release idle segments that are too short for the request, up to this many bytes.
+    /// Release idle segments that are too short for the request, until `bytes` are released.
     ReplaceShort { bytes: u64 },
-    /// Allocate a segment.
+    /// Allocate a segment of `bytes`.
     Allocate { bytes: u64 },
-    /// Take a block of another stream; with `wait`, also one that it still uses.
+    /// Take a block of another stream whose work has ended. With `wait`, also of a stream whose work has not ended,
+    /// after a wait on the device.
     Borrow { wait: bool },
     /// Take a block of a pool that lends to this one.
     BorrowFromPools,
-    /// Release idle segments that are too long to be split, until this many bytes are released.
+    /// Release idle segments that are longer than the longest block that is split, until `bytes` are released.
     ReleaseUnsplit { bytes: u64 },
     /// Release all cached memory of all pools.
     ReleaseCached,
     /// Block the host until no block of any pool is pending.
     SynchronizePending,
-    /// Complete pending blocks and merge cached ones in all streams of a re-mappable pool.
+    /// Complete pending blocks and merge cached blocks, in all streams of a re-mappable pool.
     Merge,
-    /// Take free neighbours of several streams, in the tier of the request.
+    /// Take neighbouring free blocks of several streams, in the tier of the request.
     TakeFragments,
     /// Take free memory of the other tier.
     OtherTier,
-    /// Map pages where the block fits.
+    /// Map pages at addresses where the block fits.
     MapPages { extent: Extent },
-    /// Count that the request needs the last attempts.
+    /// Count in the statistics that the request needs the last attempts.
     CountRetry,
-    /// Count the blocks handed out and freed so far.
+    /// Count the operations of all caches so far. Their number tells whether other threads have allocated or freed
+    /// blocks.
     CountOperations,
-    /// Report that there is no memory.
+    /// Fail with an out-of-memory error.
     GiveUp,
 }
 
-/// The limit on a re-mappable pool's growth.
+/// The limit on the memory that a re-mappable pool may reserve for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extent {
-    /// A little beyond its need.
+    /// Its peak use, and a slack.
     Need,
-    /// All available memory.
+    /// All memory that is available under the allocator's limit.
     All,
 }
 
 /// The result of an effect that found no block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
+    /// It has no result that matters for the next effect.
     Nothing,
-    /// The bytes that it released.
+    /// It released this many bytes.
     Freed(u64),
-    /// The number of blocks handed out, freed and completed so far.
+    /// It counted this many operations: blocks that were handed out, freed, or completed after their uses on other
+    /// streams.
     Operations(u64),
 }
 
 /// The facts that decide which attempts are made.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Conditions {
+    /// The memory that the request may take from other streams.
     pub(super) reuse: Reuse,
-    /// The sizes of a new segment; `None` in a re-mappable pool.
+    /// The sizes of a new segment. `None` in a re-mappable pool.
     pub(super) sizes: Option<SegmentSizes>,
-    /// Idle segments that are too short may be released before a segment is allocated.
+    /// True if idle segments that are too short may be released before a segment is allocated.
     pub(super) replaces: bool,
-    /// The pool has a longest block that is split.
+    /// True if blocks of the pool are only split up to some length.
     pub(super) limits_splits: bool,
 }
 
-/// An attempt of the list.
+/// An entry in a list of attempts.
 #[derive(Clone, Copy, Debug)]
 enum Stage {
+    /// The effect.
     Always(Effect),
-    /// If at least this much may be taken from other streams.
+    /// The effect, if the settings allow at least this reuse of other streams' memory.
     With(Reuse, Effect),
+    /// Release idle segments that are too short, if the conditions allow it.
     Replace,
-    /// A segment of the generous size, then of smaller ones.
+    /// Allocate a segment of the generous size. If that fails, try ever smaller ones.
     Grow,
+    /// Release idle segments that are too long to be split, if the pool limits the length of split blocks.
     ReleaseUnsplit,
-    /// A segment of the least size, if the last effect released memory.
+    /// Allocate a segment of the least size, if the last effect released memory.
     GrowIfFreed,
 }
 
@@ -175,12 +188,13 @@ const REMAPPABLE_LAST: &[Stage] = &[
 #[derive(Debug)]
 pub(super) struct Attempts {
     conditions: Conditions,
-    /// The attempts that are left of the current list.
+    /// The entries of the current list that are left.
     stages: &'static [Stage],
-    /// The size of the segment that was tried last, while smaller ones are left.
+    /// The size in bytes of the segment that was tried last, if smaller ones may follow.
     tried: Option<u64>,
+    /// The number of rounds that have begun.
     rounds: u32,
-    /// The number of operations when the current round began.
+    /// The number of operations at the beginning of the current round.
     operations: Option<u64>,
 }
 
@@ -190,7 +204,8 @@ impl Attempts {
         Self { conditions, stages, tried: None, rounds: 0, operations: None }
     }
 
-    /// Returns the next effect; `outcome` is that of the effect that was returned before.
+    /// Returns the next effect. `outcome` is that of the effect that was returned last, or [`Outcome::Nothing`] at the
+    /// first call.
     pub(super) fn step(&mut self, outcome: Outcome) -> Effect {
         if let Outcome::Operations(now) = outcome {
             let is_moving = self.operations.replace(now) != Some(now);
@@ -215,7 +230,7 @@ impl Attempts {
         E::CountOperations
     }
 
-    /// The effect of a stage, if its condition holds.
+    /// Returns the effect of a stage, or `None` if its condition does not hold.
     fn effect_of(&mut self, stage: Stage, outcome: Outcome) -> Option<Effect> {
         let Conditions { reuse, sizes, replaces, limits_splits } = self.conditions;
         match stage {
@@ -265,8 +280,8 @@ mod tests {
         )
     }
 
-    /// All effects of a request that never finds a block. Releases free what `freed` says, in turn; blocks change hands
-    /// before the first `moving` counts of operations.
+    /// Returns all effects of a request that never finds a block. The releases return the values of `freed`, in turn.
+    /// The number of operations changes before each of the first `moving` counts.
     fn effects(conditions: Conditions, freed: &[u64], moving: u64) -> Vec<Effect> {
         let mut attempts = Attempts::new(conditions);
         let (mut outcome, mut effects, mut counts, mut releases) = (Outcome::Nothing, Vec::new(), 0, 0);

@@ -1,14 +1,14 @@
-//! Collection by age: releases the memory that has been idle longest before the limit is reached.
+//! Release of idle segments by age, before the memory limit is reached.
 //!
-//! The age of a segment is the number of times that the allocator has grown since a block of it was last
-//! handed out. Before growth, while more is reserved than the configured part of the limit, idle segments of
-//! at least average age are released.
+//! The age of a segment is the number of calls of `collect_idle` since it last had a block. While more is reserved than
+//! the configured part of the limit, segments without blocks whose age is at least the average are released.
 
 use super::Engine;
 use crate::core::registry::Structure;
 
 impl Engine {
-    /// Releases idle segments of at least average age until the threshold is met. Runs before growth.
+    /// Releases idle segments of at least average age until no more than the threshold is reserved. Called before the
+    /// allocator reserves more memory. Does nothing without a threshold.
     pub(super) fn collect_idle(&self, structure: &mut Structure) {
         let Some(threshold) = self.registry.collect_above() else { return };
         let caches = self.caches();
@@ -33,8 +33,8 @@ impl Engine {
                     self.release_cache(structure, cache, &|_, age| age > 0 && age >= average, left);
                 }
             }
-            // Stops when nothing was released: a segment that is held, or whose stream cannot be waited for,
-            // would be chosen again.
+            // If nothing was released, the selected segments are held, or the host cannot wait for their streams. The
+            // next iteration would select them again.
             if self.registry.totals().reserved.current == reserved {
                 return;
             }

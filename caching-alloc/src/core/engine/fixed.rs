@@ -11,8 +11,10 @@ use crate::core::source::{self, SourceError};
 use crate::core::sync::atomic::Ordering;
 
 impl Miss<'_> {
-    /// Takes over an idle segment of another stream with room for the request. Under the structure lock, since
-    /// segments change streams only there.
+    /// Moves an idle segment with room for the request from another stream of the pool to this stream, and allocates
+    /// the block there. Without `wait`, only from streams whose work has ended. With `wait`, this stream may have to
+    /// wait for the other one on the device. The caller holds the structure lock, because segments change streams only
+    /// under it.
     pub(super) fn adopt(self, structure: &mut Structure, wait: bool) -> Option<Block> {
         for other in self.others() {
             other.merge();
@@ -32,7 +34,8 @@ impl Miss<'_> {
         None
     }
 
-    /// Lets the stream wait for the uses of its pending blocks until one of them is long enough.
+    /// Makes the stream wait on the device for other streams' uses of its pending blocks, oldest first, until a free
+    /// block is long enough. Then allocates the request's block.
     pub(super) fn order_pending(self) -> Option<Block> {
         let is_enough = self.cache.order_pending(|cache| {
             cache.merge();
@@ -41,7 +44,8 @@ impl Miss<'_> {
         if is_enough { self.hit() } else { None }
     }
 
-    /// Releases idle segments that are too short, up to `most` bytes. Returns the bytes released.
+    /// Releases idle segments of this stream that are shorter than the request, until at least `most` bytes are
+    /// released. Returns the number of bytes released.
     pub(super) fn replace_short(self, structure: &mut Structure, most: u64) -> u64 {
         let wanted = bytes_of(self.request.units);
         let is_short = |segment: &Segment, _| segment.class() == self.class && segment.bytes() < wanted;
@@ -50,8 +54,8 @@ impl Miss<'_> {
         before - self.registry().totals().reserved.current
     }
 
-    /// Releases idle segments of the pool that exceed the longest block that is split, until `wanted` bytes are
-    /// released. Returns the bytes released.
+    /// Releases idle segments of the pool that are longer than the longest block that is split, until `wanted` bytes
+    /// are released. Returns the number of bytes released.
     pub(super) fn release_unsplit(self, structure: &mut Structure, wanted: u64) -> u64 {
         let longest = bytes_of(self.info().splitting().longest);
         let before = self.registry().totals().reserved.current;
@@ -65,8 +69,8 @@ impl Miss<'_> {
         gone()
     }
 
-    /// Allocates a segment, notifies every tracker, and only then takes the block out of it. `None`: there is
-    /// not enough memory.
+    /// Allocates a segment of `bytes` from the source, notifies all trackers, and then allocates the block there.
+    /// Returns `None` if the allocator's limit is reached, or if the source is out of memory.
     pub(super) fn add_segment(
         self,
         structure: &mut Structure,

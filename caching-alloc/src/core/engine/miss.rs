@@ -1,4 +1,5 @@
-//! Requests that find no block at hand: carries the effects of their attempts out.
+//! Misses: requests for which the stream's cache has no free block. This file carries out the effects of their
+//! attempts.
 
 use std::sync::Arc;
 
@@ -21,22 +22,23 @@ use crate::core::stream::StreamId;
 use crate::core::stream_cache::StreamCache;
 use crate::core::tracker;
 
-/// A request in a pool whose stream cache has no block for it at hand.
+/// A request that misses, with the pool and the stream's cache that it was made to.
 #[derive(Clone, Copy)]
 pub(super) struct Miss<'a> {
     pub(super) engine: &'a Engine,
     pub(super) pool: &'a Arc<PoolCore>,
     pub(super) cache: &'a Arc<StreamCache>,
     pub(super) request: Request,
-    /// The class of segments that serves it; in a re-mappable pool always the large one.
+    /// The class of segments that serves the request. In a re-mappable pool it is always [`SizeClass::Large`].
     pub(super) class: SizeClass,
 }
 
-/// The block that an effect found, or its outcome without one.
+/// The result of an effect: the block that it found, or its outcome without one.
 pub(super) type Performed = Result<Result<Block, Outcome>, AllocError>;
 
 impl Engine {
-    /// Allocates a block from a cache that this thread has not used lately, or that has no block at hand.
+    /// Allocates a block if the thread-local list of recent caches does not have the stream's cache, or if that cache
+    /// has no free block.
     #[cold]
     pub(in crate::core) fn allocate(
         &self,
@@ -55,14 +57,14 @@ impl Engine {
             if let Some(block) = miss.run()? {
                 return Ok(block);
             }
-            // The cache was retired meanwhile.
+            // The cache was retired meanwhile. The next iteration gets the stream's current cache.
         }
     }
 }
 
 impl Miss<'_> {
-    /// Makes all attempts; if memory is short, once more after an observer has freed some. Returns `None` if the cache is
-    /// retired: the stream has another one.
+    /// Makes all attempts. If they find no memory and an observer asks for a retry, makes them once more. Returns
+    /// `None` if the cache was retired meanwhile. The stream has another cache then.
     fn run(self) -> Result<Option<Block>, AllocError> {
         let mut outcome = self.attempt();
         if let Err(AllocError::OutOfMemory(figures)) = &outcome
@@ -102,7 +104,7 @@ impl Miss<'_> {
         if self.cache.is_retired() {
             return Ok(None);
         }
-        // Another thread may have grown or frozen the pool meanwhile.
+        // While this thread waited for the lock, another one may have added a segment, or frozen the pool.
         if let Some(block) = self.hit() {
             return Ok(Some(block));
         }
@@ -180,12 +182,12 @@ impl Miss<'_> {
         self.cache.stream
     }
 
-    /// A block that the stream has at hand, after merging its cached blocks.
+    /// Allocates a block from the free memory of the stream's cache, after merging its cached blocks if necessary.
     pub(super) fn hit(self) -> Option<Block> {
         self.cache.hit(self.request)
     }
 
-    /// The other streams' caches in the pool.
+    /// Returns the pool's caches of other streams.
     pub(super) fn others(self) -> impl Iterator<Item = Arc<StreamCache>> {
         self.pool.caches().into_iter().filter(move |other| other.stream != self.stream())
     }
@@ -212,13 +214,14 @@ impl Miss<'_> {
         SegmentSizes::new(&self.registry().settings, need, || self.info().available())
     }
 
-    /// The smallest segment, or part of the pages, that would serve the request.
+    /// Returns the size in bytes of the smallest segment that would serve the request. In a re-mappable pool, returns
+    /// the bytes of the smallest pages that would.
     fn least_segment(self, sizes: Option<SegmentSizes>) -> u64 {
         let step = source::step(&*self.info().source);
         sizes.map_or_else(|| bytes_of(self.request.units).next_multiple_of(step), |sizes| sizes.least)
     }
 
-    /// Returns an error if the pool is frozen and so must not grow.
+    /// Returns an error if the pool is frozen, and therefore must not grow.
     fn refuse_frozen(self, missing: u64) -> Result<(), AllocError> {
         if !self.info().is_frozen() {
             return Ok(());
@@ -227,15 +230,17 @@ impl Miss<'_> {
         Err(AllocError::PoolWouldGrowDuringCapture { pool, wanted, missing })
     }
 
-    /// Hands out a block of another stream's memory, or of another pool's. A freed block returns there once
-    /// its uses here have ended.
+    /// Allocates a block from one of the caches `others`, which belong to other streams or pools. Without `wait`, takes
+    /// it only from a stream whose work has ended, as far as the host has seen. With `wait`, this stream may have to
+    /// wait for the other one on the device. When the block is freed, it returns to that cache after its uses on this
+    /// stream have ended.
     fn borrow(self, wait: bool, others: impl IntoIterator<Item = Arc<StreamCache>>) -> Option<Block> {
         for other in others {
             other.poll_pending();
             let Some(id) = other.reserve(self.request) else { continue };
             let ordered = self.registry().is_ordered_after(self.stream(), other.stream, wait);
             let mut state = other.state.lock();
-            // A closed pool lends nothing more: a block on loan would not keep it alive.
+            // A closed pool lends nothing: a block that is handed out after the closing does not keep the pool alive.
             if ordered && !state.is_closed {
                 self.registry().totals().borrowed += 1;
                 return Some(Block::hand_out(other.state, state, id, self.request, self.stream()));
@@ -245,8 +250,8 @@ impl Miss<'_> {
         None
     }
 
-    /// A free block of a pool that lends to this one. None for a capturing stream: the block would return to
-    /// the lender and be used there while the graph uses it.
+    /// Allocates a block from a pool that lends to this one. Returns `None` while the stream is being captured: after
+    /// the free, the block would return to the lender and could be used there while a launch of the graph uses it.
     fn borrow_from_pools(self) -> Option<Block> {
         if self.registry().events.is_capturing(self.stream()).unwrap_or(true) {
             return None;
@@ -258,7 +263,7 @@ impl Miss<'_> {
         ready.or_else(|| wait.then(|| self.borrow(true, lenders())).flatten())
     }
 
-    /// The error of a request that found no memory, with its figures.
+    /// Returns the error for a request that found no memory, with the current memory use.
     fn out_of_memory(self, least: u64) -> AllocError {
         let registry = self.registry();
         let info = self.info().source.memory_info().ok();

@@ -1,12 +1,16 @@
-//! The engine: finds memory for requests that miss, releases memory, and answers questions about all pools.
+//! The engine: finds memory for requests that miss, releases memory, and answers queries about all pools. A request
+//! misses if its stream's cache has no free block that fits.
 //!
-//! - `attempts`: the order of attempts of a miss, as a state machine without I/O
-//! - `miss`: carries its effects out; `fixed` and `remap` have those of the two kinds of placement
+//! - `attempts`: the order of the attempts of a miss, as a state machine without I/O
+//! - `miss`: carries out the effects that the state machine selects
+//! - `fixed`, `remap`: the effects for pools of fixed segments, and for re-mappable pools
 //! - `sizes`: the sizes of new segments
-//! - `release`, `collect`: give memory back to its source
-//! - `watch`: snapshots, trackers and late readers
+//! - `release`: releases memory to its source
+//! - `collect`: releases the segments that have been idle for long
+//! - `watch`: snapshots, trackers, and the answer to readers that poll for structural entries
 //!
-//! All effects run under the structure lock, and none under the lock of a stream cache.
+//! The structure lock is held during every effect. While an effect calls the driver or a tracker, it holds no lock that
+//! a hit takes.
 
 mod attempts;
 mod collect;
@@ -34,14 +38,14 @@ use super::stats::{PoolUsages, Stats};
 use super::stream_cache::StreamCache;
 use super::sync::Mutex;
 
-/// The state that the handles of an allocator and of its pools share.
+/// The state that is shared by the handles of an allocator and of its pools.
 #[derive(Debug)]
 pub(super) struct Engine {
     pub(super) registry: Arc<Registry>,
     pools: Mutex<Vec<Weak<PoolCore>>>,
     pub(super) routes: Routes,
     pub(super) observers: Observers,
-    /// Blocks that were allocated raw.
+    /// The blocks of [`Allocator::allocate_raw`](super::Allocator::allocate_raw), by address.
     pub(super) raw: Mutex<HashMap<u64, Arc<Block>>>,
 }
 
@@ -56,7 +60,7 @@ impl Engine {
         })
     }
 
-    /// Makes a pool.
+    /// Creates a pool.
     ///
     /// # Errors
     /// [`AllocError::PoolSettings`], [`AllocError::OtherDevice`], [`AllocError::NoPages`];
@@ -77,7 +81,7 @@ impl Engine {
         Ok(self.insert_pool(&mut structure, settings))
     }
 
-    /// Makes the default pool of a new allocator.
+    /// Creates the default pool of a new allocator.
     pub(super) fn add_default_pool(&self, kind: PoolKind) -> Arc<PoolHandle> {
         let settings = PoolSettings { name: "default".into(), kind, ..PoolSettings::default() };
         self.insert_pool(&mut self.registry.structure.lock(), settings)
@@ -87,7 +91,8 @@ impl Engine {
         let core = PoolCore::new(PoolInfo::new(&self.registry, structure, settings));
         let mut pools = locked(&self.pools);
         if pools.len() == pools.capacity() {
-            // Before the list is moved to a longer one: so it is as long as the number of pools in use.
+            // Removes the entries of dropped pools before the list grows, so its length stays in proportion to the
+            // number of pools in use.
             pools.retain(|pool| pool.strong_count() > 0);
         }
         pools.push(Arc::downgrade(&core));
@@ -95,24 +100,25 @@ impl Engine {
         PoolHandle::new(core)
     }
 
-    /// The pools that are in use, in order of creation.
+    /// Returns the pools that are in use, in order of creation.
     pub(super) fn pools(&self) -> Vec<Arc<PoolCore>> {
         let mut pools = locked(&self.pools);
         pools.retain(|pool| pool.strong_count() > 0);
         pools.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// All stream caches, by pool and in order of creation.
+    /// Returns all stream caches, by pool and in order of creation.
     pub(super) fn caches(&self) -> Vec<Arc<StreamCache>> {
         self.pools().iter().flat_map(|pool| pool.caches()).collect()
     }
 
-    /// The number of blocks handed out, freed and completed so far.
+    /// Returns the number of operations in all caches so far: blocks that were handed out, freed, or completed after
+    /// their uses on other streams.
     fn operations(&self) -> u64 {
         self.caches().iter().map(|cache| cache.state.lock().ring.operations()).sum()
     }
 
-    /// The allocator's statistics.
+    /// Returns the allocator's statistics.
     pub(super) fn stats(&self) -> Stats {
         let stats = *self.registry.totals();
         let mut usages = PoolUsages::default();
@@ -121,7 +127,7 @@ impl Engine {
         Stats { all, small, large, ..stats }
     }
 
-    /// The segment and block that contain an address.
+    /// Returns the segment and the block that contain an address.
     pub(super) fn find(&self, address: u64) -> Option<AddressInfo> {
         let segment = self.registry.segment_at(address)?;
         let pools = self.pools();
@@ -130,7 +136,8 @@ impl Engine {
             return pool.find_mapped(address);
         }
         let found = pool.find(segment.stream()).and_then(|cache| cache.find(address));
-        // The cache of a dropped pool, or a segment that changes streams just now.
+        // The pool of the segment may be closed, or the segment may be moving to another stream. So the other caches
+        // are searched too.
         found.or_else(|| pool.caches().iter().find_map(|cache| cache.find(address)))
     }
 }

@@ -1,4 +1,4 @@
-//! Releasing memory: cached segments and pages.
+//! Release of cached segments and idle pages to their sources.
 
 use super::Engine;
 use crate::core::entry::Action;
@@ -11,8 +11,9 @@ use crate::core::stream::StreamId;
 use crate::core::stream_cache::StreamCache;
 
 impl Engine {
-    /// Releases segments without blocks, newest first, until `wanted` bytes are released or none are left;
-    /// returns the number of bytes released. Held ones are quarantined and do not count.
+    /// Releases idle segments of all pools, then idle pages of all re-mappable pools except `but`, until `wanted` bytes
+    /// are released or none are left. In each cache, the newest segments are released first. Returns the number of
+    /// bytes released. Segments that are held are quarantined, and do not count as released.
     pub(in crate::core) fn release_cached(
         &self,
         structure: &mut Structure,
@@ -21,7 +22,7 @@ impl Engine {
     ) -> u64 {
         let before = self.registry.totals().reserved.current;
         let gone = || before - self.registry.totals().reserved.current;
-        // Includes the memory of pools that were dropped since this began.
+        // Memory that dropped pools have left counts as released too.
         self.registry.reap(structure);
         for cache in self.caches() {
             let left = wanted.saturating_sub(gone());
@@ -41,8 +42,8 @@ impl Engine {
         gone()
     }
 
-    /// Releases the memory that every pool has cached for a stream, and retires the stream's caches that are
-    /// empty then.
+    /// Releases the memory that all pools have cached for a stream, after waiting on the host for the stream's work.
+    /// Retires the stream's caches that are empty then. The stream no longer counts as one that carries collectives.
     pub(in crate::core) fn forget_stream(&self, structure: &mut Structure, stream: StreamId) {
         self.registry.unmark_collective(stream);
         for pool in self.pools() {
@@ -56,7 +57,9 @@ impl Engine {
         }
     }
 
-    /// Releases idle pages of a re-mappable pool that nobody holds, until `wanted` bytes are released.
+    /// Releases idle pages of a re-mappable pool that nobody holds, until `wanted` bytes are released, after waiting on
+    /// the host for the work of the pool's streams. Releases none while the pool must keep its memory, or while one of
+    /// its streams is being captured.
     fn release_pages(&self, structure: &mut Structure, pool: &PoolCore, wanted: u64) {
         let (caches, streams) = (pool.caches(), pool.streams());
         let registry = &self.registry;
@@ -68,7 +71,8 @@ impl Engine {
             return;
         }
         caches.iter().for_each(|cache| cache.merge());
-        // A page is released only when no part of it is mapped elsewhere any more.
+        // Waits for all work that uses moved pages at their old addresses, because a page must be mapped nowhere else
+        // when it is released.
         if !pool.retire_old_mappings(true) {
             return;
         }
@@ -76,7 +80,7 @@ impl Engine {
         pool.unmap_stale(source, &stale);
         let idle = {
             let mut arena = pool.info.arena_mut();
-            // A tracker may have started to keep the pool meanwhile.
+            // Since the check above, a tracker may have called `keep` or `freeze` of the pool.
             if pool.info.is_kept() { Vec::new() } else { arena.detach_idle(wanted) }
         };
         if idle.is_empty() {
@@ -107,7 +111,8 @@ impl Engine {
             self.registry.count(|calls| calls.unmap += 1);
             match source.unmap(address, pages.iter().map(Segment::bytes).sum()) {
                 Ok(()) => pool.info.arena_mut().vacate(&fragments),
-                // Pages may still be mapped there, so the fragments stay out of every list.
+                // Pages may still be mapped there, so the fragments stay out of every list, and their addresses are not
+                // used again.
                 Err(error) => {
                     self.registry.fault(Fault::Unmapped { pool: pool.info.id, message: chain(&error) });
                 }
@@ -123,8 +128,9 @@ impl Engine {
         }
     }
 
-    /// Releases a cache's segments without blocks, among those selected by `fits`, until `wanted` bytes are
-    /// released.
+    /// Releases those idle segments of a cache that `fits` selects, until `wanted` bytes are released, after waiting on
+    /// the host for the stream's work. Releases none while the pool must keep its memory, or while the stream is being
+    /// captured.
     pub(super) fn release_cache(
         &self,
         structure: &mut Structure,
@@ -138,7 +144,7 @@ impl Engine {
         cache.merge();
         let segments = {
             let mut state = cache.state.lock();
-            // A tracker may have started to keep the pool meanwhile.
+            // Since the check above, a tracker may have called `keep` or `freeze` of the pool.
             if cache.pool.is_kept() { Vec::new() } else { state.withdraw_all(fits, wanted) }
         };
         if segments.is_empty() {

@@ -15,21 +15,22 @@ use crate::core::settings::Reuse;
 use crate::core::size::{SizeClass, bytes_of};
 use crate::core::source::{self, PageSource, SegmentMemory, SourceError};
 
-/// A pool grows beyond its need by this part of its peak (1.5 %) before idle pages are moved, or by its smallest page.
+/// Divisor for the slack, the memory that a pool may reserve beyond its peak use before idle pages are moved. The slack
+/// is the peak divided by this (1.6 %), but at least the smallest page.
 const SLACK_SHARE: u64 = 64;
-/// Or by this many bytes (8 MiB), where that is more and moving has cost too many calls.
+/// The least slack in bytes (8 MiB) while moving pages is expensive.
 const SLACK: u64 = 8 << 20;
-/// Moving is too expensive if it has needed more than one call in this many operations.
+/// Moving pages is expensive if it has needed more than one call of the source per this many operations of the pool.
 const OPERATIONS_PER_CALL: u64 = 80;
 
-/// Each stream caches blocks up to this part of the peak, for the next requests of the same lengths: cached
-/// blocks cannot merge.
+/// Divisor for the quick list of each stream, which has at most the peak use divided by this. It is short because
+/// blocks in it do not merge.
 const KEPT_SHARE: u64 = 4096;
 
-/// Bytes of addresses that are reserved at a time.
+/// Bytes of addresses to reserve at a time.
 const RANGE: u64 = 256 << 30;
 
-/// A plan that could not be carried out.
+/// The failure to carry out a plan.
 struct Unmade {
     error: SourceError,
     /// True if no page is left mapped at the plan's addresses.
@@ -37,7 +38,8 @@ struct Unmade {
 }
 
 impl Miss<'_> {
-    /// Allocates a block after all cached blocks are merged, in all streams of the pool.
+    /// Completes pending blocks and merges cached blocks, in all streams of the pool. Then allocates the block from
+    /// this stream's free memory.
     pub(super) fn merge_all(self) -> Option<Block> {
         for cache in self.pool.caches() {
             cache.poll_pending();
@@ -46,15 +48,16 @@ impl Miss<'_> {
         self.hit_now()
     }
 
-    /// A hit whose entry is stamped now, so it is not older than the page, or the other stream's free, that
-    /// made it possible.
+    /// Like [`hit`](Self::hit), but renews the time stamp of the cache first. So the block's trace entry is not older
+    /// than that of the page, or of the other stream's free, that made the allocation possible.
     fn hit_now(self) -> Option<Block> {
         let now = self.registry().now();
         self.cache.state.lock().ring.renew(now);
         self.hit()
     }
 
-    /// Allocates a block from free memory of the other tier, of this stream or of several ones.
+    /// Allocates a block from free memory of the other tier, first from that of this stream. Then tries neighbouring
+    /// free blocks of several streams, in both tiers.
     pub(super) fn other_tier(self) -> Option<Block> {
         self.hit_other_tier().or_else(|| self.take_fragments(false))
     }
@@ -65,11 +68,12 @@ impl Miss<'_> {
         Some(Block::hand_out(self.cache.state, state, id, self.request, self.stream()))
     }
 
-    /// Allocates a block from free neighbours of several streams.
+    /// Allocates a block from neighbouring free blocks of several streams, after ordering this stream behind those
+    /// streams.
     ///
-    /// With `same_tier`, only from the tier of the request.
+    /// With `same_tier`, uses only the tier of the request.
     pub(super) fn take_fragments(self, same_tier: bool) -> Option<Block> {
-        // The free neighbours of a single stream are merged already.
+        // With a single stream, all free neighbours are merged already.
         if self.pool.caches().len() == 1 && self.arena().is_list_empty(Arena::SHARED_LIST) {
             return None;
         }
@@ -95,7 +99,8 @@ impl Miss<'_> {
         }
     }
 
-    /// Maps pages where the block fits. `None`: there is not enough memory.
+    /// Maps idle or new pages at addresses where the block fits, and allocates the block there. `extent` limits the new
+    /// pages. Returns `None` if there is not enough memory.
     pub(super) fn map_pages(
         self,
         structure: &mut Structure,
@@ -105,7 +110,8 @@ impl Miss<'_> {
         let failed = |source| AllocError::Source { bytes: bytes_of(request.units), source };
         let Some(source) = self.info().source.as_pages() else { return Ok(None) };
         self.pool.retire_old_mappings(false);
-        // Limits the memory that is mapped twice, so that addresses do not run out.
+        // Unmaps the old addresses of moved pages when they exceed the reserved memory. Otherwise the pool could run
+        // out of addresses.
         let excess = {
             let reserved = self.info().reserved();
             self.arena().take_stale(reserved)
@@ -115,7 +121,8 @@ impl Miss<'_> {
         let mut refused: Vec<List> = Vec::new();
         let mut available = u64::MAX;
         loop {
-            // No page moves while a stream involved is being captured.
+            // While this stream is being captured, the plan has new pages only. `order_after` refuses other streams
+            // that are being captured.
             let allowed = |list| !capturing && (self.has(list) || self.may_use() && !refused.contains(&list));
             let reserved = self.info().reserved();
             let mut budget = self.budget(reserved, extent);
@@ -140,7 +147,7 @@ impl Miss<'_> {
             match self.map(source, &plan) {
                 Ok(mapped) => {
                     self.publish(structure, plan, mapped);
-                    // Fails only if another thread has taken the memory on this stream meanwhile.
+                    // Finds none only if another thread has taken the memory on this stream meanwhile.
                     if let Some(block) = self.hit_now().or_else(|| self.hit_other_tier()) {
                         return Ok(Some(block));
                     }
@@ -153,7 +160,7 @@ impl Miss<'_> {
                         SourceError::OutOfMemory { .. } if budget.freely > 0 => {
                             self.arena().ceiling = reserved;
                         }
-                        // Another place may need less memory.
+                        // A plan for another place may need less new memory.
                         SourceError::OutOfMemory { .. } if budget.anywhere && wanted > 0 => {
                             available = wanted - 1
                         }
@@ -165,7 +172,8 @@ impl Miss<'_> {
         }
     }
 
-    /// The memory that a request may use.
+    /// Returns the limits on the memory that the plan for a request may use. `reserved` is the pool's reserved memory
+    /// in bytes. Also updates the pool's peak, and the limit of the stream's quick list.
     fn budget(self, reserved: u64, extent: Extent) -> Budget {
         let operations: u64 =
             self.pool.caches().iter().map(|cache| cache.state.lock().ring.operations()).sum();
@@ -190,8 +198,9 @@ impl Miss<'_> {
         Budget { peak, freely, at_most, anywhere: extent == Extent::All }
     }
 
-    /// Makes the plan's pages and maps all of them; returns their places, in order. On failure it undoes
-    /// everything, unless that fails too.
+    /// Creates the plan's new pages, and maps them behind the moved ones at the plan's addresses. Returns the mapped
+    /// memory, in order of address. After a failure, it unmaps all of these pages and discards the new ones. If the
+    /// unmapping fails too, [`is_undone`](Unmade::is_undone) is false.
     fn map(self, source: &dyn PageSource, plan: &Plan) -> Result<Vec<SegmentMemory>, Unmade> {
         let unmapped = |error| Unmade { error, is_undone: true };
         let made = self.make_pages(source, &plan.makes).map_err(unmapped)?;
@@ -219,7 +228,7 @@ impl Miss<'_> {
         }
     }
 
-    /// Notifies trackers of a plan's new mappings, and only then makes the memory available.
+    /// Counts the plan's pages, notifies trackers of the new mappings, and only then makes the memory available.
     fn publish(self, structure: &mut Structure, mut plan: Plan, mapped: Vec<SegmentMemory>) {
         let made = plan.makes.iter().sum();
         self.arena().move_calls += plan.move_calls();
@@ -244,7 +253,7 @@ impl Miss<'_> {
         self.arena().settle(plan, pages, self.cache.list, wait);
     }
 
-    /// The segment for a page at its new address.
+    /// Returns the segment for a page that was mapped at `memory.address`.
     fn page(self, structure: &mut Structure, memory: SegmentMemory) -> Segment {
         Segment::new(SegmentParts {
             id: structure.segment_id(),
@@ -257,7 +266,8 @@ impl Miss<'_> {
         })
     }
 
-    /// Makes pages of these sizes, or none.
+    /// Creates pages of these sizes in bytes. Returns the size and the token of each. If one fails, discards the
+    /// others.
     fn make_pages(self, source: &dyn PageSource, sizes: &[u64]) -> Result<Vec<(u64, u64)>, SourceError> {
         let mut made = Vec::new();
         for bytes in sizes {
@@ -273,7 +283,8 @@ impl Miss<'_> {
         Ok(made)
     }
 
-    /// Unmaps and discards pages after a failure. Returns whether none is left mapped.
+    /// Unmaps the pages `mapped`, and discards the pages `made`, after a failure. Returns true if no page is left
+    /// mapped. Failures of these calls are recorded as faults.
     fn undo(self, source: &dyn PageSource, mapped: &[SegmentMemory], made: &[(u64, u64)]) -> bool {
         self.registry().count(|calls| {
             calls.unmap += u64::from(!mapped.is_empty());
@@ -291,7 +302,7 @@ impl Miss<'_> {
         is_unmapped
     }
 
-    /// Reserves a further range of addresses, large enough for the block.
+    /// Reserves another range of addresses, large enough for the block, for the tier of the request.
     fn add_range(self, source: &dyn PageSource) -> Result<(), SourceError> {
         let step = source::step(&*self.info().source);
         let bytes = RANGE.max(bytes_of(self.request.units).next_multiple_of(step));
@@ -307,18 +318,18 @@ impl Miss<'_> {
         self.info().arena_mut()
     }
 
-    /// Returns true if this stream may use a list's memory without ordering.
+    /// Returns true if this stream may use the free memory of a list without being ordered behind another stream.
     fn has(self, list: List) -> bool {
         list == self.cache.list || list == Arena::SHARED_LIST
     }
 
-    /// Returns true if this stream may use memory that another stream has freed.
+    /// Returns true if the settings allow the use of memory that other streams have freed.
     fn may_use(self) -> bool {
         self.registry().settings.reuse >= Reuse::HostSeen
     }
 
-    /// Orders this stream behind those of the lists; an error is the list of a stream that it may not be
-    /// ordered behind.
+    /// Orders this stream behind the streams of the lists. The error is the list of a stream behind which it cannot be
+    /// ordered.
     fn order_after(self, lists: impl IntoIterator<Item = List>) -> Result<(), List> {
         let wait = self.registry().settings.reuse >= Reuse::DeviceWait;
         let mut done = vec![self.cache.list, Arena::SHARED_LIST];

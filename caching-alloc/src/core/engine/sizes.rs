@@ -3,21 +3,24 @@
 use crate::core::settings::Settings;
 use crate::core::size::{MAX_BLOCK, SEGMENT_STEP, SizeClass};
 
-/// A segment is made longer than its request only up to this part of the remaining memory.
+/// A segment is no longer than the available memory divided by this, unless its request needs more.
 const SCARCE: u64 = 4;
 
-/// Growth factor of segments for small requests, relative to those for large ones.
+/// Factor for the share of the reserved memory by which segments grow: small requests get this many times the share of
+/// large ones.
 const SMALL_FACTOR: u64 = 4;
 
 /// Sizes of a new segment, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SegmentSizes {
-    /// The requested block, and the step of segments.
+    /// Length of the requested block.
     block: u64,
+    /// Segment lengths are multiples of this.
     step: u64,
-    /// Serves further requests too. A multiple of the block's length, so that requests of one length fill it.
+    /// A size that serves further requests too. It has room for a number of blocks of the requested length, so that
+    /// requests of one length fill the segment.
     pub(super) generous: u64,
-    /// Serves this request.
+    /// The smallest size that serves this request.
     pub(super) least: u64,
 }
 
@@ -27,23 +30,23 @@ pub(super) struct Need {
     /// The requested block.
     pub(super) block: u64,
     pub(super) class: SizeClass,
-    /// The step of the source's segments.
+    /// The step of the source's segments: their lengths are multiples of it.
     pub(super) step: u64,
-    /// The longest block that is split, unless the pool splits none.
+    /// The longest block that is split. `None` if the pool splits none.
     pub(super) longest: Option<u64>,
-    /// Segments of the class that the pool and stream have.
+    /// The total length of the segments of this class that the pool and stream have already.
     pub(super) reserved: u64,
 }
 
 impl SegmentSizes {
-    /// The sizes for a block, with `available` bytes left.
+    /// Returns the sizes of a new segment for a block. `available` returns the bytes of memory that are left.
     pub(super) fn new(settings: &Settings, need: Need, available: impl FnOnce() -> u64) -> Self {
         let Need { block, class, step, longest, reserved } = need;
         let only = |bytes| Self { block, step, generous: bytes, least: bytes };
         let Some(longest) = longest else { return only(block.next_multiple_of(step)) };
         let share = reserved / settings.growth_divisor.max(1);
         let (step, floor, share) = match class {
-            // Small requests need little memory in all, so waste matters less than the number of segments.
+            // Small requests need little memory in total, so unused memory matters less than the number of segments.
             SizeClass::Small => (step, settings.small_segment, share.saturating_mul(SMALL_FACTOR)),
             SizeClass::Large => (step.max(SEGMENT_STEP), settings.large_segment, share),
         };
@@ -52,18 +55,18 @@ impl SegmentSizes {
             return only(least);
         }
         let sizes = Self { block, step, generous: least, least };
-        // When memory is nearly full, the remainder must serve requests of other lengths too.
+        // When little memory is left, the rest must serve requests of other lengths too.
         let most = floor.max(share).min(available() / SCARCE).min(MAX_BLOCK);
         let most = most.next_multiple_of(step).min(longest);
         Self { generous: sizes.of_blocks(most / block), ..sizes }
     }
 
-    /// The size for this number of blocks.
+    /// Returns the size of a segment for this number of blocks, at least the least size.
     fn of_blocks(&self, count: u64) -> u64 {
         (count * self.block).next_multiple_of(self.step).max(self.least)
     }
 
-    /// The next smaller size to try: for half as many blocks. `None` after the least one.
+    /// Returns the next smaller size to try: for half as many blocks. Returns `None` if `bytes` is the least size.
     pub(super) fn below(&self, bytes: u64) -> Option<u64> {
         let fewer = self.of_blocks(bytes / self.block / 2);
         (fewer < bytes).then_some(fewer)

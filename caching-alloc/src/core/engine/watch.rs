@@ -22,7 +22,7 @@ use crate::core::stream_cache::{CacheCopy, CacheState, StreamCache};
 use crate::core::sync::atomic::Ordering;
 use crate::core::tracker::{Filter, Slot, Slots, Tracker};
 
-/// The structural entries since a reader's last one; see [`Allocator::since`].
+/// The structural entries since a reader's last one; see [`Allocator::since`](crate::core::Allocator::since).
 #[derive(Debug, Clone)]
 pub enum Since {
     /// Every structural entry after the given generation, in order.
@@ -47,10 +47,12 @@ impl Engine {
         self.assemble(structure, states)
     }
 
+    /// Makes the snapshot from the state of pools. Adds the segments that dropped caches have left.
     fn assemble(&self, structure: &Structure, states: States) -> Snapshot {
         let States { mut segments, mapped, mut trace } = states;
         segments.extend(locked(&self.registry.deferred).iter().flat_map(DeferredRelease::capture));
-        // While a removed cache hands its segments over to `deferred`, they are in neither list, but still live.
+        // While a cache is dropped, and hands its segments over to `deferred`, they are in neither list, but still
+        // live.
         let mapped_ids = mapped.iter().flat_map(|range| &range.segments).map(Segment::id);
         let shown: HashSet<_> = segments.iter().map(|state| state.segment.id()).chain(mapped_ids).collect();
         let live = self.registry.live_segments();
@@ -113,7 +115,7 @@ impl Engine {
         Ok(slot)
     }
 
-    /// Delivers all block entries that are not delivered yet, including those of removed caches.
+    /// Delivers all block entries that are not delivered yet, including those of dropped caches.
     pub(in crate::core) fn flush(&self) {
         for cache in self.caches() {
             cache.settle_entries();
@@ -156,6 +158,7 @@ impl Engine {
         }
     }
 
+    /// Delivers the entries of a batch to trackers.
     fn tell_batch(&self, slots: &Slots, batch: &Batch, origin: Origin) {
         let mut entries = Vec::new();
         batch.expand(origin, &mut entries);

@@ -1,4 +1,5 @@
-//! Checkpoints of a graph pool: the blocks that are handed out at one moment, which can be handed out again later.
+//! Checkpoints of a graph pool. A checkpoint is a list of the blocks that are handed out at one moment. They can be
+//! handed out again later, at the same addresses.
 
 use super::GraphPool;
 use crate::core::block::Block;
@@ -13,17 +14,17 @@ pub struct Checkpoint {
     blocks: Vec<SavedBlock>,
 }
 
-/// Why a checkpoint could not be restored. Nothing is changed then.
+/// The reason why a checkpoint could not be restored. The pool is unchanged then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RestoreError {
-    /// The checkpoint is of another pool.
+    /// The checkpoint was made by another pool.
     #[error("a checkpoint of another pool cannot be restored in pool {}: restore it in the pool that made it", pool.0)]
     OtherPool {
-        /// The pool.
+        /// The pool that should restore it.
         pool: PoolId,
     },
-    /// Memory of the checkpoint is used by another block.
+    /// A block of the checkpoint cannot be handed out, because some of its memory is used by another block.
     #[error(
         "the block of {bytes} bytes at {address:#x} cannot be restored: a block that was handed out later lies there, or \
          another stream still uses one; drop it, and wait for the stream"
@@ -34,7 +35,7 @@ pub enum RestoreError {
         /// Its length in bytes.
         bytes: u64,
     },
-    /// Memory of the checkpoint was released to its source.
+    /// A block of the checkpoint cannot be handed out, because its memory was released to its source.
     #[error(
         "the block of {bytes} bytes at {address:#x} cannot be restored: its memory was released; keep the `GraphMemory` of \
          the captures as long as their checkpoints"
@@ -53,30 +54,30 @@ pub enum RestoreError {
 }
 
 impl Checkpoint {
-    /// The number of blocks.
+    /// Returns the number of blocks.
     #[must_use]
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Returns true if no block was handed out.
+    /// Returns true if the checkpoint has no blocks.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
 
-    /// First byte and length in bytes of each block.
+    /// Returns the address of the first byte, and the length in bytes, of each block.
     pub fn blocks(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.blocks.iter().map(SavedBlock::span)
     }
 }
 
 impl GraphPool {
-    /// The blocks of the pool that are handed out now.
+    /// Returns a checkpoint: the blocks of the pool that are handed out now.
     ///
-    /// For trees of graphs that share a pool: after a graph was captured, its outputs are handed out. When it is replayed
-    /// later, nobody allocates them. [Restore](Self::restore) the checkpoint then, so that the next capture does not use
-    /// their memory.
+    /// Checkpoints are for trees of graphs that share a pool. After the capture of a graph, the blocks of its outputs
+    /// are handed out. When the graph is launched again later, it writes to the same memory, but nobody has allocated
+    /// it. [Restore](Self::restore) the checkpoint then, so that the next capture does not use this memory.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -109,13 +110,14 @@ impl GraphPool {
         Checkpoint { key: self.0.key(), blocks: self.0.owned_blocks() }
     }
 
-    /// Hands out the blocks of a checkpoint that are not handed out now, each at its place. Blocks of the checkpoint that
-    /// still have their owner stay with it, and so do blocks that lie elsewhere.
+    /// Hands out those blocks of a checkpoint that are not handed out now, each at its address. Returns these blocks.
+    /// Blocks of the checkpoint that are still handed out stay with their owners. Blocks that are not in the checkpoint
+    /// are not changed.
     ///
-    /// Blocks for a growth or trim in progress. Calls no driver.
+    /// Blocks while a pool of the allocator grows or is trimmed. Makes no driver call.
     ///
     /// # Errors
-    /// [`RestoreError`]; no block is handed out then.
+    /// [`RestoreError`]. No block is handed out then.
     #[doc(alias = "setCheckpointPoolState")]
     pub fn restore(&self, checkpoint: &Checkpoint) -> Result<Vec<Block>, RestoreError> {
         if checkpoint.key != self.0.key() {

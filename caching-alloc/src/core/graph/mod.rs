@@ -1,8 +1,8 @@
-//! Pools for CUDA graphs, whose memory must stay in place.
+//! Pools for CUDA graphs, whose memory stays in place.
 //!
-//! A graph contains the addresses that were handed out during its capture, and uses them at each launch. So
-//! they come from a pool of their own, which only captures use. While a graph lives, its pool releases and
-//! lends nothing, but further captures may reuse memory that earlier ones have freed.
+//! A graph contains the addresses that were handed out during its capture, and uses them at each launch. So these
+//! addresses come from a pool that only captures use. While a graph of the pool exists, the pool neither releases nor
+//! lends memory. Later captures may still reuse memory that earlier ones have freed.
 
 mod checkpoint;
 
@@ -16,9 +16,9 @@ use super::settings::{PoolKind, PoolSettings};
 use super::stats::Stats;
 use super::stream::StreamId;
 
-/// A pool for graphs. Several graphs can be captured from it, one after another. Graphs that share a pool
-/// must be launched one after the other, in the order of their captures, and never at the same time: each may
-/// reuse memory that the earlier ones have freed.
+/// A pool for graphs. Several graphs can be captured from it, one after another. Each of them may reuse memory that the
+/// earlier ones have freed. So graphs of one pool must be launched one after the other, in the order of their captures,
+/// and must not run at the same time.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -49,7 +49,9 @@ use super::stream::StreamId;
 #[derive(Debug, Clone)]
 pub struct GraphPool(Pool);
 
-/// Routes requests of streams to a graph pool. Dropping it ends that and keeps no memory: for a warm-up run.
+/// A guard that routes the requests for some streams to a graph pool; see [`GraphPool::capture`]. [`end`](Self::end)
+/// returns the memory of the captured graph. After a warm-up run without a graph, drop the guard instead, so that the
+/// pool may release its memory again.
 #[derive(Debug)]
 #[must_use = "requests go to the graph pool until this is ended or dropped"]
 pub struct Capture {
@@ -58,23 +60,23 @@ pub struct Capture {
     keep: Keep,
 }
 
-/// Keeps the memory of a graph's pool in place, and for that pool alone. Drop it when the graph is gone and
-/// its last launch has ended.
+/// Keeps the memory of a graph. While it lives, the graph's pool neither releases nor lends memory. Drop it when the
+/// graph is destroyed and its last launch has ended.
 #[derive(Debug)]
 #[must_use = "the graph's memory can go when this is dropped"]
 pub struct GraphMemory {
-    // Dropped before the pool, which releases segments that nobody holds.
+    // Dropped before `pool`, because the drop of a pool releases only segments that nobody holds.
     holds: Vec<Hold>,
     _keep: Keep,
     pool: GraphPool,
 }
 
 impl Allocator {
-    /// A new pool for graphs.
+    /// Creates a pool for graphs.
     ///
     /// # Errors
-    /// [`AllocError::PoolSettings`] for a kind other than [`Cached`](PoolKind::Cached) and
-    /// [`NoSplit`](PoolKind::NoSplit), or one that lends or borrows; otherwise as [`pool`](Self::pool).
+    /// [`AllocError::PoolSettings`] if the kind is neither [`Cached`](PoolKind::Cached) nor
+    /// [`NoSplit`](PoolKind::NoSplit), or if the pool lends or borrows. Otherwise the errors of [`pool`](Self::pool).
     pub fn graph_pool(&self, settings: PoolSettings) -> Result<GraphPool, AllocError> {
         let what = match settings.kind {
             PoolKind::Cached | PoolKind::NoSplit if !settings.lends && !settings.borrows => {
@@ -88,37 +90,37 @@ impl Allocator {
 }
 
 impl GraphPool {
-    /// Its number.
+    /// Returns the pool's number in its allocator.
     #[must_use]
     pub fn id(&self) -> PoolId {
         self.0.id()
     }
 
-    /// Its name.
+    /// Returns the pool's name.
     #[must_use]
     pub fn name(&self) -> &str {
         self.0.name()
     }
 
-    /// Its statistics.
+    /// Returns the pool's statistics.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.0.stats()
     }
 
-    /// Starts to route requests of these streams to [`Allocator::allocate`], on every thread, to this pool.
-    /// Begin before the driver's capture and end after it.
+    /// Routes calls of [`Allocator::allocate`] for these streams, on every thread, to this pool, until the returned
+    /// guard is ended or dropped. Call it before the driver's capture begins, and end the guard after the driver's
+    /// capture has ended.
     ///
-    /// Blocks until a running growth or trim has ended. After it, the allocator waits for none of the
-    /// streams, so it cannot disturb the driver's capture.
+    /// Blocks while a pool of the allocator grows or is trimmed. After it returns, the allocator does not wait for the
+    /// streams, so it cannot invalidate the driver's capture.
     pub fn capture(&self, streams: &[StreamId]) -> Capture {
         let route = self.0.begin_capture(streams);
         Capture { pool: self.clone(), route, keep: self.0.keep() }
     }
 
-    /// Until the guard is dropped, a request that needs a new segment fails with
-    /// [`PoolWouldGrowDuringCapture`](AllocError::PoolWouldGrowDuringCapture). Use it for captures after a
-    /// warm-up run.
+    /// Returns a guard. Until it is dropped, a request that needs a new segment fails with
+    /// [`PoolWouldGrowDuringCapture`](AllocError::PoolWouldGrowDuringCapture). Use it for captures after a warm-up run.
     pub fn freeze(&self) -> Freeze {
         self.0.freeze()
     }
@@ -130,11 +132,11 @@ impl Capture {
         self.pool.0.add_to_capture(self.route, stream);
     }
 
-    /// Ends the capture; the result belongs to the graph.
+    /// Ends the routing. The returned value keeps the graph's memory, so keep it as long as the graph.
     pub fn end(self) -> GraphMemory {
         let segments = self.pool.0.segments();
         let name = format!("graph of pool {}", self.pool.name());
-        // All are live: the pool releases none now.
+        // All segments are live, because the pool releases none while `self` is there.
         let holds = segments.iter().filter_map(|segment| segment.hold(&name).ok()).collect();
         GraphMemory { holds, _keep: self.keep.clone(), pool: self.pool.clone() }
     }
@@ -147,13 +149,13 @@ impl Drop for Capture {
 }
 
 impl GraphMemory {
-    /// The pool that the graph was captured from.
+    /// Returns the pool that the graph was captured from.
     #[must_use]
     pub fn pool(&self) -> &GraphPool {
         &self.pool
     }
 
-    /// All segments of the pool at the end of the capture.
+    /// Returns the segments that the pool had at the end of the capture.
     pub fn segments(&self) -> impl Iterator<Item = &Segment> {
         self.holds.iter().map(Hold::segment)
     }

@@ -1,10 +1,11 @@
-//! The free blocks of one list, for best fit.
+//! The index of the free blocks of one list, for best fit.
 //!
-//! Bins of similar lengths, most with one block or none, so few comparisons are needed. One bit per bin marks
-//! those that are not empty, and one bit per word of these. The blocks of a bin are linked through their
-//! records in the order of (length, segment's ordinal, offset), never by address, so equal histories choose
-//! equal places. In a crowded bin only the first blocks are in order. So no operation slows down with many
-//! blocks, except the last search before memory is reported as exhausted.
+//! The blocks are in bins of similar lengths. Most bins have one block or none, so a search needs few comparisons. A
+//! bitmap marks the bins that are not empty, and a second one marks the words of the first that are not zero. The
+//! blocks of a bin are linked through their records, in the order of length, segment ordinal and offset. Addresses have
+//! no influence, so equal histories of calls lead to equal places. A bin with more than [`ORDERED`] blocks is crowded:
+//! only its first blocks are in order. So the time of an operation does not grow with the number of blocks. The
+//! exceptions are [`FreeIndex::longest`], and a search that finds no block in higher bins.
 
 use super::{BlockId, NONE, Record};
 use crate::core::size::{BINS, Units, bin_of};
@@ -12,12 +13,12 @@ use crate::core::size::{BINS, Units, bin_of};
 const WORDS: usize = BINS.div_ceil(64);
 const _: () = assert!(WORDS <= 64, "a word has a bit for each");
 
-/// Limit on the blocks of a bin that are examined, and so on those in order.
+/// The number of blocks of a bin that an insertion or a search examines. So at least this many are in order.
 pub(super) const ORDERED: usize = 16;
 
 #[derive(Debug)]
 pub(super) struct FreeIndex {
-    /// The least block of each bin.
+    /// The first block of each bin.
     heads: Box<[BlockId; BINS]>,
     occupied: [u64; WORDS],
     words: u64,
@@ -48,7 +49,8 @@ impl FreeIndex {
         }
     }
 
-    /// Branch-free, since a block's position as first or last of its bin is unpredictable.
+    /// Removes a block. It has no branches, because whether the block is the first or the last of its bin cannot be
+    /// predicted.
     #[inline]
     pub(super) fn remove(&mut self, records: &mut [Record], id: BlockId) {
         let Record { units, less, greater, .. } = records[id as usize];
@@ -62,17 +64,17 @@ impl FreeIndex {
         self.words &= !(u64::from(*word == 0) << (bin / 64));
     }
 
-    /// Returns true if the rest of a block that was [found](Self::find), `left` units, belongs in its place
-    /// in the index, so no other block need be moved: it stays in the same bin, of which the block is the
-    /// first. A found block that is not the first was chosen because the first is too short, so more than a
-    /// bin's width is taken from it.
+    /// Returns true if the rest of a block that was [found](Self::find), `left` units, belongs in the same bin. The
+    /// rest can then take the block's place in the index, because the block is the first of the bin. A found block that
+    /// is not the first was taken because the first is too short for the request. So the request belongs in the same
+    /// bin, and the rest, which is shorter than the width of the bin, belongs in a lower one.
     #[inline]
     pub(super) fn stays(records: &[Record], found: BlockId, left: Units) -> bool {
         bin_of(records[found as usize].units) == bin_of(left)
     }
 
-    /// Puts the rest of a block, with its neighbours, in the block's place in the index, if it
-    /// [stays](Self::stays).
+    /// Puts the rest of a block in the block's place in the index. Called if the rest [stays](Self::stays) in its bin,
+    /// with the links of the block in the record of the rest.
     #[inline]
     pub(super) fn put_in_place(&mut self, records: &mut [Record], id: BlockId) {
         let Record { units, less, greater, .. } = records[id as usize];
@@ -81,12 +83,13 @@ impl FreeIndex {
         self.heads[bin_of(units)] = id;
     }
 
-    /// The least block of at least `units`.
+    /// Returns the first block, in the order of the index, that has at least `units`. In a crowded bin, it may return
+    /// another block that is long enough.
     #[inline]
     pub(super) fn find(&self, records: &[Record], units: Units) -> Option<BlockId> {
         let bin = bin_of(units);
         let fits = |id: &BlockId| records[*id as usize].units >= units;
-        // No block has length 0.
+        // The head of an empty bin is `NONE`. Its record has length 0, so it never fits.
         let head = self.heads[bin];
         if fits(&head) {
             return Some(head);
@@ -100,19 +103,19 @@ impl FreeIndex {
         }
     }
 
-    /// Length of the longest block.
+    /// Returns the length of the longest block, or 0.
     pub(super) fn longest(&self, records: &[Record]) -> Units {
         let Some(word) = self.words.checked_ilog2() else { return 0 };
         let bin = word * 64 + self.occupied[word as usize].ilog2();
         self.blocks(records, bin as usize).map(|id| records[id as usize].units).max().unwrap_or(0)
     }
 
-    /// Any block.
+    /// Returns any block.
     pub(super) fn any(&self) -> Option<BlockId> {
         self.next_occupied(0).map(|bin| self.heads[bin])
     }
 
-    /// Every block.
+    /// Returns every block.
     #[cfg(test)]
     pub(super) fn all(&self, records: &[Record]) -> impl Iterator<Item = BlockId> {
         (0..BINS).flat_map(|bin| self.blocks(records, bin))
@@ -138,7 +141,7 @@ impl FreeIndex {
     }
 }
 
-/// The neighbours of a block in a bin whose least block is `head`.
+/// Returns the neighbours between which a block is inserted in a bin. `head` is the first block of the bin.
 #[inline]
 fn place(records: &[Record], id: BlockId, head: BlockId) -> (BlockId, BlockId) {
     let new = records[id as usize];

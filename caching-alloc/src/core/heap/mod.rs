@@ -1,9 +1,9 @@
 //! Placement of blocks in segments: pure logic, without addresses.
 //!
-//! A segment is an ordinal and a length; a block is a span of one segment. Blocks tile their segments, free
-//! neighbours of one list are always merged, and the place of a new block depends on the history of calls
-//! alone. Records are kept in one table, outside of the memory that they describe, and are reused: after
-//! warm-up nothing here allocates.
+//! A segment is an ordinal and a length. A block is a span of one segment. The blocks of a segment cover it without
+//! gaps, and free neighbours of one list are always merged. The place of a new block depends only on the history of
+//! calls. The records of blocks are in one table, outside of the memory that they describe, and are reused. So once the
+//! table is large enough, no operation allocates host memory for records.
 
 mod index;
 mod ranges;
@@ -27,38 +27,38 @@ pub(super) const NONE: BlockId = 0;
 /// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// An unused record.
+    /// The record describes no block.
     Spare,
-    /// Free, merged and in the index.
+    /// Free, and in the index of its list.
     Free,
-    /// Handed out.
+    /// In use by the heap's caller.
     Used,
-    /// Addresses without memory.
+    /// Addresses where no usable memory is mapped (see `ranges`).
     Hole,
 }
 
-/// A list of free blocks: blocks of different lists are never merged, nor handed out for another list. A size
-/// class, or a stream.
+/// The number of a list of free blocks. A block is allocated from one list, and free blocks of different lists are not
+/// merged. Callers have a list for each size class, or for each stream.
 pub(super) type List = u16;
 
-/// A block. Two of them share a cache line.
+/// A block. Two records fit into a cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
 pub(super) struct Record {
-    /// Ordinal of its segment.
+    /// Ordinal of the block's segment.
     pub(super) segment: u32,
-    /// Its offset in the segment.
+    /// Offset in the segment.
     pub(super) offset: Units,
-    /// Its length.
+    /// Length of the block.
     pub(super) units: Units,
-    /// Its state.
+    /// State of the block.
     pub(super) state: State,
-    /// The list that it returns to when it is freed.
+    /// The list to which the block returns when it is freed.
     pub(super) list: List,
-    /// The block before it; of a spare record, the next spare one.
+    /// The previous block of the segment. In a spare record, the next spare record.
     prev: BlockId,
     next: BlockId,
-    /// For a free block, its neighbours in the index.
+    /// For a free block, the previous and the next block in its bin of the index.
     less: BlockId,
     greater: BlockId,
 }
@@ -80,8 +80,8 @@ impl Record {
         }
     }
 
-    /// Returns true if this block is handed out before the other: ordered by length, then by age of the
-    /// segment, then by offset.
+    /// Returns true if this block comes before the other in the index. The order is by length, then by the segment's
+    /// ordinal, then by offset.
     #[inline]
     fn is_before(&self, other: &Self) -> bool {
         let place = |record: &Self| u64::from(record.segment) << 32 | u64::from(record.offset);
@@ -93,28 +93,29 @@ impl Record {
 struct Span {
     units: Units,
     first: BlockId,
-    /// For each chunk, the first block that begins in it, if the heap has side tables.
+    /// The first block that begins in each chunk, or `NONE`. Empty if the heap has no side tables.
     firsts: Vec<BlockId>,
 }
 
-/// Units of a chunk of the side table, 64 KiB: the table stays small, and a lookup walks few blocks.
+/// Length of a chunk in units (64 KiB). A side table has an entry for each chunk of a segment. With this length the
+/// tables are small, and a look-up walks over few blocks.
 const CHUNK: Units = 128;
 
-/// Segments and the blocks that tile them.
+/// Segments, and the blocks that cover them.
 #[derive(Debug)]
 pub(super) struct Heap {
     records: Vec<Record>,
     spare: BlockId,
     segments: Vec<Option<Span>>,
-    /// Ordinals of removed segments, for reuse by new segments if that is allowed.
+    /// Ordinals of removed segments, for new segments. `None` if ordinals are not reused.
     spare_ordinals: Option<BinaryHeap<Reverse<u32>>>,
-    /// By list.
+    /// The index of the free blocks of each list.
     free: Vec<FreeIndex>,
     has_tables: bool,
 }
 
 impl Heap {
-    /// Makes a heap without segments and side tables, in which a block is found by walking its segment. A new
+    /// Makes an empty heap without side tables: to look a block up, it walks over the blocks of the segment. A new
     /// segment gets the smallest unused ordinal.
     pub(super) fn new() -> Self {
         let nobody = Record { state: State::Used, ..Record::new(0, 0, 0, List::MAX) };
@@ -123,13 +124,13 @@ impl Heap {
         Self { records, spare: NONE, segments, spare_ordinals, free, has_tables: false }
     }
 
-    /// Makes a heap with side tables, which find the block at a place directly. Its ordinals are 0, 1, 2… and
-    /// are never reused.
+    /// Makes an empty heap with side tables, with which looking a block up is fast. Segments get the ordinals 0, 1, 2…,
+    /// which are never reused.
     pub(super) fn with_tables() -> Self {
         Self { has_tables: true, spare_ordinals: None, ..Self::new() }
     }
 
-    /// Adds a segment, one free block, and returns its ordinal.
+    /// Adds a segment as one free block of the list, and returns its ordinal.
     pub(super) fn add_segment(&mut self, units: Units, list: List) -> u32 {
         let spare = self.spare_ordinals.as_mut().and_then(BinaryHeap::pop);
         let ordinal = spare.map_or_else(|| self.next_ordinal(), |Reverse(ordinal)| ordinal);
@@ -150,7 +151,7 @@ impl Heap {
         u32::try_from(self.segments.len()).unwrap_or(u32::MAX)
     }
 
-    /// Removes a segment if it is one free block. Returns whether it was.
+    /// Removes a segment if it is one free block. Returns true if it was removed.
     pub(super) fn remove_segment(&mut self, ordinal: u32) -> bool {
         if !self.is_free(ordinal) {
             return false;
@@ -170,13 +171,15 @@ impl Heap {
         })
     }
 
-    /// Hands out the shortest free block of the list with at least `units`, split to that length if `split`.
-    /// Among equals it takes the one of the oldest segment, and there the first.
+    /// Allocates the shortest free block of the list with at least `units`. With `split`, shortens it to that length,
+    /// and the rest stays free. Among blocks of equal length, takes the one in the segment with the lowest ordinal, and
+    /// there the one with the lowest offset. In a crowded bin of the index, it may take another block that is long
+    /// enough.
     pub(super) fn allocate(&mut self, units: Units, list: List, split: bool) -> Option<BlockId> {
         self.allocate_within(units, Units::MAX, list, split)
     }
 
-    /// Like [`allocate`](Self::allocate), unless that block has more than `most` units.
+    /// Like [`allocate`](Self::allocate), but returns `None` if that block has more than `most` units.
     pub(super) fn allocate_within(
         &mut self,
         units: Units,
@@ -227,17 +230,17 @@ impl Heap {
         record.state == State::Free && record.list == list
     }
 
-    /// A block's record.
+    /// Returns a block's record.
     pub(super) fn block(&self, id: BlockId) -> &Record {
         &self.records[id as usize]
     }
 
-    /// The block that begins at this place.
+    /// Returns the block that begins at this offset of a segment.
     pub(super) fn block_at(&self, segment: u32, offset: Units) -> Option<BlockId> {
         self.block_over(segment, offset).filter(|id| self.block(*id).offset == offset)
     }
 
-    /// The block that contains this place.
+    /// Returns the block that contains this offset of a segment.
     pub(super) fn block_over(&self, segment: u32, offset: Units) -> Option<BlockId> {
         let span = self.segments.get(segment as usize)?.as_ref()?;
         if offset >= span.units {
@@ -252,7 +255,7 @@ impl Heap {
         Some(id)
     }
 
-    /// A segment's blocks, first to last.
+    /// Returns the blocks of a segment, first to last.
     pub(super) fn blocks(&self, segment: u32) -> impl Iterator<Item = (BlockId, &Record)> {
         let first =
             self.segments.get(segment as usize).and_then(Option::as_ref).map_or(NONE, |span| span.first);
@@ -270,7 +273,7 @@ impl Heap {
         }
     }
 
-    /// The longest free block of the list.
+    /// Returns the length of the longest free block of the list, or 0.
     pub(super) fn longest_free(&self, list: List) -> Units {
         self.free.get(list as usize).map_or(0, |index| index.longest(&self.records))
     }
@@ -294,8 +297,8 @@ impl Heap {
         self.free[list].remove(&mut self.records, id);
     }
 
-    /// Shortens a block to `units`. The rest becomes a block of the same state, in no index. A block that is
-    /// in an index must leave it first, or leave it to the rest.
+    /// Shortens a block to `units`. The rest becomes a block with the same state, and is in no index. If the block is
+    /// in an index, the caller removes it before, or puts the rest in its place afterwards.
     #[inline]
     fn split(&mut self, id: BlockId, units: Units) -> BlockId {
         let whole = self.records[id as usize];
@@ -306,7 +309,7 @@ impl Heap {
         record.units = units;
         record.next = at;
         self.records[next as usize].prev = at;
-        // The rest is the first block of its chunk, unless the shortened block begins in the same chunk.
+        // The rest is the first block of its chunk, unless the shortened block begins in that chunk too.
         if self.has_tables && rest / CHUNK != offset / CHUNK {
             self.span(segment).firsts[(rest / CHUNK) as usize] = at;
         }
@@ -323,8 +326,8 @@ impl Heap {
         record.units += units;
         record.next = next;
         self.records[next as usize].prev = left;
-        // `right` was the first of its chunk unless `left` begins there too. The next block is now, if it
-        // begins there.
+        // Unless `left` begins in the same chunk, `right` was the first block of its chunk. Now the next block is the
+        // first, if it begins in that chunk.
         if self.has_tables && offset / CHUNK != chunk {
             let heir = if next != NONE && (offset + units) / CHUNK == offset / CHUNK { next } else { NONE };
             self.span(segment).firsts[(offset / CHUNK) as usize] = heir;
@@ -341,7 +344,7 @@ impl Heap {
         let id = self.spare;
         if id == NONE {
             self.records.push(record);
-            // More records would not fit in the memory that they describe.
+            // 2^32 blocks would have at least 2 TiB of memory.
             return BlockId::try_from(self.records.len() - 1).expect("fewer than 2^32 blocks");
         }
         let place = &mut self.records[id as usize];

@@ -1,18 +1,19 @@
-//! Segments of addresses whose memory is mapped and unmapped: used blocks become holes, and holes become
-//! blocks.
+//! Segments in which memory is mapped and unmapped, for re-mappable pools. The parts without memory are holes. A used
+//! block becomes a hole when its memory is unmapped, and a part of a hole becomes a used block when memory is mapped
+//! there.
 
 use super::{BlockId, CHUNK, Heap, List, NONE, Record, Span, State};
 use crate::core::size::Units;
 
 impl Heap {
-    /// Adds an empty segment, which [`extend`](Self::extend) lengthens, and returns its ordinal.
+    /// Adds a segment of length 0, which [`extend`](Self::extend) lengthens. Returns its ordinal.
     pub(in crate::core) fn add_range(&mut self) -> u32 {
         let ordinal = self.next_ordinal();
         self.segments.push(Some(Span { units: 0, first: NONE, firsts: Vec::new() }));
         ordinal
     }
 
-    /// The length of a segment.
+    /// Returns the length of a segment.
     pub(in crate::core) fn length(&self, segment: u32) -> Units {
         self.segments[segment as usize].as_ref().map_or(0, |span| span.units)
     }
@@ -38,7 +39,8 @@ impl Heap {
         self.make_hole(id);
     }
 
-    /// Takes a part out of a block that is free or a hole. The rests on both sides keep their state.
+    /// Takes `units` at `offset` of the segment out of a block that is free or a hole. Returns them as a used block.
+    /// The rests on both sides keep their state.
     pub(in crate::core) fn take_part(&mut self, id: BlockId, offset: Units, units: Units) -> BlockId {
         let was = self.records[id as usize].state;
         if was == State::Free {
@@ -58,10 +60,10 @@ impl Heap {
         taken
     }
 
-    /// Hands out the shortest free block of the list with at least `units`, split to that length. If there is
-    /// a hole on one side of it, the rest is placed there, where it can be lengthened. Otherwise, if only the
-    /// block behind it has the requested length, the new block is placed beside that: blocks of one length
-    /// are often freed together, and then leave one free block.
+    /// Allocates the shortest free block of the list with at least `units`, and shortens it to that length. If only one
+    /// neighbour is a hole or the end of the range, the rest is left on that side, where mapped memory can lengthen it.
+    /// Otherwise, if only the next block has the requested length, the new block is placed next to that one: blocks of
+    /// one length are often freed together, and then merge into one free block.
     pub(in crate::core) fn allocate_off_holes(&mut self, units: Units, list: List) -> Option<BlockId> {
         let id = self.allocate_within(units, Units::MAX, list, false)?;
         let Record { units: whole, prev, next, .. } = self.records[id as usize];
@@ -83,19 +85,19 @@ impl Heap {
         Some(taken)
     }
 
-    /// Merges two used neighbours.
+    /// Merges `right` into `left`, the block before it. Both are used.
     pub(in crate::core) fn unite(&mut self, left: BlockId, right: BlockId) {
         debug_assert_eq!(self.records[left as usize].next, right, "neighbours");
         self.absorb(left, right);
     }
 
-    /// Frees a used block to another list than the one it came from.
+    /// Frees a used block to this list, instead of the list that it came from.
     pub(in crate::core) fn free_into(&mut self, id: BlockId, list: List) {
         self.records[id as usize].list = list;
         self.free(id);
     }
 
-    /// Turns a used block, whose memory was unmapped, into a hole, merged with the holes beside it.
+    /// Turns a used block into a hole, and merges it with the holes beside it.
     pub(in crate::core) fn make_hole(&mut self, mut id: BlockId) {
         let Record { prev, next, .. } = self.records[id as usize];
         let is_hole = |heap: &Self, id: BlockId| heap.records[id as usize].state == State::Hole;
@@ -109,7 +111,8 @@ impl Heap {
         self.records[id as usize].state = State::Hole;
     }
 
-    /// Sets the state of the rest of a block after a part was taken; its other neighbours are unchanged.
+    /// Sets the state of a rest that [`take_part`](Self::take_part) has left. The rest cannot merge: the block before
+    /// it or behind it is the same as that of the whole block.
     fn put_as(&mut self, id: BlockId, state: State) {
         match state {
             State::Free => self.put_in_index(id),

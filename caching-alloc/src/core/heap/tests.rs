@@ -1,4 +1,4 @@
-//! The heap against a model with plain intervals.
+//! Compares the heap with a model that stores intervals.
 
 use proptest::prelude::*;
 
@@ -7,8 +7,8 @@ use crate::core::size::bin_of;
 
 const LIST: List = 1;
 
-/// Checks that the blocks tile their segments and that free neighbours are merged. Checks also the index, and
-/// the side table if there is one.
+/// Checks that the blocks cover their segments, that free neighbours are merged, and that the index and the side tables
+/// agree with the blocks.
 fn check(heap: &Heap) {
     let mut free = 0;
     for (ordinal, span) in heap.segments.iter().enumerate() {
@@ -54,7 +54,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => prop_oneof![1..8u32, 1..300u32, Just(64)].prop_map(Step::Allocate),
         7 => any::<prop::sample::Index>().prop_map(Step::Free),
-        // Long segments belong to one bin, and stay in it when a block is split off.
+        // A long segment stays in its bin when a short block is split off.
         1 => prop_oneof![2 => 1..2000u32, 1 => Just((1 << 20) + 8000)].prop_map(Step::Grow),
         1 => any::<prop::sample::Index>().prop_map(Step::Shrink),
     ]
@@ -70,7 +70,8 @@ proptest! {
         for step in steps {
             match step {
                 Step::Allocate(units) => {
-                    // The best fit, found by a full search; in a crowded bin, any block that fits.
+                    // The expected block is the best fit, found by a full search. In a crowded bin, any block that fits
+                    // is accepted.
                     let free: Vec<_> = (0..u32::try_from(heap.segments.len()).unwrap())
                         .flat_map(|ordinal| heap.blocks(ordinal))
                         .filter(|(_, block)| block.state == State::Free)
@@ -146,7 +147,7 @@ fn a_block_that_must_not_be_split_is_given_whole() {
 
 #[test]
 fn a_crowded_bin_hides_nothing() {
-    // All in one bin, from long to short, with used ones between them.
+    // The free blocks are in one bin, inserted from long to short. Used blocks lie between them.
     const LENGTHS: std::ops::Range<Units> = 1024..1032;
     let mut heap = Heap::new();
     heap.add_segment(1_000_000, LIST);

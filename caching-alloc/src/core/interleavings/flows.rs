@@ -1,4 +1,4 @@
-//! Whole flows, with too many steps to try all orders.
+//! Larger programs, which have too many steps to try all orders.
 
 use super::*;
 
@@ -20,8 +20,8 @@ fn churn(program: &Program, pool: &Pool, stream: u64) -> Vec<Owned> {
     kept
 }
 
-/// Threads allocate and free in a pool that is dropped meanwhile; other threads free the blocks that they
-/// keep. Trackers and late readers attach and detach.
+/// Threads allocate and free in a pool that is dropped meanwhile. Other threads free the blocks that are left. Trackers
+/// and late readers attach and detach.
 fn come_and_go(program: Program, kind: PoolKind) {
     let pool = program.pool(PoolSettings { kind, lends: true, ..PoolSettings::default() });
     let workers: Vec<_> = (0..3)
@@ -87,7 +87,7 @@ fn threads_that_want_more_than_there_is_share_it() {
                             Some(lender) => lender.allocate(bytes, stream),
                             None => program.allocator.allocate(bytes, stream),
                         };
-                        // No memory for it now: the others have it.
+                        // There may be no memory for the block now, because other threads have it.
                         let Ok(block) = block else { continue };
                         let block = program.own(block);
                         if step % 2 == 0 {

@@ -1,16 +1,16 @@
-//! Interleavings of threads: programs of a few threads, run in orders that a checker chooses.
+//! Tests of the interleavings of threads. Each test is a program of a few threads, which a checker runs in many orders.
 //!
-//! - Built with `--cfg loom`: [`models`], in every order with at most `LOOM_MAX_PREEMPTIONS` (3 unless set)
-//!   preemptions of a runnable thread. To loom, orders that differ in steps on different locks and counters
-//!   are one, so it never reorders counted references (see [`sync`](super::sync)).
-//! - Built with `--cfg shuttle`: [`models`] and [`flows`], in `SHUTTLE_ORDERS` orders (300 unless set) chosen
-//!   at random. As many further orders use PCT of depth 3: the thread with the highest priority runs until it
-//!   becomes the last one, at two random moments.
-//! - Otherwise: both, on threads of the system, in the order of its scheduler.
+//! - Built with `--cfg loom`: runs [`models`], in every order with at most `LOOM_MAX_PREEMPTIONS` (3 unless set)
+//!   preemptions of a runnable thread. Of orders that differ only in steps on different locks and counters, loom runs
+//!   only one. It does not see reference counts (see [`sync`](super::sync)), so it does not try other orders of these.
+//! - Built with `--cfg shuttle`: runs [`models`] and [`flows`], in `SHUTTLE_ORDERS` random orders (300 unless set).
+//!   Then runs them in as many orders of the PCT scheduler with depth 3: the thread with the highest priority runs, and
+//!   at two random steps the running thread gets the lowest priority.
+//! - Otherwise: runs both, on threads of the operating system, in the order of its scheduler.
 //!
-//! A program checks visible effects: its [`Ledger`], in which no two blocks share bytes; the figures of the
-//! source, the streams and the statistics at its end; the entries that its [`Reader`] got. Source, streams and
-//! readers also check that they are called without a lock that a hit takes.
+//! A program checks visible effects. No two blocks in its [`Ledger`] overlap. At its end, the source, the streams and
+//! the statistics show that nothing is in use. The entries that its [`Reader`] got are consistent. Source, streams and
+//! readers also check that their caller holds no lock that a hit takes.
 
 #[cfg(not(loom))]
 mod flows;
@@ -68,8 +68,8 @@ struct Program {
     ledger: Arc<Ledger>,
 }
 
-/// Blocks that are handed out: address to end. Its lock is invisible to checkers, since no thread ever has to
-/// wait for it.
+/// The blocks that are handed out: for each first address, the end. The lock is that of the standard library, so a
+/// checker does not see it. No thread ever waits for it, because no checker step is made while it is held.
 #[derive(Default)]
 struct Ledger(Mutex<BTreeMap<u64, u64>>);
 
@@ -140,8 +140,8 @@ impl Program {
         self.own(pool.allocate(bytes, StreamId(stream)).unwrap())
     }
 
-    /// Checks that everything is back: no block is handed out, no event is live, all memory can be released,
-    /// and no reference to the allocator is left.
+    /// Checks that nothing is left in use: no block is handed out, no event is live, all memory can be released, and no
+    /// reference to the allocator is left.
     fn end(self) {
         let stats = self.allocator.stats();
         assert_eq!((stats.all.blocks.current, stats.all.allocated.current), (0, 0), "blocks that are out");

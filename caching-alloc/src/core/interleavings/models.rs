@@ -1,8 +1,8 @@
-//! Few threads with few steps: small enough to try every order.
+//! Small programs: few threads with few steps, so that a checker can try every order.
 
 use super::*;
 
-/// A length that the quick list caches, and one that it does not.
+/// A length of which the quick list caches many blocks, and one of which it caches at most one.
 const SHORT: u64 = 1000;
 const LONG: u64 = 3 * MIB;
 
@@ -75,10 +75,10 @@ fn a_block_borrowed_of_a_pool_that_goes_keeps_it() {
         let other = thread::spawn(move || drop(lender));
         let mine = program.allocator.allocate(LONG, StreamId(1)).map(|block| program.own(block));
         other.join().unwrap();
-        // Borrowed, or from the default pool itself. While the lender's memory is being released, there is
-        // none.
+        // The block is borrowed, or comes from the default pool. The request fails while the lender's memory is being
+        // released.
         let mine = mine.unwrap_or_else(|_| program.allocate(LONG, 1));
-        // If the lender's slot were free already, this pool would have it.
+        // If the lender's slot were free already, the cache of this pool would get it.
         let next = program.pool(PoolSettings::default());
         assert!(next.allocate(LONG, StreamId(1)).is_err(), "there is no more memory");
         assert_eq!(mine.block().requested(), LONG);
@@ -205,7 +205,7 @@ fn a_late_reader_gets_the_snapshot_and_exactly_what_follows() {
     });
 }
 
-/// Reads the entries that were missed.
+/// Applies the structural entries after the last one in `books`.
 pub(super) fn catch_up(program: &Program, books: &mut reader::Books) {
     match program.allocator.since(books.generation.unwrap_or(0)).unwrap() {
         Since::Entries(entries) => entries.iter().for_each(|entry| books.enter(entry)),
@@ -235,7 +235,7 @@ fn memory_that_is_held_does_not_go() {
 #[test]
 fn two_streams_share_re_mappable_pages() {
     check(|| {
-        // Two pages: the long block may have to lie beside the other's.
+        // There is memory for two pages. The long block may have to share a page with the other stream's block.
         let program = Program::remapping(4 * MIB);
         let first = program.allocate(SHORT, 1);
         let here = program.clone();
@@ -291,7 +291,7 @@ fn a_frozen_pool_does_not_grow() {
 #[test]
 fn two_threads_that_want_all_memory_get_it() {
     check(|| {
-        // Room for two blocks, both used by stream 2.
+        // There is room for two blocks. Both are used by stream 2.
         let exact = Settings { growth_divisor: u64::MAX, ..Settings::default() };
         let program = Program::with(8 * MIB, exact);
         drop([(); 2].map(|()| {
@@ -314,7 +314,8 @@ fn two_threads_that_want_all_memory_get_it() {
 fn a_stream_whose_cache_is_retired_gets_another_one() {
     check(|| {
         let program = Program::new(16 * MIB);
-        // Streams 1 and 2 have caches with nothing in them, which this thread remembers; with a third one, one goes.
+        // Streams 1 and 2 have empty caches, which this thread remembers. When stream 3 gets a cache, one of them may
+        // be retired.
         [1, 2].into_iter().for_each(|stream| drop(program.allocate(SHORT, stream)));
         program.allocator.empty_cache().unwrap();
         let here = program.clone();

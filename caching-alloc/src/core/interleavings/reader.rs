@@ -15,9 +15,9 @@ pub(super) struct Books {
     /// Number of the last structural entry.
     pub(super) generation: Option<u64>,
     pub(super) segments: BTreeSet<SegmentId>,
-    /// Number of blocks handed out at an address: one or none.
+    /// Number of blocks handed out at each address. It is 0 or 1, except in `shared` pools.
     blocks: HashMap<u64, i32>,
-    /// Pools of pages, whose streams share addresses, while entries are in order for each stream alone.
+    /// Re-mappable pools. Their streams share addresses, and the entries of different streams come in any order.
     shared: HashSet<PoolId>,
     /// Number of the last block entry of each cache.
     last: HashMap<(PoolId, StreamId), u64>,
@@ -44,7 +44,7 @@ impl Books {
         self.blocks.get(&block.address()) == Some(&1)
     }
 
-    /// Adds or removes one block; returns whether that is consistent.
+    /// Adds `more`, 1 or -1, to the number of blocks at an address. Returns true if the result is consistent.
     fn count(&mut self, pool: PoolId, address: u64, more: i32) -> bool {
         let out = self.blocks.entry(address).or_default();
         *out += more;
@@ -88,7 +88,8 @@ impl Books {
 /// Maintains [`Books`] while it is attached.
 pub(super) struct Reader {
     books: Mutex<Books>,
-    /// Unlike the books' lock, which nobody waits for, this is a step for a checker.
+    /// True once no entry may come any more. A checker can switch threads when this is accessed, unlike at the lock of
+    /// the books.
     detached: AtomicBool,
 }
 
@@ -101,7 +102,7 @@ impl Reader {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on no entry may come. Checks the entries that came.
+    /// Records that no entry may come from now on, and checks those that came.
     pub(super) fn close(&self) {
         self.detached.store(true, Ordering::SeqCst);
         self.check();

@@ -1,4 +1,4 @@
-//! Memory of the host that checks each call: none may be made under the lock of a cache.
+//! A source of host memory that checks on each call that the caller holds no lock that a hit takes.
 
 use std::sync::Arc;
 

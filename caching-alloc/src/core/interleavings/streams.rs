@@ -1,4 +1,4 @@
-//! Streams that make every call visible to a checker. It reorders visible steps only.
+//! Host streams for which every call is a step that a checker can reorder.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;

@@ -1,4 +1,4 @@
-//! A pool: its stream caches, and the guards that keep its memory.
+//! Pools: their stream caches, and the guards that make them keep their memory.
 
 mod pages;
 mod saved;
@@ -29,17 +29,18 @@ use super::sync::Mutex;
 pub(super) struct PoolCore {
     pub(super) info: Arc<PoolInfo>,
     caches: Mutex<CacheTable>,
-    /// The usage that retired caches have counted.
+    /// The usage of blocks in retired caches.
     past: Mutex<PastUsages>,
 }
 
-/// The part of a pool that its handles share. Dropping the last handle closes the pool.
+/// The part of a pool that its handles share. When the last handle is dropped, the pool is closed.
 #[derive(Debug)]
 pub(super) struct PoolHandle {
     pub(super) core: Arc<PoolCore>,
-    /// Non-zero while a stream may be capturing.
+    /// Non-zero while any stream may be capturing; see
+    /// [`StreamEvents::captures`](super::stream::StreamEvents::captures).
     pub(super) captures: Arc<CaptureCount>,
-    /// The rounding of requests; `None` if they are only rounded up to whole units.
+    /// The rounding of requests. `None` if they are only rounded up to whole units.
     pub(super) rounding: Option<Rounding>,
 }
 
@@ -77,12 +78,12 @@ impl PoolCore {
         locked(&self.caches).all()
     }
 
-    /// Returns the cache of a stream, if there is one. A pool without handles has none.
+    /// Returns the cache of a stream, if there is one. A closed pool has none.
     pub(super) fn find(&self, stream: StreamId) -> Option<Arc<StreamCache>> {
         locked(&self.caches).find(stream)
     }
 
-    /// Returns the cache of a stream, and makes it if there is none.
+    /// Returns the cache of a stream. Creates it if there is none.
     ///
     /// # Errors
     /// [`AllocError::UnknownStream`], [`AllocError::TooManyStreams`]; [`AllocError::ReentrantTracker`] inside a
@@ -107,14 +108,14 @@ impl PoolCore {
             return Err(AllocError::TooManyStreams { pool: self.info.id, streams: Arena::STREAMS, stream });
         };
         let cache = caches.add(|index| StreamCache::new(self.info.clone(), stream, index, list, slots));
-        // Dropping the retired caches takes locks, so the table is unlocked first.
+        // Dropping a retired cache takes locks, so it happens without the lock on the table.
         drop(caches);
         drop(retired);
         Ok(cache)
     }
 
-    /// Retires caches without memory and blocks, if the pool has many caches. Returns them like
-    /// [`retire`](Self::retire).
+    /// If the pool has many caches, retires those that have no memory and no blocks, except recently created ones.
+    /// Returns the retired caches; see [`retire`](Self::retire).
     fn retire_idle(&self) -> Vec<Arc<StreamCache>> {
         let limit = if self.info.arena.is_some() { Arena::STREAMS } else { usize::MAX };
         let candidates = locked(&self.caches).candidates(limit);
@@ -129,9 +130,9 @@ impl PoolCore {
     /// Retires those of `caches` that are empty, and returns them. The caller holds the structure lock, and must hold
     /// no other lock when it drops the returned caches.
     ///
-    /// In a re-mappable pool, a cache without blocks may still have free memory in the arena. It is given to the other
-    /// streams if the work of the cache's stream has ended, and the cache is then empty. With `wait`, the host waits
-    /// for the end of that work; otherwise it only queries an event.
+    /// In a re-mappable pool, a cache without blocks may still have free memory in the arena. If the work of its stream
+    /// has ended, this memory is given to the other streams, and the cache is empty. With `wait`, the host waits for
+    /// the end of that work. Otherwise it queries an event.
     pub(super) fn retire(&self, caches: &[Arc<StreamCache>], wait: bool) -> Vec<Arc<StreamCache>> {
         let mut retired = caches.to_vec();
         retired.retain(|cache| self.leave_arena(cache, wait));
@@ -150,8 +151,8 @@ impl PoolCore {
         retired
     }
 
-    /// Gives a cache's free memory in the arena to the other streams, under the conditions of
-    /// [`retire`](Self::retire). Returns true if the cache has no memory in an arena afterwards.
+    /// Gives a cache's free memory in the arena to the other streams, under the conditions of [`retire`](Self::retire).
+    /// Returns true if the cache has no memory in the arena afterwards.
     fn leave_arena(&self, cache: &StreamCache, wait: bool) -> bool {
         if self.info.arena.is_none() {
             return true;
@@ -206,11 +207,11 @@ impl PoolCore {
         }
     }
 
-    /// Returns the pool's current segments; none for a re-mappable pool. The caller has called [`keep`](Self::keep), and
-    /// still has the guard.
+    /// Returns the pool's current segments, or none for a re-mappable pool. The caller has a guard of
+    /// [`keep`](Self::keep).
     pub(super) fn segments(&self) -> Vec<Segment> {
-        // `None` inside a tracker, where this thread may hold the lock. No segment is removed then either, because of
-        // the caller's guard.
+        // Inside a tracker this is `None`, because this thread may already hold the lock. No segment is removed even
+        // then, because of the caller's guard.
         let _structure = self.registry().lock_structure();
         self.caches().iter().flat_map(|cache| cache.segments()).collect()
     }
@@ -225,15 +226,15 @@ impl PoolCore {
         Some(AddressInfo { segment, block: block_state(&view, owner) })
     }
 
-    /// Returns the streams that may use memory of a re-mappable pool, including those of removed caches.
+    /// Returns the streams that may use memory of a re-mappable pool, including those of dropped caches.
     pub(super) fn streams(&self) -> Vec<StreamId> {
         let mut streams = self.info.left_streams();
         streams.extend(self.caches().iter().map(|cache| cache.stream));
         streams
     }
 
-    /// Resets the pool's statistics. `gauge` resets those of segments and of retired caches, `counters` those of
-    /// the existing caches.
+    /// Resets the pool's statistics: calls `gauge` for those of segments and of retired caches, and `counters` for
+    /// those of the existing caches.
     pub(super) fn reset(&self, gauge: fn(&mut Gauge), counters: fn(&mut Counters)) {
         self.registry().change_pool_reserved(self.info.id, gauge);
         locked(&self.past).reset(gauge);
@@ -246,7 +247,7 @@ impl PoolCore {
         Stats { all, small, large, reserved, ..Stats::default() }
     }
 
-    /// Returns the usage of the pool's blocks, including that counted by retired caches.
+    /// Returns the usage of the pool's blocks, including those in retired caches.
     pub(super) fn usages(&self) -> PoolUsages {
         let caches = self.caches();
         // While this lock is held, no cache is retired, so each cache is in one of the two sums.
@@ -255,7 +256,7 @@ impl PoolCore {
     }
 }
 
-/// Returns the total usage of those caches that are not retired.
+/// Returns the total usage of those of the caches that are not retired.
 fn sum_of(caches: &[Arc<StreamCache>]) -> PoolUsages {
     let mut sum = PoolUsages::default();
     for state in caches.iter().map(|cache| cache.state.lock()) {

@@ -27,11 +27,11 @@ impl PoolCore {
         pages
     }
 
-    /// Frees the old addresses of moved pages, as far as all work that used the pages there has ended. The addresses
-    /// become holes that must be unmapped before they are used again.
+    /// Frees the old addresses of moved pages, if all work that used the pages there has ended. The addresses become
+    /// holes, in which the pages are still mapped. They must be unmapped before other pages are mapped there.
     ///
-    /// With `wait`, blocks the host until the work has ended; otherwise only queries the events. Returns true if no
-    /// old addresses are left.
+    /// With `wait`, blocks the host until the work has ended. Otherwise only queries the events. Returns true if no old
+    /// addresses are left.
     pub(in crate::core) fn retire_old_mappings(&self, wait: bool) -> bool {
         let registry = self.registry();
         let mut left = Vec::new();

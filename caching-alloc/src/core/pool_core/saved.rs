@@ -1,4 +1,4 @@
-//! Blocks that are handed out, and handing them out again at their places.
+//! Checkpoints: lists the blocks that are handed out, and hands such blocks out again at the same addresses.
 
 use std::sync::Arc;
 
@@ -10,33 +10,35 @@ use crate::core::size::bytes_of;
 use crate::core::stream::StreamId;
 use crate::core::stream_cache::StreamCache;
 
-/// A block that was handed out.
+/// A block that was handed out when a checkpoint was made.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::core) struct SavedBlock {
     address: u64,
     request: Request,
-    /// The stream that it was handed out on.
+    /// The stream of the cache that the block belonged to.
     stream: StreamId,
 }
 
-/// Why saved blocks cannot be handed out again.
+/// The reason why saved blocks cannot be handed out again.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::core) enum Conflict {
+    /// Some of this block's memory is in use.
     Occupied(SavedBlock),
+    /// The segment of this block was released.
     Released(SavedBlock),
     /// The call was made inside a tracker.
     Reentrant,
 }
 
 impl SavedBlock {
-    /// First byte, and length in bytes.
+    /// Returns the address of the first byte, and the length in bytes.
     pub(in crate::core) fn span(&self) -> (u64, u64) {
         (self.address, bytes_of(self.request.units))
     }
 }
 
 impl PoolCore {
-    /// The blocks that are handed out, by cache.
+    /// Returns the blocks that are handed out, grouped by stream cache.
     pub(in crate::core) fn owned_blocks(&self) -> Vec<SavedBlock> {
         let saved = |cache: Arc<StreamCache>| {
             let owned = cache.state.lock().blocks.owned();
@@ -46,9 +48,10 @@ impl PoolCore {
         self.caches().into_iter().flat_map(saved).collect()
     }
 
-    /// Hands out those of the blocks that are not handed out, all or none.
+    /// Hands out those saved blocks that are not handed out now, or none if that fails for any of them. Returns the
+    /// blocks that it handed out.
     pub(in crate::core) fn restore(&self, saved: &[SavedBlock]) -> Result<Vec<Block>, Conflict> {
-        // No segment comes or goes meanwhile, and the locks of several caches may be taken.
+        // While the structure lock is held, no segment is added or removed, and a thread may lock several caches.
         let _structure = self.registry().lock_structure().ok_or(Conflict::Reentrant)?;
         let caches = self.caches();
         caches.iter().for_each(|cache| cache.merge());
@@ -57,7 +60,7 @@ impl PoolCore {
         let mut missing = Vec::new();
         for block in saved {
             let SavedBlock { address, request, .. } = *block;
-            // A segment that was free for a while may be with another stream now.
+            // The segment may have moved to another stream, so all caches are searched.
             let places = states
                 .iter()
                 .enumerate()
@@ -72,7 +75,7 @@ impl PoolCore {
         let mut ids = Vec::new();
         for (at, block) in missing {
             let (cache, state) = &mut states[at];
-            // It was found to be free, and the blocks do not overlap.
+            // This cannot fail: the block was free above, and the saved blocks do not overlap.
             if let Some(id) = state.reserve_at(block.address, block.request.units) {
                 ids.push(((*cache).clone(), id, block));
             }

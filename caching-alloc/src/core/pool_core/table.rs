@@ -1,4 +1,4 @@
-//! The stream caches of a pool.
+//! The table of a pool's stream caches.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
@@ -8,21 +8,21 @@ use crate::core::remap::Arena;
 use crate::core::stream::StreamId;
 use crate::core::stream_cache::StreamCache;
 
-/// Number of the most recently created caches, which are not retired for being empty. Their streams may allocate again,
-/// and their traces stay readable. Model checkers use a smaller number because their programs have few streams.
+/// Number of the most recently created caches, which are not retired even if they are empty. Their streams may allocate
+/// again, and their traces stay readable. Model checkers use a smaller number because their programs have few streams.
 const RECENT: usize = if cfg!(all(test, any(loom, shuttle))) { 1 } else { 32 };
 
 /// The stream caches of a pool, by stream and in order of creation.
 #[derive(Debug)]
 pub(super) struct CacheTable {
     by_stream: HashMap<StreamId, Arc<StreamCache>>,
-    /// By creation index. After the pool is closed, it still has the caches with blocks that are not freed yet.
+    /// By creation index. After the pool is closed, it still has the caches whose blocks are not all freed.
     by_creation: BTreeMap<u64, Weak<StreamCache>>,
     /// The creation index of the next cache.
     next_index: u64,
-    /// Number of caches from which on empty ones are searched for.
+    /// The number of caches at which the next search for empty ones starts.
     search_at: usize,
-    /// Arena lists of removed caches, for new caches.
+    /// Arena lists of retired caches, for new caches.
     spare_lists: Vec<List>,
     /// The first arena list that no cache has had yet.
     next_list: List,
@@ -42,6 +42,7 @@ impl Default for CacheTable {
 }
 
 impl CacheTable {
+    /// Returns the cache of a stream, if there is one.
     pub(super) fn find(&self, stream: StreamId) -> Option<Arc<StreamCache>> {
         self.by_stream.get(&stream).cloned()
     }
@@ -70,7 +71,7 @@ impl CacheTable {
     }
 
     /// Returns the caches to retire if they are empty: all except the most recently created ones. Returns none while
-    /// the pool has fewer caches than `limit` and than [`plan_search`](Self::plan_search) has set.
+    /// the pool has fewer caches than `limit`, and fewer than [`plan_search`](Self::plan_search) has set.
     pub(super) fn candidates(&mut self, limit: usize) -> Vec<Arc<StreamCache>> {
         if self.by_stream.len() < self.search_at.min(limit) {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Memory that a removed stream cache or pool leaves, released once its uses have ended.
+//! Deferred release of the memory that a dropped stream cache or pool leaves.
 
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use crate::core::source::SegmentSource;
 use crate::core::stream::{EventId, StreamId};
 use crate::core::tracker::{self, Slots};
 
-/// Memory and entries left by a removed stream cache or re-mappable pool, to be released later.
+/// The memory and the entries that a dropped stream cache or re-mappable pool leaves. The memory is released after its
+/// last uses.
 #[derive(Debug, Default)]
 pub(in crate::core) struct DeferredRelease {
     /// The streams whose work may still use the memory.
@@ -20,39 +21,43 @@ pub(in crate::core) struct DeferredRelease {
     pub(in crate::core) segments: Vec<Segment>,
     /// Blocks that other streams may still use.
     pub(in crate::core) pending: Vec<Pending>,
-    /// Block entries not yet delivered, and the trackers that receive them.
+    /// Block entries that are not delivered yet.
     pub(in crate::core) entries: Vec<Entry>,
+    /// The trackers that receive these entries.
     pub(in crate::core) slots: Slots,
-    /// Old addresses of moved pages, events that mark their last uses, the ranges that contain them, and
-    /// their source.
+    /// Old addresses of moved pages, as (address, bytes). The pages are still mapped there.
     pub(in crate::core) old: Vec<(u64, u64)>,
+    /// Events that mark the last uses of the old addresses.
     pub(in crate::core) events: Vec<EventId>,
+    /// The address ranges of a re-mappable pool, as (base, bytes).
     pub(in crate::core) ranges: Vec<(u64, u64)>,
+    /// The source of these ranges.
     pub(in crate::core) source: Option<Arc<dyn SegmentSource>>,
 }
 
 impl DeferredRelease {
-    /// The state for a snapshot: every segment as one block, which counts as in use while a block of it may
-    /// be.
+    /// Returns the segments for a snapshot, each shown as one block. The blocks are shown as [`Usage::PendingFree`]
+    /// while any block of the memory is pending.
     pub(in crate::core) fn capture(&self) -> impl Iterator<Item = SegmentState> {
         let usage = if self.pending.is_empty() { Usage::Inactive } else { Usage::PendingFree };
         self.segments.iter().map(move |segment| SegmentState::whole(segment, usage))
     }
 
-    /// Takes the undelivered entries, with the trackers that receive them.
+    /// Takes the undelivered entries out, and returns them with the trackers that receive them.
     pub(in crate::core) fn take_entries(&mut self) -> (Slots, Vec<Entry>) {
         (self.slots.clone(), std::mem::take(&mut self.entries))
     }
 }
 
 impl Registry {
-    /// Takes over the memory of a removed stream cache.
+    /// Takes over the memory of a dropped stream cache or pool. Releases it at once if the structure lock is free and
+    /// this is not inside a tracker.
     pub(in crate::core) fn defer_release(&self, left: DeferredRelease) {
         if left.segments.is_empty() && left.entries.is_empty() && left.ranges.is_empty() {
             return;
         }
         locked(&self.deferred).push(left);
-        // If the structure lock is taken (perhaps by this very thread, in a tracker), the next growth releases it.
+        // If the lock is taken, or this is inside a tracker, the next miss or trim releases the memory.
         if !tracker::inside()
             && let Some(mut structure) = self.structure.try_lock()
         {
@@ -60,7 +65,8 @@ impl Registry {
         }
     }
 
-    /// Releases deferred memory, and quarantined segments that are no longer held.
+    /// Releases deferred memory, after waiting on the host for its uses, and quarantined segments that are no longer
+    /// held. Memory that captured streams use stays deferred.
     pub(in crate::core) fn reap(&self, structure: &mut Structure) {
         let deferred = std::mem::take(&mut *locked(&self.deferred));
         for left in deferred {
@@ -76,6 +82,8 @@ impl Registry {
         }
     }
 
+    /// Delivers the entries of a dropped cache, waits on the host for the uses of its memory, and releases the memory.
+    /// Defers it again if a stream is being captured or a wait fails.
     fn release_deferred(&self, structure: &mut Structure, mut left: DeferredRelease) {
         let (slots, entries) = left.take_entries();
         self.tell(&slots, &entries);
@@ -107,7 +115,8 @@ impl Registry {
         }
     }
 
-    /// Unmaps the old addresses of moved pages. No work uses them any more.
+    /// Unmaps the old addresses of moved pages, and recycles their events. The caller ensures that no work uses these
+    /// addresses any more.
     fn unmap_old(&self, left: &DeferredRelease) {
         let Some(source) = left.source.as_ref().and_then(|source| source.as_pages()) else { return };
         left.events.iter().for_each(|event| self.events.recycle(*event));

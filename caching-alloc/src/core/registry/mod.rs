@@ -1,8 +1,8 @@
-//! The registry: state below the pools that all pools and streams of an allocator share. The source and the streams,
-//! live segments, trackers and their entries, limits, totals and faults.
+//! The registry: the state that all pools and streams of an allocator share. It has the source, the streams, the live
+//! segments, the trackers, the structural entries, the limits, totals and faults.
 //!
-//! Structure (segments and trackers) changes only under the structure lock. That lock is held while the source and
-//! trackers are called; a stream cache's lock never is.
+//! The set of segments and the set of trackers change only under the structure lock. That lock is held while the source
+//! or a tracker is called, but no lock that a hit takes.
 
 mod deferred;
 mod ordering;
@@ -26,7 +26,7 @@ use super::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::sync::{Mutex, MutexGuard};
 use super::tracker::{self, Slot, Slots};
 
-/// Number of faults that are kept.
+/// Maximum number of faults to keep. The oldest ones are dropped.
 const FAULTS: usize = 1 << 10;
 
 #[derive(Debug)]
@@ -35,47 +35,53 @@ pub(super) struct Registry {
     pub(super) events: Arc<dyn StreamEvents>,
     pub(super) settings: Settings,
     pub(super) structure: Ranked<Structure>,
-    /// Number of the last structural entry.
+    /// The number of the newest structural entry.
     generation: AtomicU64,
     /// Streams that carry collectives, and those whose capture was announced.
     marks: StreamMarks,
     faults: Mutex<VecDeque<Fault>>,
+    /// Memory of dropped caches and pools, to be released later.
     pub(super) deferred: Mutex<Vec<DeferredRelease>>,
-    /// The limit on all segments in bytes; `u64::MAX`: no limit.
+    /// The limit on the total length of all segments in bytes. `u64::MAX` means no limit.
     pub(super) limit: AtomicU64,
-    /// The part of the limit above which garbage is collected, in millionths; `u32::MAX`: never.
+    /// The part of the limit, in millionths, above which idle segments are released before growth. `u32::MAX` means
+    /// never.
     pub(super) collect: AtomicU32,
-    /// Segments whose creation trackers have seen, but not their removal, by address.
+    /// The segments whose creation entry was emitted, but not their removal entry. By address.
     live: Mutex<BTreeMap<u64, Segment>>,
-    /// Segments' statistics; those of blocks are with the stream caches.
+    /// Statistics of segments. Stream caches count the blocks.
     totals: Mutex<Stats>,
-    /// Bytes in segments of each pool that is in use.
+    /// For each pool in use, the total length of its segments in bytes.
     reserved: Mutex<HashMap<PoolId, Gauge>>,
+    /// The creation time of the allocator.
     pub(super) born: Instant,
-    /// The same moment as wall-clock time.
+    /// The creation time as wall-clock time.
     pub(super) began: SystemTime,
 }
 
-/// State that changes under the structure lock only.
+/// The state that the structure lock guards.
 #[derive(Debug)]
 pub(super) struct Structure {
     pub(super) trackers: Slots,
+    /// The newest structural entries, oldest first.
     pub(super) ring: VecDeque<Entry>,
+    /// The time of the newest structural entry. Times increase strictly.
     last_time: u64,
     next_segment: u64,
     next_pool: u32,
+    /// Segments that should have been released, but are held.
     pub(super) quarantine: Vec<Segment>,
 }
 
 impl Structure {
-    /// The number of a new pool.
+    /// Returns the number for a new pool.
     pub(super) fn pool_id(&mut self) -> PoolId {
         let id = PoolId(self.next_pool);
         self.next_pool += 1;
         id
     }
 
-    /// The number of a new segment.
+    /// Returns the number for a new segment.
     pub(super) fn segment_id(&mut self) -> SegmentId {
         let id = SegmentId(self.next_segment);
         self.next_segment += 1;
@@ -116,31 +122,34 @@ impl Registry {
         })
     }
 
+    /// Returns the ordinal of the device.
     pub(super) fn ordinal(&self) -> u32 {
         self.source.device()
     }
 
-    /// Nanoseconds since it was made.
+    /// Returns the nanoseconds since the allocator was created.
     pub(super) fn now(&self) -> u64 {
         super::ring::nanoseconds_since(self.born)
     }
 
+    /// Returns the number of the newest structural entry.
     pub(super) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// The limit on all segments in bytes.
+    /// Returns the limit on the total length of all segments in bytes, if there is one.
     pub(super) fn limit(&self) -> Option<u64> {
         Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit != u64::MAX)
     }
 
-    /// The threshold in reserved bytes above which idle segments are collected.
+    /// Returns the threshold in reserved bytes above which idle segments are released before growth. `None` means
+    /// never.
     pub(super) fn collect_above(&self) -> Option<u64> {
         let part = Fraction::from_millionths(self.collect.load(Ordering::Relaxed))?;
         self.limit().map(|limit| part.of(limit))
     }
 
-    /// Bytes that segments may still grow by under the limit.
+    /// Returns how many more bytes may be reserved under the limit.
     pub(super) fn room(&self) -> u64 {
         self.limit.load(Ordering::Relaxed).saturating_sub(self.totals().reserved.current)
     }
@@ -149,34 +158,34 @@ impl Registry {
         locked(&self.totals)
     }
 
-    /// Bytes in segments of a pool.
+    /// Returns the gauge of a pool's reserved memory: the total length of its segments in bytes.
     pub(super) fn pool_reserved(&self, pool: PoolId) -> Gauge {
         locked(&self.reserved).get(&pool).copied().unwrap_or_default()
     }
 
-    /// Changes the gauge of a pool's bytes in segments.
+    /// Calls `change` with the gauge of a pool's reserved memory.
     pub(super) fn change_pool_reserved(&self, pool: PoolId, change: impl FnOnce(&mut Gauge)) {
         change(locked(&self.reserved).entry(pool).or_default());
     }
 
-    /// Removes the gauge of a pool that is dropped.
+    /// Removes the gauge of a dropped pool.
     pub(super) fn forget_pool(&self, pool: PoolId) {
         locked(&self.reserved).remove(&pool);
     }
 
-    /// The live segment that contains an address.
+    /// Returns the live segment that contains an address.
     pub(super) fn segment_at(&self, address: u64) -> Option<Segment> {
         let live = locked(&self.live);
         let (_, segment) = live.range(..=address).next_back()?;
         (address < segment.memory().end()).then(|| segment.clone())
     }
 
-    /// The live segments, by address.
+    /// Returns the live segments in order of address.
     pub(super) fn live_segments(&self) -> Vec<Segment> {
         locked(&self.live).values().cloned().collect()
     }
 
-    /// Counts `number` new segments with `bytes` together.
+    /// Counts `number` new segments of a pool, with a total length of `bytes`.
     pub(super) fn count_in(&self, pool: PoolId, number: u64, bytes: u64) {
         let mut totals = self.totals();
         totals.reserved.add(bytes);
@@ -185,7 +194,7 @@ impl Registry {
         self.change_pool_reserved(pool, |reserved| reserved.add(bytes));
     }
 
-    /// Counts a segment as released.
+    /// Counts the release of a segment of `bytes`.
     pub(super) fn count_out(&self, pool: PoolId, bytes: u64) {
         let mut totals = self.totals();
         totals.source_releases += 1;
@@ -197,16 +206,17 @@ impl Registry {
         }
     }
 
-    /// Counts calls of sources.
+    /// Calls `add` with the counters of calls to sources.
     pub(super) fn count(&self, add: impl FnOnce(&mut SourceCalls)) {
         add(&mut self.totals().calls);
     }
 
-    /// Takes the structure lock. Returns `None` inside a tracker, which would deadlock.
+    /// Takes the structure lock. Returns `None` inside a tracker, because this thread may hold the lock already.
     pub(super) fn lock_structure(&self) -> Option<Guard<'_, Structure>> {
         (!tracker::inside()).then(|| self.structure.lock())
     }
 
+    /// Records a fault. Drops the oldest one if there are too many.
     pub(super) fn fault(&self, fault: Fault) {
         let mut faults = locked(&self.faults);
         if faults.len() == FAULTS {
@@ -219,19 +229,20 @@ impl Registry {
         locked(&self.faults).iter().cloned().collect()
     }
 
-    /// Trackers that want block entries.
+    /// Returns the trackers that receive block entries.
     pub(super) fn block_trackers(structure: &Structure) -> Slots {
         structure.trackers.iter().filter(|slot| slot.wants_blocks()).cloned().collect()
     }
 
-    /// Delivers entries to trackers and records their failures as faults.
+    /// Delivers entries to trackers. Failures of trackers are recorded as faults.
     pub(super) fn tell(&self, slots: &[Arc<Slot>], entries: &[Entry]) {
         if !entries.is_empty() {
             slots.iter().filter_map(|slot| slot.deliver(entries)).for_each(|fault| self.fault(fault));
         }
     }
 
-    /// Numbers a structural entry, keeps it and delivers it.
+    /// Makes a structural entry with the next number, keeps it for snapshots, and delivers it to all trackers. Returns
+    /// the entry's time in nanoseconds since the allocator was created.
     pub(super) fn emit(
         &self,
         structure: &mut Structure,
@@ -262,8 +273,8 @@ impl Registry {
         time_ns
     }
 
-    /// Notifies trackers that a segment is removed, and releases it unless it is held. No block of it is
-    /// used, no work on it is left, and no cache has it.
+    /// Notifies trackers that a segment is removed. Then releases it to its source, or quarantines it if it is held.
+    /// The caller ensures that the segment has no blocks, that no work uses it any more, and that no cache has it.
     pub(super) fn remove_segment(&self, structure: &mut Structure, segment: Segment) {
         self.emit(structure, segment.pool(), segment.stream(), Action::SegmentFree(segment.clone()));
         if segment.try_release() {
@@ -275,6 +286,7 @@ impl Registry {
         }
     }
 
+    /// Releases a segment to its source. A failure is recorded as a fault.
     fn give_back(&self, segment: &Segment) {
         self.count(|calls| calls.release += 1);
         self.count_out(segment.pool(), segment.bytes());
@@ -287,14 +299,15 @@ impl Registry {
 
 impl Drop for Registry {
     fn drop(&mut self) {
-        // The last handle may be dropped inside a tracker. The lock is free even then, since no other handle
-        // is left.
+        // The last reference may be dropped inside a tracker, where `lock_structure` returns `None`. The lock is free
+        // even then, because nobody else refers to this registry.
         if let Some(mut structure) = self.structure.try_lock() {
             self.reap(&mut structure);
         }
     }
 }
 
+/// Locks a mutex, even if a thread has panicked while it held the lock.
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

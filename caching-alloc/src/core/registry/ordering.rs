@@ -1,4 +1,4 @@
-//! The order of streams: events that mark uses, waits, and the streams that must not be waited for.
+//! The ordering of streams: events that mark uses, waits for them, and the streams that must not wait or be waited for.
 
 use std::collections::HashSet;
 use std::sync::PoisonError;
@@ -9,11 +9,12 @@ use crate::core::pending::Wait;
 use crate::core::stream::{EventError, EventId, StreamId};
 use crate::core::sync::RwLock;
 
-/// Streams that are treated specially.
+/// Streams for which the allocator adds no waits.
 #[derive(Debug, Default)]
 pub(super) struct StreamMarks {
+    /// Streams that carry collectives.
     collective: RwLock<HashSet<StreamId>>,
-    /// Streams whose capture was announced, each with the number of the announcement.
+    /// Streams whose capture was announced, each with the number of its announcement.
     announced: RwLock<Vec<(u64, StreamId)>>,
 }
 
@@ -30,36 +31,40 @@ impl Registry {
         self.marks.collective.read().unwrap_or_else(PoisonError::into_inner).contains(&stream)
     }
 
-    /// Announces a capture of streams, under a number of the caller's.
+    /// Announces a capture of streams. `number` identifies the announcement. A later call with the same number adds
+    /// streams.
     pub(in crate::core) fn announce_capture(&self, number: u64, streams: &[StreamId]) {
         let mut announced = self.marks.announced.write().unwrap_or_else(PoisonError::into_inner);
         announced.extend(streams.iter().map(|stream| (number, *stream)));
     }
 
-    /// Ends the announcement with this number.
+    /// Ends the announcement with this number, for all of its streams.
     pub(in crate::core) fn end_announcement(&self, number: u64) {
         let mut announced = self.marks.announced.write().unwrap_or_else(PoisonError::into_inner);
         announced.retain(|(other, _)| *other != number);
     }
 
-    /// The greatest number of an announced capture of the stream.
+    /// Returns the greatest number of the stream's announcements, if there are any.
     pub(in crate::core) fn announced(&self, stream: StreamId) -> Option<u64> {
         let announced = self.marks.announced.read().unwrap_or_else(PoisonError::into_inner);
         announced.iter().filter(|(_, other)| *other == stream).map(|(number, _)| *number).max()
     }
 
-    /// Returns true if a stream captures, or a capture of it was announced: the host must not wait for it.
+    /// Returns true if a stream is being captured, or its capture was announced. The host must not wait for such a
+    /// stream.
     pub(in crate::core) fn is_captured(&self, stream: StreamId) -> bool {
         self.announced(stream).is_some() || self.events.is_capturing(stream).unwrap_or(false)
     }
 
-    /// Returns true if a stream may wait for others, and others for it, because of this rank's memory alone.
-    /// False for a stream that carries collectives or is being captured.
+    /// Returns true if the allocator may make a stream wait for others on the device, and others for it. Returns false
+    /// for a stream that carries collectives, because other ranks would not add the same waits. Also returns false for
+    /// a stream that is being captured.
     pub(in crate::core) fn may_wait(&self, stream: StreamId) -> bool {
         !self.is_collective(stream) && !self.events.is_capturing(stream).unwrap_or(true)
     }
 
-    /// Records an event at the end of a stream's work so far; `None` while no event can be recorded.
+    /// Records an event after all work that was enqueued on the stream so far. Returns `None` if the stream is being
+    /// captured, or if a call fails; a failure is recorded as a fault.
     pub(in crate::core) fn mark(&self, stream: StreamId) -> Option<EventId> {
         match self.events.is_capturing(stream) {
             Ok(false) => {}
@@ -74,15 +79,16 @@ impl Registry {
         None
     }
 
-    /// Returns true if a use has ended, as far as the host can see.
+    /// Returns true if a use has ended, as far as the host can see, and recycles its event. If the use has no event
+    /// yet, tries to record one first.
     pub(in crate::core) fn has_ended(&self, wait: &mut Wait) -> bool {
         let Some(event) = wait.event else {
-            // Captured work runs when the graph is launched, in an order that the program ensures. Only work
-            // after the capture on the stream is marked now.
+            // Work of a capture runs when the graph is launched, in an order that the program ensures. This event only
+            // marks work that was enqueued on the stream after the capture.
             wait.event = self.mark(wait.stream);
             return wait.event.is_some() && self.has_ended(wait);
         };
-        // An error, as for a stream that is being captured, says nothing about the use.
+        // A failed query, for example while the stream is being captured, does not tell whether the use has ended.
         let ended = self.events.query(event).unwrap_or(false);
         if ended {
             self.events.recycle(event);
@@ -90,7 +96,8 @@ impl Registry {
         ended
     }
 
-    /// Blocks the host until a use has ended. Returns whether it has.
+    /// Blocks the host until a use has ended, and recycles its event. Returns true if the use has ended. Returns false
+    /// without waiting if the stream is being captured.
     pub(in crate::core) fn wait_for(&self, wait: &Wait) -> bool {
         if self.events.is_capturing(wait.stream).unwrap_or(false) {
             return false;
@@ -104,7 +111,8 @@ impl Registry {
         ended
     }
 
-    /// Lets `stream` wait for the event, which is recycled. Returns whether it does.
+    /// Makes `stream` wait for the event on the device, and recycles the event. Returns false if that fails. The event
+    /// is not recycled then.
     pub(in crate::core) fn order(&self, stream: StreamId, event: EventId) -> bool {
         let ordered = self.events.wait(stream, event).is_ok();
         if ordered {
@@ -113,8 +121,9 @@ impl Registry {
         ordered
     }
 
-    /// Returns true if work enqueued on `stream` from now on is ordered after all work enqueued on `other`.
-    /// The host can see that it has ended, or, with `wait`, `stream` waits for it if that is allowed.
+    /// Returns true if later work of `stream` is ordered after all work that was enqueued on `other` so far. That is
+    /// the case if the host sees that the work of `other` has ended. Otherwise, with `wait`, `stream` waits for it on
+    /// the device, if both streams [may wait](Self::may_wait).
     pub(in crate::core) fn is_ordered_after(&self, stream: StreamId, other: StreamId, wait: bool) -> bool {
         if other == stream {
             return true;
@@ -131,14 +140,14 @@ impl Registry {
         ordered
     }
 
-    /// Blocks the host until all work enqueued on `stream` has ended. It does not touch the stream's memory.
+    /// Blocks the host until all work that was enqueued on `stream` so far has ended.
     pub(in crate::core) fn drain_stream(&self, stream: StreamId) -> Result<(), EventError> {
         let ended = self.events.record(stream).and_then(|event| {
             let ended = self.events.synchronize(event);
             self.events.recycle(event);
             ended
         });
-        // A destroyed stream takes no event, but its work may still run.
+        // No event can be recorded on a destroyed stream, but its work may still run.
         ended.or_else(|_| self.events.synchronize_device())
     }
 }

@@ -1,8 +1,9 @@
 //! Blocks, pages and addresses of a re-mappable pool.
 //!
-//! A range is a heap segment that is lengthened as memory is mapped; its unmapped parts are holes. Short and
-//! long blocks have separate ranges, and each stream has a list of the heap for either. Memory freed on a
-//! stream is available there at once, and on other streams after ordering.
+//! A range of addresses is a segment of the heap. It is lengthened when memory is mapped behind its end, and its
+//! unmapped parts are holes. Short and long blocks have separate ranges (see [`Tier`]), and each stream has a list of
+//! free blocks for each of the two. Memory that is freed on a stream is available on that stream at once. Other streams
+//! must be ordered behind that stream before they use it.
 
 use super::plan::longest_page;
 use crate::core::fixed::BlockView;
@@ -12,33 +13,34 @@ use crate::core::segment::Segment;
 use crate::core::size::{UNIT, Units, bytes_of};
 use crate::core::stream::EventId;
 
-/// Blocks of up to this part of the longest page are short.
+/// A block is short if it is no longer than the longest page divided by this.
 const SHORT_SHARE: u64 = 64;
 
 #[derive(Debug)]
 pub(in crate::core) struct Arena {
     pub(super) heap: Heap,
-    /// Indexed by the heap's ordinals.
+    /// The ranges, indexed by the heap's ordinals.
     pub(super) ranges: Vec<Range>,
-    /// Units of the smallest page.
+    /// Length of the smallest page in units. Every page begins at a multiple of it.
     pub(super) granule: Units,
-    /// Old addresses of pages that have moved.
+    /// Old addresses of moved pages, which work may still use.
     old_mappings: Vec<OldMapping>,
-    /// Parts of holes with pages that are still mapped there but used elsewhere.
+    /// Stale addresses: parts of holes where pages are still mapped that are now used at other addresses.
     pub(super) stale: Vec<FreeSpan>,
-    /// Units that caches have taken.
+    /// Units in the blocks that caches have allocated.
     taken: u64,
-    /// The largest number of bytes in use whenever memory was searched.
+    /// The pool's peak: the largest number of bytes in use in any call of [`note_active`](Self::note_active).
     active_peak: u64,
-    /// Calls of the source for moving pages so far.
+    /// Number of calls of the source for moving pages so far.
     pub(in crate::core) move_calls: u64,
-    /// The longest short block.
+    /// Length of the longest short block.
     short: Units,
-    /// The reserved bytes at which the source last ran out of memory.
+    /// The reserved bytes at which the source last ran out of memory; `u64::MAX` if it did not.
     pub(in crate::core) ceiling: u64,
 }
 
-/// Blocks are kept apart by length: a short block would prevent a long page from moving just like a long one.
+/// Short and long blocks are in separate ranges. A page cannot move while a block is in it, so a short block would keep
+/// a long page in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Tier {
     Short,
@@ -46,13 +48,13 @@ pub(in crate::core) enum Tier {
 }
 
 impl Tier {
-    /// The heap's list of a stream's free memory of this tier.
+    /// Returns the heap's list for a stream's free memory in this tier. `stream` is the stream's number in the arena.
     fn list(self, stream: List) -> List {
         stream * 2 + self as List
     }
 }
 
-/// The stream of one of the heap's lists.
+/// Returns the arena's number of the stream that has this list of the heap.
 pub(super) fn stream_of(list: List) -> List {
     list / 2
 }
@@ -67,7 +69,7 @@ pub(super) struct Range {
     pub(super) pages: Vec<Option<Segment>>,
 }
 
-/// Old addresses of moved pages, which stay mapped until an event has completed.
+/// Old addresses of moved pages. The pages stay mapped there until the use in `wait` has ended.
 #[derive(Debug)]
 pub(in crate::core) struct OldMapping {
     pub(in crate::core) wait: Wait,
@@ -100,7 +102,7 @@ pub(in crate::core) struct Fragment {
     pub(in crate::core) stream: List,
 }
 
-/// Consecutive addresses: free memory of any streams, or a hole.
+/// Consecutive units of a range: neighbouring free blocks of any streams, or a part of a hole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) struct FreeSpan {
     pub(super) range: u32,
@@ -115,12 +117,13 @@ impl FreeSpan {
 }
 
 impl Arena {
-    /// The number of streams that can have lists of their own, numbered from 1.
+    /// The maximum number of streams. They are numbered from 1.
     pub(in crate::core) const STREAMS: usize = List::MAX as usize / 2 - 1;
-    /// The list of memory that any stream may use: the host has seen the end of all its uses.
+    /// The number for free memory that any stream may use, because the host has seen the end of all its uses.
     pub(in crate::core) const SHARED_LIST: List = 0;
 
-    /// An arena whose pages are multiples of `granularity` bytes, itself a multiple of the unit.
+    /// Makes an arena without ranges. The lengths of its pages are multiples of `granularity` bytes, which is a
+    /// multiple of 512.
     pub(in crate::core) fn new(granularity: u64) -> Self {
         Self {
             heap: Heap::with_tables(),
@@ -136,14 +139,14 @@ impl Arena {
         }
     }
 
-    /// Adds a range of addresses for mapping pages.
+    /// Adds a range of reserved addresses, for pages with blocks of this tier.
     pub(in crate::core) fn add_range(&mut self, base: u64, bytes: u64, tier: Tier) {
         let limit = Units::try_from(bytes / UNIT).unwrap_or(Units::MAX);
         self.heap.add_range();
         self.ranges.push(Range { tier, base, limit, pages: Vec::new() });
     }
 
-    /// The tier of a block with this length.
+    /// Returns the tier of a block with this length.
     #[inline]
     pub(in crate::core) fn tier(&self, units: Units) -> Tier {
         if units <= self.short { Tier::Short } else { Tier::Long }
@@ -154,7 +157,7 @@ impl Arena {
         self.allocate_in(self.tier(units), units, stream)
     }
 
-    /// Like [`allocate`](Self::allocate), in the tier for blocks of the other length.
+    /// Like [`allocate`](Self::allocate), but in the tier for blocks of the other length.
     pub(in crate::core) fn allocate_elsewhere(
         &mut self,
         units: Units,
@@ -177,7 +180,7 @@ impl Arena {
         self.heap.free(id);
     }
 
-    /// The longest free block of a stream.
+    /// Returns the length of a stream's longest free block.
     pub(in crate::core) fn longest(&self, stream: List) -> Units {
         [Tier::Short, Tier::Long]
             .map(|tier| self.heap.longest_free(tier.list(stream)))
@@ -186,8 +189,9 @@ impl Arena {
             .unwrap_or(0)
     }
 
-    /// Notes the bytes in use while `units` more are requested; returns the largest value so far, in bytes.
-    /// No cache caches a block meanwhile.
+    /// Updates the pool's peak and the length of short blocks, for a request of `units`. Returns the peak in bytes: the
+    /// bytes in use and requested, at most, over all calls so far. The caller has merged the cached blocks, because
+    /// these count as in use.
     pub(in crate::core) fn note_active(&mut self, units: Units) -> u64 {
         self.active_peak = self.active_peak.max(self.taken * UNIT + bytes_of(units));
         let longest_page = longest_page(self.active_peak, self.smallest_page());
@@ -195,12 +199,12 @@ impl Arena {
         self.active_peak
     }
 
-    /// Bytes of the smallest page.
+    /// Returns the length of the smallest page in bytes.
     pub(in crate::core) fn smallest_page(&self) -> u64 {
         bytes_of(self.granule)
     }
 
-    /// Removes the ceiling if more than that is reserved after all.
+    /// Removes the ceiling if more than that is reserved, because the source then had more memory.
     pub(in crate::core) fn raise_ceiling(&mut self, reserved: u64) {
         if reserved > self.ceiling {
             self.ceiling = u64::MAX;
@@ -212,7 +216,7 @@ impl Arena {
         self.ranges[block.segment as usize].base + bytes_of(block.offset)
     }
 
-    /// Runs of free neighbours in the allowed lists, by place.
+    /// Returns the spans of neighbouring free blocks of the allowed streams, in order of place.
     pub(super) fn free_spans(&self, allowed: &dyn Fn(List) -> bool) -> Vec<FreeSpan> {
         let mut free_spans: Vec<FreeSpan> = Vec::new();
         for range in 0..u32::try_from(self.ranges.len()).unwrap_or(0) {
@@ -228,7 +232,7 @@ impl Arena {
         free_spans
     }
 
-    /// Takes free memory out of its lists.
+    /// Takes the free memory between two offsets of a range out of its lists. Returns a fragment for each free block.
     pub(super) fn detach(&mut self, range: u32, mut from: Units, to: Units) -> Vec<Fragment> {
         let mut fragments = Vec::new();
         while from < to {
@@ -242,12 +246,12 @@ impl Arena {
         fragments
     }
 
-    /// Returns detached memory to its lists.
+    /// Returns detached memory to the streams that it came from.
     pub(in crate::core) fn restore(&mut self, fragments: Vec<Fragment>) {
         fragments.into_iter().for_each(|fragment| self.free_to(fragment.block, fragment.stream));
     }
 
-    /// Gives detached neighbours to one stream, as one free block.
+    /// Frees detached neighbours to one stream, as one free block.
     pub(in crate::core) fn give(&mut self, fragments: &[Fragment], stream: List) {
         if let Some(block) = self.unite(fragments.iter().map(|fragment| fragment.block)) {
             self.free_to(block, stream);
@@ -260,7 +264,7 @@ impl Arena {
         self.heap.free_into(block, self.ranges[range].tier.list(stream));
     }
 
-    /// Merges detached neighbours into one block.
+    /// Merges detached neighbours into one block. Returns `None` if there are none.
     pub(super) fn unite(&mut self, blocks: impl Iterator<Item = BlockId>) -> Option<BlockId> {
         blocks.reduce(|left, right| {
             self.heap.unite(left, right);
@@ -268,7 +272,8 @@ impl Arena {
         })
     }
 
-    /// Takes the shortest run of at least `units` out of its lists, from any streams.
+    /// Takes the shortest span of at least `units` out of its lists. The span may have free blocks of several allowed
+    /// streams. With `tier`, searches that tier only.
     pub(in crate::core) fn detach_fit(
         &mut self,
         units: Units,
@@ -283,7 +288,7 @@ impl Arena {
         Some(self.detach(best.range, best.offset, best.end()))
     }
 
-    /// The addresses of a block.
+    /// Returns the addresses of a block.
     pub(super) fn place(&self, block: BlockId) -> Place {
         Place { address: self.address(block), bytes: bytes_of(self.heap.block(block).units), block }
     }
@@ -298,13 +303,13 @@ impl Arena {
         std::mem::take(&mut self.old_mappings)
     }
 
-    /// Stores again the ones whose events have not completed.
+    /// Stores the old addresses again whose events have not completed.
     pub(in crate::core) fn keep_old_mappings(&mut self, old_mappings: Vec<OldMapping>) {
         self.old_mappings.extend(old_mappings);
     }
 
-    /// Frees the addresses of a block that no work uses any more. Pages can be mapped there once the old ones
-    /// are unmapped.
+    /// Turns a block with old addresses of moved pages into a hole, once no work uses these addresses. The pages are
+    /// still mapped there, so the addresses become stale.
     pub(in crate::core) fn retire_block(&mut self, block: BlockId) {
         let Record { segment: range, offset, units, .. } = *self.heap.block(block);
         let mut run = FreeSpan { range, offset, units };
@@ -320,37 +325,37 @@ impl Arena {
         self.heap.make_hole(block);
     }
 
-    /// Takes the addresses that must be unmapped before pages are mapped there, if they exceed `most` bytes.
+    /// Takes all stale addresses, if they have more than `most` bytes. The caller unmaps them.
     pub(in crate::core) fn take_stale(&mut self, most: u64) -> Vec<FreeSpan> {
         let bytes: u64 = self.stale.iter().map(|run| bytes_of(run.units)).sum();
         if bytes > most { std::mem::take(&mut self.stale) } else { Vec::new() }
     }
 
-    /// The first address and the length of a run.
+    /// Returns the first address of a span, and its length in bytes.
     pub(in crate::core) fn span(&self, run: FreeSpan) -> (u64, u64) {
         (self.ranges[run.range as usize].base + bytes_of(run.offset), bytes_of(run.units))
     }
 
-    /// Removes a part of a hole in which pages may still be mapped.
+    /// Takes a span that could not be unmapped out of its holes, so that its addresses are never used again.
     pub(in crate::core) fn leak_span(&mut self, run: FreeSpan) {
         let mut at = run.offset;
         while let Some(id) = (at < run.end()).then(|| self.heap.block_over(run.range, at)).flatten() {
             let block = self.heap.block(id);
             let (state, end) = (block.state, run.end().min(block.offset + block.units));
             if state == State::Hole {
-                // Used from now on, without an owner.
+                // The block stays used, and nothing refers to it.
                 self.heap.take_part(id, at, end - at);
             }
             at = end;
         }
     }
 
-    /// Returns true if there are addresses for a block.
+    /// Returns true if a hole has room for a block of `units`.
     pub(in crate::core) fn has_room(&self, units: Units) -> bool {
         self.site(&[], units, 0).is_some()
     }
 
-    /// Returns all resources when the pool is dropped.
+    /// Returns all resources, for release after the pool was dropped.
     pub(in crate::core) fn dissolve(self) -> Remains {
         let stale = self.stale.iter().map(|run| self.span(*run));
         let places = self.old_mappings.iter().flat_map(|old_mapping| &old_mapping.places);
@@ -362,7 +367,7 @@ impl Arena {
         }
     }
 
-    /// All pages under a block.
+    /// Returns all pages under a block, in order of address.
     pub(in crate::core) fn pages_of(&self, id: BlockId) -> Vec<Segment> {
         let block = self.heap.block(id);
         let mut pages = Vec::new();
@@ -384,8 +389,8 @@ impl Arena {
         pages.iter().rev().find_map(Option::as_ref).filter(|page| address < page.memory().end())
     }
 
-    /// Appends the pages of a range that begin in the `most` granules from `first` on. Returns whether there
-    /// are more in this range; `None`: there is no such range.
+    /// Appends the pages of a range that begin in the `most` granules from `first` on. Returns true if the range has
+    /// further granules, and `None` if there is no such range.
     pub(in crate::core) fn copy_pages(
         &self,
         range: usize,
@@ -399,7 +404,7 @@ impl Arena {
         Some(end < all.len())
     }
 
-    /// Leaves a stream's free memory to all streams. The host has seen the end of the stream's work.
+    /// Gives a stream's free memory to all streams. The host has seen the end of the stream's work.
     pub(in crate::core) fn leave_list(&mut self, stream: List) {
         for tier in [Tier::Short, Tier::Long] {
             self.heap.relist(tier.list(stream), tier.list(Self::SHARED_LIST));
@@ -411,7 +416,7 @@ impl Arena {
         self.longest(stream) == 0
     }
 
-    /// The page, and the block, that contain an address.
+    /// Returns the page and the block that contain an address.
     pub(in crate::core) fn find(&self, address: u64) -> Option<(&Segment, BlockView)> {
         let (ordinal, range) = (0..).zip(&self.ranges).find(|(ordinal, range)| {
             (range.base..range.base + bytes_of(self.heap.length(*ordinal))).contains(&address)

@@ -1,11 +1,11 @@
-//! Plans the place for a block that fits nowhere: the free memory to extend, the idle pages to move there,
-//! and the new pages.
+//! Plans where to map memory for a block that fits in no free memory: the free memory that the block also uses, the
+//! idle pages to move, and the new pages.
 //!
-//! A new page is at most a fraction of the pool's peak need: large enough that few calls move much memory,
-//! small enough that little memory is idle in partly free pages. Shorter pages follow the longest ones, so
-//! that a block ends near the end of a page. The table shows the effect of this fraction on the ratio of
-//! reserved to active memory, and on the driver calls per 50 operations after the first tenth of a program
-//! and outside new peaks:
+//! The longest new page is a fraction of the pool's peak use, unless a block is long for the pool. Long pages need few
+//! calls to move much memory. Short pages leave little memory idle in pages that are partly free. A block gets pages of
+//! one length and a shorter one for the rest, so that it ends near the end of a page. The table shows the effect of the
+//! fraction on the ratio of reserved to active memory, and on the number of driver calls per 50 operations. The calls
+//! are counted after the first tenth of a program, without those at new peaks:
 //!
 //! | longest page | GPT-2, training | ResNet-50, training | gradient buckets on a second stream | layers gathered ahead |
 //! | --- | --- | --- | --- | --- |
@@ -15,10 +15,10 @@
 //! | 1/512 | 1.010, 0.0 | 1.012, 0.6 | 1.010, 1.6 | 1.015, 1.6 |
 //! | 1/1024 | 1.005, 0.0 | 1.012, 0.8 | 1.006, 2.6 | 1.014, 2.8 |
 //!
-//! The first two are recorded, the others synthetic, without small blocks between the large ones, so they
-//! have few operations for their memory. Pages of half the length cost these up to twice the calls, and up to
-//! four times in two steps. Idle pages move only when the pool would otherwise grow clearly beyond its need:
-//! moving costs calls, and a little slack saves many.
+//! The first two programs are recorded. The others are synthetic, without small blocks between the large ones, so they
+//! have few operations for their memory use. For them, pages of half the length need up to twice the calls, and pages
+//! of a quarter of the length up to four times. Idle pages are moved only if the pool would otherwise grow clearly
+//! beyond its need: moving needs calls, and a little slack avoids many of them.
 
 use super::arena::{Arena, Fragment, FreeSpan, Range, Tier};
 use crate::core::heap::{BlockId, List, State};
@@ -26,53 +26,57 @@ use crate::core::pending::Wait;
 use crate::core::segment::Segment;
 use crate::core::size::{UNIT, Units, bytes_of};
 
-/// No page is made longer than this part of the peak, unless its block needs more than [`PAGES_OF_A_BLOCK`] of them.
+/// A page is no longer than the peak divided by this, unless the block would need more than [`PAGES_OF_A_BLOCK`] such
+/// pages.
 const PAGE_SHARE: u64 = 256;
-/// A block for which nothing is free gets about this many pages: fewer than twice as many, and one for the rest.
+/// A block that is long for the pool gets pages of its length divided by this, rounded down to a power of two times the
+/// smallest page. So it gets at least this many and fewer than twice as many pages, and one for the rest. It gets more
+/// if [`LONGEST_PAGE`] limits their length.
 const PAGES_OF_A_BLOCK: u64 = 8;
 /// No page is made longer than this, in bytes.
 const LONGEST_PAGE: u64 = 128 << 20;
 
-/// The longest page for a pool with this peak.
+/// Returns the longest page, in bytes, for a pool with this peak. Long blocks may have longer pages.
 pub(super) fn longest_page(peak: u64, granule: u64) -> u64 {
     (peak / PAGE_SHARE).clamp(granule, LONGEST_PAGE.max(granule))
 }
 
-/// The memory that a plan may request.
+/// Limits of a plan.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct Budget {
-    /// The pool's peak in bytes, which limits the length of pages.
+    /// The pool's peak in bytes. It determines the length of pages.
     pub(in crate::core) peak: u64,
-    /// Bytes of new pages to make before idle pages are moved.
+    /// If the block needs no more than this many bytes, all of them come from new pages. Otherwise idle pages are moved
+    /// first.
     pub(in crate::core) freely: u64,
-    /// Bytes of new pages that can be made at all.
+    /// The most bytes that new pages may have together.
     pub(in crate::core) at_most: u64,
-    /// True to try every place, even those for blocks of another length.
+    /// If true, all holes are tried, including those in the other tier.
     pub(in crate::core) anywhere: bool,
 }
 
-/// Memory that is to be mapped in one piece.
+/// A range of addresses where pages are to be mapped for a block.
 #[derive(Debug)]
 pub(in crate::core) struct Plan {
-    /// First address of the range to map, and its length.
+    /// First address of the range, and its length in bytes.
     pub(in crate::core) address: u64,
     pub(in crate::core) bytes: u64,
     /// The pages that move there, in the order of their new addresses.
     pub(in crate::core) moves: Vec<Segment>,
-    /// The lengths in bytes of new pages to make behind them.
+    /// The lengths in bytes of the new pages, which are mapped behind the moved ones.
     pub(in crate::core) makes: Vec<u64>,
-    /// Addresses to unmap there first.
+    /// Stale addresses in the range, which must be unmapped first.
     pub(in crate::core) stale: Vec<FreeSpan>,
     range: u32,
     target: BlockId,
-    /// Free memory before and behind the range, which it extends.
+    /// Free memory directly before and behind the range, which the block also uses.
     before: Vec<Fragment>,
     after: Vec<Fragment>,
-    /// The free memory that the moved pages come from, one list per neighbourhood.
+    /// The memory that the moved pages leave: one list for each group of neighbouring pages.
     sources: Vec<Vec<Fragment>>,
 }
 
-/// Neighbouring pages that could move.
+/// A group of neighbouring idle pages.
 struct Idle {
     range: u32,
     offset: Units,
@@ -80,20 +84,20 @@ struct Idle {
     units: Units,
 }
 
-/// A hole in which a block could be placed, with the free memory beside it that the block would also use.
+/// A place for a block: a hole, and the free memory beside it that the block would also use.
 pub(super) struct Site {
     range: u32,
-    /// Offset and length of the hole.
+    /// Offset and length of the hole, in units.
     at: Units,
     room: Units,
-    /// Units to map there.
+    /// Units to map in the hole.
     need: Units,
     before: Option<FreeSpan>,
     after: Option<FreeSpan>,
 }
 
 impl Site {
-    /// Units of the free memory beside it.
+    /// Returns the units in the free memory beside the hole.
     fn have(&self) -> Units {
         [self.before, self.after].iter().flatten().map(|run| run.units).sum()
     }
@@ -112,13 +116,13 @@ impl Plan {
         self.sources.is_empty()
     }
 
-    /// Calls that the moves cost: one to map each page, one for each stale range to unmap, and one to enable
-    /// the whole.
+    /// Returns the number of calls that the moves need: one to map each page, one to unmap each stale span, and one to
+    /// enable the whole range. Returns 0 if the plan moves no page.
     pub(in crate::core) fn move_calls(&self) -> u64 {
         if self.is_new() { 0 } else { (self.moves.len() + self.stale.len() + 1) as u64 }
     }
 
-    /// The streams whose memory the plan takes.
+    /// Returns the streams whose memory the plan takes.
     pub(in crate::core) fn lists(&self) -> Vec<List> {
         let fragments = self.sources.iter().flatten().chain(&self.before).chain(&self.after);
         let mut lists: Vec<List> = fragments.map(|fragment| fragment.stream).collect();
@@ -129,8 +133,8 @@ impl Plan {
 }
 
 impl Arena {
-    /// Plans room for a block, from memory of the allowed lists. Other requests cannot get memory in the plan
-    /// until it is settled or abandoned.
+    /// Plans the memory for a block of `units`, from memory of the allowed streams. Returns `None` if no hole has room,
+    /// or if the budget is not enough. The memory of the plan is in no list until the plan is settled or abandoned.
     pub(in crate::core) fn plan(
         &mut self,
         units: Units,
@@ -145,7 +149,7 @@ impl Arena {
         }
         let idle = self.idle(&free_spans);
         let longest = idle.iter().flat_map(|near| &near.pages).map(|(_, page)| units_of(page)).max();
-        // If idle pages are too long for the best hole, a hole with room for any of them.
+        // The idle pages may be too long for the best hole. Then a hole with room for any of them is tried.
         let roomy = longest.and_then(|longest| self.site(&free_spans, units, longest));
         let mut near = [Some(site), roomy].into_iter().flatten();
         near.find_map(|site| self.fill(site, &idle, budget)).or_else(|| {
@@ -154,7 +158,8 @@ impl Arena {
         })
     }
 
-    /// Plans a block at a site, from idle pages and, for the rest, new ones.
+    /// Plans a block at a site, from idle pages and, for the rest, new ones. Returns `None` if the new pages exceed the
+    /// budget.
     fn fill(&mut self, site: Site, idle: &[Idle], budget: Budget) -> Option<Plan> {
         let idle: Vec<&Idle> = idle.iter().filter(|near| !site.has(near)).collect();
         let chosen = choose(&idle, site.need, site.room);
@@ -168,9 +173,9 @@ impl Arena {
         Some(self.take(site, chosen, makes))
     }
 
-    /// Finds the hole in which a block needs the least mapping, together with free memory before it, behind
-    /// it, or both. Among equals it prefers the least unmapping, then the smallest rest, so that longer rests
-    /// stay available. The hole has room for `spare` more units.
+    /// Returns the site in the block's tier at which the fewest units must be mapped. Among equals it prefers the one
+    /// with the fewest stale spans in the hole, then the one with the smallest rest, so that longer rests stay
+    /// available. The hole has room for `spare` more units.
     pub(super) fn site(&self, free_spans: &[FreeSpan], units: Units, spare: Units) -> Option<Site> {
         let mut best: Option<((Units, usize, Units), Site)> = None;
         self.each_site(free_spans, units, Some(self.tier(units)), |site| {
@@ -185,8 +190,8 @@ impl Arena {
         best.map(|(_, site)| site)
     }
 
-    /// Every hole in which a block could be placed, ordered by the new memory that is needed after idle pages
-    /// have moved there.
+    /// Returns all sites for a block in both tiers, ordered by the new memory that is needed after all idle pages have
+    /// moved there.
     fn sites(&self, free_spans: &[FreeSpan], idle: &[Idle], units: Units) -> Vec<Site> {
         let mut sites = Vec::new();
         self.each_site(free_spans, units, None, |site| {
@@ -197,7 +202,8 @@ impl Arena {
         sites.into_iter().map(|(_, _, site)| site).collect()
     }
 
-    /// Visits the holes in which a block could be placed, of one tier or of both.
+    /// Calls `visit` for all sites for a block, in one tier or in both. There is a site for each combination of a hole
+    /// with the free memory before it and behind it.
     fn each_site(
         &self,
         free_spans: &[FreeSpan],
@@ -225,14 +231,14 @@ impl Arena {
                 if missing == 0 || missing > room {
                     continue;
                 }
-                // With free memory on both sides, the whole hole is filled to make the block contiguous.
+                // If the block uses the free memory on both sides, the whole hole must be filled between them.
                 site.need = if before.is_some() && after.is_some() { room } else { missing };
                 visit(site);
             }
         }
     }
 
-    /// The stale mappings that must be unmapped before pages are mapped there.
+    /// Returns the stale spans that overlap a place. They must be unmapped before pages are mapped there.
     fn stale_in(&self, place: FreeSpan) -> impl Iterator<Item = FreeSpan> {
         let meets = move |run: &FreeSpan| {
             run.range == place.range && run.offset < place.end() && place.offset < run.end()
@@ -240,7 +246,8 @@ impl Arena {
         self.stale.iter().copied().filter(meets)
     }
 
-    /// Holes, and the room behind the last memory of each range, by place: range, offset and length.
+    /// Returns all holes in order of place, each as range, offset and length. The addresses behind the end of a
+    /// segment, up to the limit of its range, also count as a hole.
     fn holes(&self) -> Vec<(u32, Units, Units)> {
         let mut all = Vec::new();
         for (range, Range { limit, .. }) in (0u32..).zip(&self.ranges) {
@@ -256,7 +263,8 @@ impl Arena {
         all
     }
 
-    /// Whole pages in free memory that nobody holds, one entry per neighbourhood.
+    /// Returns the idle pages: those that lie completely in one of the free spans, and are not held. Neighbouring pages
+    /// form a group.
     fn idle(&self, free_spans: &[FreeSpan]) -> Vec<Idle> {
         let mut all: Vec<Idle> = Vec::new();
         for run in free_spans {
@@ -288,8 +296,8 @@ impl Arena {
         all
     }
 
-    /// Sizes of the new pages in bytes: pages of one length, then a shorter one for the rest. Blocks that are long for
-    /// the pool have longer pages, so that they need few calls.
+    /// Returns the lengths, in bytes, of new pages for `rest` units: pages of one length, then a shorter one. Blocks
+    /// that are long for the pool have longer pages, so that they need few calls.
     fn page_sizes(&self, mut rest: Units, peak: u64) -> Vec<u64> {
         let granule = bytes_of(self.granule);
         let longest =
@@ -304,7 +312,8 @@ impl Arena {
         sizes
     }
 
-    /// Takes all memory that a plan needs out of the lists.
+    /// Returns the plan for a site, with the chosen idle pages and with new pages of these lengths. Takes all memory of
+    /// the plan out of the lists.
     fn take(&mut self, site: Site, chosen: Vec<Idle>, makes: Vec<u64>) -> Plan {
         let Site { range, mut at, room, before, after, .. } = site;
         let mut moves = Vec::new();
@@ -349,8 +358,9 @@ impl Arena {
         }
     }
 
-    /// Undoes a plan: pages to be moved stay in place. The planned addresses are not used any more if pages
-    /// may still be mapped there. Stale mappings there have been removed already.
+    /// Undoes a plan that was not carried out. The pages that it would have moved stay where they are, and its free
+    /// memory returns to the lists. `is_undone` is false if pages may still be mapped at the planned addresses. These
+    /// addresses are then never used again.
     pub(in crate::core) fn abandon(&mut self, plan: Plan, is_undone: bool) {
         let Plan { moves, target, before, after, sources, .. } = plan;
         self.put_pages_back(moves);
@@ -362,8 +372,8 @@ impl Arena {
         sources.into_iter().for_each(|fragments| self.restore(fragments));
     }
 
-    /// Completes a plan that has been carried out: `pages` are mapped there, in their order. The memory
-    /// becomes free on `stream`; the old addresses of moved pages are freed when `wait` has ended.
+    /// Completes a plan after `pages` were mapped at its addresses, in order. The memory becomes one free block of
+    /// `stream`. The old addresses of moved pages become free once the use in `wait` has ended.
     pub(in crate::core) fn settle(
         &mut self,
         plan: Plan,
@@ -391,7 +401,8 @@ impl Arena {
         }
     }
 
-    /// Takes idle pages of at least `wanted` bytes, or all, out of the lists, to be released.
+    /// Takes idle pages out of the lists and claims them, to be released. The largest groups of neighbouring pages come
+    /// first, until `wanted` bytes are taken. Returns the pages of each group, and the memory that they leave.
     pub(in crate::core) fn detach_idle(&mut self, wanted: u64) -> Vec<(Vec<Segment>, Vec<Fragment>)> {
         let free_spans = self.free_spans(&|_| true);
         let mut idle = self.idle(&free_spans);
@@ -416,20 +427,20 @@ impl Arena {
         taken
     }
 
-    /// Turns these fragments, whose pages were unmapped, into holes.
+    /// Turns neighbouring fragments into a hole, after their pages were unmapped.
     pub(in crate::core) fn vacate(&mut self, fragments: &[Fragment]) {
         if let Some(block) = self.unite(fragments.iter().map(|fragment| fragment.block)) {
             self.heap.make_hole(block);
         }
     }
 
-    /// Returns pages and fragments that were not released.
+    /// Undoes [`detach_idle`](Self::detach_idle) for pages that were not released.
     pub(in crate::core) fn reinstate(&mut self, pages: Vec<Segment>, fragments: Vec<Fragment>) {
         self.put_pages_back(pages);
         self.restore(fragments);
     }
 
-    /// Puts claimed pages back, so that they can be held again.
+    /// Puts claimed pages back in their ranges. They can then be held again.
     fn put_pages_back(&mut self, pages: Vec<Segment>) {
         for page in pages {
             page.revive();
@@ -448,15 +459,15 @@ fn units_of(page: &Segment) -> Units {
     (page.bytes() / UNIT) as Units
 }
 
-/// Chooses pages of `need` units, or as many as there are. It takes the longest ones that fit, so that few
-/// calls move much and the rest is small, and finally the shortest page longer than the rest. The pages are
-/// claimed, so nobody can hold them any more.
+/// Chooses and claims idle pages of `need` units, or as many as there are. Takes the longest pages that fit, so that
+/// few calls move much memory and the rest is small. For the rest it takes the shortest of the pages that were too
+/// long, if `room` is enough for it.
 fn choose(idle: &[&Idle], need: Units, room: Units) -> Vec<Idle> {
     let mut pages: Vec<(Units, usize, usize)> = Vec::new();
     for (at, near) in idle.iter().enumerate() {
         pages.extend(near.pages.iter().enumerate().map(|(index, (_, page))| (units_of(page), at, index)));
     }
-    // The longest pages first; among equals those of short neighbourhoods, which are less useful elsewhere.
+    // The longest pages come first, and among equals those of small groups, which are less useful elsewhere.
     pages
         .sort_unstable_by_key(|(units, at, index)| (std::cmp::Reverse(*units), idle[*at].units, *at, *index));
     let mut got = 0;
@@ -497,7 +508,7 @@ fn choose(idle: &[&Idle], need: Units, room: Units) -> Vec<Idle> {
     chosen
 }
 
-/// Releases the claim on pages that are not needed.
+/// Ends the claim on pages that are not needed.
 fn release(chosen: &[Idle]) {
     chosen.iter().flat_map(|idle| &idle.pages).for_each(|(_, page)| page.revive());
 }

@@ -1,12 +1,16 @@
 //! A snapshot in the format of PyTorch's tools: the layout of `torch.cuda.memory._snapshot()`, as JSON or as
 //! a pickle.
 //!
-//! The browser viewer computes a block's address by adding lengths to its segment's address, so blocks tile
-//! their segments. It replays the trace backwards from the final state, so both are of one moment, and
-//! entries that one ring has dropped are left out for all rings. Neighbouring pages of one stream become one
-//! segment there; pages are shared by all streams, so all of them have the same stream. A block's length in
-//! the trace is the requested size. Numbers are signed: addresses are below 2^53, the limit of the viewer's
-//! pickle reader.
+//! The layout follows from the way in which the browser viewer works:
+//! - It computes a block's address by adding the lengths of the blocks before it to the address of the segment. So
+//!   blocks cover their segments without gaps.
+//! - It replays the trace backwards from the final state. So the trace must have no gaps: where the entries of one ring
+//!   begin late because older ones were dropped, earlier entries of all rings are left out.
+//! - It shows neighbouring pages of one stream as one segment. All streams of a pool share its pages, so all pages are
+//!   written with the same stream.
+//! - It expects the requested size as the length of a block in the trace.
+//! - Its pickle reader is limited to integers below 2^53, so numbers are written as signed ones. Addresses are below
+//!   that limit.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -25,7 +29,7 @@ use crate::core::stream::StreamId;
 #[derive(Serialize)]
 struct Document<'a> {
     segments: Vec<Segment>,
-    /// By device.
+    /// The traces, indexed by device.
     device_traces: Vec<Vec<Trace>>,
     allocator_settings: Settings,
     external_annotations: Vec<Annotation<'a>>,
@@ -57,7 +61,7 @@ struct Block {
     frames: Vec<Frame>,
 }
 
-/// A source location. Rust reports file and line of a call, but not the function.
+/// A stack frame of the viewer: a source location, with the name of the request in place of that of a function.
 #[derive(Serialize)]
 struct Frame {
     filename: &'static str,
@@ -87,7 +91,7 @@ struct Annotation<'a> {
     time_us: i64,
 }
 
-/// The settings that the viewer shows, except those without a meaning here.
+/// The settings that the viewer shows, as far as this allocator has them.
 #[derive(Serialize)]
 struct Settings {
     expandable_segments: bool,
@@ -99,13 +103,13 @@ struct Settings {
     memory_limit: Option<i64>,
 }
 
-/// Steps by the smallest size that they apply to, in MiB.
+/// Serializes a rounding as a map from the smallest size of each range, in MiB, to its number of steps.
 fn divisions<S: Serializer>(rounding: &Rounding, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(rounding.by_mebibytes().map(|(least, steps)| (least.to_string(), int(steps))))
 }
 
 impl Snapshot {
-    /// Writes it as JSON that PyTorch's browser viewer opens. Times in µs, sizes in bytes.
+    /// Writes the snapshot as JSON, which PyTorch's browser viewer opens. Times are in µs, and sizes in bytes.
     ///
     /// # Errors
     /// The error of `writer`.
@@ -114,7 +118,7 @@ impl Snapshot {
         serde_json::to_writer(writer, &self.document()).map_err(io::Error::from)
     }
 
-    /// The same as a string.
+    /// Returns the JSON of [`write_json`](Self::write_json) as a string.
     ///
     /// # Errors
     /// None is known: every snapshot can be written.
@@ -123,8 +127,8 @@ impl Snapshot {
         serde_json::to_string(&self.document()).map_err(io::Error::from)
     }
 
-    /// Writes it as a pickle, which PyTorch's `_memory_viz.py` and its browser viewer open. Times in µs, sizes in
-    /// bytes.
+    /// Writes the snapshot as a pickle, which PyTorch's `_memory_viz.py` and its browser viewer open. Times are in µs,
+    /// and sizes in bytes.
     ///
     /// # Errors
     /// The error of `writer`.
@@ -174,8 +178,9 @@ impl Snapshot {
         kept.iter().filter_map(|entry| self.trace_entry(entry, &pages)).collect()
     }
 
-    /// Annotations have a separate list. Pages of a dropped pool are removed like segments; for the viewer
-    /// they are unmapped.
+    /// Returns an entry in the form of the viewer. Returns `None` for annotations, which are in a separate list, and
+    /// for segments that were moved to another stream. Pages of a dropped pool are removed with `SegmentFree`, but the
+    /// viewer must see them unmapped. `pages` has the ids of pages in the trace.
     fn trace_entry(&self, entry: &Entry, pages: &HashSet<SegmentId>) -> Option<Trace> {
         let (mut kind, mut stream) = (entry.action.kind(), entry.stream);
         let mut request = None;
@@ -198,7 +203,7 @@ impl Snapshot {
             }
             Action::Snapshot => (Some(0), None, 0),
             Action::OutOfMemory { wanted, free } => (None, Some(free.unwrap_or(0)), *wanted),
-            // The tools compute the stream from the final state.
+            // The tools know a segment's stream from the final state.
             Action::Annotation(_) | Action::SegmentMoved { .. } => return None,
         };
         Some(Trace {
@@ -218,18 +223,19 @@ impl Snapshot {
         Some(Annotation { name, stage: "START", device: entry.device, time_us: self.time_us(entry) })
     }
 
-    /// Wall-clock time.
+    /// Returns the wall-clock time of an entry, in µs since the Unix epoch.
     fn time_us(&self, entry: &Entry) -> i64 {
         let began = self.began.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
         int(u64::try_from(began).unwrap_or(u64::MAX).saturating_add(entry.time_ns / 1000))
     }
 }
 
-/// The stream of memory that all streams share.
+/// The stream that is written for memory that all streams share.
 const EVERY_STREAM: StreamId = StreamId(0);
 
-/// The first entry from which on every ring is complete. A ring is complete if its entry numbers begin with
-/// 1.
+/// Returns the index of the first entry from which on the trace has no gaps. Entries come from several rings, one for
+/// structural entries and one for each stream of a pool. A ring has dropped entries if its first entry in the trace has
+/// a number greater than 1. The trace is then complete only from that entry on.
 fn complete_from(trace: &[Entry]) -> usize {
     let mut firsts = HashMap::new();
     for (at, entry) in trace.iter().enumerate() {
@@ -247,7 +253,7 @@ fn pool_id(pool: PoolId) -> (u32, u32) {
     (0, pool.0)
 }
 
-/// The source location of a request as the only frame of its stack, with the request's name for a function.
+/// Returns the stack of a request: one frame with its source location and its name, or none if there is no request.
 fn frames(request: Option<RequestInfo>) -> Vec<Frame> {
     let frame = request.map(|RequestInfo { call_site, name }| Frame {
         filename: call_site.file(),
@@ -257,7 +263,8 @@ fn frames(request: Option<RequestInfo>) -> Vec<Frame> {
     frame.into_iter().collect()
 }
 
-/// Merges neighbouring segments into one; `blocks` tile them.
+/// Returns neighbouring segments as one segment of the viewer, with all of their blocks. Returns `None` if there are
+/// none.
 fn segment(
     segments: &[core::Segment],
     blocks: &[BlockState],

@@ -1,4 +1,4 @@
-//! The state of an allocator at one moment.
+//! Snapshots: the state of an allocator.
 
 #[cfg(any(feature = "json", feature = "pickle"))]
 mod document;
@@ -10,24 +10,26 @@ use super::request::RequestInfo;
 use super::segment::Segment;
 use super::settings::Settings;
 
-/// Everything that an allocator holds, at one moment.
+/// The segments and blocks of an allocator, with its recent trace entries and its settings. The blocks and block
+/// entries of each stream are those of one moment, which may differ between streams.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// Number of the last structural entry in it: later ones have greater numbers.
+    /// Number of the last structural entry that the snapshot includes.
     pub generation: u64,
     /// Creation time of the allocator.
     pub began: SystemTime,
-    /// Nanoseconds since `began`.
+    /// Time of the snapshot, in nanoseconds since `began`.
     pub time_ns: u64,
     /// Ordinal of the device.
     pub device: u32,
-    /// Live segments, by address, except those of re-mappable pools.
+    /// Live segments in order of address, except those of re-mappable pools.
     pub segments: Vec<SegmentState>,
     /// Mapped memory of re-mappable pools.
     pub mapped: Vec<MappedState>,
     /// Segments that should have been released but are held.
     pub quarantined: Vec<Segment>,
-    /// The entries that the rings still have, oldest first. Empty in the snapshot that a tracker gets.
+    /// The most recent entries that the allocator still has, oldest first. Empty in the snapshots that a tracker and a
+    /// caller of [`Allocator::since`](super::Allocator::since) get.
     pub trace: Vec<Entry>,
     /// The allocator's settings.
     pub settings: Settings,
@@ -38,16 +40,16 @@ pub struct Snapshot {
 pub struct SegmentState {
     /// The segment.
     pub segment: Segment,
-    /// Its blocks by address; they tile it.
+    /// The segment's blocks in order of address. They cover the segment without gaps.
     pub blocks: Vec<BlockState>,
 }
 
 /// Neighbouring pages of a re-mappable pool, and their blocks.
 #[derive(Debug, Clone)]
 pub struct MappedState {
-    /// The pages, by address; at least one.
+    /// The pages in order of address; at least one.
     pub segments: Vec<Segment>,
-    /// The blocks by address; they tile all pages together.
+    /// The blocks in order of address. They cover all pages together without gaps.
     pub blocks: Vec<BlockState>,
 }
 
@@ -58,7 +60,7 @@ pub struct BlockState {
     pub address: u64,
     /// Length in bytes.
     pub bytes: u64,
-    /// The size that its owner requested, in bytes; 0 if it is free.
+    /// The size that the owner requested, in bytes; 0 for a free block.
     pub requested: u64,
     /// The state of the block.
     pub usage: Usage,
@@ -87,18 +89,18 @@ pub enum Usage {
 }
 
 impl BlockState {
-    /// A free block.
+    /// Returns the state of a free block.
     pub(super) fn free(address: u64, bytes: u64) -> Self {
         Self { address, bytes, requested: 0, usage: Usage::Inactive, request: None }
     }
 
-    /// Its length, unless it is free.
+    /// Returns the block's length in bytes, or 0 if it is free.
     #[must_use]
     pub fn active_bytes(&self) -> u64 {
         if self.usage == Usage::Inactive { 0 } else { self.bytes }
     }
 
-    /// Its length, if it is handed out.
+    /// Returns the block's length in bytes if it is handed out, or 0.
     #[must_use]
     pub fn allocated_bytes(&self) -> u64 {
         if self.usage == Usage::Active { self.bytes } else { 0 }
@@ -106,26 +108,26 @@ impl BlockState {
 }
 
 impl SegmentState {
-    /// A segment shown as one block without an owner.
+    /// Returns the state of a segment as one block without a request.
     pub(super) fn whole(segment: &Segment, usage: Usage) -> Self {
         let (address, bytes) = (segment.address(), segment.bytes());
         let whole = BlockState { address, bytes, requested: 0, usage, request: None };
         Self { segment: segment.clone(), blocks: vec![whole] }
     }
 
-    /// Bytes of its blocks that are not free.
+    /// Returns the bytes in blocks that are not free.
     #[must_use]
     pub fn active_bytes(&self) -> u64 {
         self.blocks.iter().map(BlockState::active_bytes).sum()
     }
 
-    /// Bytes of its blocks that are handed out.
+    /// Returns the bytes in blocks that are handed out.
     #[must_use]
     pub fn allocated_bytes(&self) -> u64 {
         self.blocks.iter().map(BlockState::allocated_bytes).sum()
     }
 
-    /// Bytes that the owners of its blocks requested.
+    /// Returns the bytes that the owners of the blocks requested.
     #[must_use]
     pub fn requested_bytes(&self) -> u64 {
         self.blocks.iter().map(|block| block.requested).sum()

@@ -1,4 +1,4 @@
-//! Copies of a cache, made piece by piece: a hit waits for one piece at most.
+//! Copies of a cache's state, made piece by piece, so that a hit waits for the copy of one piece at most.
 
 use super::{CacheState, StreamCache};
 use crate::core::block_meta::InUse;
@@ -6,22 +6,24 @@ use crate::core::ring::{Batch, RingCopy};
 use crate::core::segment::Segment;
 use crate::core::tracker::Slots;
 
-/// BlockTable, segments and entries that are copied per acquisition of the lock. Fewer in tests, whose few blocks
-/// must make several steps.
+/// The number of blocks, segments or entries that are copied per acquisition of the lock. It is small in tests, so that
+/// copies of a few blocks take several steps.
 const CHUNK: u32 = if cfg!(test) { 2 } else { 1024 };
 
-/// A consistent copy of a cache's state.
+/// A copy of a cache's state at one moment.
 #[derive(Debug)]
 pub(in crate::core) struct CacheCopy {
     pub(in crate::core) segments: Vec<Segment>,
-    /// Blocks that were handed out or in use by other streams, in no order.
+    /// The blocks that were handed out, or that other streams might still use. In no particular order.
     pub(in crate::core) blocks: Vec<InUse>,
+    /// The trace entries that the ring still had. Empty if they were not requested.
     pub(in crate::core) entries: RingCopy,
 }
 
 impl StreamCache {
-    /// Copies the cache as of the moment at which `first` sees it. The caller holds the structure lock, so no
-    /// segment is added or removed meanwhile, and no other copy is running.
+    /// Returns a copy of the cache's state at the moment at which `first` is called, with the state locked. With
+    /// `with_entries`, copies the trace entries too. The caller holds the structure lock, so no segment is added or
+    /// removed meanwhile, and no other copy is made.
     pub(in crate::core) fn copy(&self, with_entries: bool, first: impl FnOnce(&mut CacheState)) -> CacheCopy {
         let mut entries = {
             let mut state = self.state.lock();
@@ -43,7 +45,7 @@ impl StreamCache {
         CacheCopy { segments: self.segments(), blocks, entries }
     }
 
-    /// Its segments. The caller holds the structure lock.
+    /// Returns the cache's segments. The caller holds the structure lock.
     pub(in crate::core) fn segments(&self) -> Vec<Segment> {
         let mut segments = Vec::new();
         let mut next = 0;
@@ -60,7 +62,8 @@ impl StreamCache {
         }
     }
 
-    /// Takes the undelivered entries, and delivers later ones to `slots`.
+    /// Makes `slots` the trackers for later block entries. Returns the previous trackers, and the entries that they
+    /// have not received yet.
     pub(in crate::core) fn resubscribe(&self, state: &mut CacheState, slots: &Slots) -> (Slots, Batch) {
         let mut before = Batch::default();
         state.ring.take_outbox(&mut before);

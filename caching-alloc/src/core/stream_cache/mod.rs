@@ -1,6 +1,8 @@
-//! A cache: the memory of one stream in one pool, behind the only lock that a hit takes.
+//! Stream caches. A stream cache has the memory of one stream in one pool. A hit takes only the lock on the cache's
+//! state, and in a re-mappable pool sometimes that of the arena.
 //!
-//! This file takes the lock and does the work after it is released; `state` has the guarded data.
+//! `state` has the state and the operations on it. This file locks the state, and makes the calls that must not be made
+//! under its lock.
 
 mod copy;
 mod pending;
@@ -35,7 +37,8 @@ use super::stream::StreamEvents;
 use super::stream::StreamId;
 use super::tracker::{self, Slots};
 
-/// From this number of entries on, an operation waits for the delivery lock.
+/// The number of undelivered entries from which on an operation waits for the delivery lock. Below it, an operation
+/// skips the delivery if another thread has the lock.
 const BACKLOG: usize = 1 << 14;
 
 #[derive(Debug)]
@@ -43,13 +46,15 @@ pub(super) struct StreamCache {
     pub(super) registry: Arc<Registry>,
     pub(super) pool: Arc<PoolInfo>,
     pub(super) stream: StreamId,
-    /// The number of caches of the pool that were made before it.
+    /// The number of caches that the pool had created before this one.
     pub(super) creation_index: u64,
-    /// Its list of the pool's arena, if there is one. No other live cache has this list.
+    /// The list of this cache's free memory in the arena of a re-mappable pool. No other cache of the pool has this
+    /// list. In other pools, it is not used.
     pub(super) list: List,
-    /// Freed blocks that other streams use, oldest first; [`CacheState::newly_pending`] has the newest.
+    /// Freed blocks that other streams may still use, oldest first. The newest ones are in
+    /// [`CacheState::newly_pending`].
     pub(super) pending: Ranked<Vec<Pending>>,
-    /// Held while block entries are delivered, so that they arrive in order; has the buffers for that.
+    /// Held while block entries are delivered, so that trackers get them in order. Guards the buffers for the delivery.
     pub(super) delivery: Ranked<Delivery>,
     pub(super) state: &'static CacheSlot,
 }
@@ -111,35 +116,37 @@ impl StreamCache {
         })
     }
 
-    /// Allocates a block from existing memory, after merging all free memory if necessary.
+    /// Allocates a block from the cache's free memory. If no free block fits, it merges cached blocks, and returns
+    /// `None` only after all are merged. Cached blocks are those in the quick list; merging moves them to the heap.
     pub(super) fn hit(&self, request: Request) -> Option<Block> {
         loop {
             let mut state = self.state.lock();
             if let Some(id) = state.reserve(request.units) {
                 return Some(Block::hand_out(self.state, state, id, request, self.stream));
             }
-            // Each attempt has merged a part.
+            // `reserve` has merged a limited number of cached blocks, so the next attempt may succeed.
             if !state.keeps_any() {
                 return None;
             }
         }
     }
 
-    /// Finds a block like [`hit`](Self::hit), without handing it out.
+    /// Takes a block out of the free memory, like [`hit`](Self::hit), but does not hand it out.
     pub(super) fn reserve(&self, request: Request) -> Option<BlockId> {
         self.merge();
         self.state.lock().reserve(request.units)
     }
 
-    /// Merges all free memory; a hit on another thread waits for one piece at most.
+    /// Merges all cached blocks. It releases the lock after each limited number of blocks, so a hit on another thread
+    /// does not wait long.
     pub(super) fn merge(&self) {
         while self.state.lock().merge_some() {}
     }
 
-    /// Retires the cache for its stream, if it is empty. A thread that has already found it looks for another
-    /// one. The caller holds the structure lock. Returns whether it is retired.
+    /// Retires the cache if it is empty. Returns true if it is retired. A thread that has already found the cache then
+    /// looks for another cache of the stream. The caller holds the structure lock.
     pub(super) fn retire(&self) -> bool {
-        // The cache is not empty if another thread settles pending blocks.
+        // While another thread has this lock, it processes pending blocks. So the cache is treated as not empty.
         let Some(pending) = self.pending.try_lock() else { return false };
         let mut state = self.state.lock();
         let ends = pending.is_empty() && state.has_nothing();
@@ -149,12 +156,13 @@ impl StreamCache {
         ends
     }
 
-    /// Returns true if its segments may be released.
+    /// Returns true if the cache's segments may be released: no guard keeps the pool's memory, and the stream is not
+    /// being captured.
     pub(super) fn may_release(&self) -> bool {
         !self.pool.is_kept() && !self.registry.is_captured(self.stream)
     }
 
-    /// Adds a segment that another cache had before, as one free block.
+    /// Adds a segment that was removed from this cache, or from that of another stream. The segment is one free block.
     pub(super) fn put_back(&self, segment: Segment) {
         if let Ok(units) = units_for(segment.bytes()) {
             let now = self.registry.now();
@@ -162,11 +170,13 @@ impl StreamCache {
         }
     }
 
+    /// Returns true if the cache is retired, so that the stream has another one or none.
     pub(super) fn is_retired(&self) -> bool {
         self.state.lock().key == Key::RETIRED
     }
 
-    /// Closes the cache of a dropped pool: it is dropped with its last block, and so is `keeper`.
+    /// Marks the cache as one of a closed pool. While it has blocks that are handed out, it stores `keeper`, which
+    /// keeps the cache and the pool alive.
     pub(super) fn close(&self, keeper: Arc<dyn Any + Send + Sync>) {
         let mut state = self.state.lock();
         state.is_closed = true;
@@ -175,7 +185,8 @@ impl StreamCache {
         }
     }
 
-    /// Delivers waiting entries. The caller holds the delivery lock.
+    /// Delivers the block entries that are not delivered yet. The caller holds the delivery lock, and passes the data
+    /// that it guards.
     pub(super) fn flush(&self, turn: &mut Delivery) {
         let slots = {
             let mut state = self.state.lock();
@@ -187,16 +198,18 @@ impl StreamCache {
         self.registry.tell(&slots, &turn.entries);
     }
 
-    /// Delivers waiting entries before a segment is removed, so that trackers see its entries first.
+    /// Takes the delivery lock, and delivers the block entries that are not delivered yet. Called before a segment is
+    /// removed, so that trackers get the entries of its blocks first.
     pub(super) fn settle_entries(&self) {
         self.flush(&mut self.delivery.lock());
     }
 
+    /// Returns the device, pool and stream for the cache's entries.
     pub(super) fn origin(&self) -> Origin {
         Origin { device: self.registry.ordinal(), pool: self.pool.id, stream: self.stream }
     }
 
-    /// The segment and block that contain an address.
+    /// Returns the segment and the block that contain an address.
     pub(super) fn find(&self, address: u64) -> Option<AddressInfo> {
         let state = self.state.lock();
         let (segment, view) = state.fixed.find(address)?;
@@ -228,8 +241,9 @@ impl CacheOwner for StreamCache {
 }
 
 impl Drop for StreamCache {
-    /// No block is left. The segments are released by the next growth or trim; those of a re-mappable pool
-    /// when the pool is dropped. A retired cache has neither.
+    /// Runs when no block of the cache is handed out any more. Leaves the segments and the undelivered entries to the
+    /// registry, which releases the segments after their last uses. In a re-mappable pool, leaves the stream and the
+    /// pending blocks to the pool. A retired cache has none of these.
     fn drop(&mut self) {
         let origin = self.origin();
         let Some(mut state) = self.state.clear() else { return };

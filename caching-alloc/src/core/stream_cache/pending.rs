@@ -1,4 +1,4 @@
-//! Blocks of a cache that other streams still use.
+//! Pending blocks of a cache: blocks that were freed, but that other streams may still use.
 
 use std::sync::Arc;
 
@@ -7,13 +7,14 @@ use crate::core::pending::{Pending, Wait};
 use crate::core::registry::Registry;
 
 impl StreamCache {
-    /// Completes every pending block whose uses have ended, as far as the host can see. Returns whether there
-    /// was one. Waits for a thread that is doing so already.
+    /// Queries the events of the pending blocks, and completes the blocks whose uses have ended. Returns true if it
+    /// completed any. Waits while another thread processes the pending blocks.
     pub(in crate::core) fn poll_pending(&self) -> bool {
         self.poll(&mut self.pending.lock())
     }
 
-    /// Like [`poll_pending`](Self::poll_pending); returns `None` if another thread is doing so already.
+    /// Like [`poll_pending`](Self::poll_pending), but returns `None` at once if another thread processes the pending
+    /// blocks.
     pub(in crate::core) fn try_poll_pending(&self) -> Option<bool> {
         self.pending.try_lock().map(|mut pending| self.poll(&mut pending))
     }
@@ -33,7 +34,9 @@ impl StreamCache {
         })
     }
 
-    /// Lets this cache's stream wait for the uses of pending blocks, oldest first, until `enough` is met.
+    /// Makes this cache's stream wait on the device for the uses of pending blocks, oldest first, and completes these
+    /// blocks. Stops when `enough` returns true. Skips blocks whose uses the stream may not wait for. Returns true if
+    /// it completed any block.
     pub(in crate::core) fn order_pending(&self, mut enough: impl FnMut(&Self) -> bool) -> bool {
         if !self.registry.may_wait(self.stream) {
             return false;
@@ -49,7 +52,8 @@ impl StreamCache {
         })
     }
 
-    /// Blocks the host until no block is pending, except those whose uses have no event yet.
+    /// Blocks the host until the uses of all pending blocks have ended, and completes these blocks. Skips uses by
+    /// streams that are being captured. Returns true if it completed any block.
     pub(in crate::core) fn synchronize_pending(&self) -> bool {
         self.settle(&mut self.pending.lock(), |device, waits| {
             waits.retain_mut(|wait| !device.wait_for(wait));
@@ -57,9 +61,11 @@ impl StreamCache {
         })
     }
 
-    /// Runs `settled` over the pending blocks, oldest first, and completes those for which it returns true.
-    /// No lock that a hit takes is held meanwhile. A thread that needs a pending block waits for the lock on
-    /// `pending`, so a block that is just being queried is never overlooked.
+    /// Calls `settled` for each pending block, oldest first, with the uses that have not ended yet. Completes the
+    /// blocks for which it returns true. Returns true if it completed any.
+    ///
+    /// During these calls, no lock that a hit takes is held. The caller holds the lock on `pending`. A thread that
+    /// needs a pending block waits for that lock, so it does not miss a block that is being queried.
     fn settle(
         &self,
         pending: &mut Vec<Pending>,

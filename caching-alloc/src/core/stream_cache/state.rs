@@ -1,4 +1,4 @@
-//! The data behind a cache's lock: its memory, the owners of its blocks, and its trace entries.
+//! The state of a stream cache, which its lock guards: its memory, its blocks and its trace entries.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -21,51 +21,56 @@ use crate::core::stats::{Counters, PoolUsages};
 use crate::core::stream::{StreamEvents, StreamId};
 use crate::core::tracker::Slots;
 
-/// Block entries that are gathered before they are delivered to trackers.
+/// The number of block entries to collect before they are delivered to trackers.
 pub(in crate::core) const BATCH: usize = 64;
 
-/// Actions of a cache that need its state's lock to be released.
+/// Operations of a stream cache that must be called without the lock on its state.
 pub(in crate::core) trait CacheOwner: Debug + Send + Sync {
-    /// Delivers waiting entries to block trackers, unless another thread does or this is inside a tracker.
+    /// Delivers the undelivered entries to block trackers. `waiting` is their number. Does nothing inside a tracker. If
+    /// another thread is delivering, returns at once, or waits for it if `waiting` is very large.
     fn deliver(&self, waiting: usize);
 
-    /// Records events for the last uses of a block that was freed.
+    /// Records an event on each of `streams`, and adds the freed block `id` to the pending blocks.
     fn await_uses(&self, id: BlockId, streams: &[StreamId]);
 
-    /// The streams and events of the allocator.
+    /// Returns the streams and events of the allocator.
     fn events(&self) -> Arc<dyn StreamEvents>;
 }
 
 #[derive(Debug)]
 pub(in crate::core) struct CacheState {
+    /// The pool and stream of the cache, or [`Key::RETIRED`].
     pub(in crate::core) key: Key,
     pub(in crate::core) origin: Origin,
+    /// The cache that this state belongs to.
     pub(in crate::core) cache: Option<Weak<dyn CacheOwner>>,
-    /// Its pool is gone.
+    /// True if the pool is closed: it has no handles any more.
     pub(in crate::core) is_closed: bool,
-    /// Keeps the cache of a closed pool, and its pool, alive until the last block is back.
+    /// In a closed pool, keeps the cache and the pool alive until the last block that is handed out is freed.
     pub(in crate::core) keeper: Option<Arc<dyn Any + Send + Sync>>,
+    /// The segments and the heap of a pool of fixed segments. Empty in a re-mappable pool.
     pub(in crate::core) fixed: Fixed,
-    /// In a re-mappable pool instead: the arena that all streams share, and this stream's list.
+    /// In a re-mappable pool, the arena that all streams share, and this stream's list there.
     pub(super) shared: Option<(Arc<Ranked<Arena>>, List)>,
+    /// True if all segments are of [`SizeClass::Large`].
     pub(super) one_class: bool,
     pub(super) quick: QuickList,
     pub(in crate::core) blocks: BlockTable,
     pub(in crate::core) uses: Uses,
-    /// Blocks that were freed while other streams use them, since the cache's pending list was last
-    /// processed.
+    /// Pending blocks that were freed after the cache's list of pending blocks was last processed.
     pub(in crate::core) newly_pending: Vec<Pending>,
     pub(in crate::core) ring: Ring,
+    /// The trackers that receive block entries.
     pub(in crate::core) slots: Slots,
     pub(in crate::core) counters: Counters,
 }
 
-/// Blocks that are merged per acquisition of the lock, at most.
+/// Maximum number of cached blocks that are merged per acquisition of the lock.
 const CHUNK: usize = 256;
-/// Blocks that are evicted to make room for a freed one.
+/// Maximum number of cached blocks that are evicted to make room for a freed one.
 const EVICTED: usize = 32;
 
-/// The request of a block's owner.
+/// The request for a block that is handed out or pending.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::core) struct Owner {
     requested: u64,
@@ -73,7 +78,7 @@ pub(in crate::core) struct Owner {
     info: RequestInfo,
 }
 
-/// The state of a block of the heap, with its owner's request.
+/// Returns the state of a block, for snapshots. `owner` has the request for the block, if there is one.
 pub(in crate::core) fn block_state(view: &BlockView, owner: Option<Owner>) -> BlockState {
     let BlockView { address, units, is_free, .. } = *view;
     let bytes = bytes_of(units);
@@ -86,13 +91,14 @@ pub(in crate::core) fn block_state(view: &BlockView, owner: Option<Owner>) -> Bl
 }
 
 impl CacheState {
-    /// The class for a block of this length. A pool that places by the sequence of requests, or gives each
-    /// request its own segment, has one class only.
+    /// Returns the class of segments that serve a block of this length. Only pools of the kind `Cached` have two
+    /// classes. In other pools all segments are large.
     pub(in crate::core) fn class(&self, units: Units) -> SizeClass {
         if self.one_class { SizeClass::Large } else { class_of(units) }
     }
 
-    /// Finds a block without handing it out.
+    /// Takes a block out of the quick list or the heap, without handing it out. [`unreserve`](Self::unreserve) undoes
+    /// this.
     #[inline]
     pub(in crate::core) fn reserve(&mut self, units: Units) -> Option<BlockId> {
         match self.quick.take(&mut self.blocks, units) {
@@ -101,7 +107,7 @@ impl CacheState {
         }
     }
 
-    /// Takes a block from the heap.
+    /// Takes a block out of the heap. If none fits, merges some cached blocks and tries once more.
     #[inline(never)]
     fn take_from_heap(&mut self, units: Units) -> Option<BlockId> {
         self.end_long();
@@ -114,7 +120,7 @@ impl CacheState {
         Some(block)
     }
 
-    /// Gives the cached long block, if there is one, to the heap.
+    /// Moves the cached long block to the heap, if there is one.
     #[inline]
     fn end_long(&mut self) {
         if let Some(long) = self.quick.give_long() {
@@ -122,25 +128,27 @@ impl CacheState {
         }
     }
 
-    /// Counts one growth of the allocator: segments without blocks become older.
+    /// Makes idle segments older by one, and resets the age of the others. Called before the allocator grows.
     pub(in crate::core) fn grow_older(&mut self) {
         self.end_long();
         self.fixed.grow_older();
     }
 
-    /// Limits the cached bytes from now on; one block is always cached.
+    /// Limits the bytes in the quick list. Even at limit 0, one block can be cached.
     pub(in crate::core) fn limit_kept(&mut self, bytes: u64) {
         self.quick.limit_to(bytes);
     }
 
-    /// Reserves the block of `units` at `address`, if all of it is free and not cached. Not in a re-mappable pool.
+    /// Takes the block of `units` at `address` out of the heap, without handing it out. Returns `None` if a part of it
+    /// is used or cached. Not for re-mappable pools.
     pub(in crate::core) fn reserve_at(&mut self, address: u64, units: Units) -> Option<BlockId> {
         let block = self.fixed.allocate_at(address, units)?;
         self.blocks.add(block, address, units);
         Some(block)
     }
 
-    /// Finds a block in memory of the other tier, for blocks of another length.
+    /// Takes a block out of the free memory of the arena's other tier, without handing it out. Returns `None` if none
+    /// fits, or if this is not a re-mappable pool.
     pub(in crate::core) fn reserve_elsewhere(&mut self, units: Units) -> Option<BlockId> {
         let (arena, stream) = self.shared.as_ref()?;
         let (block, address, units) = arena.lock().allocate_elsewhere(units, *stream)?;
@@ -167,7 +175,7 @@ impl CacheState {
         }
     }
 
-    /// Puts a reserved block back.
+    /// Returns a block to the free memory: to the quick list if possible, otherwise to the heap.
     #[inline]
     pub(in crate::core) fn unreserve(&mut self, id: BlockId) {
         let units = self.blocks[id].units;
@@ -181,22 +189,23 @@ impl CacheState {
         }
     }
 
-    /// Returns true if any block is cached that could be merged.
+    /// Returns true if the quick list has any block.
     pub(in crate::core) fn keeps_any(&self) -> bool {
         self.quick.keeps_any()
     }
 
-    /// Merges a bounded part of the cached blocks. Returns whether more are left.
+    /// Merges a limited number of cached blocks: moves them to the heap, where they merge with free neighbours. Returns
+    /// true if more are left.
     pub(in crate::core) fn merge_some(&mut self) -> bool {
         self.quick.keeps_any() && self.give_up(|quick, blocks, give| quick.drain(blocks, CHUNK, give))
     }
 
-    /// Merges all free memory. [`StreamCache::merge`] does the same with short lock times.
+    /// Merges all cached blocks. `StreamCache::merge` does the same, but releases the lock in between.
     pub(in crate::core) fn merge_all(&mut self) {
         while self.merge_some() {}
     }
 
-    /// Moves blocks from the quick list to the heap.
+    /// Calls `give_up` with the quick list, and with a function that moves a block to the heap. Returns its result.
     #[inline(never)]
     fn give_up<R>(
         &mut self,
@@ -218,25 +227,28 @@ impl CacheState {
         }
     }
 
-    /// Adds a segment, as one free block.
+    /// Adds a segment of `units`, as one free block. Later block entries are not older than `now`.
     pub(in crate::core) fn publish(&mut self, segment: Segment, units: Units, now: u64) {
         self.ring.renew(now);
         self.fixed.publish(segment, units);
     }
 
-    /// Removes the shortest segment of the class that is one free block of at least `units`.
+    /// Removes and returns the shortest segment of the class that is one free block of at least `units`, and that is
+    /// not too long for a request of that length.
     pub(in crate::core) fn withdraw_idle(&mut self, class: SizeClass, units: Units) -> Option<Segment> {
         self.merge_all();
         self.fixed.withdraw_idle(class, units)
     }
 
-    /// Removes free segments selected by `fits`, newest first, until they have `wanted` bytes together.
+    /// Removes and returns segments that are one free block and that `fits` selects, newest first, until they have at
+    /// least `wanted` bytes together.
     pub(in crate::core) fn withdraw_all(&mut self, fits: Fits<'_>, wanted: u64) -> Vec<Segment> {
         self.merge_all();
         self.fixed.withdraw_all(fits, wanted)
     }
 
-    /// The longest free block of the class.
+    /// Merges all cached blocks, and returns the length of the longest free block of the class. In a re-mappable pool,
+    /// returns that of the stream's free blocks.
     pub(in crate::core) fn longest(&mut self, class: SizeClass) -> Units {
         self.merge_all();
         match &self.shared {
@@ -245,8 +257,8 @@ impl CacheState {
         }
     }
 
-    /// Returns true if no block is handed out or in use by other streams, no entry is undelivered, and there
-    /// is no memory.
+    /// Returns true if the cache is empty: no block is handed out or pending, all entries are delivered, and there is
+    /// no segment.
     pub(in crate::core) fn has_nothing(&self) -> bool {
         self.counters.active() == 0
             && self.newly_pending.is_empty()
@@ -254,23 +266,23 @@ impl CacheState {
             && self.fixed.is_empty()
     }
 
-    /// Adds `stream` to those that use a block.
+    /// Adds `stream` to the streams that use a block.
     pub(in crate::core) fn add_use(&mut self, id: BlockId, stream: StreamId) {
         let meta = &mut self.blocks[id];
         meta.uses = self.uses.add(meta.uses, stream);
     }
 
-    /// The cache, unless it is gone.
+    /// Returns the cache that this state belongs to, or `None` if it is being dropped.
     pub(in crate::core) fn owner_cache(&self) -> Option<Arc<dyn CacheOwner>> {
         self.cache.as_ref()?.upgrade()
     }
 
-    /// The streams and events of the device, as long as the cache's pool or a block keeps it.
+    /// Returns the streams and events of the allocator, or `None` if the cache is being dropped.
     pub(in crate::core) fn events(&self) -> Option<Arc<dyn StreamEvents>> {
         self.owner_cache().map(|cache| cache.events())
     }
 
-    /// The request of a block's owner, if the block is handed out or still in use by other streams.
+    /// Returns the request for a block that is handed out or pending, and `None` for other blocks.
     pub(in crate::core) fn owner(&self, id: BlockId) -> Option<Owner> {
         let meta = self.blocks.get(id)?;
         let usage = match meta.status {
@@ -281,7 +293,7 @@ impl CacheState {
         Some(Owner { requested: meta.requested, usage, info: self.blocks.info(id) })
     }
 
-    /// The segments that contain a block, at least one.
+    /// Returns the segments that contain a block: one, or in a re-mappable pool one or more pages.
     pub(in crate::core) fn segments_of(&self, id: BlockId) -> Vec<Segment> {
         match &self.shared {
             Some((arena, _)) => arena.lock().pages_of(id),
@@ -289,26 +301,28 @@ impl CacheState {
         }
     }
 
-    /// The record of a block that the cache has taken.
+    /// Returns the record of a block that is not in the heap.
     pub(in crate::core) fn meta_of(&self, id: BlockId) -> &BlockMeta {
         &self.blocks[id]
     }
 
-    /// The information that came with the request for a block.
+    /// Returns the name and the call site of the request for a block.
     pub(in crate::core) fn info(&self, id: BlockId) -> RequestInfo {
         self.blocks.info(id)
     }
 
-    /// Frees a pending block whose other streams are done with it.
+    /// Frees a pending block, after its uses on other streams have ended.
     pub(in crate::core) fn complete(&mut self, id: BlockId) {
         self.complete_free(id, BlockEvent::FreeCompleted);
     }
 
-    /// Sums of all blocks, small and large.
+    /// Returns the usage of the cache's blocks: that of all, of the small and of the large ones.
     pub(in crate::core) fn usages(&self) -> PoolUsages {
         self.counters.usages()
     }
 
+    /// Hands out a reserved block: stores its request, adds a trace entry and counts the block. Returns its address and
+    /// length.
     #[inline]
     pub(in crate::core) fn hand_out(&mut self, id: BlockId, request: Request) -> (u64, Units) {
         self.blocks.set_request(id, request.bytes, request.info);
@@ -318,7 +332,7 @@ impl CacheState {
         (address, units)
     }
 
-    /// Marks a block as freed by its owner while other streams use it; returns these streams.
+    /// Marks a block as freed by its owner, but pending. Returns the other streams that use it.
     pub(in crate::core) fn request_free(&mut self, id: BlockId) -> Vec<StreamId> {
         self.blocks.set(id, BlockStatus::Pending);
         let meta = &mut self.blocks[id];
@@ -330,7 +344,7 @@ impl CacheState {
         streams
     }
 
-    /// Frees a block.
+    /// Frees a block: adds `event` to the trace, counts the free, and returns the block to the free memory.
     #[inline]
     pub(in crate::core) fn complete_free(&mut self, id: BlockId, event: BlockEvent) {
         let BlockMeta { address, units, requested, .. } = self.blocks[id];

@@ -1,4 +1,4 @@
-//! The arena: placement, log and segments of a symmetric pool.
+//! The arena of a symmetric pool: its placement, log and segments.
 
 use std::borrow::Cow;
 use std::panic::Location;
@@ -11,14 +11,15 @@ use crate::core::heap::{Heap, List, State};
 use crate::core::size::{SizeError, UNIT, bytes_of, units_for};
 use crate::core::source::{self, SegmentMemory, SegmentSource, SourceError};
 
-/// One list for all sizes: a symmetric pool has few blocks, and its segments are expensive.
+/// The only list of the heap. All sizes share it, because a symmetric pool has few blocks, and its segments are
+/// expensive.
 const LIST: List = 0;
 
-/// A symmetric pool's placement, over memory of one source.
+/// Places the blocks of a symmetric pool in segments of one source.
 #[derive(Debug)]
 pub struct SymmetricArena {
     heap: Heap,
-    /// The size that each block's owner requested, in bytes, by the heap's block ids.
+    /// The requested size of each block in bytes, indexed by the heap's block ids.
     requested: Vec<u64>,
     journal: Journal,
     source: Arc<dyn SegmentSource>,
@@ -31,24 +32,24 @@ pub struct SymmetricArena {
 /// A block that was placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placed {
-    /// Its place, the same on every rank.
+    /// The block's place, which is the same on every rank.
     pub placement: Placement,
-    /// Its address on this rank.
+    /// The block's address on this rank.
     pub address: u64,
-    /// Its length: the requested size rounded up to 512 bytes.
+    /// The block's length: the requested size, rounded up to a multiple of 512 bytes.
     pub bytes: u64,
-    /// True if a new segment was made for it.
+    /// True if a new segment was made for the block.
     pub grown: bool,
 }
 
-/// Why an operation of an arena failed.
+/// The error of an arena's operation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SymmetricError {
     /// An invalid block size.
     #[error(transparent)]
     Size(#[from] SizeError),
-    /// The arena is frozen and has no room.
+    /// The arena is frozen, and no segment has room for the block.
     #[error(
         "the symmetric pool is frozen for capture and has no room for {wanted} bytes: a new segment of {missing} bytes \
          would be needed; run the captured region once before the capture, or reserve the memory before freezing"
@@ -56,16 +57,16 @@ pub enum SymmetricError {
     PoolWouldGrowDuringCapture {
         /// Bytes asked for.
         wanted: u64,
-        /// Bytes of the segment that is missing.
+        /// Bytes of the new segment that would be needed.
         missing: u64,
     },
-    /// The source did not return a segment. The log counts the request as refused, so this rank's log differs
-    /// from those of ranks on which it succeeded.
+    /// The source did not return a segment. The log records the request as refused, so this rank's log differs from
+    /// those of ranks on which it succeeded.
     #[error("segment {ordinal} of a symmetric pool, {bytes} bytes, could not be made")]
     Source {
         /// The segment's ordinal.
         ordinal: u32,
-        /// Its size.
+        /// The segment's size.
         bytes: u64,
         /// The source's error.
         #[source]
@@ -79,7 +80,7 @@ pub enum SymmetricError {
         /// The source's granularity.
         granularity: u64,
     },
-    /// The place to free is not that of a block.
+    /// No block begins at the place that was to be freed.
     #[error("no block of the symmetric pool begins at segment {}, offset {}; was it freed before?", placement.ordinal, placement.offset)]
     NotAllocated {
         /// The place that was passed.
@@ -93,7 +94,7 @@ pub enum SymmetricError {
         /// The number of blocks.
         blocks: u64,
     },
-    /// There is no such segment (any more).
+    /// There is no segment with this ordinal, or it was retired.
     #[error("the symmetric pool has no segment {ordinal}, or has retired it")]
     NoSuchSegment {
         /// The ordinal.
@@ -102,7 +103,7 @@ pub enum SymmetricError {
 }
 
 impl SymmetricArena {
-    /// Makes an empty arena over `source`; the first request makes its first segment.
+    /// Makes an arena without segments. The first request allocates a segment from `source`.
     ///
     /// # Errors
     /// [`SymmetricError::Granularity`] if the source cannot make segments in steps of 2 MiB.
@@ -116,19 +117,19 @@ impl SymmetricArena {
         Ok(Self { heap, requested, journal, source, frozen: 0, withheld })
     }
 
-    /// Places a block of `bytes`.
+    /// Places a block of `bytes`. Makes a new segment if no segment has room for it.
     ///
     /// # Errors
-    /// [`SymmetricError::Size`], [`SymmetricError::PoolWouldGrowDuringCapture`], [`SymmetricError::Source`].
-    /// The arena is unchanged after any of them, except that its log records the last two.
+    /// [`SymmetricError::Size`], [`SymmetricError::PoolWouldGrowDuringCapture`], [`SymmetricError::Source`]. After an
+    /// error the arena is unchanged, except that its log records the last two.
     #[track_caller]
     #[inline]
     pub fn allocate(&mut self, bytes: u64) -> Result<Placed, SymmetricError> {
         self.place(bytes, Location::caller())
     }
 
-    /// Places a block of `bytes` and logs it with a tag of the program, which error texts then show. Tags are
-    /// not compared between ranks.
+    /// Like [`allocate`](Self::allocate), and adds a tag to the logged operation. Error texts that show the operation
+    /// show the tag. Tags are not compared between ranks.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
@@ -146,8 +147,8 @@ impl SymmetricArena {
         placed
     }
 
-    /// Frees a block. Its memory is reused from the next request on, so the caller must have ordered all uses
-    /// before that, on every rank.
+    /// Frees a block. The next request may reuse its memory. So on every rank, the caller must have ordered all uses of
+    /// the block before the uses of later blocks.
     ///
     /// # Errors
     /// [`SymmetricError::NotAllocated`]; nothing is changed or logged then.
@@ -166,24 +167,25 @@ impl SymmetricArena {
         Ok(())
     }
 
-    /// Prevents growth from now on: a request without room is an error. For capture.
+    /// Prevents growth during a graph capture: a request that needs a new segment fails, until
+    /// [`unfreeze`](Self::unfreeze) is called. Calls nest.
     pub fn freeze(&mut self) {
         self.frozen += 1;
     }
 
-    /// Ends [`freeze`](Self::freeze).
+    /// Undoes one call of [`freeze`](Self::freeze).
     pub fn unfreeze(&mut self) {
         self.frozen = self.frozen.saturating_sub(1);
     }
 
-    /// Returns true if it is frozen.
+    /// Returns true if the arena is frozen.
     #[must_use]
     pub fn is_frozen(&self) -> bool {
         self.frozen > 0
     }
 
-    /// Retires segment `ordinal`: nothing is placed there any more, its number is not reused, and the log
-    /// records it. Its memory stays until [`give_back`](Self::give_back).
+    /// Retires segment `ordinal`, which must have no blocks. Nothing is placed there any more, the ordinal is not
+    /// reused, and the log records the operation. The memory stays reserved until [`give_back`](Self::give_back).
     ///
     /// # Errors
     /// [`SymmetricError::NoSuchSegment`], [`SymmetricError::SegmentInUse`]; nothing is changed or logged then.
@@ -201,24 +203,25 @@ impl SymmetricArena {
         Ok(())
     }
 
-    /// Releases the memory of all retired segments that is not released yet. The caller must ensure that
-    /// nothing accesses them: no window, no peer, no work on the device.
+    /// Releases the memory of all retired segments. The caller must ensure that nothing accesses it: no window, no
+    /// peer, no work on the device.
     ///
     /// # Errors
-    /// The segments that the source failed to release, with its errors; the others are released.
+    /// Returns the memory that the source failed to release, with the source's errors. All other memory is released.
+    /// Later calls do not try again.
     pub fn give_back(&mut self) -> Result<(), Vec<(SegmentMemory, SourceError)>> {
         let give = |memory: SegmentMemory| self.source.release(&memory).err().map(|error| (memory, error));
         let failed: Vec<_> = std::mem::take(&mut self.withheld).into_iter().filter_map(give).collect();
         if failed.is_empty() { Ok(()) } else { Err(failed) }
     }
 
-    /// The number of blocks in a segment.
+    /// Returns the number of blocks in a segment.
     #[must_use]
     pub fn blocks_in(&self, ordinal: u32) -> u64 {
         self.heap.blocks(ordinal).filter(|(_, block)| block.state == State::Used).count() as u64
     }
 
-    /// The places of the blocks that overlap the `bytes` at `place`.
+    /// Returns the places of the blocks that overlap the `bytes` at `place`.
     #[must_use]
     pub fn blocks_over(&self, place: Placement, bytes: u64) -> Vec<Placement> {
         let end = place.offset.saturating_add(bytes.max(1));
@@ -232,31 +235,31 @@ impl SymmetricArena {
             .collect()
     }
 
-    /// All segments, by ordinal, including retired ones. Only ever appended to.
+    /// Returns all segments by ordinal, including retired ones. An entry is never removed.
     #[must_use]
     pub fn segments(&self) -> &[SymmetricSegment] {
         self.journal.segments()
     }
 
-    /// The log of all operations.
+    /// Returns the log of all operations.
     #[must_use]
     pub fn log(&self) -> &Log {
         self.journal.state()
     }
 
-    /// The rule for the size of segments.
+    /// Returns the rule for the size of segments.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.journal.geometry()
     }
 
-    /// The source of the memory.
+    /// Returns the source of the memory.
     #[must_use]
     pub fn source(&self) -> &Arc<dyn SegmentSource> {
         &self.source
     }
 
-    /// The address of a place on this rank, if it lies inside a segment.
+    /// Returns the address of a place on this rank, if the place lies in a segment that is not retired.
     #[must_use]
     pub fn address(&self, placement: Placement) -> Option<u64> {
         let segment = self.segments().get(placement.ordinal as usize)?;
@@ -264,7 +267,7 @@ impl SymmetricArena {
             .then(|| segment.memory.address + placement.offset)
     }
 
-    /// The blocks that are placed, by place, with their requested sizes in bytes.
+    /// Returns the places of all blocks, in order, with their requested sizes in bytes.
     pub fn blocks(&self) -> impl Iterator<Item = (Placement, u64)> {
         self.segments().iter().flat_map(|segment| self.heap.blocks(segment.ordinal)).filter_map(
             |(id, block)| {
@@ -274,11 +277,11 @@ impl SymmetricArena {
         )
     }
 
-    /// Releases every segment. The caller must ensure that nothing accesses them: no window, no peer, no work
-    /// on the device.
+    /// Releases the memory of all segments. The caller must ensure that nothing accesses it: no window, no peer, no
+    /// work on the device.
     ///
     /// # Errors
-    /// The segments that their source failed to release, with its errors; the others are released.
+    /// Returns the memory that the source failed to release, with the source's errors. All other memory is released.
     pub fn release(mut self) -> Result<(), Vec<(SegmentMemory, SourceError)>> {
         let live = self.journal.segments().iter().filter(|segment| !segment.retired);
         let live: Vec<SegmentMemory> = live.map(|segment| segment.memory).collect();

@@ -1,4 +1,4 @@
-//! The number of segments that a pool makes, and the idle part of them.
+//! Tests of the number of segments that a pool makes, and of the idle part of them.
 
 use std::sync::Arc;
 
@@ -19,14 +19,15 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number from `least` to `most`.
+    /// Returns a number from `least` to `most`.
     fn among(&mut self, least: u64, most: u64) -> u64 {
         least + self.next() % (most - least + 1)
     }
 }
 
-/// The sizes that a program requests repeatedly, none larger than `most`: all about equal, mostly small with
-/// some large, uniform over sizes, uniform over magnitudes, a few magnitudes, or always the same.
+/// Returns the sizes that a program requests repeatedly, none larger than `most`. Depending on the seed, they are all
+/// about equal, mostly small with some large, uniform over sizes, uniform over magnitudes, a few magnitudes, or always
+/// the same.
 fn mixture(seed: u64, most: u64) -> Vec<u64> {
     let mut random = Random(seed);
     let magnitude = |random: &mut Random, least: u32| {
@@ -77,7 +78,8 @@ fn grow(geometry: Geometry, enough: u64, mut next: impl FnMut(u64) -> u64) -> (V
     (segments, used)
 }
 
-/// The segments of a pool of the default geometry with 8 GiB in use, or a little more: 10.7 GiB at 8 GiB.
+/// Returns the segments of a pool with the default geometry when at least 8 GiB are in use. Checks that at most 10.7
+/// GiB are reserved for each 8 GiB in use.
 fn grow_to_eight_gib(next: impl FnMut(u64) -> u64) -> Vec<u64> {
     let (segments, used) = grow(Geometry::default(), 8 * GIB, next);
     let rounding = segments.len() as u64 * SEGMENT_STEP;
@@ -108,7 +110,7 @@ fn eight_gib_of_mixed_blocks_up_to_a_gib_take_at_most_eight_segments() {
     assert!(beyond.len() <= 1, "of 10,000 mixtures: {beyond:?}");
 }
 
-/// The worst case of requests: there are many segments, but little is idle even then.
+/// With this worst case of requests there are many segments, but little memory is idle.
 #[test]
 fn whoever_asks_for_just_more_than_every_hole_is_served_with_little_idle() {
     let segments = grow_to_eight_gib(|hole| (hole + 1).min(GIB));

@@ -1,5 +1,4 @@
-//! The records of a symmetric pool beside its heap: the log, and its segments with the log at the creation of
-//! each.
+//! The journal of a symmetric pool: its log, and its segments with the state of the log at the creation of each.
 
 use std::borrow::Cow;
 use std::panic::Location;
@@ -12,18 +11,18 @@ use crate::core::source::SegmentMemory;
 /// Operations that a log keeps in full.
 const LOG_OPERATIONS: usize = 1 << 12;
 
-/// A segment in the journal.
+/// A segment of a symmetric pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SymmetricSegment {
-    /// Its number: 0, 1, 2… in order of creation.
+    /// The segment's number: 0, 1, 2… in order of creation.
     pub ordinal: u32,
-    /// Its length in bytes, the same on every rank; a multiple of [`SEGMENT_STEP`](super::SEGMENT_STEP).
+    /// The length in bytes, which is the same on every rank; a multiple of [`SEGMENT_STEP`](super::SEGMENT_STEP).
     pub bytes: u64,
-    /// The state of the log after the request that made it.
+    /// The state of the log after the request for which the segment was made.
     pub log: LogState,
-    /// Its memory on this rank; for a retired segment, its former memory.
+    /// The memory on this rank. For a retired segment, its former memory.
     pub memory: SegmentMemory,
-    /// True if it was [retired](super::SymmetricArena::retire).
+    /// True if the segment was [retired](super::SymmetricArena::retire).
     pub retired: bool,
 }
 
@@ -32,9 +31,9 @@ pub(in crate::core) struct Journal {
     geometry: Geometry,
     log: Log,
     segments: Vec<SymmetricSegment>,
-    /// Bytes of all segments that are not retired.
+    /// Bytes in all segments that are not retired.
     reserved: u64,
-    /// Bytes of all blocks.
+    /// Bytes in all blocks.
     in_use: u64,
 }
 
@@ -56,13 +55,13 @@ impl Journal {
         &self.segments
     }
 
-    /// Ordinal and size of the next segment if it must hold `bytes`.
+    /// Returns the ordinal of the next segment, and its size in bytes if it must have room for `bytes`.
     pub(in crate::core) fn next_segment(&self, bytes: u64) -> (u32, u64) {
         let ordinal = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
         (ordinal, self.geometry.segment_bytes(self.reserved, self.in_use, bytes))
     }
 
-    /// Logs an operation.
+    /// Logs an operation, and updates the bytes in use.
     #[inline(always)]
     pub(in crate::core) fn log(
         &mut self,
@@ -84,7 +83,7 @@ impl Journal {
         self.log.tag(tag);
     }
 
-    /// Adds a segment, after the request that made it was logged.
+    /// Adds a segment. Called after the request for which it was made was logged.
     pub(in crate::core) fn enter(&mut self, memory: SegmentMemory) {
         let ordinal = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
         let (bytes, log) = (memory.bytes, self.log.state());
@@ -92,7 +91,7 @@ impl Journal {
         self.segments.push(SymmetricSegment { ordinal, bytes, log, memory, retired: false });
     }
 
-    /// Marks a segment as retired, after that was logged.
+    /// Marks a segment as retired. Called after the operation was logged.
     pub(super) fn retire(&mut self, ordinal: u32) {
         if let Some(segment) = self.segments.get_mut(ordinal as usize).filter(|segment| !segment.retired) {
             segment.retired = true;

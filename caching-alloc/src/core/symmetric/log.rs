@@ -1,4 +1,4 @@
-//! The allocation log of a symmetric pool: its operations as a length and a hash, and the last ones in full.
+//! The log of a symmetric pool: the number of operations, a hash of all of them, and the last ones in full.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -14,8 +14,8 @@ use crate::core::size::UNIT;
 pub struct LogState {
     /// Number of operations.
     pub length: u64,
-    /// Hash of the geometry and of all operations: kind, bytes, and the place of blocks and segments given
-    /// up.
+    /// Hash of the geometry, and of the kind and bytes of all operations. For a free or a retirement, it includes the
+    /// place of the block or segment.
     pub hash: u64,
 }
 
@@ -27,8 +27,8 @@ pub enum OperationKind {
     Allocate,
     /// A block was freed.
     Free,
-    /// A request failed on this rank, because memory was lacking or the pool was frozen. Ranks on which it
-    /// succeeded differ from here on.
+    /// A request failed on this rank, because the source failed or the pool was frozen. From here on, this log differs
+    /// from those of ranks on which the request succeeded.
     Refuse,
     /// A segment was retired.
     Retire,
@@ -38,21 +38,21 @@ pub enum OperationKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Operation {
-    /// Its number: 0, 1, 2…
+    /// The number of the operation: 0, 1, 2…
     pub seq: u64,
     /// The kind.
     pub kind: OperationKind,
-    /// Requested bytes (for a free: those of the allocation), or the bytes of the segment.
+    /// The requested size in bytes. For a free, that of the allocation. For a retirement, the size of the segment.
     pub bytes: u64,
-    /// The place of the block or the segment; `None` for [`OperationKind::Refuse`].
+    /// The place of the block, or the beginning of the segment; `None` for [`OperationKind::Refuse`].
     pub placement: Option<Placement>,
-    /// The program's tag.
+    /// The tag that the program passed, if any.
     pub tag: Option<Cow<'static, str>>,
-    /// Source file of the call.
+    /// Source file of the call that made the operation.
     pub file: Cow<'static, str>,
-    /// Line of the call.
+    /// Line of that call.
     pub line: u32,
-    /// Hash of the log with this operation.
+    /// Hash of the log up to this operation, inclusive.
     pub hash: u64,
 }
 
@@ -72,31 +72,31 @@ impl std::fmt::Display for Operation {
     }
 }
 
-/// A rolling hash of every operation, the hashes at lengths 1, 2, 4, 8…, and the last operations in full.
+/// A rolling hash of every operation, the hashes at lengths 0, 1, 2, 4, 8…, and the last operations in full.
 #[derive(Debug, Clone)]
 pub struct Log {
     state: LogState,
     powers: Vec<LogState>,
-    /// The state before the oldest of `recent`.
+    /// The state of the log before the oldest operation in `recent`.
     before: LogState,
-    /// The last operations: operation `seq` at `seq` modulo the capacity, a power of two.
+    /// The last operations. Operation `seq` has the index `seq` modulo `capacity`, which is a power of two.
     recent: Vec<Record>,
     /// The tags of recent operations that have one, oldest first.
     tags: VecDeque<(u64, Cow<'static, str>)>,
     capacity: usize,
 }
 
-/// An operation as the log stores it: small, since every allocation writes one.
+/// An operation as the log stores it. It is small, because every allocation writes one.
 #[derive(Debug, Clone, Copy)]
 struct Record {
     what: What,
     place: PackedPlacement,
     site: &'static Location<'static>,
-    /// Hash of the log with this operation.
+    /// Hash of the log up to this operation, inclusive.
     hash: u64,
 }
 
-/// Kind and bytes in one word: no block or segment comes near 2^56 bytes.
+/// The kind and the bytes of an operation in one word. 56 bits are enough for the size of any block or segment.
 #[derive(Debug, Clone, Copy)]
 struct What(u64);
 
@@ -121,7 +121,8 @@ impl What {
     }
 }
 
-/// Ordinal and offset in one word: offsets are multiples of [`UNIT`], and their quotients fit a `u32`.
+/// A placement in one word: the ordinal, and the offset divided by [`UNIT`]. Offsets are multiples of `UNIT`, and the
+/// quotient fits in 32 bits.
 #[derive(Debug, Clone, Copy)]
 struct PackedPlacement(u64);
 
@@ -149,24 +150,25 @@ impl Log {
         Self { state, powers: vec![state], before: state, recent, tags, capacity }
     }
 
-    /// The length and hash of the log.
+    /// Returns the length and the hash of the log.
     #[must_use]
     pub fn state(&self) -> LogState {
         self.state
     }
 
-    /// The last operations, oldest first.
+    /// Returns the operations that are kept in full, oldest first.
     pub fn recent(&self) -> impl DoubleEndedIterator<Item = Operation> {
         (self.before.length..self.state.length).filter_map(|seq| self.operation(seq))
     }
 
-    /// The number of the oldest operation that is kept in full.
+    /// Returns the number of the oldest operation that is kept in full.
     #[must_use]
     pub fn oldest(&self) -> u64 {
         self.before.length
     }
 
-    /// The hash when the log had `length` operations, if that is still known: for bisection between ranks.
+    /// Returns the hash of the log when it had `length` operations, if that is still known. With these hashes, ranks
+    /// find the first difference between their logs by bisection.
     #[must_use]
     pub fn hash_at(&self, length: u64) -> Option<u64> {
         if let Some(record) = length.checked_sub(1).and_then(|seq| self.record(seq)) {
@@ -176,7 +178,7 @@ impl Log {
         known.map(|state| state.hash)
     }
 
-    /// Operation `seq`, if the log still has it in full.
+    /// Returns operation `seq`, if the log still has it in full.
     #[must_use]
     pub fn operation(&self, seq: u64) -> Option<Operation> {
         let Record { what, place, site, hash } = *self.record(seq)?;
@@ -194,8 +196,8 @@ impl Log {
         })
     }
 
-    /// Adds an operation. Every allocation does, so it is inlined: values known at the call need no
-    /// computation.
+    /// Adds an operation. Inlined, because every allocation calls it, and parts that are constant at the call are then
+    /// computed at compile time.
     #[inline(always)]
     pub(crate) fn push(
         &mut self,
@@ -240,7 +242,7 @@ impl Log {
         }
     }
 
-    /// Adds the program's tag to the last operation.
+    /// Adds a tag to the last operation.
     pub(crate) fn tag(&mut self, tag: Cow<'static, str>) {
         self.tags.push_back((self.state.length - 1, tag));
     }
@@ -257,8 +259,8 @@ impl Log {
 
 const SEED: u64 = 0x51a6_5e61_0c5b_9d4b;
 
-/// One step of the hash: the finaliser of SplitMix64 over an added word. It is part of the format that ranks
-/// compare, so it must never change.
+/// Returns the hash after one more word, with the finaliser of SplitMix64. Ranks of different builds compare hashes, so
+/// this function must never change.
 fn mix(hash: u64, word: u64) -> u64 {
     let mut z = (hash ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -294,7 +296,8 @@ mod tests {
         assert_eq!(log.state(), LogState { length: 4, hash: 11_485_877_147_619_512_347 });
     }
 
-    /// Ranks bisect over this: prefixes up to the first difference are equal, and no longer ones.
+    /// Ranks bisect over these hashes: they are equal for prefixes up to the first difference, and differ for longer
+    /// ones.
     #[test]
     fn known_hashes_part_at_the_first_difference() {
         let base: Vec<u64> = (1..=20).collect();

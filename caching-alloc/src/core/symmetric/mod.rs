@@ -1,12 +1,12 @@
 //! Placement that is the same on every rank.
 //!
-//! Ranks that make the same requests to an arena in the same order get the same places, as (segment's
-//! ordinal, offset), even if their addresses differ: no address, time, event, lending or trimming affects
-//! placement. The arena keeps a log of its requests as a rolling hash. Every segment carries the hash at its
-//! creation, so two segments of the same size with different histories are distinguishable.
+//! Ranks that make the same requests to an arena in the same order get the same places, as segment ordinal and offset,
+//! even if their addresses differ. Placement depends on the requests alone, and not on addresses, times or events. The
+//! arena keeps a log of its requests with a rolling hash. Every segment has the hash at its creation, so two segments
+//! of the same size with different histories can be distinguished.
 //!
-//! An arena must not be used from several threads at the same time, since the order of their requests would
-//! be arbitrary. It does not communicate with other ranks; it provides the data for comparing them.
+//! An arena must not be used by several threads without an agreed order, because the order of requests must be the same
+//! on every rank. It does not communicate with other ranks, but provides the data for comparing them.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -40,7 +40,7 @@ pub use log::{Log, LogState, Operation, OperationKind};
 use super::size::MAX_BLOCK;
 pub use super::size::SEGMENT_STEP;
 
-/// The excess over its target size that a segment may have so that one more request fits.
+/// The most bytes by which a segment may exceed its target size so that one more request fits.
 const TOLERANCE: u64 = 4 * SEGMENT_STEP;
 
 /// A place in a symmetric pool, the same on every rank.
@@ -53,30 +53,31 @@ pub struct Placement {
     pub offset: u64,
 }
 
-/// The rule for the size of a symmetric pool's segments. Sizes in bytes, the same on every rank (the log's
-/// hash begins with them).
+/// The rule for the size of a symmetric pool's segments. Sizes are in bytes, and must be the same on every rank. The
+/// hash of the log includes them, so a difference is detected.
 ///
-/// The cost of windows depends on their number and not on their size. So segments are few and large, and yet
-/// little memory is idle. The first segment is [`first_segment`](Self::first_segment), or a whole number of
-/// requests if these are large. The size of a further segment is the memory that may be idle:
-/// - as much as is in use, so at most twice the memory in use is reserved;
-/// - at most two thirds of [`largest_segment`](Self::largest_segment), or a third of the memory in use.
+/// Registering segments as windows has a cost for each segment, but not for each byte. So segments are few and large,
+/// while the idle memory is limited. The first segment has [`first_segment`](Self::first_segment) bytes, or consists of
+/// a whole number of requests if these are large. A further segment is as large as the limit on idle memory, in all
+/// segments together, permits. The limit is the smaller of
+/// - the memory in use, so that at most twice the memory in use is reserved;
+/// - two thirds of [`largest_segment`](Self::largest_segment), or a third of the memory in use if that is more.
 ///
-/// A request of at least all the memory in use before it gets a segment for one or two such requests: the
-/// rest of a larger segment would be too small for the next one.
+/// A request for at least as much memory as is in use before it gets a segment for one or two such requests. The rest
+/// of a larger segment would be too small for the next such request.
 ///
 /// # Guarantees
-/// For every sequence of requests that frees nothing, with the default geometry and to within 8 MiB and the
-/// rounding of segments to 2 MiB: after the first segment, at most twice the memory in use is reserved; from
-/// 8 GiB in use on, at most 4/3 of it (10.7 GiB at 8 GiB). A single request may exceed this if it fits into
-/// no hole.
+/// For every sequence of requests that frees nothing, with the default geometry, to within 8 MiB and the rounding of
+/// segments to 2 MiB: After the first segment, at most twice the memory in use is reserved. From 8 GiB in use on, at
+/// most 4/3 of it is reserved (10.7 GiB at 8 GiB). A single request that fits into no hole may exceed these bounds.
 ///
-/// 8 GiB take at most 8 segments if no request is larger than 64 MiB, and in all but about one of 10,000
-/// random mixtures of requests up to 1 GiB. A rule that does not know the future requests cannot guarantee
-/// that for every sequence. If each request is a little larger than the largest hole `h`, each segment serves
-/// one request. Let `2u - r` be the memory that may still be reserved. A segment for just the request adds
-/// `h` to it and leaves the holes unchanged. A longer segment reduces it by the length by which its new hole
-/// exceeds `h`. So holes at best triple in three segments; here, such a sequence takes 33 segments for 8 GiB.
+/// Blocks of 8 GiB together take at most 8 segments if no request is larger than 64 MiB. So do all but about one of
+/// 10,000 random mixtures of requests up to 1 GiB. A rule that does not know future requests cannot guarantee that for
+/// every sequence. Assume that each request is a little larger than the largest hole, which has `h` bytes. Then each
+/// segment serves one request. With `u` bytes in use and `r` bytes reserved, `2u - r` more bytes may be reserved. A
+/// segment for just the request increases this by `h`, and leaves the holes unchanged. A longer segment decreases it by
+/// the length by which its new hole exceeds `h`. So holes at best triple in three segments. With this rule, such a
+/// sequence takes 33 segments for 8 GiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Geometry {
@@ -87,15 +88,15 @@ pub struct Geometry {
 }
 
 impl Default for Geometry {
-    /// From 512 MiB to 4 GiB.
+    /// Segments from 512 MiB to 4 GiB.
     fn default() -> Self {
         Self { first_segment: 512 << 20, largest_segment: 4 << 30 }
     }
 }
 
 impl Geometry {
-    /// The size of the next segment if it must hold `bytes`, in a pool with `reserved` bytes in segments, of
-    /// which `in_use` are in blocks; a multiple of [`SEGMENT_STEP`].
+    /// Returns the size of the next segment if it must have room for `bytes`, in a pool with `reserved` bytes in
+    /// segments, of which `in_use` are in blocks. The result is a multiple of [`SEGMENT_STEP`].
     #[must_use]
     pub fn segment_bytes(&self, reserved: u64, in_use: u64, bytes: u64) -> u64 {
         let bytes = bytes.max(1);
@@ -110,7 +111,7 @@ impl Geometry {
             let after = in_use.saturating_add(bytes);
             let idle = after.min((largest / 3 * 2).max(after / 3));
             let most = after.saturating_add(idle).saturating_sub(reserved).min(largest);
-            // For requests of equal size, rounding must not leave the last one without a place.
+            // With requests of equal size, rounding must not make the segment a little too short for the last one.
             let tolerance = if bytes >= 4 * TOLERANCE { TOLERANCE } else { 0 };
             let times = most.saturating_add(tolerance) / bytes;
             let whole = times.saturating_mul(bytes).next_multiple_of(SEGMENT_STEP);

@@ -12,16 +12,16 @@ use crate::driver::DriverEvents;
 /// A caching allocator of pinned host memory, with blocks that the host may access. A cheap handle, usable from any
 /// thread.
 ///
-/// It is an [`Allocator`] over a [`PinnedHostSource`](super::PinnedHostSource), so trackers, snapshots and statistics
-/// are the same ([`allocator`](Self::allocator)). Its blocks know their memory and their streams, so they can wait
-/// before the host touches the bytes.
+/// It is an [`Allocator`] over a [`PinnedHostSource`](super::PinnedHostSource), with the same trackers, snapshots and
+/// statistics ([`allocator`](Self::allocator)). In addition, a [`PinnedBlock`] can wait for its streams before the host
+/// accesses the bytes.
 ///
 /// # Staging without waits
-/// [`PinnedBlock::wait_ready`] waits for all work enqueued on the block's stream, so for a stream that is kept busy
-/// it waits long. To fill buffers while earlier copies still run, set
-/// [`Reuse::HostSeen`](crate::core::Reuse::HostSeen), allocate on a stream that gets no work, fill the buffer, and pass
-/// the copying stream to [`PinnedBlock::record_stream`]. A buffer is then reused only after the host has seen its copies
-/// end, and a new buffer is ready at once.
+/// [`PinnedBlock::wait_ready`] waits for all work enqueued on the block's stream, which takes long if the stream is
+/// busy. To fill buffers while earlier copies still run, set [`Reuse::HostSeen`](crate::core::Reuse::HostSeen),
+/// allocate on a stream that gets no work, fill the buffer, and pass the copying stream to
+/// [`PinnedBlock::record_stream`]. The allocator then reuses a buffer only after the host has seen its copies end, so
+/// each new buffer is ready at once.
 ///
 /// ```
 /// # use cuda_driver::{Driver, sys};
@@ -64,8 +64,8 @@ pub struct PinnedAllocator {
 }
 
 impl PinnedAllocator {
-    /// Makes an allocator over `source`: a [`PinnedHostSource`](super::PinnedHostSource), or adapters over it. Its
-    /// streams are those of `events`. It allocates nothing until the first request.
+    /// Makes an allocator over `source`, which is a [`PinnedHostSource`](super::PinnedHostSource) or adapters over one,
+    /// for the streams registered with `events`. It allocates nothing until the first request.
     ///
     /// A segment serves many blocks, so [`Settings::large_segment`] bytes are pinned for the first request above 1 MiB.
     #[must_use]
@@ -74,25 +74,25 @@ impl PinnedAllocator {
         Self { allocator, source, events }
     }
 
-    /// Returns the allocator: for trackers, snapshots, statistics and trimming. Blocks that are allocated from it
-    /// directly are for use in stream order only.
+    /// Returns the underlying allocator, for trackers, snapshots, statistics and trimming. The host must not access
+    /// blocks that are allocated from it directly. They are for work enqueued on streams.
     #[must_use]
     pub fn allocator(&self) -> &Allocator {
         &self.allocator
     }
 
-    /// Allocates a block of `bytes` bytes from the default pool, for use on `stream` from now on. The bytes may still be
-    /// in use by earlier work of `stream` ([`PinnedBlock::wait_ready`]).
+    /// Allocates a block of `bytes` bytes from the default pool, for use on `stream` from now on. The bytes may still
+    /// be in use by earlier work of `stream` ([`PinnedBlock::wait_ready`]).
     ///
-    /// Routes of threads and captures ([`Allocator::pool_for`]) do not apply, since graphs use their memory in an order
-    /// that the host cannot wait for.
+    /// Routes of threads and captures to other pools ([`Allocator::pool_for`]) do not apply, since the host cannot wait
+    /// for the uses of memory in graphs.
     ///
     /// # Errors
     /// [`PinnedError::Alloc`], also for a stream that captures; [`PinnedError::NotPinned`].
     #[track_caller]
     pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<PinnedBlock, PinnedError> {
         let block = self.allocator.default_pool().allocate(bytes, stream)?;
-        // The address alone would not do: another source might return memory that this one has handed out.
+        // Comparing addresses is not enough: another source might return memory that this one has allocated.
         let own =
             |block: &Block| ptr::addr_eq(Arc::as_ptr(block.segment().source()), Arc::as_ptr(&self.source));
         let place =

@@ -15,55 +15,57 @@ use crate::driver::DriverEvents;
 /// A block of pinned host memory with one owner, from a [`PinnedAllocator`](super::PinnedAllocator). Dropping it frees
 /// it on its stream, like a [`Block`].
 ///
-/// The host accesses it by [`wait_ready`](Self::wait_ready). Copies and kernels take [`as_ptr`](Self::as_ptr) or
-/// [`device_ptr`](Self::device_ptr); their `unsafe` calls promise that
-/// - they are enqueued on the block's stream, or on a stream passed to [`record_stream`](Self::record_stream) before,
-///   and the block is dropped after that;
-/// - no slice of the bytes is in use before they have ended.
+/// The host gets the bytes from [`wait_ready`](Self::wait_ready). Copies and kernels take [`as_ptr`](Self::as_ptr) or
+/// [`device_ptr`](Self::device_ptr). The `unsafe` calls that enqueue them promise that
+/// - the work is enqueued on the block's stream, or on a stream passed to [`record_stream`](Self::record_stream)
+///   before, and the block is dropped only after that;
+/// - no slice of the bytes is in use until the work has ended.
 pub struct PinnedBlock {
-    // Before the block: while it is allocated, its segment has another owner, which reports a failure to free it.
+    // Dropped before `block`: while the block is allocated, the source owns the segment too. The source then frees the
+    // memory, and can report a failure.
     segment: Arc<PinnedSegment>,
     block: Block,
     offset: usize,
     len: usize,
     events: Arc<DriverEvents>,
-    /// Other streams that use it.
+    /// The recorded streams, other than the block's own.
     users: Vec<StreamId>,
 }
 
 impl PinnedBlock {
-    /// `block` lies in `segment` from `offset` on, whole, and is the only block there. `events` are its allocator's.
+    /// `block` must lie entirely in `segment`, at `offset` bytes from its start, and be the only block there. `events`
+    /// are those of its allocator.
     pub(super) fn new(
         block: Block,
         (segment, offset): (Arc<PinnedSegment>, usize),
         events: Arc<DriverEvents>,
     ) -> Self {
-        // Not longer than the block, which lies in memory of the host.
+        // The cast is lossless: the length is at most that of the block, which lies in host memory.
         let len = block.requested().min(block.bytes()) as usize;
         Self { segment, block, offset, len, events, users: Vec::new() }
     }
 
-    /// Returns its length in bytes: the requested size.
+    /// Returns the length in bytes, which is the requested size.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "no block is empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns the stream on which it is used and freed.
+    /// Returns the stream on which the block was allocated, and is freed.
     #[must_use]
     pub fn stream(&self) -> StreamId {
         self.block.stream()
     }
 
-    /// Returns the host address of its first byte, a multiple of 512, for work that is enqueued. The host must not
+    /// Returns the host address of the first byte, a multiple of 512, for work that is enqueued. The host must not
     /// access the bytes before [`wait_ready`](Self::wait_ready).
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.segment.memory.as_ptr().wrapping_add(self.offset)
     }
 
-    /// Returns the address at which the device accesses its first byte; `None` if the source does not
+    /// Returns the address at which the device accesses the first byte; `None` if the source does not
     /// [map](cuda_driver::memory::PinnedFlags::DEVICE_MAPPED) its memory.
     #[must_use]
     pub fn device_ptr(&self) -> Option<DevicePtr> {
@@ -83,32 +85,33 @@ impl PinnedBlock {
         Ok(())
     }
 
-    /// Blocks the host until all work enqueued so far on the block's stream, and on the recorded ones, has ended; then
-    /// lends the bytes. That covers all earlier uses of the memory, by this block and by blocks before it.
+    /// Blocks the host until all work enqueued so far on the block's stream, and on the recorded ones, has ended, and
+    /// then returns the bytes. That includes all uses of the memory by earlier blocks.
     ///
-    /// The bytes hold what was written last, by anyone; they are never uninitialised.
+    /// The bytes are always initialised, but may hold data of an earlier block.
     ///
     /// # Errors
-    /// [`PinnedError::Capturing`] if one of the streams captures; the capture goes on. [`PinnedError::Event`] if the
-    /// driver fails to record an event or to wait for it, also for what earlier asynchronous work did wrong.
+    /// [`PinnedError::Capturing`] if one of the streams captures; the capture stays valid. [`PinnedError::Event`] if
+    /// the driver fails to record an event or to wait for it, also because of an error of earlier asynchronous work.
     pub fn wait_ready(&mut self) -> Result<&mut [u8], PinnedError> {
         for stream in iter::once(self.block.stream()).chain(self.users.iter().copied()) {
             self.wait_for(stream)?;
         }
-        // SAFETY: the memory is initialised, and `self` keeps it. `PinnedAllocator` lends each byte to one block at a
-        // time, and `self` is borrowed exclusively. Earlier work has ended: it was on these streams, or the allocator
-        // made the block's stream wait for it, or it ended before. Later work has promised not to overlap.
+        // SAFETY: the memory is initialised, and `self` keeps it alive. `PinnedAllocator` gives each byte to one block
+        // at a time, and `self` is borrowed exclusively. Earlier work has ended: it ran on these streams, or the
+        // allocator made the block's stream wait for it, or it had ended before. Callers that enqueue later work
+        // promise not to overlap the slice.
         Ok(unsafe { slice::from_raw_parts_mut(self.as_ptr(), self.len) })
     }
 
-    /// Returns the block, for use in stream order only.
+    /// Returns the underlying block. The host must not access it: it is for work enqueued on streams.
     #[must_use]
     pub fn into_block(self) -> Block {
         self.block
     }
 
     fn wait_for(&self, stream: StreamId) -> Result<(), PinnedError> {
-        // An event of a capture is part of the graph, and waiting for it would end the capture.
+        // An event recorded during a capture is part of the graph, and waiting for it would invalidate the capture.
         if self.events.is_capturing(stream)? {
             return Err(PinnedError::Capturing { stream });
         }

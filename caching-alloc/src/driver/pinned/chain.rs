@@ -1,4 +1,4 @@
-//! Pinned memory behind adapters.
+//! The sources that a `PinnedAllocator` accepts.
 
 use std::sync::Arc;
 
@@ -6,10 +6,13 @@ use super::source::PinnedHostSource;
 use crate::core::SegmentSource;
 use crate::sources::{CallSink, LimitingSource, LoggingSource};
 
-/// Sources whose segments all come from one [`PinnedHostSource`], each segment once: the source itself, adapters over
-/// it, and shared handles. It is sealed, since [`PinnedAllocator`](super::PinnedAllocator) relies on that when it lends memory to the host.
+/// A source whose segments all come from one [`PinnedHostSource`], each segment once: the source itself, adapters over
+/// it, and `Arc`s of these.
+///
+/// The trait is sealed, since [`PinnedAllocator`](super::PinnedAllocator) relies on this property when it gives memory
+/// to the host.
 pub trait PinnedSource: SegmentSource + sealed::Sealed {
-    /// Returns the source of the pinned memory.
+    /// Returns the source from which the segments come.
     fn pinned(&self) -> &PinnedHostSource;
 }
 

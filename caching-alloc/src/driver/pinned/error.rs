@@ -2,21 +2,21 @@
 
 use crate::core::{AllocError, EventError, StreamId};
 
-/// Why a block of pinned memory could not be allocated, or not be lent to the host.
+/// Why a block of pinned memory could not be allocated, or the host could not access it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PinnedError {
-    /// The allocator's error.
+    /// The allocator failed.
     #[error(transparent)]
     Alloc(#[from] AllocError),
-    /// The block is not of the allocator's own source: it was borrowed from a pool with another source, or its segment
-    /// was released behind the allocator's back.
+    /// The block is not memory of the allocator's own source. It was borrowed from a pool with another source, or
+    /// something other than the allocator released its segment.
     #[error(
         "the block at {address:#x} is not pinned memory of this allocator's source: let no pool with another source \
          lend to the default pool, and leave releases to the allocator"
     )]
     NotPinned {
-        /// The block's first byte.
+        /// The address of the block's first byte.
         address: u64,
     },
     /// The host cannot wait for a stream that captures.
@@ -27,7 +27,7 @@ pub enum PinnedError {
         /// The stream.
         stream: StreamId,
     },
-    /// The end of the earlier work could not be awaited.
+    /// The driver failed to wait for earlier work.
     #[error(transparent)]
     Event(#[from] EventError),
 }

@@ -1,18 +1,18 @@
-//! The host's memory, as the kernel reports it.
+//! The amount of host memory, as the kernel reports it.
 
 use std::fs;
 
 use crate::core::{MemoryInfo, SourceError};
 
-/// The kernel's file of memory figures.
+/// The file in which the kernel reports memory sizes.
 const MEMINFO: &str = "/proc/meminfo";
 
-/// The file lacks a figure.
+/// The file lacks one of the two sizes.
 #[derive(Debug, thiserror::Error)]
 #[error("{MEMINFO} has no MemTotal and MemAvailable in kB")]
 struct NoFigures;
 
-/// Returns the host's memory: all of it, and what is available to new programs without swapping.
+/// Returns the total host memory, and as free memory the part that is available without swapping, in bytes.
 pub(super) fn memory_info() -> Result<MemoryInfo, SourceError> {
     const CALL: &str = "reading /proc/meminfo";
     let text = fs::read_to_string(MEMINFO)

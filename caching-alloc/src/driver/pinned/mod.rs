@@ -1,4 +1,4 @@
-//! Pinned host memory: its source, and blocks that the host may access.
+//! A source of pinned host memory, and an allocator whose blocks the host may access.
 
 mod allocator;
 mod block;

@@ -14,21 +14,21 @@ use crate::driver::{SEGMENT_GRANULARITY, Segments, failed, host_size, not_of_thi
 /// Segments of pinned (page-locked) host memory from `cuMemHostAlloc`.
 ///
 /// Addresses of segments and blocks are host addresses. With [`PinnedFlags::DEVICE_MAPPED`] the device can access the
-/// memory too, at [`device_ptr`](Self::device_ptr). Segments are zeroed when they are made; blocks are not when they
-/// are reused. Pinning is slow, and releasing a segment waits for the device. Nothing here can be exported.
+/// memory too, at [`device_ptr`](Self::device_ptr). Segments are zeroed when they are made. Reused blocks are not.
+/// Pinning is slow, and releasing a segment waits for the device. The memory cannot be exported to other processes.
 ///
-/// A block is ordered by streams like device memory: work enqueued on its stream before the block was handed out
-/// may still use it. A copy enqueued on that stream needs no wait, but the host must wait before it
-/// touches the bytes. [`PinnedAllocator`](super::PinnedAllocator) hands out blocks that do this. A program with
-/// blocks of a plain allocator over this source must do it itself.
+/// Like device memory, a block is reused in stream order: work enqueued on its stream before the block was handed out
+/// may still use it. A copy enqueued on that stream needs no wait, but the host must wait before it accesses the bytes.
+/// Blocks of a [`PinnedAllocator`](super::PinnedAllocator) can wait. A program that uses an
+/// [`Allocator`](crate::core::Allocator) over this source must wait itself.
 ///
-/// [`memory_info`](SegmentSource::memory_info) is the host's memory by `/proc/meminfo`, which knows no limits of
-/// containers; [`LimitingSource`](crate::sources::LimitingSource) sets a limit on pinned memory.
+/// [`memory_info`](SegmentSource::memory_info) returns the host's memory as reported by `/proc/meminfo`, which does not
+/// show limits of containers. A [`LimitingSource`](crate::sources::LimitingSource) limits the pinned memory.
 #[derive(Debug)]
 pub struct PinnedHostSource {
     context: Context,
     flags: PinnedFlags,
-    /// Shared with the blocks that are lent to the host, so the memory lives at least as long as they do.
+    /// Shared with the live [`PinnedBlock`](super::PinnedBlock)s, so the memory lives at least as long as they do.
     segments: Segments<Arc<PinnedSegment>>,
     /// Number of segments made so far.
     made: AtomicU64,
@@ -37,37 +37,38 @@ pub struct PinnedHostSource {
 /// The memory of a segment.
 #[derive(Debug)]
 pub(super) struct PinnedSegment {
-    /// [`SegmentMemory::token`], never reused: the driver reuses addresses.
+    /// The segment's [`SegmentMemory::token`]. It is never reused, unlike addresses.
     token: u64,
     pub(super) memory: PinnedMemory,
-    /// The device's address of the first byte, if it is mapped.
+    /// The address at which the device accesses the first byte, if the memory is mapped.
     pub(super) device: Option<DevicePtr>,
 }
 
 impl PinnedHostSource {
-    /// Pins memory through `context`, with `flags` for every segment. [`PinnedFlags::PORTABLE`] pins it for all
-    /// contexts; [`PinnedFlags::WRITE_COMBINED`] is for memory that the host only writes.
+    /// Makes a source that pins memory in `context`, with `flags` for every segment. [`PinnedFlags::PORTABLE`] pins it
+    /// for all contexts. [`PinnedFlags::WRITE_COMBINED`] is for memory that the host only writes.
     #[must_use]
     pub fn new(context: &Context, flags: PinnedFlags) -> Self {
         Self { context: context.clone(), flags, segments: Segments::default(), made: AtomicU64::new(0) }
     }
 
-    /// Returns the flags of its segments.
+    /// Returns the flags of all segments.
     #[must_use]
     pub fn flags(&self) -> PinnedFlags {
         self.flags
     }
 
-    /// Returns the address at which the device accesses a block of this memory. It differs from the block's own
-    /// address where the driver says so, for example for write-combined memory. `None` if the memory is not
-    /// [mapped](PinnedFlags::DEVICE_MAPPED), or not of this source.
+    /// Returns the address at which the device accesses a block; `None` if the memory is not
+    /// [mapped](PinnedFlags::DEVICE_MAPPED), or not of this source. The driver may map memory, for example
+    /// write-combined memory, at another address than the host's.
     #[must_use]
     pub fn device_ptr(&self, block: &Block) -> Option<DevicePtr> {
         let (segment, offset) = self.place_of(block)?;
         segment.device.map(|base| base + offset)
     }
 
-    /// Returns the segment in which a block lies, whole, and the block's offset there in bytes.
+    /// Returns the segment that contains all of a block, and the block's offset in it in bytes; `None` if no live
+    /// segment of this source does.
     pub(super) fn place_of(&self, block: &Block) -> Option<(Arc<PinnedSegment>, usize)> {
         let memory = block.segment().memory();
         let offset = usize::try_from(block.address().checked_sub(memory.address)?).ok()?;
@@ -111,7 +112,8 @@ impl SegmentSource for PinnedHostSource {
             return Err(not_of_this_source(memory));
         }
         let segment = self.segments.remove(memory)?;
-        // A block that is lent to the host outlives a release that the allocator did not ask for; it frees the memory.
+        // If something other than the allocator releases the segment, a `PinnedBlock` may still share it. That block
+        // then frees the memory when it is dropped.
         let segment = Arc::into_inner(segment);
         segment.map_or(Ok(()), |segment| segment.memory.free()).map_err(failed("cuMemFreeHost"))
     }

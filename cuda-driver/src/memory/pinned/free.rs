@@ -1,4 +1,4 @@
-//! Freeing of pinned memory with an outcome.
+//! A method that frees pinned memory and returns the outcome.
 
 use std::mem;
 
@@ -8,22 +8,21 @@ use crate::call::call;
 use crate::graph::RelaxedCapture;
 
 impl PinnedMemory {
-    /// Frees the memory, as dropping does, and returns the outcome. Waits for the device. Memory is leaked if the
-    /// call fails.
+    /// Frees the memory, as dropping it does, and returns the outcome. May wait for the device. If the call fails, the
+    /// memory is leaked.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemFreeHost`, also for what earlier asynchronous work did
-    /// wrong.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemFreeHost`, also for errors of earlier asynchronous work.
     #[doc(alias = "cuMemFreeHost")]
     pub fn free(mut self) -> Result<()> {
-        // Dropping an empty one frees nothing.
+        // With a size of 0, dropping `self` frees nothing.
         if mem::take(&mut self.bytes) == 0 {
             return Ok(());
         }
-        // Freeing is not part of an open capture, and must not invalidate it.
+        // Freeing does not take part in an open capture and must not invalidate it.
         let _relaxed = RelaxedCapture::enter(self.context.driver());
         let _current = self.context.enter()?;
-        // SAFETY: made by `cuMemHostAlloc` and used by nobody after this, as `self` is consumed.
+        // SAFETY: `cuMemHostAlloc` returned it, and nothing uses it after this, because `self` is consumed.
         unsafe { call!(self.context.api(), cuMemFreeHost(self.start.as_ptr().cast())) }
     }
 }
