@@ -50,7 +50,7 @@ impl Device {
     /// Returns the name of the GPU model.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceGetName`.
+    /// [`Error::Driver`] from `cuDeviceGetName`.
     #[doc(alias = "cuDeviceGetName")]
     pub fn name(&self) -> Result<String> {
         let mut name = [0; 256];
@@ -63,7 +63,7 @@ impl Device {
     /// Returns the UUID, which identifies the device in every process and on every host.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceGetUuid_v2`; [`Error::Missing`](crate::Error::Missing)
+    /// [`Error::Driver`] from `cuDeviceGetUuid_v2`; [`Error::Missing`]
     /// below CUDA 11.4.
     #[doc(alias = "cuDeviceGetUuid")]
     pub fn uuid(&self) -> Result<[u8; 16]> {
@@ -76,7 +76,7 @@ impl Device {
     /// Returns the total size of the device's memory in bytes.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceTotalMem_v2`.
+    /// [`Error::Driver`] from `cuDeviceTotalMem_v2`.
     #[doc(alias = "cuDeviceTotalMem")]
     pub fn total_memory(&self) -> Result<usize> {
         let mut bytes = 0;
@@ -88,7 +88,7 @@ impl Device {
     /// Returns an attribute of the device, as the driver reports it.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceGetAttribute`: `CUDA_ERROR_INVALID_VALUE` for an attribute
+    /// [`Error::Driver`] from `cuDeviceGetAttribute`: `CUDA_ERROR_INVALID_VALUE` for an attribute
     /// that the driver does not know.
     #[doc(alias = "cuDeviceGetAttribute")]
     pub fn attribute(&self, attribute: CUdevice_attribute) -> Result<i32> {
@@ -101,7 +101,7 @@ impl Device {
     /// Returns the PCI bus id, such as `0000:3b:00.0` (domain, bus, device, function).
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceGetPCIBusId`.
+    /// [`Error::Driver`] from `cuDeviceGetPCIBusId`.
     #[doc(alias = "cuDeviceGetPCIBusId")]
     pub fn pci_bus_id(&self) -> Result<String> {
         let mut id = [0; 32];
