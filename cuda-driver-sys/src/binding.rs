@@ -66,13 +66,15 @@ unsafe impl dynload::Table for Table {
 
     type Feature = Feature;
 
-    /// Resolves every function through `cuGetProcAddress`, which is asked for the revision whose signature the table
-    /// declares. A function that `cuGetProcAddress` does not know is resolved by its symbol.
+    /// Resolves the functions through `cuGetProcAddress`. The request names the release that introduced the revision
+    /// which the table declares, so that the signature fits. A function that `cuGetProcAddress` does not know is
+    /// resolved by its symbol.
     ///
-    /// A revision that is newer than the driver is resolved by symbol only, because the symbol names the revision.
-    /// `cuGetProcAddress` would return the newest revision that the driver has: an older one, with another signature.
+    /// If the driver is older than the revision, only the symbol is looked up. For such a request, `cuGetProcAddress`
+    /// would return an older revision with another signature. A symbol stands for one revision only.
     unsafe fn resolve(symbol: &mut dyn FnMut(&CStr) -> *const c_void) -> Self {
-        // SAFETY: the caller's contract; only these three are asked for.
+        // SAFETY: the caller's contract. Only `cuDriverGetVersion` and the two revisions of `cuGetProcAddress` get an
+        // address.
         let entry_points = unsafe {
             Self::from_addresses(|function| match function.base {
                 "cuGetProcAddress" | "cuDriverGetVersion" => by_name(symbol, function.name),

@@ -1,14 +1,14 @@
-//! The features of the driver that depend on the release. A device may lack a feature that the driver has:
-//! `cuDeviceGetAttribute` tells.
+//! The features of the driver that depend on the release. A device may lack a feature that the driver has. Query the
+//! device with `cuDeviceGetAttribute`.
 
 use dynload::features;
 
 use crate::Table;
 
 features! {
-    /// Parts of the driver's interface that depend on the release. The documentation of a flag gives the first release
-    /// with its part, in the revisions that this crate declares. Every supported driver (11.7 or newer) has the parts
-    /// of older releases.
+    /// Parts of the driver's interface that depend on the release, one flag for each part. The documentation of a flag
+    /// gives, in parentheses, the first release that has the part in the revisions that this crate declares. Parts of
+    /// release 11.7 or older exist in every supported driver.
     pub struct Feature of Table;
 
     /// Physical memory, reserved addresses, and mappings of one to the other (10.2).
@@ -30,8 +30,9 @@ features! {
         "cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2", "cuIpcCloseMemHandle", "cuIpcGetEventHandle",
         "cuIpcOpenEventHandle",
     ];
-    /// Writing and awaiting a word of memory in stream order, alone or in a batch (11.7). This is the second revision.
-    /// The first is not in the table, because it is off unless the driver's kernel module is configured otherwise.
+    /// Writing and awaiting a word of memory in stream order, alone or in a batch (11.7). These functions are the
+    /// second revision. The table leaves out the first revision, because drivers disable it unless a parameter of their
+    /// kernel module enables it.
     STREAM_MEMORY_OPERATIONS: [
         "cuStreamWriteValue32_v2", "cuStreamWaitValue32_v2", "cuStreamWriteValue64_v2",
         "cuStreamWaitValue64_v2", "cuStreamBatchMemOp_v2",
@@ -52,7 +53,7 @@ features! {
     /// Launches with attributes: clusters, programmatic serialisation (11.8).
     // Drivers resolve the function from 11.6 on; no header before 11.8 has it or its attributes.
     LAUNCH_ATTRIBUTES: ["cuLaunchKernelEx"] since (11, 8, 0);
-    /// Sharing events between processes by IPC handles, without sharing memory (4.1).
+    /// Sharing events, but not memory, between processes by IPC handles (4.1).
     IPC_EVENTS: ["cuIpcGetEventHandle", "cuIpcOpenEventHandle"];
     /// Pools of stream-ordered memory shared with other processes (11.2).
     MEMORY_POOL_SHARING: [
@@ -107,7 +108,7 @@ features! {
     ];
     /// Updating an executable graph, with a description of what cannot be updated (12.0).
     GRAPH_UPDATE: ["cuGraphExecUpdate_v2"];
-    /// Instantiation with parameters, among them an upload, and a description of what failed (12.0).
+    /// Instantiation that can also upload the graph, and that reports why it failed and at which node (12.0).
     GRAPH_INSTANTIATION_PARAMETERS: ["cuGraphInstantiateWithParams"];
     /// Adding and changing nodes of any type through one structure (12.2).
     GRAPH_NODES: ["cuGraphAddNode", "cuGraphNodeSetParams", "cuGraphExecNodeSetParams"];
@@ -118,7 +119,7 @@ features! {
     ];
     /// Nodes whose body runs on a condition (12.3).
     GRAPH_CONDITIONAL_NODES: ["cuGraphConditionalHandleCreate", "cuGraphAddNode_v2"];
-    /// Numbers of graphs and nodes, as tools show them (13.1).
+    /// Identifiers of graphs and nodes, as tools show them (13.1).
     GRAPH_IDENTIFIERS: [
         "cuGraphGetId", "cuGraphExecGetId", "cuGraphNodeGetLocalId", "cuGraphNodeGetToolsId",
         "cuGraphNodeGetContainingGraph",
@@ -156,13 +157,13 @@ features! {
     CONTEXT_PARAMETERS: ["cuCtxCreate_v4"];
     /// Events over all of a context's work (12.5).
     CONTEXT_EVENTS: ["cuCtxRecordEvent", "cuCtxWaitEvent"];
-    /// Numbers of streams and contexts, never reused (12.0).
+    /// Identifiers of streams and contexts, never reused (12.0).
     IDENTIFIERS: ["cuStreamGetId", "cuCtxGetId"];
     /// The number of multiprocessors of a context (11.4).
     EXECUTION_AFFINITY: ["cuDeviceGetExecAffinitySupport", "cuCtxGetExecAffinity"];
     /// Callbacks on events of the device, such as memory over budget (12.4).
     ASYNC_NOTIFICATION: ["cuDeviceRegisterAsyncNotification", "cuDeviceUnregisterAsyncNotification"];
-    /// Saving a process's state on the devices, and restoring it (12.8).
+    /// Saving and restoring the state that a process has on its devices (12.8).
     CHECKPOINT: [
         "cuCheckpointProcessGetState", "cuCheckpointProcessGetRestoreThreadId", "cuCheckpointProcessLock",
         "cuCheckpointProcessCheckpoint", "cuCheckpointProcessRestore", "cuCheckpointProcessUnlock",
@@ -177,7 +178,7 @@ features! {
         "cuLogsCurrent", "cuLogsDumpToFile", "cuLogsDumpToMemory", "cuLogsRegisterCallback",
         "cuLogsUnregisterCallback",
     ];
-    /// Endpoints of memory that other processes and hosts reach (13.3).
+    /// Logical endpoints: other processes and hosts access the memory that is bound to one (13.3).
     LOGICAL_ENDPOINTS: [
         "cuLogicalEndpointCreate", "cuLogicalEndpointDestroy", "cuLogicalEndpointExport",
         "cuLogicalEndpointImport", "cuLogicalEndpointBindMem", "cuLogicalEndpointUnbind",

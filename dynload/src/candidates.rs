@@ -49,8 +49,8 @@ impl fmt::Display for Origin {
 impl Library {
     /// Returns the copies of the library on this host, in the order in which `Api::load` prefers them.
     ///
-    /// Nothing is loaded, so a file that is listed need not be a working library. Folders that only the running
-    /// program's `RUNPATH` or `/etc/ld.so.conf` names are not searched.
+    /// Nothing is loaded, so a listed file need not be a working library. The search leaves out folders that are named
+    /// only in the running program's `RUNPATH` or in `/etc/ld.so.conf`.
     pub fn candidates(&self) -> Vec<Candidate> {
         let named = env::var_os(self.variable).map(PathBuf::from);
         let path = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
@@ -76,7 +76,8 @@ impl Library {
     }
 }
 
-/// Adds those of `files` that are libraries for this kind of machine. A file that is listed already gains an origin.
+/// Adds those of `files` that are libraries for this kind of machine. For a file that is already in `found`,
+/// adds only the origin.
 fn add(found: &mut Vec<Candidate>, origin: Origin, files: impl IntoIterator<Item = PathBuf>) {
     let machine = file::target(Path::new("/proc/self/exe"));
     for path in files.into_iter().filter_map(|file| file.canonicalize().ok()) {

@@ -87,8 +87,8 @@ pub enum LoadError {
         /// The fault that was found.
         fault: VersionFault,
     },
-    /// The process has loaded a copy of the library that only the code that loaded it can use: its file was deleted, or
-    /// it is in its own linker namespace.
+    /// The process has loaded a copy of the library that the system's loader does not hand out. The file was deleted,
+    /// or the copy is in a linker namespace of its own. Only the code that loaded this copy can use it.
     #[error(
         "this process has {library} loaded already, from {}, but the system's loader does not hand it out; \
          its owner can, for `Api::from_loader`, and a second copy is refused", .loaded.display()

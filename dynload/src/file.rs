@@ -141,8 +141,8 @@ impl Header {
         number(&self.0[at..at + N], self.0[5])
     }
 
-    /// Returns the offset of the end of the last part that the loader reads: the table of segments, and each segment.
-    /// Returns 0 if the file is not a 64-bit file, whose layout this function does not know.
+    /// Returns the offset at which the last part that the loader reads ends. These parts are the table of segments, and
+    /// each segment. Returns 0 for a file that is not 64-bit, because this function knows only the 64-bit layout.
     fn end(&self, file: &File, size: u64) -> io::Result<u64> {
         const CLASS_64: u8 = 2;
         if self.0[4] != CLASS_64 {

@@ -16,7 +16,7 @@
 /// - the first release that has it;
 /// - `declared (2, 30, 4)`, if the header of a later release is the first to declare it;
 /// - the symbol without the suffix of its revision;
-/// - the name of the method that calls it, which differs from the symbol, because the symbol names an accessor;
+/// - the name of the method that calls it. It must differ from the symbol, which is the name of the accessor;
 /// - the C declaration. `-> ncclResult_t` is for functions that return the status type. Other results follow `returns`.
 #[macro_export]
 macro_rules! functions {

@@ -1,5 +1,5 @@
-//! Binds C libraries at run time. Nothing is linked, and one binary runs with every release of a library. A function
-//! that the loaded release lacks is an error that names the release needed.
+//! Binds C libraries at run time. Nothing is linked, and one binary runs with every release of a library. A call of a
+//! function that the loaded release lacks returns an error that names the release needed.
 //!
 //! A raw crate declares the C interface of one library: it supplies a [`Library`] description and a [`Table`] of
 //! functions. This crate finds and checks the file ([`Loaded::load`], [`LoadError`]), resolves the functions, and
@@ -16,8 +16,8 @@
 //! | `table`, `loaded`, `releases` | the traits of a raw crate; the loaded library; the additions of each release |
 //! | `enumeration`, `features`, `functions`, `api` | macros that define the items of a raw crate |
 //!
-//! The README has a complete example. `enumeration!` and the other macros define public items where they are called, so
-//! call them in a module of the raw crate that exports these items.
+//! The README has a complete example. `enumeration!` and the other macros define public items in the module that calls
+//! them. The raw crate must re-export these items from there.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!(

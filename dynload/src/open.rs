@@ -39,7 +39,7 @@ impl Opened {
         variable: Option<&'static str>,
     ) -> Result<Self, LoadError> {
         demand(library, &mut |name| address(&handle, name), path.as_deref(), variable)?;
-        // The file that the loader opened. This is also known if the loader searched for a name.
+        // The mappings tell which file the loader opened, even if it searched for a name and `path` is `None`.
         let first = library.required.first().map(|name| by_name(&mut |name| address(&handle, name), name));
         let path = first.and_then(|first| maps::file_at(first.addr())).or(path).unwrap_or_default();
         Ok(Self { handle: ManuallyDrop::new(handle), path, variable })
@@ -141,7 +141,8 @@ fn dlopen(name: &OsStr, flags: c_int) -> Result<unix::Library, LoaderError> {
         .map_err(|error| LoaderError::new(&error))
 }
 
-/// Returns an error unless `symbol` finds every required function. Called before any function of the library.
+/// Returns an error unless `symbol` finds every required function. This check comes before any call of a
+/// function of the library.
 pub(crate) fn demand(
     library: &Library,
     symbol: &mut dyn FnMut(&CStr) -> *const c_void,

@@ -1,8 +1,8 @@
 //! A communicator's configuration, and the fields of it that the library at hand ignores.
 //!
-//! One structure suits every release: it declares its own size and version, an older library reads the part
-//! that it knows, and a newer one takes the rest as undefined. [`Api::config`] makes it. An older library
-//! drops newer fields without an error; [`Api::ignored`] lists them.
+//! One structure suits every release, because it declares its own size and version. An older library reads only the
+//! fields that it knows, and silently drops the others: [`Api::ignored`] lists them. A newer library treats the fields
+//! that the structure lacks as undefined. [`Api::config`] makes the structure.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::ptr;
@@ -89,9 +89,9 @@ impl Default for ncclConfig_t {
 }
 
 impl ncclConfig_t {
-    /// Returns a configuration that leaves every field to NCCL, with the undefined values of the header of
-    /// `release`. Before 2.17 the library takes no undefined `blocking`, so it is set to 1, the default of
-    /// every release. Size and version stay those of the newest header, which every library accepts.
+    /// Returns a configuration for a library of `release` that leaves every field to NCCL. A library before 2.17 does
+    /// not accept an undefined `blocking`. For such a library the field is 1, the default of every release. Size and
+    /// version are those of the newest header, which every library accepts.
     pub fn for_release(release: Version) -> Self {
         let blocking = if release < Version::new(2, 17, 1) { 1 } else { NCCL_CONFIG_UNDEF_INT };
         Self { blocking, ..UNDEFINED }
@@ -115,7 +115,7 @@ impl ncclConfig_t {
 }
 
 impl Api {
-    /// A configuration for this library, in which everything is left to it.
+    /// Returns a configuration for this library that leaves every field to NCCL.
     pub fn config(&self) -> ncclConfig_t {
         ncclConfig_t::for_release(self.version())
     }

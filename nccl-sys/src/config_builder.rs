@@ -1,9 +1,9 @@
-//! Builds an [`ncclConfig_t`] for the library at hand: typed, owning its strings, and reporting every ignored
-//! field.
+//! Builds an [`ncclConfig_t`] for the loaded library. The builder checks the values. The resulting [`Config`] owns the
+//! strings, and lists the fields that the library ignores.
 //!
-//! The raw structure has four pitfalls. An older library silently drops a newer field. NCCL refuses one of
-//! the two bounds of thread blocks without the other. The name must live as long as the communicator.
-//! Environment variables override most fields ([`Config::overrides`]).
+//! The raw structure has four pitfalls. An older library silently drops a newer field. NCCL refuses `minCTAs` without
+//! `maxCTAs`, and `maxCTAs` without `minCTAs`. The name must live as long as the communicator. Environment variables
+//! override most fields ([`Config::overrides`]).
 
 use std::ffi::{CStr, CString, c_int};
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::{
     Api, Item, Missing, Override, Version, ncclConfig_t, ncclHostCftMode_t, ncclNvlsHostMode_t, overrides,
 };
 
-/// The most thread blocks, and the most channels, that NCCL has.
+/// NCCL's upper limit for thread blocks, and for channels.
 const MAX_CHANNELS: u32 = 64;
 
 /// The largest cluster of thread blocks.
@@ -23,7 +23,7 @@ const MAX_CLUSTER: u32 = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CtaPolicy {
-    /// The fastest for the collective alone.
+    /// As many thread blocks as make the collective fastest, without regard to other kernels.
     Default,
     /// The fewest thread blocks that still reach the full bandwidth.
     Efficiency,
@@ -41,15 +41,16 @@ impl CtaPolicy {
     }
 }
 
-/// The ways in which captured graphs and ordinary launches may share a communicator.
+/// The use that captured graphs make of a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GraphUsage {
-    /// The communicator is used in one graph at a time, or in none.
+    /// No captured graph uses the communicator.
     Exclusive = 0,
-    /// Several graphs use it, and nothing outside of them at the same time.
+    /// One captured graph uses the communicator, and no other graph or launch uses it at the same time.
     Graphs = 1,
-    /// Graphs and launches are mixed: NCCL's default, which costs every graph a wait and a record of an event.
+    /// Several graphs, or graphs and ordinary launches, use the communicator. This is NCCL's default. NCCL then adds
+    /// to every graph a node that waits for an event, and a node that records it.
     Mixed = 2,
 }
 
@@ -104,7 +105,7 @@ fn list(missing: &[Missing]) -> String {
 pub struct ConfigBuilder {
     raw: ncclConfig_t,
     strings: [Option<Arc<CStr>>; 2],
-    /// The error for the first value that no release accepts.
+    /// The first error of a setter, which got a value that no release accepts.
     fault: Option<ConfigError>,
 }
 
@@ -218,8 +219,9 @@ impl ConfigBuilder {
         self.number("maxP2pPeers", peers, 1..=i32::MAX as u32, |raw| &mut raw.maxP2pPeers)
     }
 
-    /// Sets whether graphs keep the order of their streams (`graphStreamOrdering`); `false` needs a
-    /// [`graph_usage`](Self::graph_usage) other than mixed. NCCL 2.30.7.
+    /// Sets whether NCCL orders its kernels in captured graphs (`graphStreamOrdering`). With `false` the caller must
+    /// order them, and must set [`graph_usage`](Self::graph_usage) to a value other than [`GraphUsage::Mixed`].
+    /// NCCL 2.30.7.
     pub fn graph_stream_ordering(self, keep: bool) -> Self {
         self.set(|raw| raw.graphStreamOrdering = keep.into())
     }

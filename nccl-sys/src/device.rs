@@ -12,8 +12,9 @@ const ROOM: usize = 1024;
 /// Storage for the device communicator of any release. `ncclDevCommCreate` fills it, and kernels take it as an
 /// argument.
 ///
-/// A kernel must be compiled with the headers of the library's own release. It takes only the first bytes, as many as
-/// the structure has in that release: [`Structure::size_in`](crate::Structure::size_in).
+/// A kernel must be compiled with the headers of the library's own release. The kernel's parameter takes only the first
+/// bytes of this storage, as many as the structure has in that release:
+/// [`Structure::size_in`](crate::Structure::size_in).
 #[repr(C, align(16))]
 #[derive(Clone, Copy)]
 pub struct ncclDevComm {
@@ -24,7 +25,8 @@ pub struct ncclDevComm {
 /// [`ncclDevComm`], by the name of its alias in C.
 pub type ncclDevComm_t = ncclDevComm;
 
-/// The opaque structure that a window handle points to. Only the library knows its layout, on the device too.
+/// The opaque structure that a window handle points to. Only NCCL's own code knows its layout, in the
+/// library and in kernels.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ncclWindow_vidmem {

@@ -52,9 +52,9 @@ impl fmt::Display for Override {
     }
 }
 
-/// Returns the settings of the environment that override fields read by `release`. A variable of this process
-/// comes first, then the file in `NCCL_CONF_FILE` (without it `~/.nccl.conf`), then `/etc/nccl.conf`.
-/// Settings of an environment plug-in (since 2.28.7) are not known here.
+/// Returns the settings of the environment that override fields read by `release`. If several places set the same
+/// variable, this process's own environment wins. Next come the file that `NCCL_CONF_FILE` names (`~/.nccl.conf` if it
+/// is not set) and `/etc/nccl.conf`. Settings of an environment plug-in (since 2.28.7) are not known here.
 pub fn overrides(release: Version) -> Vec<Override> {
     let named = env::var_os("NCCL_CONF_FILE").filter(|file| !file.is_empty()).map(PathBuf::from);
     let own = named.or_else(|| Some(Path::new(&env::var_os("HOME")?).join(".nccl.conf")));

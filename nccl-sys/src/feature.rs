@@ -5,8 +5,9 @@ use dynload::features;
 use crate::Table;
 
 features! {
-    /// Parts of NCCL's interface that depend on the release. The documentation of a flag gives the first release with
-    /// its part. Fields of `ncclConfig_t` have no flags: see [`CONFIG_FIELDS`](crate::CONFIG_FIELDS).
+    /// Parts of NCCL's interface that depend on the release, one flag for each part. The documentation of a flag gives,
+    /// in parentheses, the first release with the part. Fields of `ncclConfig_t` have no flags: see
+    /// [`CONFIG_FIELDS`](crate::CONFIG_FIELDS).
     pub struct Feature of Table;
 
     /// Communicators with a configuration, and finalize (2.14.3).
@@ -67,7 +68,8 @@ features! {
             "the first collective by copy engines hangs on two ranks that have multicast";
     /// Registration of buffers that span several pieces of physical memory (2.29.2).
     MULTI_SEGMENT_REGISTER: ["ncclCommRegister", "ncclCommDeregister"] since (2, 29, 2);
-    /// Windows that span several pieces of physical memory (2.30.3). Older releases fail, or do not check for it.
+    /// Windows that span several pieces of physical memory (2.30.3). Older releases refuse such a
+    /// window, or do not check for several pieces.
     MULTI_SEGMENT_WINDOWS: ["ncclCommWindowRegister", "ncclCommWindowDeregister"] since (2, 30, 3);
     /// The address of a window's memory (2.29.2).
     WINDOW_POINTER: ["ncclWinGetUserPtr"];
@@ -95,7 +97,7 @@ features! {
     ] since (2, 29, 2);
     /// Teams of ranks, for example those that can access each other's memory, and rank numbers in teams (2.28.3).
     TEAMS: ["ncclTeamWorld", "ncclTeamLsa", "ncclTeamRail", "ncclTeamRankToWorld", "ncclTeamRankToLsa"];
-    /// Teams of ranks for counted fabric transfers (CFT), and the endpoints of windows for them (2.31.2).
+    /// Counted fabric transfers (CFT): their teams of ranks, and the logical endpoints of windows (2.31.2).
     COUNTED_TRANSFERS: [
         "ncclTeamCft", "ncclTeamCftMultimem", "ncclGetCftDeviceLeInfo", "ncclGetPeerDeviceLeInfo",
         "ncclGetMultimemDeviceLeInfo",

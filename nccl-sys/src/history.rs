@@ -1,7 +1,7 @@
-//! For each structure, field and constant: the release from which on it has the form that this crate declares.
+//! For each structure, field and constant: the first release in which it has the form that this crate declares.
 //!
-//! The generated tables have the layouts and values of the newest headers. The releases in them were read off the
-//! headers of every release.
+//! The generated tables have the layouts and values of the newest headers. The first releases in these tables come from
+//! a comparison of the headers of all releases.
 
 use crate::{STRUCTURES, Version};
 
@@ -55,7 +55,7 @@ impl Structure {
     }
 }
 
-/// Returns the size in bytes of the type `F` that the function `_field` returns a pointer to. Does not call it.
+/// Returns the size of `F` in bytes. `_field` is not called: the compiler infers `F` from the type of its result.
 pub(crate) const fn pointee<S, F>(_field: fn(*const S) -> *const F) -> usize {
     size_of::<F>()
 }

@@ -1,5 +1,5 @@
-//! Values of macros in the header that only a C compiler can read, mostly the initial values of structures
-//! that declare their own size and release.
+//! Values of the header's macros that only a C compiler can evaluate. Most are initial values of structures that
+//! declare their own size and release.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -14,8 +14,8 @@ use crate::{
 pub const NCCL_COMM_NULL: ncclComm_t = ptr::null_mut();
 
 impl Default for ncclCollConfig_t {
-    /// Every field left to NCCL: `NCCL_COLLCONFIG_INITIALIZER`. Because `forceAlgSelection` is 1, an algorithm that is
-    /// named in `algSelection` must be usable.
+    /// Every field left to NCCL: `NCCL_COLLCONFIG_INITIALIZER`. `forceAlgSelection` is 1. So a call fails if
+    /// `algSelection` is set and no algorithm that it selects can be used.
     fn default() -> Self {
         Self {
             size: size_of::<Self>(),

@@ -57,7 +57,7 @@ pub fn package_folders() -> Vec<PathBuf> {
     folders
 }
 
-/// Returns the environment's folder that a variable names.
+/// Returns the folder of the Python environment that this environment variable names.
 fn prefix(variable: &str) -> Option<PathBuf> {
     env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
 }

@@ -67,7 +67,8 @@ impl Api {
 }
 
 impl Meaning {
-    /// Returns true for an error: any code but success and in progress.
+    /// Returns true for an error, that is, for every meaning except [`Success`](Self::Success) and
+    /// [`InProgress`](Self::InProgress).
     pub const fn is_failure(self) -> bool {
         !matches!(self, Self::Success | Self::InProgress)
     }

@@ -6,9 +6,10 @@
 //! limited. A free that would exceed the limit first evicts a bounded number of blocks to the heap. Evictions empty one
 //! slot after the other, so no length stays cached for ever without being requested.
 //!
-//! Of long blocks only the one freed last is cached, outside the table. The next request that the table does not serve
-//! takes it, if it has the same length. Otherwise the long block goes to the heap before the request is served there,
-//! so the heap places the request as if the long block had never been cached.
+//! Of the long blocks, only the one that was freed last is cached, outside the table. The next request that the table
+//! does not serve takes the long block out of the cache. If the request has the same length, it gets that block.
+//! Otherwise the long block goes to the heap first, and the heap then serves the request. So the heap places the
+//! request as if the long block had never been cached.
 
 use super::block_meta::{BlockStatus, BlockTable};
 use super::heap::{BlockId, NONE};
@@ -16,7 +17,7 @@ use super::size::{UNIT, Units, bytes_of};
 
 const SLOTS: usize = 1024;
 
-/// A block is long if it is longer than the limit at creation divided by this.
+/// A block is long if it has more bytes than the limit passed to [`QuickList::new`], divided by this.
 const SHARE: u64 = 16;
 
 #[derive(Clone, Copy, Debug)]

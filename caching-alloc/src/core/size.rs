@@ -9,7 +9,8 @@ pub const MAX_BLOCK: u64 = 1 << 40;
 /// Requests of up to this many bytes (1 MiB) are of the class [`SizeClass::Small`].
 pub const SMALL: u64 = 1 << 20;
 
-/// The granularity, in bytes (2 MiB), of the segments for large requests, and of those of symmetric arenas.
+/// The granularity of segments for large requests, in bytes (2 MiB), unless that of the source is greater. The segments
+/// of [symmetric arenas](super::symmetric) have the same granularity.
 pub const SEGMENT_STEP: u64 = 2 << 20;
 
 /// The class of requests that a segment serves.
@@ -63,7 +64,7 @@ pub(super) fn class_of(units: Units) -> SizeClass {
     if bytes_of(units) <= SMALL { SizeClass::Small } else { SizeClass::Large }
 }
 
-/// Number of bins for each power of two, as an exponent of two.
+/// There are 2^`SUB` bins for each power of two.
 const SUB: u32 = 7;
 
 /// Number of bins.

@@ -45,8 +45,8 @@ impl Device {
         Ok(PrimaryState { flags: ContextFlags::from_bits_retain(flags), active: active != 0 })
     }
 
-    /// Sets the flags of the primary context. If the context is active, only those flags change that the driver can
-    /// change then.
+    /// Sets the flags of the primary context. While the context is active, some flags cannot be changed: the driver
+    /// leaves them as they are.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuDevicePrimaryCtxSetFlags_v2`.

@@ -60,7 +60,8 @@ impl ImportedMemory {
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuIpcOpenMemHandle_v2`: `CUDA_ERROR_INVALID_CONTEXT` for a handle
-    /// that this process exported; `CUDA_ERROR_ALREADY_MAPPED`; `CUDA_ERROR_MAP_FAILED`.
+    /// that this process exported; from some drivers `CUDA_ERROR_ALREADY_MAPPED` if the allocation is already open in
+    /// this process; `CUDA_ERROR_MAP_FAILED` if the driver cannot map it.
     #[doc(alias = "cuIpcOpenMemHandle")]
     pub fn open(context: &Context, handle: IpcHandle) -> Result<Self> {
         let _current = context.enter()?;

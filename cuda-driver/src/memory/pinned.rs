@@ -61,8 +61,8 @@ impl PinnedMemory {
         Ok(memory)
     }
 
-    /// Returns the bytes for reading. Work that writes them must have completed: the caller of the `unsafe` call that
-    /// enqueued the work promised this.
+    /// Returns the bytes for reading. Does not wait for enqueued work that writes them. The caller of the `unsafe` call
+    /// that enqueued such work promised that nothing reads the bytes until the work has completed.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: the memory is initialised and `self` owns it. Callers of the `unsafe` calls that enqueue work
@@ -70,8 +70,9 @@ impl PinnedMemory {
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
     }
 
-    /// Returns the bytes for writing. Work that reads or writes them must have completed: the caller of the `unsafe`
-    /// call that enqueued the work promised this.
+    /// Returns the bytes for writing. Does not wait for enqueued work that reads or writes them. The caller of the
+    /// `unsafe` call that enqueued such work promised that nothing accesses the bytes in conflict with it until it has
+    /// completed.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as in `as_slice`; `self` is borrowed exclusively.

@@ -49,9 +49,9 @@ pub struct PoolUsage {
 
 /// A pool of a device's memory.
 ///
-/// This is a handle, cheap to clone. [`StreamMemory`](super::StreamMemory) that was allocated from the pool or imported
-/// through it holds a clone, except memory from [`StreamMemory::new`](super::StreamMemory::new). Dropping the last
-/// clone destroys a pool that the program created or imported.
+/// This is a handle, cheap to clone. Each [`StreamMemory`](super::StreamMemory) holds a clone of the pool that it was
+/// allocated from or imported through. Memory from [`StreamMemory::new`](super::StreamMemory::new) holds none. Dropping
+/// the last clone destroys a pool that the program created or imported.
 #[derive(Clone)]
 pub struct MemoryPool {
     inner: Arc<Inner>,

@@ -7,7 +7,8 @@ use crate::graph::{BoundMemory, CaptureStatus, StreamBound, Watch, keep_in_captu
 use crate::memory::StreamMemory;
 use crate::{DevicePtr, Error, Result, Stream, device, teardown};
 
-/// Memory that is freed in the order of its stream. All uses on other streams are ordered with that stream.
+/// Memory that is freed in the order of its stream. That stream waits for each use on another stream, so the free comes
+/// after all uses.
 pub(crate) struct Allocation {
     /// `None` for zero bytes.
     memory: Option<StreamMemory>,

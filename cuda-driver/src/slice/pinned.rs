@@ -20,7 +20,8 @@ pub struct PinnedSlice<T: Element> {
     len: usize,
     /// Events, each recorded after a copy that may still run.
     uses: Mutex<Vec<Arc<Event>>>,
-    /// True if a copy may still use the memory and no event tells its end. The memory is then never accessed or freed.
+    /// True if a copy may still use the memory and no event marks the end of that copy. The memory is then never
+    /// accessed or freed.
     is_lost: AtomicBool,
     elements: std::marker::PhantomData<T>,
 }
@@ -113,7 +114,8 @@ impl<T: Element> PinnedSlice<T> {
         Ok(())
     }
 
-    /// Removes the events `ended`: each has completed, or a later event in the list completes after it.
+    /// Removes the events in `ended`. The caller ensures that each has completed, or that an event that stays in the
+    /// list completes after it.
     fn forget_uses(&self, ended: &[Arc<Event>]) {
         // Dropped after the lock is released, because dropping an event calls the driver.
         let _gone: Vec<_> =

@@ -60,7 +60,7 @@ enum Owner {
     Us,
     /// Another library, at a time that it chooses.
     Others,
-    /// This value, when the last clone of the handle drops it.
+    /// This owner, which keeps the stream alive. It is dropped with the last clone of the handle.
     Kept(#[expect(dead_code, reason = "dropped with the handle")] Box<dyn Any + Send + Sync>),
 }
 
@@ -69,7 +69,8 @@ unsafe impl Send for Inner {}
 // SAFETY: as above; the driver locks what it shares between threads.
 unsafe impl Sync for Inner {}
 
-/// References to the streams with live handles, and the length at which dead references are removed.
+/// Weak references to the streams with live handles, and a limit on their number. When the limit is reached, references
+/// to streams without handles are removed.
 static ALIVE: Mutex<(Vec<Weak<Inner>>, usize)> = Mutex::new((Vec::new(), 64));
 
 /// Returns the streams of `context` with live handles, except its legacy default stream.
@@ -132,8 +133,8 @@ impl Stream {
     /// `raw` must be a stream of `context`; null and the driver's special handles are allowed. The stream must exist
     /// for as long as this handle, its clones and all objects made from them live.
     ///
-    /// While a safe method of this crate enqueues work on this handle, the stream must not become part of a capture by
-    /// other means than this handle and its clones.
+    /// While a safe method of this crate enqueues work on this handle, only calls on this handle or its clones may make
+    /// the stream part of a capture. The method cannot detect captures that begin in another way.
     #[must_use]
     pub unsafe fn borrowed(context: &Context, raw: CUstream) -> Self {
         Self::from_raw(context, raw, Owner::Others)
@@ -232,8 +233,8 @@ impl Stream {
         Ok(id)
     }
 
-    /// Returns how many calls that may make the stream part of a capture have returned; `None` if such a call is
-    /// running.
+    /// Returns the number of completed calls that may have made the stream part of a capture. Returns `None` while such
+    /// a call is running.
     pub(crate) fn capture_calls(&self) -> Option<u64> {
         let [begun, returned] = &self.inner.capture_calls;
         // `returned` is loaded first: a call that begins between the two loads then makes the numbers differ.
@@ -332,7 +333,7 @@ impl Stream {
     }
 }
 
-/// Counts a call that may make the stream part of a capture as returned when it is dropped.
+/// A running call that may make the stream part of a capture. Dropping the value counts the call as returned.
 #[must_use = "the call lasts as long as the guard"]
 pub(crate) struct CaptureCall<'a>(&'a Stream);
 

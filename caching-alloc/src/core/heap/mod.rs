@@ -1,9 +1,10 @@
 //! Placement of blocks in segments: pure logic, without addresses.
 //!
 //! A segment is an ordinal and a length. A block is a span of one segment. The blocks of a segment cover it without
-//! gaps, and free neighbours of one list are always merged. The place of a new block depends only on the history of
-//! calls. The records of blocks are in one table, outside of the memory that they describe, and are reused. So once the
-//! table is large enough, no operation allocates host memory for records.
+//! gaps. Each free block is in a [list](List), and adjacent free blocks of the same list are always merged. The place
+//! of a new block depends only on the history of calls. The records of blocks are in one table, outside of the memory
+//! that they describe, and are reused. So once the table is large enough, no operation allocates host memory for
+//! records.
 
 mod index;
 mod ranges;
@@ -297,8 +298,9 @@ impl Heap {
         self.free[list].remove(&mut self.records, id);
     }
 
-    /// Shortens a block to `units`. The rest becomes a block with the same state, and is in no index. If the block is
-    /// in an index, the caller removes it before, or puts the rest in its place afterwards.
+    /// Shortens a block to `units`. The rest becomes a block with the same state, but is not added to an index. If the
+    /// shortened block is in an index, the caller must remove it from there before this call, or afterwards put the
+    /// rest in its place in the index.
     #[inline]
     fn split(&mut self, id: BlockId, units: Units) -> BlockId {
         let whole = self.records[id as usize];

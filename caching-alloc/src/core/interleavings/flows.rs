@@ -20,8 +20,9 @@ fn churn(program: &Program, pool: &Pool, stream: u64) -> Vec<Owned> {
     kept
 }
 
-/// Threads allocate and free in a pool that is dropped meanwhile. Other threads free the blocks that are left. Trackers
-/// and late readers attach and detach.
+/// Threads allocate and free in a pool that is dropped meanwhile. Other threads free the blocks that are left. At the
+/// same time, trackers are attached and detached. Another thread takes a snapshot and reads the entries after it,
+/// without a tracker.
 fn come_and_go(program: Program, kind: PoolKind) {
     let pool = program.pool(PoolSettings { kind, lends: true, ..PoolSettings::default() });
     let workers: Vec<_> = (0..3)

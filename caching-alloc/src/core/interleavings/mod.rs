@@ -1,16 +1,18 @@
 //! Tests of the interleavings of threads. Each test is a program of a few threads, which a checker runs in many orders.
 //!
 //! - Built with `--cfg loom`: runs [`models`], in every order with at most `LOOM_MAX_PREEMPTIONS` (3 unless set)
-//!   preemptions of a runnable thread. Of orders that differ only in steps on different locks and counters, loom runs
-//!   only one. It does not see reference counts (see [`sync`](super::sync)), so it does not try other orders of these.
+//!   preemptions of a runnable thread. Steps on different locks and atomics do not affect each other. Of orders that
+//!   differ only in such steps, loom runs one. Loom does not see the reference counts of `Arc` (see
+//!   [`sync`](super::sync)), so it does not try different orders of their changes.
 //! - Built with `--cfg shuttle`: runs [`models`] and [`flows`], in `SHUTTLE_ORDERS` random orders (300 unless set).
 //!   Then runs them in as many orders of the PCT scheduler with depth 3: the thread with the highest priority runs, and
 //!   at two random steps the running thread gets the lowest priority.
 //! - Otherwise: runs both, on threads of the operating system, in the order of its scheduler.
 //!
 //! A program checks visible effects. No two blocks in its [`Ledger`] overlap. At its end, the source, the streams and
-//! the statistics show that nothing is in use. The entries that its [`Reader`] got are consistent. Source, streams and
-//! readers also check that their caller holds no lock that a hit takes.
+//! the statistics show that nothing is in use. A [`Reader`] is a tracker, and checks that the entries that it got are
+//! consistent. The source, the streams and the readers also check the calls that they get from the allocator. During
+//! these, the thread must not hold a lock that is needed for serving an allocation from a stream's cache.
 
 #[cfg(not(loom))]
 mod flows;
@@ -68,8 +70,9 @@ struct Program {
     ledger: Arc<Ledger>,
 }
 
-/// The blocks that are handed out: for each first address, the end. The lock is that of the standard library, so a
-/// checker does not see it. No thread ever waits for it, because no checker step is made while it is held.
+/// The blocks that are handed out, as a map from the first address to the end address. The lock is that of the standard
+/// library, so a checker does not see it. Under a checker no thread waits for it, because the checker never switches
+/// threads while it is held.
 #[derive(Default)]
 struct Ledger(Mutex<BTreeMap<u64, u64>>);
 

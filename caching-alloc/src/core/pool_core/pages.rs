@@ -27,8 +27,9 @@ impl PoolCore {
         pages
     }
 
-    /// Frees the old addresses of moved pages, if all work that used the pages there has ended. The addresses become
-    /// holes, in which the pages are still mapped. They must be unmapped before other pages are mapped there.
+    /// Turns the old addresses of moved pages into holes, once all work that used the pages at these addresses has
+    /// ended. The moved pages are still mapped in the holes too. They must be unmapped from a hole before other pages
+    /// are mapped in it.
     ///
     /// With `wait`, blocks the host until the work has ended. Otherwise only queries the events. Returns true if no old
     /// addresses are left.

@@ -121,9 +121,9 @@ impl Registry {
         ordered
     }
 
-    /// Returns true if later work of `stream` is ordered after all work that was enqueued on `other` so far. That is
-    /// the case if the host sees that the work of `other` has ended. Otherwise, with `wait`, `stream` waits for it on
-    /// the device, if both streams [may wait](Self::may_wait).
+    /// Returns true if later work of `stream` is ordered after all work that was enqueued on `other` so far. This is so
+    /// for the same stream, and if the host sees that the work has ended. If it has not ended and `wait` is true, makes
+    /// `stream` wait for it on the device and returns true, provided that both streams [may wait](Self::may_wait).
     pub(in crate::core) fn is_ordered_after(&self, stream: StreamId, other: StreamId, wait: bool) -> bool {
         if other == stream {
             return true;

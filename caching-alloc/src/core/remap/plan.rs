@@ -1,5 +1,5 @@
-//! Plans where to map memory for a block that fits in no free memory: the free memory that the block also uses, the
-//! idle pages to move, and the new pages.
+//! Plans where to map memory for a block that fits in no free memory. A plan consists of a part of a hole, the free
+//! memory beside it that the block also uses, the idle pages to move into the hole, and the new pages to map there.
 //!
 //! The longest new page is a fraction of the pool's peak use, unless a block is long for the pool. Long pages need few
 //! calls to move much memory. Short pages leave little memory idle in pages that are partly free. A block gets pages of
@@ -29,9 +29,10 @@ use crate::core::size::{UNIT, Units, bytes_of};
 /// A page is no longer than the peak divided by this, unless the block would need more than [`PAGES_OF_A_BLOCK`] such
 /// pages.
 const PAGE_SHARE: u64 = 256;
-/// A block that is long for the pool gets pages of its length divided by this, rounded down to a power of two times the
-/// smallest page. So it gets at least this many and fewer than twice as many pages, and one for the rest. It gets more
-/// if [`LONGEST_PAGE`] limits their length.
+/// A block is long for the pool if it would need more than this many pages of the pool's longest length. Its pages then
+/// have the length of the memory to map divided by this, rounded down to a power of two times the smallest page.
+/// Because of the rounding, there may be more than this many such pages, but fewer than twice as many. A shorter page
+/// is added for the rest. If [`LONGEST_PAGE`] limits the length of the pages, the block needs more of them.
 const PAGES_OF_A_BLOCK: u64 = 8;
 /// No page is made longer than this, in bytes.
 const LONGEST_PAGE: u64 = 128 << 20;
@@ -51,7 +52,8 @@ pub(in crate::core) struct Budget {
     pub(in crate::core) freely: u64,
     /// The most bytes that new pages may have together.
     pub(in crate::core) at_most: u64,
-    /// If true, all holes are tried, including those in the other tier.
+    /// The best one or two holes of the block's own [`Tier`] are tried first. If this is true, all other holes are
+    /// tried after them, in both tiers.
     pub(in crate::core) anywhere: bool,
 }
 
@@ -65,7 +67,8 @@ pub(in crate::core) struct Plan {
     pub(in crate::core) moves: Vec<Segment>,
     /// The lengths in bytes of the new pages, which are mapped behind the moved ones.
     pub(in crate::core) makes: Vec<u64>,
-    /// Stale addresses in the range, which must be unmapped first.
+    /// Stale addresses that overlap the range: pages that have moved elsewhere are still mapped there. These must be
+    /// unmapped first.
     pub(in crate::core) stale: Vec<FreeSpan>,
     range: u32,
     target: BlockId,
@@ -173,9 +176,9 @@ impl Arena {
         Some(self.take(site, chosen, makes))
     }
 
-    /// Returns the site in the block's tier at which the fewest units must be mapped. Among equals it prefers the one
-    /// with the fewest stale spans in the hole, then the one with the smallest rest, so that longer rests stay
-    /// available. The hole has room for `spare` more units.
+    /// Returns the site in the block's tier at which the fewest units must be mapped. Skips sites whose hole does not
+    /// have room for those units and `spare` more. Among equals, prefers the site with the fewest stale spans in its
+    /// hole, then the one where the block leaves the least memory unused. So longer free memory stays available.
     pub(super) fn site(&self, free_spans: &[FreeSpan], units: Units, spare: Units) -> Option<Site> {
         let mut best: Option<((Units, usize, Units), Site)> = None;
         self.each_site(free_spans, units, Some(self.tier(units)), |site| {
@@ -190,8 +193,8 @@ impl Arena {
         best.map(|(_, site)| site)
     }
 
-    /// Returns all sites for a block in both tiers, ordered by the new memory that is needed after all idle pages have
-    /// moved there.
+    /// Returns all sites for a block in both tiers. They are ordered by the new memory that each would need if all idle
+    /// pages were moved to it.
     fn sites(&self, free_spans: &[FreeSpan], idle: &[Idle], units: Units) -> Vec<Site> {
         let mut sites = Vec::new();
         self.each_site(free_spans, units, None, |site| {
@@ -202,8 +205,8 @@ impl Arena {
         sites.into_iter().map(|(_, _, site)| site).collect()
     }
 
-    /// Calls `visit` for all sites for a block, in one tier or in both. There is a site for each combination of a hole
-    /// with the free memory before it and behind it.
+    /// Calls `visit` for all sites for a block, in `tier`, or in both tiers if it is `None`. A hole gives up to four
+    /// sites: with the free memory on neither side of it, before it, behind it, or on both sides.
     fn each_site(
         &self,
         free_spans: &[FreeSpan],
@@ -459,9 +462,10 @@ fn units_of(page: &Segment) -> Units {
     (page.bytes() / UNIT) as Units
 }
 
-/// Chooses and claims idle pages of `need` units, or as many as there are. Takes the longest pages that fit, so that
-/// few calls move much memory and the rest is small. For the rest it takes the shortest of the pages that were too
-/// long, if `room` is enough for it.
+/// Chooses and claims idle pages of `need` units together, or as many as there are. Repeatedly takes the longest page
+/// that does not exceed the units still missing. So few calls move much memory, and few units are missing at the end.
+/// For these, takes the shortest of the pages that were too long, if all chosen pages together then have at most `room`
+/// units.
 fn choose(idle: &[&Idle], need: Units, room: Units) -> Vec<Idle> {
     let mut pages: Vec<(Units, usize, usize)> = Vec::new();
     for (at, near) in idle.iter().enumerate() {
