@@ -46,9 +46,9 @@ impl CtaPolicy {
 #[non_exhaustive]
 pub enum GraphUsage {
     /// No captured graph uses the communicator.
-    Exclusive = 0,
+    None = 0,
     /// One captured graph uses the communicator, and no other graph or launch uses it at the same time.
-    Graphs = 1,
+    Single = 1,
     /// Several graphs, or graphs and ordinary launches, use the communicator. This is NCCL's default. NCCL then adds
     /// to every graph a node that waits for an event, and a node that records it.
     Mixed = 2,

@@ -69,7 +69,7 @@ const SETTINGS: &[Setting] = &[
     (&["nvlsCTAs"], |config| config.nvls_ctas(4)),
     (&["nChannelsPerNetPeer"], |config| config.channels_per_net_peer(4)),
     (&["nvlinkCentricSched"], |config| config.nvlink_centric(true)),
-    (&["graphUsageMode"], |config| config.graph_usage(GraphUsage::Exclusive)),
+    (&["graphUsageMode"], |config| config.graph_usage(GraphUsage::None)),
     (&["numRmaCtx"], |config| config.rma_contexts(2)),
     (&["maxP2pPeers"], |config| config.max_p2p_peers(4)),
     (&["graphStreamOrdering"], |config| config.graph_stream_ordering(true)),
@@ -162,7 +162,7 @@ fn values_that_a_release_refuses_are_named() {
     assert!(
         text(unordered().graph_usage(GraphUsage::Mixed).build(&newest)).contains("`graphUsageMode` is 2")
     );
-    unordered().graph_usage(GraphUsage::Graphs).build(&newest).unwrap();
+    unordered().graph_usage(GraphUsage::Single).build(&newest).unwrap();
 
     assert_eq!(
         text(ConfigBuilder::new().cga_cluster_size(9).build(&newest)),
