@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::artifacts::{self, Artifact, Kind};
+use crate::artifacts::{self, Kind};
 use crate::shell::{self, CRATES};
 
 /// The largest size of the folder, in bytes. Rented GPU hosts limit uploads.
@@ -35,11 +35,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut files = Files::default();
     let lab = dir.join("lab");
     // By itself, since its benchmarks must not measure the adapters of the tests.
-    let program = build(&root, &["build", "--package", &shell::package("cli"), "--bin", "lockstep"])?;
+    let program = ["build", "--package", &shell::package("cli"), "--bin", "lockstep"];
+    let program = artifacts::build(&mut release(&root, &program))?;
     program.iter().for_each(|artifact| files.add(&artifact.path, &artifact.target));
     // One command: others would build the libraries again, with other features.
     let features = shell::test_features(None);
-    let artifacts = build(&root, &["test", "--no-run", "--workspace", "--features", &features])?;
+    let mut tests = release(&root, &["test", "--no-run", "--workspace", "--features", &features]);
+    // Tests measure nothing, so they are built in less time and optimised less.
+    tests.env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16").env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
+    let artifacts = artifacts::build(&mut tests)?;
     for artifact in &artifacts {
         let (folder, target) = (artifact.folder(), &artifact.target);
         match artifact.kind {
@@ -52,7 +56,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
     }
     for name in CRATES {
-        let is_of_crate = |artifact: &Artifact| artifact.is_test && artifact.folder() == name;
+        let is_of_crate = |artifact: &artifacts::Artifact| artifact.is_test && artifact.folder() == name;
         ensure!(artifacts.iter().any(is_of_crate), "no test binary of {name} was built");
     }
     let group = "process-group";
@@ -107,8 +111,8 @@ impl Files {
     }
 }
 
-/// Runs cargo for release binaries without symbols and without paths into the source tree.
-fn build(root: &Path, arguments: &[&str]) -> Result<Vec<Artifact>> {
+/// A command of cargo's that makes release binaries without symbols and without paths into the source tree.
+fn release(root: &Path, arguments: &[&str]) -> Command {
     let mut command = shell::cargo(root, arguments);
     command.args(["--target-dir", "target/bundle", "--release"]);
     let home = std::env::var("CARGO_HOME")
@@ -116,5 +120,5 @@ fn build(root: &Path, arguments: &[&str]) -> Result<Vec<Artifact>> {
         .unwrap_or_default();
     let flags = format!("--remap-path-prefix={}=. --remap-path-prefix={home}=cargo", root.display());
     command.env("CARGO_PROFILE_RELEASE_STRIP", "symbols").env("RUSTFLAGS", flags);
-    artifacts::build(&mut command)
+    command
 }
