@@ -33,8 +33,9 @@ pub struct EventError {
 
 /// Events of streams, with which the allocator orders the uses of memory.
 ///
-/// A hit calls none of these methods, except [`is_capturing`](Self::is_capturing) while the counter of
-/// [`captures`](Self::captures) is not zero. The allocator calls them only while it holds no lock that a hit takes.
+/// A hit is a request that cached memory serves. It calls none of these methods, except
+/// [`is_capturing`](Self::is_capturing) while the counter that [`captures`](Self::captures) returned is not zero. The
+/// allocator calls these methods only while it holds no lock that a hit takes.
 pub trait StreamEvents: Send + Sync + fmt::Debug {
     /// Records an event, which marks the end of all work enqueued on `stream` so far. The caller owns the event until
     /// it calls [`recycle`](Self::recycle).
@@ -77,9 +78,11 @@ pub trait StreamEvents: Send + Sync + fmt::Debug {
         true
     }
 
-    /// Returns a counter that is not zero while a stream is being captured, as far as this is known without a driver
-    /// call. Each pool gets it once, and reads it on every request. While it is not zero, every request calls
-    /// [`is_capturing`](Self::is_capturing). With `None`, only requests that find no block in their cache call it.
+    /// Returns a counter of the captures that the implementation knows of without a driver call; `None` if it has no
+    /// such counter. Each pool calls this method once, and reads the counter on every request.
+    ///
+    /// While the counter is not zero, every request calls [`is_capturing`](Self::is_capturing). While it is zero, or if
+    /// there is none, only requests that find no free block in their stream's cache call `is_capturing`.
     fn captures(&self) -> Option<Arc<AtomicUsize>> {
         None
     }

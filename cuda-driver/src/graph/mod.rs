@@ -49,7 +49,7 @@ bitflags! {
         /// Each launch first frees the memory that the graph has allocated and not freed in earlier launches.
         const AUTO_FREE_ON_LAUNCH = 1;
         /// Nodes run with the priorities of the streams that they were captured from, not with that of the launching
-        /// stream (11.7).
+        /// stream. Needs CUDA 11.7 or newer.
         const USE_NODE_PRIORITY = 8;
         const _ = !0;
     }
@@ -189,8 +189,9 @@ impl GraphExec {
     /// not change. The executable then also holds the objects that `graph` holds.
     ///
     /// # Errors
-    /// [`Error::GraphUpdate`] if other things differ too. The executable does not change then. [`Error::Driver`] from
-    /// `cuGraphExecUpdate_v2`; [`Error::Missing`] below CUDA 12.0; [`Error::DifferentDrivers`].
+    /// [`Error::GraphUpdate`] if the nodes or dependencies differ, or a parameter that the driver cannot replace. The
+    /// executable does not change then. [`Error::Driver`] from `cuGraphExecUpdate_v2`; [`Error::Missing`] below CUDA
+    /// 12.0; [`Error::DifferentDrivers`].
     #[doc(alias = "cuGraphExecUpdate")]
     pub fn update(&mut self, graph: &Graph) -> Result<()> {
         let ours = self.context.driver();
@@ -233,9 +234,12 @@ impl Stream {
     /// the contract at every launch.
     ///
     /// # Errors
-    /// [`Error::DifferentDrivers`]; [`Error::WhileCapturing`] if the graph uses slices, and the stream of one is in a
-    /// capture that this stream is not in, or another library began this stream's capture; [`Error::CaptureRace`];
-    /// [`Error::Driver`] from `cuGraphLaunch`, or from the event calls that order the launch.
+    /// [`Error::DifferentDrivers`]; [`Error::Driver`] from `cuGraphLaunch`, or from the calls that order the launch. If
+    /// the graph uses slices, also:
+    /// - [`Error::WhileCapturing`] if a slice's stream is in a capture that this stream is not in, or if this stream is
+    ///   in a capture that another library began.
+    /// - [`Error::CaptureRace`] if another thread may have begun or ended a capture of this stream or of a slice's
+    ///   stream during the call.
     #[doc(alias = "cuGraphLaunch")]
     pub fn launch(&self, exec: &GraphExec) -> Result<()> {
         self.require_driver_of(exec)?;

@@ -133,8 +133,9 @@ impl Stream {
     /// `raw` must be a stream of `context`; null and the driver's special handles are allowed. The stream must exist
     /// for as long as this handle, its clones and all objects made from them live.
     ///
-    /// While a safe method of this crate enqueues work on this handle, only calls on this handle or its clones may make
-    /// the stream part of a capture. The method cannot detect captures that begin in another way.
+    /// While a safe method of this crate enqueues work on this handle, no other thread may make the stream part of a
+    /// capture, except by calls on this handle or its clones. The method detects those calls. It cannot detect captures
+    /// that begin in another way, for example through another library or another handle of the stream.
     #[must_use]
     pub unsafe fn borrowed(context: &Context, raw: CUstream) -> Self {
         Self::from_raw(context, raw, Owner::Others)

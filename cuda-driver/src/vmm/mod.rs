@@ -109,8 +109,8 @@ fn properties(device: &Device, handle_types: HandleTypes) -> CUmemAllocationProp
     }
 }
 
-/// Converts the access of each device to the driver's description. Returns an error if a device is of another driver
-/// than `driver`; `user` names the object whose access is set, for that error.
+/// Converts the access of each device to the driver's description. Returns an error if a device belongs to another
+/// driver than `driver`. The error's message names `user`, the object whose access is to be set.
 pub(crate) fn access_descriptions(
     driver: &Driver,
     devices: &[(&Device, Access)],

@@ -163,8 +163,8 @@ impl Allocator {
     ///
     /// # Errors
     /// [`AllocError::ReentrantTracker`] inside a tracker. [`AllocError::PoolSettings`] if the settings contradict each
-    /// other. [`AllocError::OtherDevice`] if the source allocates on another device. [`AllocError::NoPages`] if the
-    /// pool is re-mappable but the source has no pages.
+    /// other. [`AllocError::OtherDevice`] if the pool's source allocates on another device than this allocator.
+    /// [`AllocError::NoPages`] if the pool is re-mappable but its source has no pages.
     pub fn pool(&self, settings: PoolSettings) -> Result<Pool, AllocError> {
         Ok(Pool::new(&self.engine, self.engine.add_pool(settings)?))
     }
@@ -206,7 +206,8 @@ impl Allocator {
         self.engine.pools().iter().for_each(|pool| pool.reset(Gauge::reset_peak, Counters::reset_peaks));
     }
 
-    /// Sets every total of the statistics to the current value, and every count to 0.
+    /// Resets the sums in the statistics: sets each [`Gauge::total`] to the gauge's current value, and each count of
+    /// calls or events, such as [`Stats::retries`], to 0.
     pub fn reset_totals(&self) {
         self.engine.registry.totals().reset_totals();
         self.engine.pools().iter().for_each(|pool| pool.reset(Gauge::reset_total, Counters::reset_totals));
@@ -245,7 +246,8 @@ impl Allocator {
         self.engine.stats()
     }
 
-    /// Returns the number of the newest structural entry. While it does not change, no segment is added or removed.
+    /// Returns the number of the newest structural [trace entry](super::Entry). Each change of the segments adds such
+    /// an entry, so while the number stays the same, no segment is added or removed.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.engine.registry.generation()
@@ -283,8 +285,11 @@ impl Allocator {
         Ok(before - self.stats().reserved.current)
     }
 
-    /// Releases quarantined segments that are no longer held, and the memory that dropped pools have left. Returns the
-    /// number of bytes released.
+    /// Releases memory that could not be released earlier. Returns the number of bytes released. Such memory is:
+    /// - quarantined segments: those that were held ([`Hold`](super::Hold)) when they should have been released. This
+    ///   call releases the ones that are no longer held.
+    /// - memory of dropped pools and forgotten streams that work may still have used. This call blocks the host until
+    ///   that work has ended. Memory that captured streams use stays reserved.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.

@@ -10,11 +10,13 @@ use super::request::RequestInfo;
 use super::segment::Segment;
 use super::settings::Settings;
 
-/// The segments and blocks of an allocator, with its recent trace entries and its settings. The blocks and block
-/// entries of each stream are those of one moment, which may differ between streams.
+/// The segments and blocks of an allocator, with its recent trace entries and its settings.
+///
+/// The blocks and block entries of one stream in one pool are all read at the same moment. Those of other streams and
+/// pools may be read slightly earlier or later.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// Number of the last structural entry that the snapshot includes.
+    /// Number of the last [structural trace entry](Entry) that the snapshot includes.
     pub generation: u64,
     /// Creation time of the allocator.
     pub began: SystemTime,
@@ -108,7 +110,7 @@ impl BlockState {
 }
 
 impl SegmentState {
-    /// Returns the state of a segment as one block without a request.
+    /// Returns the state of a segment that is shown as a single block. The block has this `usage` and no request.
     pub(super) fn whole(segment: &Segment, usage: Usage) -> Self {
         let (address, bytes) = (segment.address(), segment.bytes());
         let whole = BlockState { address, bytes, requested: 0, usage, request: None };
