@@ -60,7 +60,8 @@ fn packaged() -> Vec<PathBuf> {
     files
 }
 
-// SAFETY: the names are those of the CUDA driver, whose header the table follows; only functions of the table are called.
+// SAFETY: the names are those of the CUDA driver, whose header the table follows. Only functions of the table are
+// called.
 unsafe impl dynload::Table for Table {
     const LIBRARY: &'static Library = &LIBRARY;
 
@@ -70,8 +71,9 @@ unsafe impl dynload::Table for Table {
     /// which the table declares, so that the signature fits. A function that `cuGetProcAddress` does not know is
     /// resolved by its symbol.
     ///
-    /// If the driver is older than the revision, only the symbol is looked up. For such a request, `cuGetProcAddress`
-    /// would return an older revision with another signature. A symbol stands for one revision only.
+    /// If the driver is older than the revision, `cuGetProcAddress` is not asked, because it could return an older
+    /// revision with another signature. Such a function is resolved only by its symbol, because a symbol stands for one
+    /// revision.
     unsafe fn resolve(symbol: &mut dyn FnMut(&CStr) -> *const c_void) -> Self {
         // SAFETY: the caller's contract. Only `cuDriverGetVersion` and the two revisions of `cuGetProcAddress` get an
         // address.

@@ -11,8 +11,8 @@
 //! The variants `…_ptds` and `…_ptsz` are left out, because streams are passed explicitly, [`CU_STREAM_PER_THREAD`]
 //! among them. Revisions that are [`SUPERSEDED`] are left out too, because every driver from 11.7 on has a newer one.
 //!
-//! A structure is laid out as in the newest header. A field that an older release does not know lies in space that its
-//! header reserves, or after the end of its structure. Set such a field to zero for that release.
+//! A structure is laid out as in the newest header. A field that a later release added lies in space that the
+//! older headers reserve, or after the end of the older structure. Set such a field to zero for an older driver.
 //!
 //! This crate is for programs that call the driver's own functions without linking them. Its interface is not safe.
 //!

@@ -18,7 +18,9 @@
 /// feature, if its functions alone do not determine it. `wrong A until B "fault"` marks the releases from A on, and
 /// before B, as known to do the feature wrong.
 ///
-/// The last parentheses in the first line of a feature's documentation hold the first release that has it.
+/// The first sentence of a feature's documentation gives, in parentheses, the first release that has the feature.
+/// It is for readers only. The functions and `since` determine the release that [`Requirement`](crate::Requirement)
+/// uses.
 #[macro_export]
 macro_rules! features {
     (

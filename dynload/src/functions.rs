@@ -32,7 +32,8 @@ macro_rules! functions {
     ) => {
         /// The library's functions by C symbol; `None` for a function that the loaded library lacks.
         ///
-        /// To fill a table with other functions, start from `Table::default()`, which is empty.
+        /// To make a table of functions that do not come from the library, for example for a simulated device, start
+        /// from `Table::default()`, which is empty.
         #[allow(non_snake_case, reason = "C's names")]
         #[derive(Clone, Default)]
         #[non_exhaustive]

@@ -17,7 +17,7 @@
 //! | `enumeration`, `features`, `functions`, `api` | macros that define the items of a raw crate |
 //!
 //! The README has a complete example. `enumeration!` and the other macros define public items in the module that calls
-//! them. The raw crate must re-export these items from there.
+//! them. If that module is private, the raw crate must re-export the items to make them available to its users.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!(

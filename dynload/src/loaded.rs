@@ -182,7 +182,8 @@ impl<T: Table> Loaded<T> {
         self.lacks(Item::Function(name), needed, why)
     }
 
-    /// Returns the error for a call of a function that is absent, as [`missing`](Self::missing) does.
+    /// Returns the error of [`missing`](Self::missing) as a [`CallError`], the error type of the methods that call
+    /// functions.
     #[cold]
     pub fn absent<S>(&self, name: &'static str) -> CallError<S> {
         CallError::Missing(Box::new(self.missing(name)))

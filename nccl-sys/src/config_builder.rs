@@ -248,7 +248,7 @@ impl ConfigBuilder {
         self.set(|raw| raw.hostCftMode = mode.0)
     }
 
-    /// Sets which uses of NVLink multicast the host disables (`nvlsHostMode`); NCCL 2.32.
+    /// Sets which uses of NVLink multicast (NVLS) are disabled (`nvlsHostMode`); NCCL 2.32.
     pub fn nvls_host_mode(self, mode: ncclNvlsHostMode_t) -> Self {
         self.set(|raw| raw.nvlsHostMode = mode.0)
     }

@@ -68,8 +68,8 @@ features! {
             "the first collective by copy engines hangs on two ranks that have multicast";
     /// Registration of buffers that span several pieces of physical memory (2.29.2).
     MULTI_SEGMENT_REGISTER: ["ncclCommRegister", "ncclCommDeregister"] since (2, 29, 2);
-    /// Windows that span several pieces of physical memory (2.30.3). Older releases refuse such a
-    /// window, or do not check for several pieces.
+    /// Windows that span several pieces of physical memory (2.30.3). Most older releases refuse such a window. Releases
+    /// 2.28.3 to 2.28.9 do not check for it, and map only the first piece.
     MULTI_SEGMENT_WINDOWS: ["ncclCommWindowRegister", "ncclCommWindowDeregister"] since (2, 30, 3);
     /// The address of a window's memory (2.29.2).
     WINDOW_POINTER: ["ncclWinGetUserPtr"];

@@ -21,7 +21,8 @@ pub struct Structure {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Field {
-    /// The name in C; `outer.inner` for a field of an unnamed structure or union.
+    /// The name in C. If the type of a field `outer` is an unnamed structure or union, its field `inner` has the name
+    /// `outer.inner`.
     pub name: &'static str,
     /// The release from which on the field has this offset.
     pub since: Version,
