@@ -69,19 +69,27 @@ fn check_change(root: &Path, rerun: bool, steps: &mut Steps) -> Result<()> {
         test(without.clone())?;
         note(&passed, "tests", &CRATES, &without)
     })?;
-    steps.run("examples", || {
+    steps.run("examples and thread interleavings", || {
         // The tests have built the examples and programs already, with the same features.
         let build = [&["build", "--quiet", "--bins", "--examples"], &with[..]].concat();
         shell::run(&mut shell::cargo(root, &build))?;
-        call_raw(root)?;
-        symmetric_examples(root)?;
-        store_example(root)
-    })?;
-    steps.run("thread interleavings", || {
-        let without = unchanged(&passed, rerun, "models", &interleave::CRATES);
-        interleave::run(&interleave::Options { quick: true, without: without.clone() })?;
-        note(&passed, "models", &interleave::CRATES, &without)
+        // The examples mostly wait.
+        std::thread::scope(|scope| {
+            let examples = scope.spawn(|| {
+                call_raw(root)?;
+                symmetric_examples(root)?;
+                store_example(root)
+            });
+            let models = models(&passed, rerun);
+            examples.join().expect("running a command does not panic").and(models)
+        })
     })
+}
+
+fn models(passed: &Passed, rerun: bool) -> Result<()> {
+    let without = unchanged(passed, rerun, "models", &interleave::CRATES);
+    interleave::run(&interleave::Options { quick: true, without: without.clone() })?;
+    note(passed, "models", &interleave::CRATES, &without)
 }
 
 /// Returns those of the crates to leave out of a check, and prints them.
@@ -142,8 +150,8 @@ fn check_rest(root: &Path, steps: &mut Steps) -> Result<()> {
     steps.run("PyTorch's viewer", || cargo(&["xtask", "torch-viewer"]))?;
     steps.run("tests beside PyTorch", || {
         cargo(&["xtask", "torch-env"])?;
-        // Random and exhaustive searches do four times as much.
-        shell::run(shell::cargo(root, &["xtask", "test", "--check-skips"]).env("TEST_EFFORT", "4"))
+        // Random and exhaustive searches do eight times as much.
+        shell::run(shell::cargo(root, &["xtask", "test", "--check-skips"]).env("TEST_EFFORT", "8"))
     })?;
     steps.run("packages", || cargo(&["publish", "--quiet", "--workspace", "--dry-run", "--allow-dirty"]))?;
     steps.run("dependencies", || {

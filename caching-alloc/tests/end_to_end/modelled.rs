@@ -6,11 +6,11 @@ use std::sync::atomic::AtomicU64;
 
 use super::model::search::Search;
 
-/// The number of operations: 250,000 times the variable `TEST_EFFORT`.
+/// The number of operations: 125,000 times the variable `TEST_EFFORT`.
 fn operations() -> u64 {
     let effort: u64 =
         std::env::var("TEST_EFFORT").map_or(1, |times| times.parse().expect("TEST_EFFORT is a whole number"));
-    250_000 * effort
+    125_000 * effort
 }
 
 #[test]

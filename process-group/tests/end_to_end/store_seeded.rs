@@ -9,11 +9,11 @@ use process_group::store::machine::{Failure, Reply, Request};
 
 const STEPS: usize = 1000;
 
-/// The number of seeds: a thousand times the variable `TEST_EFFORT`.
+/// The number of seeds: 500 times the variable `TEST_EFFORT`.
 fn seeds() -> u64 {
     let effort: u64 =
         std::env::var("TEST_EFFORT").map_or(1, |times| times.parse().expect("TEST_EFFORT is a whole number"));
-    1_000 * effort
+    500 * effort
 }
 
 fn run(seed: u64) -> World {

@@ -112,7 +112,7 @@ fn run(seed: u64) -> Run {
 fn seeds() -> u64 {
     let effort: u64 =
         std::env::var("TEST_EFFORT").map_or(1, |times| times.parse().expect("TEST_EFFORT is a whole number"));
-    150 * effort
+    100 * effort
 }
 
 #[test]

@@ -387,7 +387,7 @@ fn every_order_of_two_calls_commits_or_tells_the_circle() {
 }
 
 fn every_order_of_three_calls_ends(pool_of: PoolOf) {
-    let step = 4_usize.div_ceil(effort());
+    let step = 8_usize.div_ceil(effort());
     let (orders, tally) = explore(true, pool_of, step);
     assert_eq!(orders, 1296);
     assert_eq!(tally["committed"] + tally["crossing"], 1296 * 24 / step as u64);

@@ -56,20 +56,20 @@ fn explore_drawn(with_world: bool, pool_of: PoolOf, seeds: u64) {
 
 #[test]
 fn all_are_told_of_the_circle_of_two_calls_of_one_pool_under_drawn_schedules() {
-    explore_drawn(false, ONE_POOL, 250);
+    explore_drawn(false, ONE_POOL, 125);
 }
 
 #[test]
 fn all_are_told_of_the_circle_of_two_calls_of_a_pool_each_under_drawn_schedules() {
-    explore_drawn(false, A_POOL_EACH, 250);
+    explore_drawn(false, A_POOL_EACH, 125);
 }
 
 #[test]
 fn all_are_told_of_the_circle_of_three_calls_of_one_pool_under_drawn_schedules() {
-    explore_drawn(true, ONE_POOL, 4);
+    explore_drawn(true, ONE_POOL, 2);
 }
 
 #[test]
 fn all_are_told_of_the_circle_of_three_calls_of_a_pool_each_under_drawn_schedules() {
-    explore_drawn(true, A_POOL_EACH, 4);
+    explore_drawn(true, A_POOL_EACH, 2);
 }

@@ -109,6 +109,8 @@ rusty_fork_test! {
     #[test]
     fn segments_that_come_while_a_stream_captures_are_registered() {
         let machine = machine(2);
+        // A capture in global mode does not survive that another thread waits or copies.
+        let together = std::sync::Barrier::new(2);
         machine.ranks(2, |rank| {
             let (allocator, id, stream) = allocator_of(&rank, Memory::Exportable);
             let registrar = SegmentRegistrar::attach(&allocator).unwrap();
@@ -116,12 +118,15 @@ rusty_fork_test! {
             assert_eq!(registrar.counts().registrations, 0);
             let pool = allocator.graph_pool(PoolSettings::default()).unwrap();
             let requests = pool.capture(&[id]);
+            together.wait();
             let capture = stream.begin_capture(CaptureMode::Global).unwrap();
             let block = allocator.allocate(LARGE, id).unwrap();
             assert_eq!(registrar.counts().registrations, 1);
             let buffer = Buffer::new(cuda_driver::DevicePtr(block.address()), 4, F32);
             unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
-            let exec = capture.end().unwrap().instantiate().unwrap();
+            let graph = capture.end().unwrap();
+            together.wait();
+            let exec = graph.instantiate().unwrap();
             let _memory = requests.end();
             unsafe { world.context().copy_from_host(buffer.ptr, &[1f32; 4]) }.unwrap();
             stream.launch(&exec).unwrap();
