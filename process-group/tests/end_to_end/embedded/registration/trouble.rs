@@ -127,6 +127,7 @@ rusty_fork_test! {
             let graph = capture.end().unwrap();
             together.wait();
             let exec = graph.instantiate().unwrap();
+            drop(graph);
             let _memory = requests.end();
             unsafe { world.context().copy_from_host(buffer.ptr, &[1f32; 4]) }.unwrap();
             stream.launch(&exec).unwrap();
