@@ -216,6 +216,11 @@ impl Server {
         self.clients.get(&client).is_some_and(Client::is_wanted)
     }
 
+    /// Returns true if the client waits for keys or for a queue. All that it may send is a cancellation.
+    pub fn is_waiting(&self, client: ClientId) -> bool {
+        self.table.is_waiting(client)
+    }
+
     /// Returns the time at which [`Input::Tick`] is due, if no other input comes before. Zero while work is
     /// left.
     pub fn wake_at(&self) -> Option<Duration> {

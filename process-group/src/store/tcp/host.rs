@@ -129,10 +129,12 @@ impl Drop for Host {
     }
 }
 
-/// The epoll data of the listener and of the stop signal. Clients are numbered from `CLIENTS`.
+/// The epoll data of the listener, of the stop signal, and of the epoll of waiting clients. Clients are numbered from
+/// `CLIENTS`.
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
-const CLIENTS: ClientId = 2;
+const WAITING: u64 = 2;
+const CLIENTS: ClientId = 3;
 
 /// Bytes that are read from a client or sent to it before others have their turns.
 const PIECE: usize = 64 << 10;
@@ -141,6 +143,9 @@ const PIECE: usize = 64 << 10;
 /// without a greeting, so the server reads a prompt client's greeting before newer connections need its
 /// place.
 const ACCEPTED: usize = 16;
+
+/// Waiting clients that are served before others have their turns.
+const WAITING_SERVED: usize = 64;
 
 /// The pause in accepting connections after the system has refused one.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -155,6 +160,9 @@ struct Serving {
     /// then.
     now: Duration,
     epoll: OwnedFd,
+    /// The epoll of the clients that wait for keys or queues, itself in `epoll`. All that such a client may send is a
+    /// cancellation, after its deadline. So it can wait until the others are served.
+    waiting: OwnedFd,
     listener: TcpListener,
     /// A reserve descriptor. When there is no other, it is closed for a moment to accept and reject a client.
     spare: Option<OwnedFd>,
@@ -168,11 +176,22 @@ struct Serving {
 struct Client {
     stream: TcpStream,
     interest: epoll::EventFlags,
+    /// True if it is in the epoll of waiting clients.
+    is_waiting: bool,
 }
 
 /// Opens a descriptor whose only purpose is to be held in reserve.
 fn spare() -> Option<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC).ok()
+}
+
+/// Waits until descriptors are ready, and replaces `events` by theirs, as many as it has room for.
+fn wait(epoll: &OwnedFd, events: &mut Vec<epoll::Event>, timeout: Option<&Timespec>) -> io::Result<()> {
+    events.clear();
+    match epoll::wait(epoll, spare_capacity(events), timeout) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 impl Serving {
@@ -185,6 +204,8 @@ impl Serving {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
         epoll::add(&epoll, stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
+        let waiting = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &waiting, epoll::EventData::new_u64(WAITING), epoll::EventFlags::IN)?;
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let most = usize::try_from(descriptors.saturating_sub(RESERVED).max(1)).unwrap_or(usize::MAX);
         let limits = ServerLimits { clients: limits.clients.min(most), ..limits };
@@ -196,6 +217,7 @@ impl Serving {
             started: Instant::now(),
             now: Duration::ZERO,
             epoll,
+            waiting,
             listener,
             spare: spare(),
             paused_until: None,
@@ -222,27 +244,40 @@ impl Serving {
 
     fn serve(&mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(256);
-        loop {
-            events.clear();
-            match epoll::wait(&self.epoll, spare_capacity(&mut events), self.timeout().as_ref()) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-            self.now = self.started.elapsed();
-            for event in &events {
-                match event.data.u64() {
-                    LISTENER => self.accept(),
-                    STOP => return Ok(()),
-                    client => self.ready(client, event.flags),
-                }
-            }
-            if self.paused_until.is_some_and(|until| until <= self.now) {
-                self.paused_until = None;
-                self.listen(epoll::EventFlags::IN);
-            }
-            self.step(Input::Tick);
+        let mut waiting = Vec::with_capacity(WAITING_SERVED);
+        while self.serve_ready(&mut events, &mut waiting)? {
             self.count();
         }
+        Ok(())
+    }
+
+    /// Waits until something is ready, and serves it; of the waiting clients, as many as `waiting` has room for. Returns
+    /// false when the server is to stop.
+    fn serve_ready(
+        &mut self,
+        events: &mut Vec<epoll::Event>,
+        waiting: &mut Vec<epoll::Event>,
+    ) -> io::Result<bool> {
+        wait(&self.epoll, events, self.timeout().as_ref())?;
+        self.now = self.started.elapsed();
+        waiting.clear();
+        for event in events.iter() {
+            match event.data.u64() {
+                LISTENER => self.accept(),
+                STOP => return Ok(false),
+                WAITING => wait(&self.waiting, waiting, Some(&Timespec::default()))?,
+                client => self.ready(client, event.flags),
+            }
+        }
+        for event in waiting.iter() {
+            self.ready(event.data.u64(), event.flags);
+        }
+        if self.paused_until.is_some_and(|until| until <= self.now) {
+            self.paused_until = None;
+            self.listen(epoll::EventFlags::IN);
+        }
+        self.step(Input::Tick);
+        Ok(true)
     }
 
     fn timeout(&self) -> Option<Timespec> {
@@ -303,7 +338,7 @@ impl Serving {
                 Ok(epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(id), interest)?)
             });
             if watched.is_ok() {
-                self.clients.insert(id, Client { stream, interest });
+                self.clients.insert(id, Client { stream, interest, is_waiting: false });
                 self.step(Input::Accepted(id));
             }
         }
@@ -335,7 +370,10 @@ impl Serving {
         let mut received = std::mem::take(&mut self.received);
         match client.stream.read(&mut received) {
             Ok(0) => self.gone(id),
-            Ok(length) => self.step(Input::Received(id, &received[..length])),
+            Ok(length) => {
+                self.step(Input::Received(id, &received[..length]));
+                self.watch(id);
+            }
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
             Err(_) => self.gone(id),
         }
@@ -395,18 +433,30 @@ impl Serving {
         Some(Input::Sent(id, sent))
     }
 
-    /// Updates the events to wake up for. Nothing more is read from a client that does not receive its
-    /// replies.
+    /// Updates the events to wake up for, and whether the client is one of those that wait. Nothing more is read from a
+    /// client that does not receive its replies.
     fn watch(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let mut interest = epoll::EventFlags::empty();
         interest.set(epoll::EventFlags::IN, self.server.wants(id));
         interest.set(epoll::EventFlags::OUT, !self.server.unsent(id).is_empty());
-        if interest != client.interest {
-            client.interest = interest;
-            let data = epoll::EventData::new_u64(id);
-            // Fails only for an invalid descriptor, which this is not, or without memory.
-            let _ = epoll::modify(&self.epoll, &client.stream, data, interest);
+        let is_waiting = self.server.is_waiting(id);
+        let is_same = is_waiting == client.is_waiting;
+        if interest == client.interest && is_same {
+            return;
+        }
+        let of = |is_waiting| if is_waiting { &self.waiting } else { &self.epoll };
+        let data = epoll::EventData::new_u64(id);
+        // Only `add` can fail, without memory: the others only for an invalid descriptor, which this is not.
+        let changed = match is_same {
+            true => epoll::modify(of(is_waiting), &client.stream, data, interest),
+            false => epoll::delete(of(client.is_waiting), &client.stream)
+                .and_then(|()| epoll::add(of(is_waiting), &client.stream, data, interest)),
+        };
+        (client.interest, client.is_waiting) = (interest, is_waiting);
+        if changed.is_err() {
+            // The server would never hear of this client again.
+            self.gone(id);
         }
     }
 }
@@ -419,6 +469,49 @@ mod tests {
     };
 
     use super::*;
+    use crate::store::machine::Request;
+
+    fn serving() -> (Serving, SocketAddr) {
+        let listener = socket::listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, limits) = (spare().unwrap(), (ServerLimits::default(), None));
+        (Serving::new(listener, &stop, limits, Arc::default()).unwrap(), address)
+    }
+
+    #[test]
+    fn clients_that_cancel_waits_do_not_delay_others() {
+        const CLIENTS: usize = 3 * WAITING_SERVED;
+        let (mut serving, address) = serving();
+        let (mut events, mut waiting) = (Vec::with_capacity(256), Vec::with_capacity(WAITING_SERVED));
+        let send = |client: &mut TcpStream, request: Request| {
+            let mut bytes = Vec::new();
+            request.encode(&mut bytes);
+            client.write_all(&bytes).unwrap();
+        };
+        let connect = |serving: &mut Serving| {
+            let mut client = TcpStream::connect(address).unwrap();
+            // The protocol's first request.
+            client.write_all(b"\0\xce\xf7\x85\x3c").unwrap();
+            serving.accept();
+            client
+        };
+        let mut clients: Vec<TcpStream> = (0..CLIENTS).map(|_| connect(&mut serving)).collect();
+        let mut other = connect(&mut serving);
+        clients.iter_mut().for_each(|client| send(client, Request::Wait { keys: vec![b"never".to_vec()] }));
+        let is_waiting = |serving: &Serving| serving.clients.values().filter(|it| it.is_waiting).count();
+        while is_waiting(&serving) < CLIENTS {
+            serving.serve_ready(&mut events, &mut waiting).unwrap();
+        }
+        clients.iter_mut().for_each(|client| send(client, Request::CancelWait));
+        send(&mut other, Request::Ping { nonce: 7 });
+        serving.serve_ready(&mut events, &mut waiting).unwrap();
+        assert_eq!(is_waiting(&serving), CLIENTS - WAITING_SERVED, "one share of them is served");
+        other.set_nonblocking(true).unwrap();
+        assert_eq!(other.read(&mut [0; 4]).unwrap(), 4, "and the other client's request");
+        while is_waiting(&serving) > 0 {
+            serving.serve_ready(&mut events, &mut waiting).unwrap();
+        }
+    }
 
     #[test]
     fn a_host_that_fails_says_so_and_lets_go_of_its_clients() {
