@@ -26,18 +26,12 @@ use crate::core::pending::Wait;
 use crate::core::segment::Segment;
 use crate::core::size::{UNIT, Units, bytes_of};
 
-/// A page is no longer than the peak divided by this, unless the block would need more than [`PAGES_OF_A_BLOCK`] such
-/// pages.
+/// A page is no longer than the peak divided by this.
 const PAGE_SHARE: u64 = 256;
-/// A block is long for the pool if it would need more than this many pages of the pool's longest length. Its pages then
-/// have the length of the memory to map divided by this, rounded down to a power of two times the smallest page.
-/// Because of the rounding, there may be more than this many such pages, but fewer than twice as many. A shorter page
-/// is added for the rest. If [`LONGEST_PAGE`] limits the length of the pages, the block needs more of them.
-const PAGES_OF_A_BLOCK: u64 = 8;
 /// No page is made longer than this, in bytes.
 const LONGEST_PAGE: u64 = 128 << 20;
 
-/// Returns the longest page, in bytes, for a pool with this peak. Long blocks may have longer pages.
+/// Returns the longest page, in bytes, for a pool with this peak.
 pub(super) fn longest_page(peak: u64, granule: u64) -> u64 {
     (peak / PAGE_SHARE).clamp(granule, LONGEST_PAGE.max(granule))
 }
@@ -299,16 +293,16 @@ impl Arena {
         all
     }
 
-    /// Returns the lengths, in bytes, of new pages for `rest` units: pages of one length, then a shorter one. Blocks
-    /// that are long for the pool have longer pages, so that they need few calls.
+    /// Returns the lengths, in bytes, of new pages for `rest` units: the longest possible, then shorter ones.
     fn page_sizes(&self, mut rest: Units, peak: u64) -> Vec<u64> {
         let granule = bytes_of(self.granule);
-        let longest =
-            longest_page(peak, granule).max((bytes_of(rest) / PAGES_OF_A_BLOCK).min(LONGEST_PAGE)) / granule;
-        let mut step = self.granule << longest.max(1).ilog2();
+        let longest = longest_page(peak, granule) / granule;
+        let mut step = self.granule << longest.ilog2();
         let mut sizes = Vec::new();
         while rest > 0 {
-            step = step.min(rest);
+            while step > rest {
+                step /= 2;
+            }
             sizes.push(bytes_of(step));
             rest -= step;
         }
