@@ -5,7 +5,7 @@ use std::{collections::VecDeque, fmt, time::Duration};
 use super::{
     request::{Limits, Reply, Request},
     secret::{self, Block, Distrust, Secret},
-    wire::{Expect, MAGIC, ReplyDecoder, kind},
+    wire::{Expect, ReplyDecoder, greeting, kind},
 };
 
 /// The time after its deadline that a wait may take to be cancelled and to find the missing keys.
@@ -210,15 +210,15 @@ impl Client {
     }
 
     fn greet(&mut self, due: Duration, outputs: &mut Vec<Output>) {
-        let mut bytes = vec![kind::VALIDATE];
         if let Some((_, block)) = &self.secret {
+            let mut bytes = vec![kind::VALIDATE];
             bytes.extend_from_slice(&secret::MAGIC.to_le_bytes());
             bytes.extend_from_slice(block);
             outputs.push(Output::Send(bytes));
             self.phase = Phase::Trusting { server: None, due };
             return;
         }
-        bytes.extend_from_slice(&MAGIC.to_le_bytes());
+        let mut bytes = greeting();
         // In one write: PyTorch's server does not accept the greeting in fragments.
         Request::Ping { nonce: self.nonce }.encode(&mut bytes);
         outputs.push(Output::Send(bytes));

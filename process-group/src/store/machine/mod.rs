@@ -26,3 +26,5 @@ pub use request::{Limits, Part, Refusal, Reply, Request};
 pub use secret::{Distrust, Secret};
 pub use server::{Rejection, Server, ServerLimits};
 pub use table::Table;
+#[cfg(test)]
+pub(super) use wire::greeting;

@@ -469,19 +469,18 @@ mod tests {
     };
 
     use super::*;
-    use crate::store::machine::Request;
+    use crate::store::machine::{Request, greeting};
 
-    fn serving() -> (Serving, SocketAddr) {
+    fn serving(stop: &OwnedFd, shared: Arc<Shared>) -> (Serving, SocketAddr) {
         let listener = socket::listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let address = listener.local_addr().unwrap();
-        let (stop, limits) = (spare().unwrap(), (ServerLimits::default(), None));
-        (Serving::new(listener, &stop, limits, Arc::default()).unwrap(), address)
+        (Serving::new(listener, stop, (ServerLimits::default(), None), shared).unwrap(), address)
     }
 
     #[test]
     fn clients_that_cancel_waits_do_not_delay_others() {
         const CLIENTS: usize = 3 * WAITING_SERVED;
-        let (mut serving, address) = serving();
+        let (mut serving, address) = serving(&spare().unwrap(), Arc::default());
         let (mut events, mut waiting) = (Vec::with_capacity(256), Vec::with_capacity(WAITING_SERVED));
         let send = |client: &mut TcpStream, request: Request| {
             let mut bytes = Vec::new();
@@ -490,8 +489,7 @@ mod tests {
         };
         let connect = |serving: &mut Serving| {
             let mut client = TcpStream::connect(address).unwrap();
-            // The protocol's first request.
-            client.write_all(b"\0\xce\xf7\x85\x3c").unwrap();
+            client.write_all(&greeting()).unwrap();
             serving.accept();
             client
         };
@@ -515,11 +513,8 @@ mod tests {
 
     #[test]
     fn a_host_that_fails_says_so_and_lets_go_of_its_clients() {
-        let listener = socket::listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
-        let address = listener.local_addr().unwrap();
         let (stop, shared) = (Arc::new(spare().unwrap()), Arc::new(Shared::default()));
-        let limits = (ServerLimits::default(), None);
-        let mut serving = Serving::new(listener, &stop, limits, shared.clone()).unwrap();
+        let (mut serving, address) = serving(&stop, shared.clone());
         let mut client = TcpStream::connect(address).unwrap();
         serving.accept();
         serving.count();

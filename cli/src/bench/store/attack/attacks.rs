@@ -40,6 +40,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     Attack::new("values", "16 clients that read a value of 8 MiB", values),
     Attack::new("many", "3 clients that set, check and read 131,072 keys a request", many),
     Attack::new("flood", "64 clients that send small requests ahead", flood),
+    Attack::new("crowd", "5,000 clients that send a request each, all at once", crowd),
     Attack::new("leave", "64 clients that wait for 131,072 keys leave at once, again and again", leave),
     Attack {
         probes_by_connecting: true,
@@ -54,7 +55,7 @@ pub(super) const ATTACKS: &[Attack] = &[
 
 const GREETING: &[u8] = b"\0\xce\xf7\x85\x3c";
 const MANY: usize = 128 << 10;
-const WAITING: usize = 5000;
+const CLIENTS: usize = 5000;
 
 fn begun() {
     println!("ready");
@@ -203,10 +204,10 @@ fn list(address: &str) -> Result<()> {
 
 fn wake(address: &str, by_queue: bool) -> Result<()> {
     let wait = Request::Wait { keys: vec![key("late")] };
-    let mut waiting = Peer::several(address, WAITING)?;
+    let mut waiting = Peer::several(address, CLIENTS)?;
     let mut writer = Peer::connect(address)?;
     let wake = match by_queue {
-        true => vec![Request::QueuePush { key: key("late"), value: Vec::new() }; WAITING],
+        true => vec![Request::QueuePush { key: key("late"), value: Vec::new() }; CLIENTS],
         false => vec![Request::Set { key: key("late"), value: Vec::new() }],
     };
     begun();
@@ -229,7 +230,7 @@ fn wake(address: &str, by_queue: bool) -> Result<()> {
 
 fn cancel(address: &str) -> Result<()> {
     let wait = Request::Wait { keys: vec![key("never")] };
-    let mut waiting = Peer::several(address, WAITING)?;
+    let mut waiting = Peer::several(address, CLIENTS)?;
     for peer in &mut waiting {
         peer.send(std::slice::from_ref(&wait))?;
     }
@@ -278,6 +279,16 @@ fn flood(address: &str) -> Result<()> {
         peer.send(&vec![add; 4000])?;
         peer.receive(8 * 4000)
     })
+}
+
+fn crowd(address: &str) -> Result<()> {
+    let mut peers = Peer::several(address, CLIENTS)?;
+    let add = encoded(&[Request::Add { key: key("crowd"), delta: 1 }]);
+    begun();
+    loop {
+        peers.iter_mut().try_for_each(|peer| peer.0.write_all(&add))?;
+        peers.iter_mut().try_for_each(|peer| peer.receive(8))?;
+    }
 }
 
 fn leave(address: &str) -> Result<()> {
