@@ -1,4 +1,4 @@
-//! Events, which mark points in streams that streams and host threads can wait for.
+//! Events. An event marks a point in a stream. Other streams and host threads can wait until the stream reaches it.
 
 use std::ffi::c_char;
 use std::fmt;
@@ -63,8 +63,10 @@ impl Event {
 
     /// Returns true if all work before the last record has completed. Does not block.
     ///
-    /// While any stream captures in global mode, the driver refuses this call and *invalidates that capture*, unless
-    /// the thread holds a [`RelaxedCapture`](crate::graph::RelaxedCapture).
+    /// The driver refuses this call during a capture in [global](crate::graph::CaptureMode::Global) mode, and during a
+    /// capture in [thread-local](crate::graph::CaptureMode::ThreadLocal) mode that the calling thread began. A refused
+    /// call also *invalidates the capture*. The driver accepts the call while the thread holds a
+    /// [`RelaxedCapture`](crate::graph::RelaxedCapture).
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuEventQuery`, also for an error of earlier asynchronous work.

@@ -33,7 +33,7 @@ bitflags! {
 /// runs.
 ///
 /// # What asynchronous calls ask of the caller
-/// Work that is enqueued runs later, and types cannot see the lifetime of the memory that it uses. A method that takes
+/// Enqueued work runs later, and types cannot check the lifetime of the memory that it uses. A method that takes
 /// addresses of such memory is therefore `unsafe`, always with this contract: *until the stream has completed the work,
 /// the ranges must be valid and of the stated sizes, and no other work may access them in conflict*. The stream has
 /// completed the work when it was synchronised, or when an event recorded after the work is complete.
@@ -49,8 +49,8 @@ struct Inner {
     raw: CUstream,
     owner: Owner,
     context: Context,
-    /// The numbers of calls that may make the stream part of a capture: those that have begun, and those that have
-    /// returned.
+    /// Counters of the calls that may make the stream part of a capture. The first counts calls that have begun, the
+    /// second calls that have returned.
     capture_calls: [AtomicU64; 2],
 }
 
@@ -272,8 +272,8 @@ impl Stream {
         unsafe { call!(self.api(), cuStreamSynchronize(self.raw())) }
     }
 
-    /// Returns true if the stream has completed all its work. The driver refuses this call while any stream captures in
-    /// global mode, as it refuses [`Event::query`].
+    /// Returns true if the stream has completed all its work. Does not block. The driver refuses this call during the
+    /// same captures as [`Event::query`], and invalidates them.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuStreamQuery`, also for errors of earlier asynchronous work.
