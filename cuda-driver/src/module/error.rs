@@ -49,7 +49,8 @@ pub enum ModuleError {
     Refused {
         /// A description of the module's source.
         module: String,
-        /// An explanation of the driver's code, with advice, as the end of a sentence; empty for a code without one.
+        /// An explanation of the driver's error code, with advice, worded as the end of a sentence. Empty for an error
+        /// code without an explanation.
         advice: String,
         /// The driver's error log, which names the lines of PTX with errors; may be empty.
         log: String,
@@ -136,7 +137,7 @@ impl std::fmt::Display for Known<'_> {
     }
 }
 
-/// Returns advice for a launch that exceeds the limit of this name.
+/// Returns advice for a launch that exceeds the limit `limit_name`.
 fn below(limit_name: &str) -> &'static str {
     match limit_name {
         "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES" => {
@@ -147,7 +148,7 @@ fn below(limit_name: &str) -> &'static str {
     }
 }
 
-/// A mistake in a launch, found before the driver was called. The kernel was not launched.
+/// A mistake in a launch. It was found before the driver was asked to launch the kernel, so nothing was launched.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {

@@ -4,8 +4,8 @@ use std::ffi::{c_uint, c_void};
 
 use cuda_driver_sys::{CUjit_cacheMode, CUjit_option, CUjit_target};
 
-/// The caches that a kernel's loads from global memory use. It applies to loads whose instruction does not specify
-/// them.
+/// The caches that a kernel's loads from global memory use by default. A load instruction with its own cache operator
+/// overrides this choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CacheMode {
     /// The choice of the compiler (`CU_JIT_CACHE_OPTION_NONE`).
@@ -57,7 +57,7 @@ impl JitOptions {
         self
     }
 
-    /// Sets the caches for loads from global memory.
+    /// Sets the default caches for loads from global memory.
     #[doc(alias = "CU_JIT_CACHE_MODE")]
     pub fn cache_mode(mut self, mode: CacheMode) -> Self {
         self.cache_mode = Some(mode);
@@ -78,7 +78,7 @@ impl JitOptions {
         self
     }
 
-    /// Adds the registers and the memory that each kernel uses to [`Module::log`](super::Module::log).
+    /// Makes the compiler write each kernel's use of registers and memory to [`Module::log`](super::Module::log).
     #[doc(alias = "CU_JIT_LOG_VERBOSE")]
     pub fn verbose(mut self) -> Self {
         self.verbose = true;

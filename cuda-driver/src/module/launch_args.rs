@@ -164,7 +164,9 @@ impl<'a> LaunchArgs<'a> {
     /// # Errors
     /// The errors of [`Stream::launch_kernel`]; [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for a slice
     /// of another context than the stream's; [`Error::WhileCapturing`] and [`Error::CaptureRace`] if the uses cannot be
-    /// ordered; [`Error::Driver`] from calls on events, after which the kernel may have been launched.
+    /// ordered; [`Error::Driver`] from calls on streams and events.
+    ///
+    /// After [`Error::CaptureRace`], or an error of a call on a stream or an event, the kernel may have been launched.
     pub unsafe fn launch(self) -> Result<()> {
         let Self { stream, function, config, arguments, memory, refused } = self;
         if let Some(error) = refused {
