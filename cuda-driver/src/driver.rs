@@ -42,14 +42,15 @@ impl Driver {
         Ok(Self { api, granted: Arc::default(), captures: Arc::default() })
     }
 
-    /// Returns a number that identifies the driver in this process: the address of its function `cuInit`. Handles made
-    /// by loading the same library twice have the same number, and objects of one are valid for the other.
+    /// Returns a number that identifies the driver's library in this process: the address of its function `cuInit`. If
+    /// the same library is loaded twice, both `Driver` values return the same number. CUDA handles and addresses from
+    /// one are valid for the other.
     #[inline]
     pub(crate) fn identity(&self) -> usize {
         self.api.table().cuInit.map_or(0, |init| init as usize)
     }
 
-    /// Returns true if both are the same driver. Handles and addresses of one are then valid for the other.
+    /// Returns true if both are the same library. CUDA handles and addresses from one are then valid for the other.
     #[inline]
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.identity() == other.identity()

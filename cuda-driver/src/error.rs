@@ -148,7 +148,7 @@ pub enum Error {
     WhileCapturing {
         /// Description of the call.
         what: &'static str,
-        /// What to do instead.
+        /// Advice on calls to make instead.
         instead: &'static str,
     },
 

@@ -9,10 +9,11 @@ use std::thread::{self, ThreadId};
 
 use crate::{Result, Stream};
 
-/// A reference that keeps an object alive that captured work needs.
+/// A reference to an object that captured work needs. It keeps the object alive.
 pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
 
-/// Memory that belongs to a stream. Every use of the memory comes before later work of that stream.
+/// Memory that belongs to a stream. If another stream uses the memory, the owning stream waits for that use. Work that
+/// is enqueued on the owning stream afterwards, such as a free of the memory, therefore runs after all uses.
 pub(crate) trait StreamBound: Send + Sync {
     fn stream(&self) -> &Stream;
 
@@ -88,7 +89,7 @@ impl OpenCapture {
         Ok(Some(Self(key)))
     }
 
-    /// Returns the owners and the memory that were collected, when the capture has ended.
+    /// Returns the collected owners and memory. Called after the capture has ended.
     pub(super) fn take(self) -> Kept {
         open().get_mut(&self.0).map(|open| std::mem::take(&mut open.kept)).unwrap_or_default()
     }
@@ -128,11 +129,11 @@ pub(super) fn keep_in_open(stream: &Stream, owners: &[Owner], memory: &[BoundMem
 impl Stream {
     /// Makes the graph of the stream's current capture hold `owner`. Executables made from the graph hold it too.
     ///
-    /// `owner` is dropped with the last graph or executable that holds it, by the thread that drops that one. If the
-    /// capture gives no graph, `owner` is dropped with the capture.
+    /// `owner` is dropped together with the last graph or executable that holds it, on the same thread. If the capture
+    /// gives no graph, `owner` is dropped with the capture.
     ///
-    /// Returns true if the graph will hold `owner`. Returns false, and drops `owner`, if the stream does not capture or
-    /// another library began the capture.
+    /// Returns true if the graph will hold `owner`. Returns false, and drops `owner`, if the stream does not capture,
+    /// another library began the capture, or the capture is invalidated.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuStreamGetCaptureInfo_v2`.
@@ -141,8 +142,8 @@ impl Stream {
     }
 }
 
-/// Returns the streams on which the calling thread has begun a capture, by [`Stream::begin_capture`], that has not
-/// ended. If no thread has such a capture, the cost is one atomic load.
+/// Returns the streams of the open captures that the calling thread began by [`Stream::begin_capture`]. If no thread
+/// has such a capture, the cost is one atomic load.
 #[must_use]
 pub fn captures_of_this_thread() -> Vec<Stream> {
     if COUNT.load(Ordering::SeqCst) == 0 {

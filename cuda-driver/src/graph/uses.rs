@@ -13,7 +13,7 @@ use super::kept::{self, BoundMemory};
 use super::watch::Watch;
 use crate::{Error, Event, EventFlags, Result, Stream};
 
-/// What [`enqueue`] does with work if the stream captures.
+/// Selects how [`enqueue`] treats work on a stream that captures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DuringCapture {
     /// Captures the work, and makes the graph hold the memory.

@@ -114,8 +114,8 @@ impl<T: Element> PinnedSlice<T> {
         Ok(())
     }
 
-    /// Removes the events in `ended`. The caller ensures that each has completed, or that an event that stays in the
-    /// list completes after it.
+    /// Removes the events in `ended` from the list. The caller ensures that each of them has completed, or completes
+    /// before an event that stays in the list.
     fn forget_uses(&self, ended: &[Arc<Event>]) {
         // Dropped after the lock is released, because dropping an event calls the driver.
         let _gone: Vec<_> =

@@ -10,8 +10,8 @@ use gpu_sim::{Action, Injection, World};
 use super::exercise;
 use super::{INJECTED, driver, drops, failed, kernels, start, turn};
 
-/// Functions whose failure leaks a resource: their own, or that of a release that calls them. Slices leak if their use
-/// may not have ended.
+/// Functions whose failure leaks a resource. They release a resource, or the release of one calls them. A slice also
+/// leaks if its use may not have ended.
 const RELEASES: &[&str] = &[
     "cuCtxGetCurrent",
     "cuCtxPopCurrent_v2",
