@@ -97,8 +97,8 @@ impl<T: Table> Loaded<T> {
     }
 
     fn from_opened(opened: Opened) -> Result<Self, LoadError> {
-        // SAFETY: the functions are the library's own, by the contract of `Table` and by their names. An opened library
-        // is never closed.
+        // SAFETY: each symbol is looked up by its name in the opened library. The contract of `Table` says that the
+        // function of that name is as the table declares it. An opened library is never closed.
         unsafe {
             let table = T::resolve(&mut |name| opened.symbol(name));
             Self::new(table, Some(opened.path), opened.variable)
@@ -167,9 +167,9 @@ impl<T: Table> Loaded<T> {
         Ok(())
     }
 
-    /// Returns the file of every copy of the library that is loaded in this process, including this one. More
-    /// than one is a fault of the program, because the copies do not know of each other. Empty if none comes
-    /// from a file.
+    /// Returns the file of every copy of the library that is loaded in this process, including this one. Copies are
+    /// recognised by their file names: a copy under an unusual file name is left out. More than one copy is a fault of
+    /// the program, because the copies do not know of each other. Empty if none comes from a file.
     pub fn copies(&self) -> Vec<PathBuf> {
         maps::copies(T::LIBRARY).into_iter().map(|copy| copy.path).collect()
     }

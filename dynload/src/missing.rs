@@ -31,7 +31,7 @@ pub enum Item {
     Function(&'static str),
     /// A feature, by its name.
     Feature(&'static str),
-    /// A field of a structure, which the library would ignore.
+    /// A field of a structure. The library is older than the field and would ignore its value.
     Field {
         /// The structure.
         structure: &'static str,
@@ -44,15 +44,15 @@ pub enum Item {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Why {
-    /// The library is older than the release that first has it.
+    /// The library is older than the first release with the item.
     TooOld,
     /// The library is new enough, yet does not export this symbol.
     NoSymbol(&'static str),
-    /// The release is known to do this wrong.
+    /// The release has the item, with a known fault.
     KnownBad {
         /// Description of the fault.
         fault: &'static str,
-        /// The first release after it that is not known to do it wrong.
+        /// The first later release without a known fault in this item.
         mended: Version,
     },
 }

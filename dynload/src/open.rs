@@ -57,8 +57,11 @@ fn address(handle: &unix::Library, name: &CStr) -> *const c_void {
         .map_or(std::ptr::null(), |symbol| symbol.into_raw().cast_const())
 }
 
-/// Finds and opens the library. Tries, in this order: the file that the environment variable names, a copy that is
-/// loaded already, the files that `packaged` returns, and the library's names, which the system's loader searches for.
+/// Finds and opens the library. Tries, in this order:
+/// 1. the file named by the environment variable;
+/// 2. a copy that is loaded already;
+/// 3. the files from `packaged`;
+/// 4. the library's names, as the system's loader finds them.
 pub(crate) fn find(
     library: &'static Library,
     packaged: impl FnOnce() -> Vec<PathBuf>,

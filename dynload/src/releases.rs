@@ -12,7 +12,7 @@ use crate::version::Version;
 pub struct Release<F> {
     /// The release.
     pub version: Version,
-    /// The functions that its library is the first to have, in the table's order.
+    /// The functions that this release is the first to export, in the table's order.
     pub functions: Vec<&'static Function>,
     /// The features that this release is the first to have completely.
     pub features: F,

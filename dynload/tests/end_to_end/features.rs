@@ -1,4 +1,5 @@
-//! Features follow from symbols and release, and calls from symbols, whatever these are.
+//! For random sets of symbols and releases: the symbols and the release determine the features, and the symbols
+//! determine which functions can be called.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -21,7 +22,8 @@ unsafe extern "C" fn version(code: *mut c_int) -> SampleResult {
     SampleResult::SAMPLE_SUCCESS
 }
 
-/// A library of `release` with the functions `present` and that for the version. No other one may be called.
+/// Returns a library of `release` with the functions `present` and the version function. Only the version function may
+/// be called.
 fn api(present: &HashSet<&'static str>, release: Version) -> Api {
     extern "C" fn nothing() {}
     // SAFETY: the table is asked for addresses only, except for the version.
@@ -37,7 +39,7 @@ fn api(present: &HashSet<&'static str>, release: Version) -> Api {
     unsafe { Api::from_parts(table) }.unwrap()
 }
 
-/// All functions but a few, so that features are now there and now not.
+/// A random subset of the functions, apart from the version function. It decides which features the library has.
 fn presence() -> impl Strategy<Value = HashSet<&'static str>> {
     let names = FUNCTIONS.iter().map(|function| function.name).filter(|name| *name != "sampleGetVersion");
     let names: Vec<_> = names.collect();
@@ -45,7 +47,7 @@ fn presence() -> impl Strategy<Value = HashSet<&'static str>> {
         .prop_map(|names| names.into_iter().collect())
 }
 
-/// The release of some function or fault, or one beside it.
+/// A release in which a function, a feature, a fault or a fix first appears, or a neighbour of such a release.
 fn release() -> impl Strategy<Value = Version> {
     let known = FUNCTIONS.iter().map(|function| function.since);
     let known = known.chain(Feature::REQUIREMENTS.iter().filter_map(|needs| needs.since));
@@ -117,7 +119,7 @@ proptest! {
         let api = unsafe { Api::from_parts(table) }.unwrap();
         STATUS.set(status);
         let mut sum = 0;
-        // SAFETY: the sum is written in place.
+        // SAFETY: `add` writes one integer, to `sum`.
         let returned = unsafe { api.add(one.into(), two.into(), &mut sum) };
         prop_assert_eq!(sum, c_int::from(one) + c_int::from(two));
         match returned {

@@ -68,7 +68,7 @@ pub(crate) fn from_code(code: i32) -> Version {
     Version::new(code / 1_000, code % 1_000 / 10, code % 10)
 }
 
-// SAFETY: the libraries of these tests keep the declarations of what is called.
+// SAFETY: in the libraries of these tests, every function that is called has the signature that the table declares.
 unsafe impl dynload::Table for Table {
     const LIBRARY: &'static Library = &LIBRARY;
     type Feature = Feature;
