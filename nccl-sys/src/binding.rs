@@ -93,7 +93,7 @@ unsafe impl dynload::Table for Table {
         let function = LIBRARY.required[0];
         let ask = self.ncclGetVersion.ok_or(VersionFault::Absent(function))?;
         let mut code = 0;
-        // SAFETY: it writes one integer; that it is NCCL's is the caller's contract.
+        // SAFETY: by the caller's contract this is NCCL's function, which writes one integer.
         match unsafe { ask(&mut code) } {
             ncclResult_t::ncclSuccess if code >= 1_000 => Ok(version_from_code(code)),
             ncclResult_t::ncclSuccess => Err(VersionFault::Nonsense { function, code }),

@@ -23,7 +23,7 @@ const MAX_CLUSTER: u32 = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CtaPolicy {
-    /// As many thread blocks as make the collective fastest, without regard to other kernels.
+    /// The number of thread blocks that makes the collective fastest, without regard to other kernels.
     Default,
     /// The fewest thread blocks that still reach the full bandwidth.
     Efficiency,

@@ -58,12 +58,12 @@ features! {
     FLOAT8: [] since (2, 24, 3);
     /// Collectives without thread blocks: the policy `NCCL_CTA_POLICY_ZERO` (2.28.3; wrong until 2.31.2).
     COPY_ENGINE: ["ncclCommInitRankConfig", "ncclCommWindowRegister"] since (2, 28, 3)
-        // Commit 428f0f20, first in 2.30.3: a race with an odd number of batches.
+        // Commit 428f0f20, first released in 2.30.3, fixes a race with an odd number of batches.
         wrong (2, 28, 3) until (2, 30, 3)
             "all-to-all and all-gather by copy engines end before all data has come"
-        // Release notes of 2.31.2 (issue 2241 of NCCL), which do not name the first release with the fault. 2.29.7 is
-        // the first whose source sets up multicast for more than two ranks only, while copy engines still synchronise
-        // through it.
+        // Release notes of 2.31.2 (issue 2241 of NCCL). They do not name the first release with the fault. 2.29.7 is
+        // the first release whose source sets up multicast only for more than two ranks. Its copy engines still use
+        // multicast to synchronise two ranks.
         wrong (2, 29, 7) until (2, 31, 2)
             "the first collective by copy engines hangs on two ranks that have multicast";
     /// Registration of buffers that span several pieces of physical memory (2.29.2).

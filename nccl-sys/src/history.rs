@@ -1,7 +1,8 @@
-//! For each structure, field and constant: the first release in which it has the form that this crate declares.
+//! The history of structures, fields and constants. For each field and constant: the first release with the offset or
+//! value that this crate declares. For each structure: its size in every release.
 //!
-//! The generated tables have the layouts and values of the newest headers. The first releases in these tables come from
-//! a comparison of the headers of all releases.
+//! The tables are generated. Layouts and values come from the newest headers, and releases from a comparison of the
+//! headers of all releases.
 
 use crate::{STRUCTURES, Version};
 

@@ -1,5 +1,5 @@
-//! Raw bindings of NCCL, which is loaded at run time. Nothing is linked, and no toolkit is needed to build. One binary
-//! runs with every release from 2.13 to 2.32.
+//! Raw bindings of NCCL. The library is loaded at run time. Nothing is linked, and no toolkit is needed to build. One
+//! binary runs with every release from 2.13 to 2.32.
 //!
 //! | module | subject |
 //! |---|---|
@@ -26,7 +26,7 @@
 //! println!("NCCL {} at {:?}", nccl.version(), nccl.path());
 //! nccl.require(nccl_sys::Feature::WINDOWS)?;
 //! let mut id = nccl_sys::ncclUniqueId::default();
-//! // SAFETY: the identifier is written in place.
+//! // SAFETY: NCCL writes the identifier to `id`.
 //! unsafe { nccl.get_unique_id(&mut id) }?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

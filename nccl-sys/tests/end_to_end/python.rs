@@ -10,7 +10,7 @@ use rusty_fork::rusty_fork_test;
 
 use crate::fake::{Recipe, Workshop};
 
-/// Makes a library at `file`, which only its path leads to.
+/// Makes a library at `file`. The loader finds it by its path only, because its SONAME is none of NCCL's names.
 fn make(workshop: &Workshop, file: &str) -> PathBuf {
     let recipe = Recipe::of(Table::LIBRARY, 22105);
     workshop.make(&Recipe { file: file.into(), soname: "of-python.so".into(), ..recipe })
@@ -51,10 +51,10 @@ rusty_fork_test! {
             Err(error) => assert!(matches!(error, LoadError::NotFound { .. }), "{error}"),
         }
         assert_eq!(Api::load_with_python().unwrap().path(), Some(&*in_venv));
-        // From then on it is the copy that is loaded.
+        // Later calls adopt the copy that is loaded.
         assert_eq!(Api::load().unwrap().path(), Some(&*in_venv));
         assert!(matches!(candidates()[0].origins[..], [Origin::Loaded, Origin::Package(_)]));
-        // The variable beats all, and another copy is refused.
+        // The variable takes precedence over the loaded copy. It names another copy, which is refused.
         set(&[("NCCL_SYS_LIBRARY", Some(&in_conda))]);
         assert!(matches!(Api::load_with_python(), Err(LoadError::OtherCopyLoaded { .. })));
     }
