@@ -67,11 +67,12 @@ unsafe impl dynload::Table for Table {
 
     type Feature = Feature;
 
-    /// Resolves the functions through `cuGetProcAddress`. The request names the release that introduced the revision
-    /// which the table declares, so that the signature fits. A function that `cuGetProcAddress` does not know is
-    /// resolved by its symbol.
+    /// Resolves the functions through `cuGetProcAddress`. A request names a function and a release, and
+    /// `cuGetProcAddress` returns the newest revision up to that release. Each request names the first release with the
+    /// revision of the table, so that the signature fits. A function that `cuGetProcAddress` does not know is resolved
+    /// by its symbol.
     ///
-    /// If the driver is older than the revision, `cuGetProcAddress` is not asked, because it could return an older
+    /// If the driver is older than the revision, `cuGetProcAddress` is not called, because it could return an older
     /// revision with another signature. Such a function is resolved only by its symbol, because a symbol stands for one
     /// revision.
     unsafe fn resolve(symbol: &mut dyn FnMut(&CStr) -> *const c_void) -> Self {
@@ -102,7 +103,7 @@ unsafe impl dynload::Table for Table {
         let function = LIBRARY.required[0];
         let ask = self.cuDriverGetVersion.ok_or(VersionFault::Absent(function))?;
         let mut code = 0;
-        // SAFETY: it writes one integer; that it is the driver's is the caller's contract.
+        // SAFETY: by the caller's contract this is the driver's function, which writes one integer.
         match unsafe { ask(&mut code) } {
             CUresult::CUDA_SUCCESS if code >= 1_000 => Ok(version_from_code(code)),
             CUresult::CUDA_SUCCESS => Err(VersionFault::Nonsense { function, code }),
@@ -127,7 +128,7 @@ unsafe fn ask(entry_points: &Table, function: &Function) -> Option<*const c_void
     let (base, version) = (CString::new(function.base).ok()?, version_code(function.since));
     let mut address = ptr::null_mut();
     let status = if let Some(get) = entry_points.cuGetProcAddress_v2 {
-        // SAFETY: a C string, and room for one address; the state of the query is not asked for.
+        // SAFETY: a C string, and room for one address; null means that the result of the query is not wanted.
         unsafe { get(base.as_ptr(), &mut address, version, 0, ptr::null_mut()) }
     } else {
         let get = entry_points.cuGetProcAddress?;

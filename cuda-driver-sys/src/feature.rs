@@ -94,7 +94,7 @@ features! {
         "cuGraphAddMemAllocNode", "cuGraphAddMemFreeNode", "cuDeviceGraphMemTrim",
         "cuDeviceGetGraphMemAttribute",
     ];
-    /// Nodes of an executable graph switched off and on (11.6).
+    /// Disabling and enabling nodes of an executable graph (11.6).
     GRAPH_NODE_SWITCHES: ["cuGraphNodeSetEnabled", "cuGraphNodeGetEnabled"];
     /// Batches of memory operations as nodes of a graph (11.7).
     GRAPH_BATCH_MEMORY_OPERATIONS: [
@@ -108,7 +108,8 @@ features! {
     ];
     /// Updating an executable graph, with a description of what cannot be updated (12.0).
     GRAPH_UPDATE: ["cuGraphExecUpdate_v2"];
-    /// Instantiation that can also upload the graph, and that reports why it failed and at which node (12.0).
+    /// Instantiation with a structure of parameters (12.0). It can upload the graph as well. After a failure the
+    /// structure holds the reason and the node.
     GRAPH_INSTANTIATION_PARAMETERS: ["cuGraphInstantiateWithParams"];
     /// Adding and changing nodes of any type through one structure (12.2).
     GRAPH_NODES: ["cuGraphAddNode", "cuGraphNodeSetParams", "cuGraphExecNodeSetParams"];

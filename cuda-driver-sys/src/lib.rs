@@ -1,5 +1,5 @@
-//! The raw CUDA driver API, loaded at run time. Nothing is linked and no toolkit is needed to build. One
-//! binary runs with every driver from 11.7 to 13.x.
+//! The raw CUDA driver API, loaded at run time. Nothing is linked, and no toolkit is needed to build. One binary runs
+//! with every driver from 11.7 to 13.x.
 //!
 //! | module | subject |
 //! |---|---|
@@ -7,9 +7,11 @@
 //! | `feature` | features depending on the release |
 //! | `binding` | the description of the library for `dynload`, which finds and loads it |
 //!
-//! The table has every function of `cuda.h` that some driver from 11.7 on offers, with the first release that has it.
-//! The variants `…_ptds` and `…_ptsz` are left out, because streams are passed explicitly, [`CU_STREAM_PER_THREAD`]
-//! among them. Revisions that are [`SUPERSEDED`] are left out too, because every driver from 11.7 on has a newer one.
+//! The table has every function of `cuda.h` that some driver from 11.7 on offers, and the first release of each. Two
+//! groups are left out:
+//! - The variants `…_ptds` and `…_ptsz`, whose default stream is that of the calling thread. In this crate the default
+//!   stream is the legacy one. [`CU_STREAM_PER_THREAD`] can be passed to every function that takes a stream.
+//! - The [`SUPERSEDED`] revisions. Every driver from 11.7 on has a newer revision of these functions.
 //!
 //! A structure is laid out as in the newest header. A field that a later release added lies in space that the
 //! older headers reserve, or after the end of the older structure. Set such a field to zero for an older driver.

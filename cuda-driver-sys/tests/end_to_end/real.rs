@@ -54,8 +54,8 @@ fn every_function_of_the_release_is_there_and_is_the_one_named() {
         // SAFETY: only the address is taken.
         let symbol = unsafe { library.get::<*const c_void>(*name) };
         let exported = symbol.ok().map(|symbol| symbol.into_raw().cast_const());
-        // `cuGetProcAddress` itself is taken by symbol: a driver may answer its newest revision for either
-        // one.
+        // `cuGetProcAddress` itself is resolved by symbol: asked for either of its revisions, a driver may return the
+        // newest.
         let door = function.base == "cuGetProcAddress";
         let due = *since <= api.version();
         // A revision newer than the driver's is not asked for: the driver would answer with an older one.
@@ -66,8 +66,8 @@ fn every_function_of_the_release_is_there_and_is_the_one_named() {
         };
         let resolved = api.table().address(name);
         there += usize::from(resolved.is_some());
-        // A function that a later header declares may be missing: programs that follow the headers cannot
-        // call it yet.
+        // A function may be missing if the header of the driver's release does not declare it yet: no program that is
+        // built with that header can call it.
         let due_by_header = due && declared.is_none_or(|declared| declared <= api.version());
         match (answered, exported) {
             (None, None) if due_by_header => {

@@ -1,4 +1,5 @@
-//! Functions come from `cuGetProcAddress`, asked for the revision of the table's signature, else by symbol.
+//! Functions are resolved by `cuGetProcAddress`, which is asked for the revision that the table declares. Functions
+//! unknown to `cuGetProcAddress` are resolved by symbol.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -73,7 +74,7 @@ fn with_door(name: &CStr) -> *const c_void {
 
 #[test]
 fn the_door_is_asked_for_the_tables_revision() {
-    // SAFETY: only functions with their own signature are called.
+    // SAFETY: every function that is called has the signature that the table declares.
     let api = unsafe { Api::from_loader(with_door) }.unwrap();
     let mut address = 0;
     // SAFETY: this one ignores its arguments.
@@ -94,7 +95,7 @@ unsafe extern "C" fn older_revision() -> CUresult {
     CUresult::CUDA_SUCCESS
 }
 
-/// A driver's `cuGetProcAddress_v2` that returns its newest revision when asked for a newer one.
+/// A driver's `cuGetProcAddress_v2` that returns the newest revision it has when asked for a newer one.
 unsafe extern "C" fn newest_door(
     symbol: *const c_char,
     address: *mut *mut c_void,
@@ -119,7 +120,7 @@ fn a_revision_newer_than_the_driver_is_never_an_older_one() {
         "cuCtxSynchronize_v2" => exported as *const c_void,
         _ => symbol(name),
     };
-    // SAFETY: only functions with their own signature are called.
+    // SAFETY: every function that is called has the signature that the table declares.
     let api = unsafe { Api::from_loader(loader) }.unwrap();
     assert_eq!(api.version(), RELEASE);
     let newer = FUNCTIONS.iter().filter(|function| function.since > RELEASE);
@@ -141,7 +142,7 @@ fn a_revision_newer_than_the_driver_is_never_an_older_one() {
 
 #[test]
 fn without_a_door_the_symbols_serve() {
-    // SAFETY: only functions with their own signature are called.
+    // SAFETY: every function that is called has the signature that the table declares.
     let api = unsafe { Api::from_loader(symbol) }.unwrap();
     let mut address = 0;
     // SAFETY: this one ignores its arguments.
@@ -152,7 +153,7 @@ fn without_a_door_the_symbols_serve() {
 
 #[test]
 fn what_is_missing_is_named() {
-    // SAFETY: only functions with their own signature are called.
+    // SAFETY: every function that is called has the signature that the table declares.
     let api = unsafe { Api::from_loader(with_door) }.unwrap();
     let missing = api.require(Feature::VIRTUAL_MEMORY).unwrap_err();
     assert!(matches!(missing.why, Why::NoSymbol("cuMemRelease")), "{missing:?}");
@@ -168,7 +169,7 @@ fn what_is_missing_is_named() {
 fn a_toolkits_stub_is_called_by_its_name() {
     let loader =
         |name: &CStr| if name == c"cuDriverGetVersion" { stub as *const c_void } else { symbol(name) };
-    // SAFETY: only functions with their own signature are called.
+    // SAFETY: every function that is called has the signature that the table declares.
     let error = unsafe { Api::from_loader(loader) }.unwrap_err();
     let LoadError::Version { fault: VersionFault::Failed { function, status, .. }, .. } = error else {
         panic!("{error:?}")
