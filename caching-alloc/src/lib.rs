@@ -17,7 +17,7 @@
 //! | `heap`, `fixed`, `remap` | placement: best fit over merged blocks; segments at fixed addresses; pages that move |
 //! | `entry`, `stats`, `settings`, `snapshot`, `error`, `tracker` | trace entries, counters, settings, snapshots, errors; delivery to trackers |
 //! | `block_meta`, `quick_list`, `ring`, `pending` | metadata of blocks; freed blocks for the next request; recent trace entries; freed blocks that other streams still use |
-//! | `registry` | what all pools share: live segments, trackers and the order of structural entries, limits, deferred releases |
+//! | `registry` | the state that all pools share: live segments, trackers and the order of structural entries, limits, deferred releases |
 //! | `pool_info`, `slot`, `block`, `stream_cache` | a pool's settings and guards; the state under the only lock that a hit takes; a block; the cache of one stream |
 //! | `pool_core`, `route`, `observer` | a pool's stream caches; selection of the pool; out-of-memory observers |
 //! | `engine` | attempts to serve a request that misses (a state machine without I/O) and their effects; release; snapshots |
@@ -36,10 +36,10 @@
 //!   [`Hold`](core::Hold) keeps it. Trackers are notified before its first block is handed out and before it is
 //!   released. The segments of a re-mappable pool are pages. A page that moves becomes a new segment, and no block ever
 //!   lies in the old one again.
-//! - Sources, streams and trackers are never called while a lock is held that a hit takes. A hit calls none of them,
-//!   and after warm-up allocates no host memory. There are two exceptions. Block trackers get their batches after the
-//!   hit, on the same thread. While any stream captures, a hit queries whether the stream of its request does.
-//! - No memory is released while a stream captures. A stream that captures gets only memory that stays allocated.
+//! - No source, stream or tracker is called under a lock that a hit takes. A hit calls none of them, and after warm-up
+//!   allocates no host memory. There are two exceptions. Block trackers get their batches after the hit, on the same
+//!   thread. While any stream captures, a hit queries whether the stream of its request does.
+//! - Memory of a stream that captures is not released. Such a stream gets only memory that stays allocated.
 //! - A lock that a hit takes is held only for a bounded amount of work: a snapshot copies a cache piece by piece, and a
 //!   free moves only a few blocks to the heap.
 //! - The time of a call, and the host memory of the allocator, do not grow with the number of former streams and

@@ -26,8 +26,8 @@ pub struct Block {
 }
 
 impl Block {
-    /// Allocates a block from the cache with this key. Returns `None` if the slot serves another cache now, or if the
-    /// cache has no free block that fits.
+    /// Allocates a block from the cache with this key, whose state is in `slot`. Returns `None` if the slot has the
+    /// state of another cache now, or if the cache has no free block that fits.
     #[inline]
     pub(super) fn hit(slot: &'static CacheSlot, key: Key, request: Request) -> Option<Self> {
         let mut state = slot.lock_of(key)?;
@@ -35,8 +35,8 @@ impl Block {
         Some(Self::hand_out(slot, state, id, request, key.stream))
     }
 
-    /// Returns a block that was reserved in the cache, whose lock `state` holds. Delivers block entries to trackers if
-    /// enough of them wait.
+    /// Hands out block `id`, which was reserved in the cache that `state` locks. Delivers block entries to trackers if
+    /// enough of them are waiting.
     #[inline]
     pub(super) fn hand_out(
         slot: &'static CacheSlot,
@@ -47,8 +47,8 @@ impl Block {
     ) -> Self {
         let (address, units) = state.hand_out(id, request);
         if stream != state.origin.stream {
-            // The block is lent to `stream`. It is recorded as a use by `stream`, so that after the free, the cache
-            // reuses the memory only after the work of `stream`.
+            // The cache lends the block to `stream`. Because this use is recorded, the cache reuses the memory only
+            // after the work of `stream`.
             state.add_use(id, stream);
         }
         if state.ring.waiting() >= BATCH {
@@ -119,14 +119,14 @@ impl Block {
         self.slot.lock().segments_of(self.id)
     }
 
-    /// Returns the streams and events of the block's allocator.
+    /// Returns the [`StreamEvents`](super::StreamEvents) of the block's allocator.
     #[cfg(feature = "cudarc")]
     pub(crate) fn events(&self) -> Option<std::sync::Arc<dyn super::stream::StreamEvents>> {
         self.slot.lock().events()
     }
 
-    /// Records that `stream` uses the block, in work that is already enqueued, or that is enqueued before the block is
-    /// dropped. The memory is reused only after that work.
+    /// Records that work on `stream` uses the block. The memory is then reused only after all work that is enqueued on
+    /// `stream` before the block is dropped.
     ///
     /// # Errors
     /// [`AllocError::UnknownStream`] if [`StreamEvents`](super::StreamEvents) does not know the stream.

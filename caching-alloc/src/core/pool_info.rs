@@ -33,7 +33,7 @@ pub(super) struct PoolInfo {
     keeps: AtomicUsize,
     /// The arena that the streams of a re-mappable pool share. `None` in other pools.
     pub(super) arena: Option<Arc<Ranked<Arena>>>,
-    /// The uses of a re-mappable pool's memory in caches that were dropped.
+    /// In a re-mappable pool, the streams and the pending blocks of dropped caches.
     detached: Mutex<DetachedPending>,
     /// The total memory of the source's device in bytes, after the first query.
     total: OnceLock<u64>,
@@ -94,7 +94,7 @@ impl PoolInfo {
         })
     }
 
-    /// Adds a guard of this kind to the pool's count. The caller makes the guard.
+    /// Counts a new guard of this kind. The caller then makes the guard, with [`Keep::counted`] or [`Freeze::counted`].
     pub(super) fn add_guard(&self, kind: Guarded) {
         self.guards(kind).fetch_add(1, Ordering::AcqRel);
     }
@@ -118,14 +118,15 @@ impl PoolInfo {
     /// Returns an error if the stream is being captured, and the pool does not keep its memory for the graph.
     #[cold]
     pub(super) fn refuse_capture(&self, stream: StreamId) -> Result<(), AllocError> {
-        // If the query fails, the stream counts as not captured: the driver answers for every stream of a capture.
+        // If the query fails, the stream is not being captured: for a stream that is, the driver's query succeeds.
         if self.is_kept() || !self.registry.events.is_capturing(stream).unwrap_or(false) {
             return Ok(());
         }
         Err(AllocError::CaptureOutsideGraphPool { pool: self.id, stream })
     }
 
-    /// Returns true if this pool may use free blocks of the other pool before its requests fail for lack of memory.
+    /// Returns true if requests of this pool that would otherwise fail for lack of memory may use free blocks of
+    /// `other`.
     pub(super) fn may_borrow_from(&self, other: &Self) -> bool {
         let is_default = |pool: &Self| pool.id == PoolId::default();
         let agreed = is_default(self) && other.lends || self.borrows && is_default(other);
@@ -154,15 +155,16 @@ impl PoolInfo {
         self.arena.as_ref().expect("asked of a re-mappable pool").lock()
     }
 
-    /// Takes over the uses of a dropped cache of a re-mappable pool: its stream and its pending blocks. The pool has
-    /// the cache's memory until it is dropped itself.
+    /// Stores the stream and the pending blocks of a dropped cache of a re-mappable pool. The cache's memory stays in
+    /// the pool. After the pool is dropped too, its memory is released once that stream's work and the uses of those
+    /// blocks have ended.
     pub(super) fn leave(&self, stream: StreamId, pending: impl IntoIterator<Item = Pending>) {
         let mut detached = locked(&self.detached);
         detached.streams.push(stream);
         detached.pending.extend(pending);
     }
 
-    /// Returns the streams of dropped caches, whose work may still use memory of a re-mappable pool.
+    /// Returns the streams of dropped caches. Their work may still use memory of the re-mappable pool.
     pub(super) fn left_streams(&self) -> Vec<StreamId> {
         locked(&self.detached).streams.clone()
     }
@@ -188,7 +190,7 @@ impl PoolInfo {
 }
 
 impl Drop for PoolInfo {
-    /// Runs when the pool has no handle and no block any more. Leaves the pages and address ranges of a re-mappable
+    /// Runs when no handle, block or guard of the pool is left. Passes the pages and address ranges of a re-mappable
     /// pool to the registry, which releases them after their last uses.
     fn drop(&mut self) {
         self.registry.forget_pool(self.id);
@@ -202,14 +204,14 @@ impl Drop for PoolInfo {
 }
 
 impl Keep {
-    /// Makes the guard for a count that was added already.
+    /// Makes a guard that [`add_guard`](PoolInfo::add_guard) has counted already.
     pub(super) fn counted(pool: Arc<PoolInfo>) -> Self {
         Self(pool)
     }
 }
 
 impl Freeze {
-    /// Makes the guard for a count that was added already.
+    /// Makes a guard that [`add_guard`](PoolInfo::add_guard) has counted already.
     pub(super) fn counted(pool: Arc<PoolInfo>) -> Self {
         Self(pool)
     }

@@ -125,7 +125,7 @@ impl QuickList {
         blocks[id].link = slot.head;
         blocks.set(id, BlockStatus::Kept);
         slot.head = id;
-        // A store delays the next lock operation, so these two are made only if they change the value.
+        // A store delays the next lock operation, so `units` and `touched` are only written if they change.
         if slot.units != units {
             slot.units = units;
         }

@@ -1,8 +1,10 @@
-//! Memory for the state of caches. It is never freed, so blocks and threads refer to it without counting references.
+//! Slots: memory for the state of caches. Slots are never freed, so blocks and threads refer to them without counting
+//! references.
 //!
-//! A hit takes one lock. A reference count would add half of the lock's cost. The slot of a removed cache is used again
-//! by the next cache of any pool, so the number of slots is the largest number of caches at one time. A thread that has
-//! cached a slot therefore passes the key of the cache that it expects there.
+//! A hit takes one lock. Counting references would add half of the lock's cost. When a cache is removed, the next new
+//! cache of any pool uses its slot again. So the number of slots is the largest number of caches that existed at one
+//! time. A thread that remembers a cache's slot passes the cache's key to [`lock_of`](CacheSlot::lock_of), because
+//! another cache may use the slot now.
 
 use std::sync::PoisonError;
 
@@ -26,7 +28,7 @@ global! {
 pub(super) struct Open<'a>(Guard<'a, Option<CacheState>>);
 
 impl CacheSlot {
-    /// Returns a slot with the state of a new cache: the slot of a removed cache, or a new one.
+    /// Puts the state of a new cache in a slot, and returns the slot: that of a removed cache, or a new one.
     pub(super) fn take(state: CacheState) -> &'static Self {
         let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let slot = spare.unwrap_or_else(|| Box::leak(Box::new(Self(Ranked::new(Rank::StreamCache, None)))));
@@ -73,8 +75,8 @@ impl CacheSlot {
     }
 }
 
-/// Completes a free after unlocking the cache: delivers waiting entries, and drops the keeper of a closed pool's cache
-/// if this was the last block.
+/// Unlocks the cache after a free. Then delivers the waiting entries, if there are enough of them. If the last block of
+/// a closed pool's cache was freed, drops the reference that has kept the cache and the pool alive.
 #[cold]
 fn after_free(mut state: Open<'_>) {
     let waiting = state.ring.waiting();

@@ -11,7 +11,7 @@ pub struct Gauge {
     pub current: u64,
     /// The highest value since creation or the last reset.
     pub peak: u64,
-    /// The sum of all additions since creation or the last reset.
+    /// The sum of all additions since creation. A reset sets it to the current value.
     pub total: u64,
 }
 
@@ -60,7 +60,7 @@ pub struct Usages {
     pub allocated: Gauge,
     /// Bytes that were requested for the blocks that are handed out.
     pub requested: Gauge,
-    /// Bytes in blocks that are handed out, or that were freed but that other streams may still use.
+    /// Bytes in blocks that are handed out, and in freed blocks that other streams may still use.
     pub active: Gauge,
 }
 
@@ -73,9 +73,9 @@ impl Usages {
     }
 }
 
-/// The counters of a cache, which every hit updates: one set for each size class. For the sums over both classes only
-/// the peaks are stored; all other sums are computed from the classes. Few values are stored per hit, because each
-/// store delays the next lock operation.
+/// The counters of a cache: one set for each size class. Every hit updates them, and each store delays the next lock
+/// operation, so few values are stored. The sums over both classes are computed when they are read. Only their peaks
+/// are stored.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     classes: [ClassCounters; 2],
@@ -87,7 +87,7 @@ struct ClassCounters {
     blocks: Flow,
     allocated: Flow,
     requested: Flow,
-    /// Bytes in blocks that were freed but that other streams may still use.
+    /// Bytes in freed blocks that other streams may still use.
     pending: u64,
     peaks: Peaks,
 }
@@ -178,7 +178,7 @@ impl Counters {
         self.classes.iter().map(|tally| tally.blocks.current()).sum()
     }
 
-    /// Returns the bytes in blocks that are handed out, or that were freed but that other streams may still use.
+    /// Returns the bytes in blocks that are handed out, and in freed blocks that other streams may still use.
     pub(super) fn active(&self) -> u64 {
         self.classes.iter().map(|tally| tally.allocated.current() + tally.pending).sum()
     }
@@ -301,7 +301,7 @@ pub struct Stats {
     pub segments: Gauge,
     /// Bytes in segments that should have been released but are held (see [`Hold`](super::Hold)).
     pub quarantined: u64,
-    /// Number of segments and pages requested from sources.
+    /// Number of segments that were requested from sources, successfully or not, and of new pages that were mapped.
     pub source_allocations: u64,
     /// Number of segments and pages released.
     pub source_releases: u64,

@@ -3,13 +3,13 @@
 //! | type | implements |
 //! | --- | --- |
 //! | [`DriverSource`] | [`SegmentSource`](crate::core::SegmentSource) from `cuMemAlloc`, for memory that is not shared with other processes |
-//! | [`VirtualMemorySource`] | [`SegmentSource`](crate::core::SegmentSource) from virtual memory, for memory shared with peers, communicators and other processes; [`PageSource`](crate::core::PageSource) of pages that one device accesses |
+//! | [`VirtualMemorySource`] | [`SegmentSource`](crate::core::SegmentSource) from virtual memory, for memory shared with peers, communicators and other processes; [`PageSource`](crate::core::PageSource) of pages for one device |
 //! | [`PinnedHostSource`] | [`SegmentSource`](crate::core::SegmentSource) from `cuMemHostAlloc`, for pinned host memory |
 //! | [`PinnedAllocator`] | an allocator over a [`PinnedHostSource`], with [blocks](PinnedBlock) that the host may access |
 //! | [`DriverEvents`] | [`StreamEvents`](crate::core::StreamEvents) from the driver's streams and events |
 //!
-//! Everything here may be called while a stream captures. Calls that the driver would refuse during a capture run with
-//! the thread's capture mode relaxed. That is correct because memory and events of the allocator are not part of the
+//! Everything here may be called while a stream captures. For calls that the driver would refuse during a capture, the
+//! thread's capture mode is relaxed. That is correct because memory and events of the allocator are not part of the
 //! capture.
 //!
 //! Invariants:

@@ -7,8 +7,9 @@ use cuda_driver::memory::DeviceMemory;
 use super::{SEGMENT_GRANULARITY, Segments, failed, host_size, memory_info, source_error};
 use crate::core::{MemoryInfo, SegmentMemory, SegmentSource, SourceError};
 
-/// Segments from `cuMemAlloc`. They need no setup, and every peer with access to the device can access them. They
-/// cannot be exported as file descriptors or fabric handles, and releasing one waits for the device.
+/// A source of segments from `cuMemAlloc`. Every peer with access to the device can access them, without a further call
+/// for each segment. They cannot be exported as file descriptors or fabric handles. The release of a segment waits for
+/// all work of the device.
 #[derive(Debug)]
 pub struct DriverSource {
     context: Context,

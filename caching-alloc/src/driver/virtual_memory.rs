@@ -29,7 +29,8 @@ impl Sharing {
         Self::default()
     }
 
-    /// Shares the memory with other processes of the host, by file descriptors ([`VirtualMemorySource::physical`]).
+    /// Shares the memory with other processes of the host, by file descriptors. [`export`](SegmentSource::export)
+    /// returns the descriptor of a segment.
     #[must_use]
     pub fn by_descriptor() -> Self {
         Self { handle_types: HandleTypes::POSIX_FD, peers: Vec::new() }
@@ -39,7 +40,8 @@ impl Sharing {
     /// file descriptors, and, if available, fabric handles, which also reach processes of other hosts.
     ///
     /// # Errors
-    /// [`SourceError::OutOfMemory`] if the device has no memory left for the test allocation.
+    /// [`SourceError::OutOfMemory`] if the device has no memory left for the small allocation with which the driver's
+    /// support for fabric handles is tested.
     pub fn granted(context: &Context) -> Result<Self, SourceError> {
         let handle_types = HandleTypes::granted(context)
             .map_err(|error| source_error("cuMemCreate", SEGMENT_GRANULARITY, error))?;

@@ -1,16 +1,18 @@
-//! The engine: finds memory for requests that miss, releases memory, and answers queries about all pools. A request
-//! misses if its stream's cache has no free block that fits.
+//! The engine: finds memory for requests that miss, releases memory, and answers queries about all pools.
 //!
-//! - `attempts`: the order of the attempts of a miss, as a state machine without I/O
-//! - `miss`: carries out the effects that the state machine selects
-//! - `fixed`, `remap`: the effects for pools of fixed segments, and for re-mappable pools
-//! - `sizes`: the sizes of new segments
-//! - `release`: releases memory to its source
-//! - `collect`: releases the segments that have been idle for long
-//! - `watch`: snapshots, trackers, and the answer to readers that poll for structural entries
+//! A request misses if its stream's cache has no free block that fits. The engine then makes one attempt after another
+//! to find memory. An attempt consists of effects, for example the allocation of a segment.
+//!
+//! - `attempts`: selects the next effect, as a state machine without I/O.
+//! - `miss`: carries out the selected effects.
+//! - `fixed`, `remap`: the effects for pools of fixed segments, and for re-mappable pools.
+//! - `sizes`: the sizes of new segments.
+//! - `release`: releases memory to its source.
+//! - `collect`: releases the segments that have been idle for long.
+//! - `watch`: snapshots, trackers, and the answer to readers that poll for structural entries.
 //!
 //! The structure lock is held during every effect. While an effect calls the driver or a tracker, it holds no lock that
-//! a hit takes.
+//! hits take.
 
 mod attempts;
 mod collect;

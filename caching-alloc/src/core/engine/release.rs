@@ -22,7 +22,8 @@ impl Engine {
     ) -> u64 {
         let before = self.registry.totals().reserved.current;
         let gone = || before - self.registry.totals().reserved.current;
-        // Memory that dropped pools have left counts as released too.
+        // This releases the memory of dropped caches and pools, and quarantined segments that are no longer held. These
+        // bytes count too.
         self.registry.reap(structure);
         for cache in self.caches() {
             let left = wanted.saturating_sub(gone());
@@ -42,8 +43,10 @@ impl Engine {
         gone()
     }
 
-    /// Releases the memory that all pools have cached for a stream, after waiting on the host for the stream's work.
-    /// Retires the stream's caches that are empty then. The stream no longer counts as one that carries collectives.
+    /// Blocks the host until the stream's work has ended. Then releases the memory that the pools have cached for the
+    /// stream, and [retires](PoolCore::retire) those of its caches that are empty. Skips pools that must keep their
+    /// memory, and skips all pools while the stream is being captured. The stream no longer counts as one that carries
+    /// collectives.
     pub(in crate::core) fn forget_stream(&self, structure: &mut Structure, stream: StreamId) {
         self.registry.unmark_collective(stream);
         for pool in self.pools() {
@@ -57,9 +60,9 @@ impl Engine {
         }
     }
 
-    /// Releases idle pages of a re-mappable pool that nobody holds, until `wanted` bytes are released, after waiting on
-    /// the host for the work of the pool's streams. Releases none while the pool must keep its memory, or while one of
-    /// its streams is being captured.
+    /// Blocks the host until the work of a re-mappable pool's streams has ended. Then releases idle pages, until
+    /// `wanted` bytes are released. A page that is held is not idle. Releases none while the pool must keep its memory,
+    /// or while one of its streams is being captured.
     fn release_pages(&self, structure: &mut Structure, pool: &PoolCore, wanted: u64) {
         let (caches, streams) = (pool.caches(), pool.streams());
         let registry = &self.registry;
@@ -128,9 +131,9 @@ impl Engine {
         }
     }
 
-    /// Releases those idle segments of a cache that `fits` selects, until `wanted` bytes are released, after waiting on
-    /// the host for the stream's work. Releases none while the pool must keep its memory, or while the stream is being
-    /// captured.
+    /// Releases idle segments of a cache that `fits` selects, newest first, until they have at least `wanted` bytes
+    /// together. Before that, blocks the host until the stream's work has ended. Releases none while the pool must keep
+    /// its memory, or while the stream is being captured.
     pub(super) fn release_cache(
         &self,
         structure: &mut Structure,

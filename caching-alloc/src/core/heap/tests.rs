@@ -7,7 +7,7 @@ use crate::core::size::bin_of;
 
 const LIST: List = 1;
 
-/// Checks that the blocks cover their segments, that free neighbours are merged, and that the index and the side tables
+/// Checks the heap: the blocks cover their segments, free neighbours are merged, and the index and the side tables
 /// agree with the blocks.
 fn check(heap: &Heap) {
     let mut free = 0;

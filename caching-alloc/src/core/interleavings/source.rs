@@ -1,4 +1,5 @@
-//! A source of host memory that checks on each call that the caller holds no lock that a hit takes.
+//! A source for the models, with addresses but no memory. Each call about memory checks that the calling thread holds
+//! no lock that hits take.
 
 use std::sync::Arc;
 

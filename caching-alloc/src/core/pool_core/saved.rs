@@ -1,4 +1,4 @@
-//! Checkpoints: lists the blocks that are handed out, and hands such blocks out again at the same addresses.
+//! Checkpoints: listing the blocks that are handed out, and handing them out again later at the same addresses.
 
 use std::sync::Arc;
 
@@ -51,7 +51,8 @@ impl PoolCore {
     /// Hands out those saved blocks that are not handed out now, or none if that fails for any of them. Returns the
     /// blocks that it handed out.
     pub(in crate::core) fn restore(&self, saved: &[SavedBlock]) -> Result<Vec<Block>, Conflict> {
-        // While the structure lock is held, no segment is added or removed, and a thread may lock several caches.
+        // While this thread holds the structure lock, no segment is added or removed, and this thread may lock several
+        // caches at the same time (see `lock`).
         let _structure = self.registry().lock_structure().ok_or(Conflict::Reentrant)?;
         let caches = self.caches();
         caches.iter().for_each(|cache| cache.merge());

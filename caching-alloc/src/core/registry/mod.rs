@@ -1,8 +1,8 @@
 //! The registry: the state that all pools and streams of an allocator share. It has the source, the streams, the live
 //! segments, the trackers, the structural entries, the limits, totals and faults.
 //!
-//! The set of segments and the set of trackers change only under the structure lock. That lock is held while the source
-//! or a tracker is called, but no lock that a hit takes.
+//! The set of segments and the set of trackers change only under the structure lock. Under this lock, the source and
+//! trackers may be called. They are never called under a lock that a hit takes.
 
 mod deferred;
 mod ordering;
@@ -47,7 +47,8 @@ pub(super) struct Registry {
     /// The part of the limit, in millionths, above which idle segments are released before growth. `u32::MAX` means
     /// never.
     pub(super) collect: AtomicU32,
-    /// The segments whose creation entry was emitted, but not their removal entry. By address.
+    /// The live segments, by address. A segment is live from the emission of its creation entry to that of its removal
+    /// entry.
     live: Mutex<BTreeMap<u64, Segment>>,
     /// Statistics of segments. Stream caches count the blocks.
     totals: Mutex<Stats>,

@@ -25,11 +25,13 @@ pub(in crate::core) struct Arena {
     pub(super) granule: Units,
     /// Old addresses of moved pages, which work may still use.
     old_mappings: Vec<OldMapping>,
-    /// Stale addresses: parts of holes where pages are still mapped that are now used at other addresses.
+    /// Stale addresses: parts of holes in which moved pages are still mapped, although they are only used at their new
+    /// addresses.
     pub(super) stale: Vec<FreeSpan>,
     /// Units in the blocks that caches have allocated.
     taken: u64,
-    /// The pool's peak: the largest number of bytes in use in any call of [`note_active`](Self::note_active).
+    /// The pool's peak: the largest number of bytes in use and requested in any call of
+    /// [`note_active`](Self::note_active).
     active_peak: u64,
     /// Number of calls of the source for moving pages so far.
     pub(in crate::core) move_calls: u64,
@@ -69,7 +71,7 @@ pub(super) struct Range {
     pub(super) pages: Vec<Option<Segment>>,
 }
 
-/// Old addresses of moved pages. The pages stay mapped there until the use in `wait` has ended.
+/// Old addresses of moved pages. The pages stay mapped there at least until the use in `wait` has ended.
 #[derive(Debug)]
 pub(in crate::core) struct OldMapping {
     pub(in crate::core) wait: Wait,
@@ -157,7 +159,8 @@ impl Arena {
         self.allocate_in(self.tier(units), units, stream)
     }
 
-    /// Like [`allocate`](Self::allocate), but in the tier for blocks of the other length.
+    /// Like [`allocate`](Self::allocate), but in the other tier: that of long blocks if this block is short, and the
+    /// reverse.
     pub(in crate::core) fn allocate_elsewhere(
         &mut self,
         units: Units,
@@ -190,8 +193,8 @@ impl Arena {
     }
 
     /// Updates the pool's peak and the length of short blocks, for a request of `units`. Returns the peak in bytes: the
-    /// bytes in use and requested, at most, over all calls so far. The caller has merged the cached blocks, because
-    /// these count as in use.
+    /// largest sum of the bytes in use and the bytes requested, over all calls so far. Cached blocks count as in use,
+    /// so the caller merges them first.
     pub(in crate::core) fn note_active(&mut self, units: Units) -> u64 {
         self.active_peak = self.active_peak.max(self.taken * UNIT + bytes_of(units));
         let longest_page = longest_page(self.active_peak, self.smallest_page());
@@ -272,8 +275,8 @@ impl Arena {
         })
     }
 
-    /// Takes the shortest span of at least `units` out of its lists. The span may have free blocks of several allowed
-    /// streams. With `tier`, searches that tier only.
+    /// Takes the shortest span of at least `units` out of its lists. The span may consist of neighbouring free blocks
+    /// of several allowed streams. With `tier`, searches that tier only.
     pub(in crate::core) fn detach_fit(
         &mut self,
         units: Units,
@@ -303,7 +306,7 @@ impl Arena {
         std::mem::take(&mut self.old_mappings)
     }
 
-    /// Stores the old addresses again whose events have not completed.
+    /// Stores those old addresses again whose uses have not ended.
     pub(in crate::core) fn keep_old_mappings(&mut self, old_mappings: Vec<OldMapping>) {
         self.old_mappings.extend(old_mappings);
     }
@@ -336,7 +339,7 @@ impl Arena {
         (self.ranges[run.range as usize].base + bytes_of(run.offset), bytes_of(run.units))
     }
 
-    /// Takes a span that could not be unmapped out of its holes, so that its addresses are never used again.
+    /// Takes a span out of its holes, because unmapping it has failed. Its addresses are then never used again.
     pub(in crate::core) fn leak_span(&mut self, run: FreeSpan) {
         let mut at = run.offset;
         while let Some(id) = (at < run.end()).then(|| self.heap.block_over(run.range, at)).flatten() {
@@ -389,8 +392,8 @@ impl Arena {
         pages.iter().rev().find_map(Option::as_ref).filter(|page| address < page.memory().end())
     }
 
-    /// Appends the pages of a range that begin in the `most` granules from `first` on. Returns true if the range has
-    /// further granules, and `None` if there is no such range.
+    /// Appends the pages of a range that begin in the `most` granules from `first` on. Returns `Some(true)` if the
+    /// range has further granules, and `None` if there is no such range.
     pub(in crate::core) fn copy_pages(
         &self,
         range: usize,

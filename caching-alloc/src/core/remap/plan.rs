@@ -1,11 +1,11 @@
 //! Plans where to map memory for a block that fits in no free memory. A plan consists of a part of a hole, the free
 //! memory beside it that the block also uses, the idle pages to move into the hole, and the new pages to map there.
 //!
-//! The longest new page is a fraction of the pool's peak use, unless a block is long for the pool. Long pages need few
-//! calls to move much memory. Short pages leave little memory idle in pages that are partly free. A block gets pages of
-//! one length and a shorter one for the rest, so that it ends near the end of a page. The table shows the effect of the
-//! fraction on the ratio of reserved to active memory, and on the number of driver calls per 50 operations. The calls
-//! are counted after the first tenth of a program, without those at new peaks:
+//! The longest new page is a fraction of the pool's peak use. Long pages need few calls to move much memory. Short
+//! pages leave little memory idle in pages that are partly free. A block gets pages of the longest length and, for the
+//! rest, shorter and shorter ones, so that it ends near the end of a page. The table shows the effect of the fraction
+//! on the ratio of reserved to active memory, and on the number of driver calls per 50 operations. The calls are
+//! counted after the first tenth of a program, without those at new peaks:
 //!
 //! | longest page | GPT-2, training | ResNet-50, training | gradient buckets on a second stream | layers gathered ahead |
 //! | --- | --- | --- | --- | --- |
@@ -17,8 +17,10 @@
 //!
 //! The first two programs are recorded. The others are synthetic, without small blocks between the large ones, so they
 //! have few operations for their memory use. For them, pages of half the length need up to twice the calls, and pages
-//! of a quarter of the length up to four times. Idle pages are moved only if the pool would otherwise grow clearly
-//! beyond its need: moving needs calls, and a little slack avoids many of them.
+//! of a quarter of the length up to four times.
+//!
+//! Idle pages are moved only if the pool would otherwise grow clearly beyond its need: moving needs calls, and a little
+//! slack avoids many of them.
 
 use super::arena::{Arena, Fragment, FreeSpan, Range, Tier};
 use crate::core::heap::{BlockId, List, State};
@@ -46,8 +48,8 @@ pub(in crate::core) struct Budget {
     pub(in crate::core) freely: u64,
     /// The most bytes that new pages may have together.
     pub(in crate::core) at_most: u64,
-    /// The best one or two holes of the block's own [`Tier`] are tried first. If this is true, all other holes are
-    /// tried after them, in both tiers.
+    /// If this is false, only the best one or two holes of the block's own [`Tier`] are tried. If it is true, all other
+    /// holes of both tiers are tried after them.
     pub(in crate::core) anywhere: bool,
 }
 
@@ -170,9 +172,10 @@ impl Arena {
         Some(self.take(site, chosen, makes))
     }
 
-    /// Returns the site in the block's tier at which the fewest units must be mapped. Skips sites whose hole does not
-    /// have room for those units and `spare` more. Among equals, prefers the site with the fewest stale spans in its
-    /// hole, then the one where the block leaves the least memory unused. So longer free memory stays available.
+    /// Returns the best site in the block's tier: the one at which the fewest units must be mapped. Skips sites whose
+    /// hole does not have room for those units and `spare` more. If several sites need equally few units, prefers the
+    /// one with the fewest stale spans in its hole. If these are equal too, prefers the one where the block leaves the
+    /// least memory unused, so that longer free memory stays available.
     pub(super) fn site(&self, free_spans: &[FreeSpan], units: Units, spare: Units) -> Option<Site> {
         let mut best: Option<((Units, usize, Units), Site)> = None;
         self.each_site(free_spans, units, Some(self.tier(units)), |site| {
@@ -187,8 +190,8 @@ impl Arena {
         best.map(|(_, site)| site)
     }
 
-    /// Returns all sites for a block in both tiers. They are ordered by the new memory that each would need if all idle
-    /// pages were moved to it.
+    /// Returns all sites for a block in both tiers. The first site is the one that would need the least new memory if
+    /// all idle pages were moved there.
     fn sites(&self, free_spans: &[FreeSpan], idle: &[Idle], units: Units) -> Vec<Site> {
         let mut sites = Vec::new();
         self.each_site(free_spans, units, None, |site| {
@@ -200,7 +203,7 @@ impl Arena {
     }
 
     /// Calls `visit` for all sites for a block, in `tier`, or in both tiers if it is `None`. A hole gives up to four
-    /// sites: with the free memory on neither side of it, before it, behind it, or on both sides.
+    /// sites: the block also uses the free memory before the hole, that behind it, both, or neither.
     fn each_site(
         &self,
         free_spans: &[FreeSpan],
@@ -293,7 +296,8 @@ impl Arena {
         all
     }
 
-    /// Returns the lengths, in bytes, of new pages for `rest` units: the longest possible, then shorter ones.
+    /// Returns the lengths, in bytes, of new pages for `rest` units: as many of the longest length as possible, then
+    /// shorter ones.
     fn page_sizes(&self, mut rest: Units, peak: u64) -> Vec<u64> {
         let granule = bytes_of(self.granule);
         let longest = longest_page(peak, granule) / granule;
@@ -355,8 +359,8 @@ impl Arena {
         }
     }
 
-    /// Undoes a plan that was not carried out. The pages that it would have moved stay where they are, and its free
-    /// memory returns to the lists. `is_undone` is false if pages may still be mapped at the planned addresses. These
+    /// Undoes a plan that was not carried out. The pages of the plan stay at their old addresses, and its free memory
+    /// returns to the lists. `is_undone` is false if pages may still be mapped at the planned addresses. These
     /// addresses are then never used again.
     pub(in crate::core) fn abandon(&mut self, plan: Plan, is_undone: bool) {
         let Plan { moves, target, before, after, sources, .. } = plan;
@@ -398,8 +402,9 @@ impl Arena {
         }
     }
 
-    /// Takes idle pages out of the lists and claims them, to be released. The largest groups of neighbouring pages come
-    /// first, until `wanted` bytes are taken. Returns the pages of each group, and the memory that they leave.
+    /// Takes idle pages out of the lists and claims them, to be released. Begins with the largest groups of
+    /// neighbouring pages, and ends when `wanted` bytes are taken. Returns the pages of each group, and the memory that
+    /// they leave.
     pub(in crate::core) fn detach_idle(&mut self, wanted: u64) -> Vec<(Vec<Segment>, Vec<Fragment>)> {
         let free_spans = self.free_spans(&|_| true);
         let mut idle = self.idle(&free_spans);
@@ -458,8 +463,8 @@ fn units_of(page: &Segment) -> Units {
 
 /// Chooses and claims idle pages of `need` units together, or as many as there are. Repeatedly takes the longest page
 /// that does not exceed the units still missing. So few calls move much memory, and few units are missing at the end.
-/// For these, takes the shortest of the pages that were too long, if all chosen pages together then have at most `room`
-/// units.
+/// If any are, also takes the shortest of the pages that were too long, provided that all chosen pages together then
+/// have at most `room` units.
 fn choose(idle: &[&Idle], need: Units, room: Units) -> Vec<Idle> {
     let mut pages: Vec<(Units, usize, usize)> = Vec::new();
     for (at, near) in idle.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Stream caches. A stream cache has the memory of one stream in one pool. A hit takes only the lock on the cache's
-//! state, and in a re-mappable pool sometimes that of the arena.
+//! Stream caches. A stream cache has the memory of one stream in one pool. A *hit* is a request that the cache's free
+//! memory serves. It takes only the lock on the cache's state, and in a re-mappable pool sometimes that of the arena.
 //!
 //! `state` has the state and the operations on it. This file locks the state, and makes the calls that must not be made
 //! under its lock.
@@ -37,8 +37,8 @@ use super::stream::StreamEvents;
 use super::stream::StreamId;
 use super::tracker::{self, Slots};
 
-/// The number of undelivered entries from which on an operation waits for the delivery lock. Below it, an operation
-/// skips the delivery if another thread has the lock.
+/// If at least this many entries are undelivered, an operation waits for the delivery lock. With fewer, it skips the
+/// delivery while another thread has the lock.
 const BACKLOG: usize = 1 << 14;
 
 #[derive(Debug)]
@@ -143,10 +143,10 @@ impl StreamCache {
         while self.state.lock().merge_some() {}
     }
 
-    /// Retires the cache if it is empty. Returns true if it is retired. A thread that has already found the cache then
-    /// looks for another cache of the stream. The caller holds the structure lock.
+    /// If the cache is empty, retires it and returns true. A thread that has found the cache before then sees that it
+    /// is retired, and looks up the stream's cache again. The caller holds the structure lock.
     pub(super) fn retire(&self) -> bool {
-        // While another thread has this lock, it processes pending blocks. So the cache is treated as not empty.
+        // Another thread that has this lock is processing pending blocks, so the cache is treated as not empty.
         let Some(pending) = self.pending.try_lock() else { return false };
         let mut state = self.state.lock();
         let ends = pending.is_empty() && state.has_nothing();
@@ -170,13 +170,13 @@ impl StreamCache {
         }
     }
 
-    /// Returns true if the cache is retired, so that the stream has another one or none.
+    /// Returns true if the cache is retired. The stream then has another cache, or none.
     pub(super) fn is_retired(&self) -> bool {
         self.state.lock().key == Key::RETIRED
     }
 
-    /// Marks the cache as one of a closed pool. While it has blocks that are handed out, it stores `keeper`, which
-    /// keeps the cache and the pool alive.
+    /// Marks the cache as one of a closed pool. If blocks of the cache are handed out, stores `keeper` until the last
+    /// of them is freed. It refers to the cache and the pool, and so keeps both alive.
     pub(super) fn close(&self, keeper: Arc<dyn Any + Send + Sync>) {
         let mut state = self.state.lock();
         state.is_closed = true;

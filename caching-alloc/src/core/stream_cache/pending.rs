@@ -23,7 +23,7 @@ impl StreamCache {
         let mut busy = Vec::new();
         self.settle(pending, |device, waits| {
             waits.retain_mut(|wait| {
-                // A stream's events end in order: after the first unfinished one, the others need no query.
+                // Events of a stream complete in order, so those after an incomplete one need no query.
                 let ended = !busy.contains(&wait.stream) && device.has_ended(wait);
                 if !ended {
                     busy.push(wait.stream);
@@ -61,11 +61,12 @@ impl StreamCache {
         })
     }
 
-    /// Calls `settled` for each pending block, oldest first, with the uses that have not ended yet. Completes the
-    /// blocks for which it returns true. Returns true if it completed any.
+    /// Calls `settled` for each pending block, oldest first, with the uses of the block that have not ended yet.
+    /// Completes the block if `settled` returns true. Returns true if any block was completed.
     ///
-    /// During these calls, no lock that a hit takes is held. The caller holds the lock on `pending`. A thread that
-    /// needs a pending block waits for that lock, so it does not miss a block that is being queried.
+    /// The caller holds the lock on `pending`, but `settled` is called without any lock that a hit takes. A thread that
+    /// needs a pending block waits for the lock on `pending`. So it does not miss a block whose events are being
+    /// queried.
     fn settle(
         &self,
         pending: &mut Vec<Pending>,

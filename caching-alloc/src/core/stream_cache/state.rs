@@ -33,7 +33,7 @@ pub(in crate::core) trait CacheOwner: Debug + Send + Sync {
     /// Records an event on each of `streams`, and adds the freed block `id` to the pending blocks.
     fn await_uses(&self, id: BlockId, streams: &[StreamId]);
 
-    /// Returns the streams and events of the allocator.
+    /// Returns the allocator's [`StreamEvents`].
     fn events(&self) -> Arc<dyn StreamEvents>;
 }
 
@@ -147,8 +147,9 @@ impl CacheState {
         Some(block)
     }
 
-    /// Takes a block out of the free memory of the arena's other tier, without handing it out. Returns `None` if none
-    /// fits, or if this is not a re-mappable pool.
+    /// Takes a block out of the stream's free memory in the other tier of the arena, without handing it out. The other
+    /// tier is that of long blocks if this block is short, and the reverse. Returns `None` if no free block fits, or if
+    /// this is not a re-mappable pool.
     pub(in crate::core) fn reserve_elsewhere(&mut self, units: Units) -> Option<BlockId> {
         let (arena, stream) = self.shared.as_ref()?;
         let (block, address, units) = arena.lock().allocate_elsewhere(units, *stream)?;
@@ -233,22 +234,22 @@ impl CacheState {
         self.fixed.publish(segment, units);
     }
 
-    /// Removes and returns the shortest segment of the class that is one free block of at least `units`, and that is
-    /// not too long for a request of that length.
+    /// Removes and returns the shortest idle segment of the class that may serve a request of `units`. A segment is
+    /// idle if it is one free block. If the pool limits splitting, a segment can be too long for the request.
     pub(in crate::core) fn withdraw_idle(&mut self, class: SizeClass, units: Units) -> Option<Segment> {
         self.merge_all();
         self.fixed.withdraw_idle(class, units)
     }
 
-    /// Removes and returns segments that are one free block and that `fits` selects, newest first, until they have at
-    /// least `wanted` bytes together.
+    /// Removes and returns idle segments that `fits` selects, newest first, until they have at least `wanted` bytes
+    /// together.
     pub(in crate::core) fn withdraw_all(&mut self, fits: Fits<'_>, wanted: u64) -> Vec<Segment> {
         self.merge_all();
         self.fixed.withdraw_all(fits, wanted)
     }
 
     /// Merges all cached blocks, and returns the length of the longest free block of the class. In a re-mappable pool,
-    /// returns that of the stream's free blocks.
+    /// considers all free blocks of the stream.
     pub(in crate::core) fn longest(&mut self, class: SizeClass) -> Units {
         self.merge_all();
         match &self.shared {
@@ -277,7 +278,7 @@ impl CacheState {
         self.cache.as_ref()?.upgrade()
     }
 
-    /// Returns the streams and events of the allocator, or `None` if the cache is being dropped.
+    /// Returns the allocator's [`StreamEvents`], or `None` if the cache is being dropped.
     pub(in crate::core) fn events(&self) -> Option<Arc<dyn StreamEvents>> {
         self.owner_cache().map(|cache| cache.events())
     }
@@ -316,7 +317,7 @@ impl CacheState {
         self.complete_free(id, BlockEvent::FreeCompleted);
     }
 
-    /// Returns the usage of the cache's blocks: that of all, of the small and of the large ones.
+    /// Returns the usage of all blocks of the cache, of its small blocks and of its large blocks.
     pub(in crate::core) fn usages(&self) -> PoolUsages {
         self.counters.usages()
     }

@@ -8,7 +8,8 @@ use super::Geometry;
 use super::Placement;
 use crate::core::size::UNIT;
 
-/// The length of a log, and the hash of everything in it. Equal states mean equal histories.
+/// The length of a log, and the hash of its operations. Equal states mean equal geometries and equal operations. Tags
+/// and source locations are not hashed, so they may differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct LogState {
@@ -30,7 +31,7 @@ pub enum OperationKind {
     /// A request failed on this rank, because the source failed or the pool was frozen. From here on, this log differs
     /// from those of ranks on which the request succeeded.
     Refuse,
-    /// A segment was retired.
+    /// A segment was [retired](super::SymmetricArena::retire): no more blocks are placed there.
     Retire,
 }
 
@@ -72,7 +73,8 @@ impl std::fmt::Display for Operation {
     }
 }
 
-/// A rolling hash of every operation, the hashes at lengths 0, 1, 2, 4, 8…, and the last operations in full.
+/// The hash of all operations, the hashes that the log had at the lengths 0, 1, 2, 4, 8…, and the last operations in
+/// full.
 #[derive(Debug, Clone)]
 pub struct Log {
     state: LogState,
@@ -196,8 +198,8 @@ impl Log {
         })
     }
 
-    /// Adds an operation. Inlined, because every allocation calls it, and parts that are constant at the call are then
-    /// computed at compile time.
+    /// Adds an operation. It is inlined, because every allocation calls it. Values that depend only on constant
+    /// arguments are then computed at compile time.
     #[inline(always)]
     pub(crate) fn push(
         &mut self,

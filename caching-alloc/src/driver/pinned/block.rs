@@ -16,10 +16,11 @@ use crate::driver::DriverEvents;
 /// it on its stream, like a [`Block`].
 ///
 /// The host gets the bytes from [`wait_ready`](Self::wait_ready). Copies and kernels take [`as_ptr`](Self::as_ptr) or
-/// [`device_ptr`](Self::device_ptr). The `unsafe` calls that enqueue them promise that
-/// - the work is enqueued on the block's stream, or on a stream passed to [`record_stream`](Self::record_stream)
-///   before, and the block is dropped only after that;
-/// - no slice of the bytes is in use until the work has ended.
+/// [`device_ptr`](Self::device_ptr). The caller of the `unsafe` function that enqueues them must ensure three things.
+/// - They are enqueued on the block's stream, or on a stream that was passed to [`record_stream`](Self::record_stream)
+///   before.
+/// - The block is not dropped before they are enqueued.
+/// - No slice of the bytes is in use until they have ended.
 pub struct PinnedBlock {
     // Dropped before `block`: while the block is allocated, the source owns the segment too. The source then frees the
     // memory, and can report a failure.

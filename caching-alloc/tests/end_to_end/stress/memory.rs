@@ -1,4 +1,5 @@
-//! Host memory as a segment source, and the ownership words in it.
+//! A segment source of host memory, and checks of the owners of that memory. An owner marks its block with *ownership
+//! words*: words with the owner's number.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::HashMap;
@@ -11,7 +12,8 @@ use caching_alloc::core::{Block, MemoryInfo, SegmentMemory, SegmentSource, Sourc
 
 /// Smallest unit of placement, in bytes: no two blocks share one.
 const UNIT: u64 = 512;
-/// A long block has ownership words this far apart, and in its last unit.
+/// The distance between the ownership words of a block that is longer than this, in bytes. Such a block also has a word
+/// in its last unit. Any other block has a word in every unit.
 const STRIDE: u64 = 64 * UNIT;
 
 /// A source that allocates segments on the heap. AddressSanitizer then finds accesses to released segments.
@@ -46,7 +48,8 @@ impl SegmentSource for HeapSource {
         if live + bytes > self.capacity {
             return Err(SourceError::OutOfMemory { wanted: bytes });
         }
-        // Aligned by hand: a larger alignment in the layout would make the allocator zero every page itself.
+        // Aligned by hand: with a larger alignment in the layout, `alloc_zeroed` would write zeros to every page,
+        // instead of requesting zeroed pages from the kernel.
         let layout = Layout::from_size_align((bytes + UNIT) as usize, 16).expect("a small size");
         // SAFETY: the layout has a size that is not 0.
         let base = unsafe { alloc_zeroed(layout) }.expose_provenance();
@@ -59,8 +62,8 @@ impl SegmentSource for HeapSource {
     fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
         let gone = self.segments.lock().unwrap().remove(&memory.address);
         let gone = gone.expect("only segments of this source are released, and once");
-        // SAFETY: allocated above with this layout, and taken out of the table, so it is freed once. That nobody uses
-        // the memory any more is what the stress test checks.
+        // SAFETY: `allocate` has allocated the memory with this layout. The entry was taken out of the table, so the
+        // memory is freed only once. The stress test checks that nobody uses it any more.
         unsafe { dealloc(with_exposed_provenance_mut(gone.base), gone.layout) };
         Ok(())
     }
@@ -71,7 +74,8 @@ impl SegmentSource for HeapSource {
     }
 }
 
-/// The bytes of a block, each unit of which has one owner at a time: 0, or whoever wrote its word there.
+/// The addresses of a block. Each unit has at most one owner at a time. An ownership word is 0 if its unit has no
+/// owner.
 #[derive(Clone, Debug)]
 pub(crate) struct Span(Range<u64>);
 
@@ -85,8 +89,8 @@ impl Span {
         let step = if self.0.end - self.0.start <= STRIDE { UNIT } else { STRIDE };
         let last = (self.0.end - UNIT).max(self.0.start);
         for at in self.0.clone().step_by(step as usize).chain([last]) {
-            // SAFETY: the memory of a live segment, aligned, which is accessed by these atomics only. If the allocator
-            // If the allocator has released it, that is a bug that this test looks for.
+            // SAFETY: the word is aligned, and only these atomics access it. It lies in a live segment, unless the
+            // allocator has released the segment too early, which is a bug that this test looks for.
             let word = unsafe { AtomicU64::from_ptr(with_exposed_provenance_mut(at as usize)) };
             let found = word.swap(to, Ordering::Relaxed);
             let again = at == last && found == to;
