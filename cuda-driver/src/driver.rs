@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cuda_driver_sys::{Api, Version};
 
@@ -18,6 +18,27 @@ pub struct Driver {
     /// The results of [`HandleTypes::granted`], keyed by the device's ordinal.
     pub(crate) granted: Arc<Mutex<BTreeMap<u32, HandleTypes>>>,
     captures: Arc<AtomicUsize>,
+}
+
+/// The counters of open captures, by the [identity](Driver::identity) of the driver. A driver has one counter, however
+/// often it is loaded, because a stream that was made through one handle may be used through another.
+static CAPTURES: Mutex<BTreeMap<usize, Weak<AtomicUsize>>> = Mutex::new(BTreeMap::new());
+
+/// Returns the counter of the driver with this identity.
+fn captures_of(identity: usize) -> Arc<AtomicUsize> {
+    let mut counters = CAPTURES.lock().unwrap_or_else(PoisonError::into_inner);
+    counters.retain(|_, counter| counter.strong_count() > 0);
+    if let Some(counter) = counters.get(&identity).and_then(Weak::upgrade) {
+        return counter;
+    }
+    let counter = Arc::default();
+    counters.insert(identity, Arc::downgrade(&counter));
+    counter
+}
+
+/// Returns the identity of the driver with this table; see [`Driver::identity`].
+fn identity_of(api: &Api) -> usize {
+    api.table().cuInit.map_or(0, |init| init as usize)
 }
 
 impl Driver {
@@ -39,7 +60,8 @@ impl Driver {
     pub fn new(api: Api) -> Result<Self> {
         // SAFETY: cuInit takes no pointer; it may be called any number of times.
         unsafe { call!(&api, cuInit(0)) }?;
-        Ok(Self { api, granted: Arc::default(), captures: Arc::default() })
+        let captures = captures_of(identity_of(&api));
+        Ok(Self { api, granted: Arc::default(), captures })
     }
 
     /// Returns a number that identifies the driver's library in this process: the address of its function `cuInit`. If
@@ -47,7 +69,7 @@ impl Driver {
     /// one are valid for the other.
     #[inline]
     pub(crate) fn identity(&self) -> usize {
-        self.api.table().cuInit.map_or(0, |init| init as usize)
+        identity_of(&self.api)
     }
 
     /// Returns true if both are the same library. CUDA handles and addresses from one are then valid for the other.
@@ -76,8 +98,8 @@ impl Driver {
         self.api.version()
     }
 
-    /// Returns the counter of open captures that [`Stream::begin_capture`](crate::Stream::begin_capture) began through
-    /// this driver or its clones. Reading it is cheaper than querying the driver for each stream. Captures that were
+    /// Returns the counter of open captures that [`Stream::begin_capture`](crate::Stream::begin_capture) began. Handles
+    /// made by loading the same library several times have one counter. Reading it is cheaper than querying the driver for each stream. Captures that were
     /// begun by raw calls, or by another library, are not counted.
     #[must_use]
     pub fn open_captures(&self) -> &Arc<AtomicUsize> {

@@ -19,7 +19,9 @@ static HOOK: RwLock<Option<Hook>> = RwLock::new(None);
 /// object's resource may be leaked. No failure is reported if the driver has already shut down, at the end of the
 /// process: its objects are gone with it.
 pub fn set_drop_error_hook(hook: impl Fn(&Error) + Send + Sync + 'static) {
-    *HOOK.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(hook));
+    let former = HOOK.write().unwrap_or_else(PoisonError::into_inner).replace(Arc::new(hook));
+    // Without the lock: the former hook may own an object whose drop fails, and is reported.
+    drop(former);
 }
 
 /// Reports a failure in a `Drop` to the hook. Ignores `CUDA_ERROR_DEINITIALIZED`: the driver has shut down.

@@ -1,5 +1,7 @@
 //! Objects of two drivers used together: refused before either driver is called.
 
+use std::sync::atomic::Ordering;
+
 use cuda_driver::graph::CaptureMode;
 use cuda_driver::memory::{DeviceMemory, MemoryPool, StreamMemory};
 use cuda_driver::module::{JitOptions, LaunchConfig, Module};
@@ -42,6 +44,11 @@ fn a_driver_that_is_loaded_twice_is_one() {
         stream.record(&event).unwrap();
         stream.wait(&event).unwrap();
         stream.synchronize().unwrap();
+        let open = || [first, &second].map(|driver| driver.open_captures().load(Ordering::Relaxed));
+        let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+        assert_eq!(open(), [1, 1], "a capture counts for both handles");
+        capture.end().unwrap();
+        assert_eq!(open(), [0, 0]);
     });
 }
 

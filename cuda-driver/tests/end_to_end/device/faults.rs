@@ -3,12 +3,13 @@
 
 use std::collections::BTreeMap;
 
+use cuda_driver::memory::DeviceMemory;
 use cuda_driver::vmm::{HandleTypes, PageTable, PhysicalMemory, Reservation};
-use cuda_driver::{Event, EventFlags, Result};
+use cuda_driver::{Event, EventFlags, Result, set_drop_error_hook};
 use gpu_sim::{Action, Injection, World};
 
 use super::exercise;
-use super::{INJECTED, driver, drops, failed, kernels, start, turn};
+use super::{INJECTED, context, driver, drops, failed, kernels, start, turn};
 
 /// Functions whose failure leaks a resource. They release a resource, or the release of one calls them. A slice also
 /// leaks if its use may not have ended.
@@ -51,6 +52,19 @@ fn run(fault: Option<(&str, u64)>) -> (Result<()>, Vec<String>, World) {
     let outcome = std::thread::spawn(move || exercise::all(&driver)).join().expect("nothing panics");
     let said = std::mem::take(&mut *drops());
     (outcome, said, world)
+}
+
+#[test]
+fn a_hook_that_owns_an_object_is_replaced() {
+    let _turn = turn();
+    let world = start(1);
+    let memory = DeviceMemory::new(&context(&driver(world.cuda()), 0), 4096).unwrap();
+    world.faults().inject(Injection::new("cuMemFree_v2", Action::Fail(INJECTED))).unwrap();
+    set_drop_error_hook(move |_| assert!(memory.bytes() > 0));
+    set_drop_error_hook(|error| drops().push(error.to_string()));
+    let said = std::mem::take(&mut *drops());
+    assert!(matches!(&said[..], [only] if only.contains("cuMemFree_v2")), "{said:?}");
+    world.finish().unwrap();
 }
 
 /// The number of tests that share the failing calls, so that several processes can run them at the same time.
@@ -130,7 +144,7 @@ fn a_code_while_dropping_after_the_drivers_end_is_no_news() {
     let _turn = turn();
     let world = start(1);
     let driver = driver(world.cuda());
-    let context = super::context(&driver, 0);
+    let context = context(&driver, 0);
     /// `CUDA_ERROR_DEINITIALIZED`.
     const GONE: u32 = 4;
     world.faults().inject(Injection::new("cuEventDestroy_v2", Action::Fail(GONE))).unwrap();
@@ -147,7 +161,7 @@ fn a_mapping_that_cannot_be_unmapped_keeps_its_parents() {
     let world = start(1);
     {
         let driver = driver(world.cuda());
-        let context = super::context(&driver, 0);
+        let context = context(&driver, 0);
         let bytes = 2 << 20;
         let physical = PhysicalMemory::create(&context, bytes, HandleTypes::empty()).unwrap();
         let mapping = Reservation::new(&driver, bytes, 0).unwrap().map(0, &physical, 0, bytes).unwrap();
@@ -164,7 +178,7 @@ fn a_table_unmaps_once_more_what_it_could_not_and_keeps_what_it_cannot() {
     let _turn = turn();
     let world = start(1);
     let driver = driver(world.cuda());
-    let context = super::context(&driver, 0);
+    let context = context(&driver, 0);
     let reservation = || Reservation::new(&driver, 4 * PAGE, 0).unwrap();
     let [mut once, mut for_ever] = [(); 2].map(|()| PageTable::new(reservation()));
     for table in [&mut once, &mut for_ever] {
