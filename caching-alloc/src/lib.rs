@@ -36,9 +36,12 @@
 //!   [`Hold`](core::Hold) keeps it. Trackers are notified before its first block is handed out and before it is
 //!   released. The segments of a re-mappable pool are pages. A page that moves becomes a new segment, and no block ever
 //!   lies in the old one again.
-//! - No source, stream or tracker is called under a lock that a hit takes. A hit calls none of them, and after warm-up
-//!   allocates no host memory. There are two exceptions. Block trackers get their batches after the hit, on the same
-//!   thread. While any stream captures, a hit queries whether the stream of its request does.
+//! - No source or stream is called under a lock that a hit takes, and no tracker under a lock that a request takes.
+//!   Trackers get structural entries one after another, each before the memory is handed out or released; so a request
+//!   that adds memory waits for the trackers that are being called.
+//! - A hit calls no source, stream or tracker, and after warm-up allocates no host memory. There are two exceptions.
+//!   Block trackers get their batches after the hit, on the same thread. While any stream captures, a hit queries
+//!   whether the stream of its request does.
 //! - Memory of a stream that captures is not released. Such a stream gets only memory that stays allocated.
 //! - A lock that a hit takes is held only for a bounded amount of work: a snapshot copies a cache piece by piece, and a
 //!   free moves only a few blocks to the heap.

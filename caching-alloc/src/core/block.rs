@@ -32,15 +32,19 @@ impl Block {
     pub(super) fn hit(slot: &'static CacheSlot, key: Key, request: Request) -> Option<Self> {
         let mut state = slot.lock_of(key)?;
         let id = state.reserve(request.units)?;
-        Some(Self::hand_out(slot, state, id, request, key.stream))
+        let block = Self::hand_out(slot, &mut state, id, request, key.stream);
+        if state.ring.waiting() >= BATCH {
+            deliver(state);
+        }
+        Some(block)
     }
 
-    /// Hands out block `id`, which was reserved in the cache that `state` locks. Delivers block entries to trackers if
-    /// enough of them are waiting.
+    /// Hands out block `id`, which was reserved in the cache that `state` locks. The caller delivers block entries to
+    /// trackers if enough of them wait; during a change of the segments, a later call does.
     #[inline]
     pub(super) fn hand_out(
         slot: &'static CacheSlot,
-        mut state: Open<'_>,
+        state: &mut Open<'_>,
         id: BlockId,
         request: Request,
         stream: StreamId,
@@ -50,9 +54,6 @@ impl Block {
             // The cache lends the block to `stream`. Because this use is recorded, the cache reuses the memory only
             // after the work of `stream`.
             state.add_use(id, stream);
-        }
-        if state.ring.waiting() >= BATCH {
-            deliver(state);
         }
         Self { slot, address, stream, units, id }
     }

@@ -42,8 +42,8 @@ pub enum AllocError {
         /// The stream.
         stream: StreamId,
     },
-    /// A tracker called an operation that takes the allocator's structure lock. Trackers may run under that lock, so
-    /// the operation could deadlock.
+    /// A tracker called an operation that may have an entry for trackers. The operation would wait for the delivery that
+    /// the tracker itself is part of.
     #[error(
         "{operation} inside a tracker: a tracker waits for nobody, so it may only allocate what is cached, and free"
     )]

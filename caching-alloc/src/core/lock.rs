@@ -6,17 +6,20 @@ use super::sync::{Mutex, MutexGuard};
 
 /// The rank of a lock. Locks are taken in the order of the variants.
 ///
-/// A *hit* is a request that is served from free memory of its stream's cache. Trackers run while `Structure`,
-/// `Delivery` or both are held.
+/// A *hit* is a request that is served from free memory of its stream's cache. While a tracker is called, no lock is held
+/// but `Attachments` and `Delivery`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Rank {
-    /// Guards the segments, the trackers and the order of structural trace entries. No hit takes it.
-    Structure = 1,
+    /// Held while a tracker is attached or detached.
+    Attachments = 1,
+    /// Held while a cache's block entries are delivered to trackers.
+    Delivery,
+    /// Guards the segments, the trackers and the order of structural trace entries. No hit takes it, and it is released
+    /// while trackers are called.
+    Structure,
     /// Guards a cache's pending blocks, and is held while their events are queried or waited for. No hit and no free
     /// takes it.
     Pending,
-    /// Held while a cache's block entries are delivered to trackers.
-    Delivery,
     /// Guards a cache's state. Every hit takes it. A thread that holds it calls no code outside the crate.
     StreamCache,
     /// Guards the blocks and pages that the streams of a re-mappable pool share.
@@ -80,11 +83,18 @@ impl<T> std::ops::DerefMut for Guard<'_, T> {
     }
 }
 
-/// Panics if this thread holds a lock that hits take. No code outside the crate may be called under such a lock.
+/// Panics if this thread holds a lock that hits take. The source and the streams may not be called under such a lock.
 #[cfg(test)]
 pub(super) fn assert_may_call_out() {
     #[cfg(debug_assertions)]
     held::assert_none_from(Rank::StreamCache);
+}
+
+/// Panics if this thread holds a lock that requests take. Trackers may not be called under such a lock.
+#[cfg(test)]
+pub(super) fn assert_may_call_trackers() {
+    #[cfg(debug_assertions)]
+    held::assert_none_from(Rank::Structure);
 }
 
 #[cfg(debug_assertions)]
@@ -96,7 +106,7 @@ mod held {
 
     per_thread! {
         /// The number of locks of each rank that this thread holds.
-        static HELD: Cell<[u32; 6]> = const { Cell::new([0; 6]) };
+        static HELD: Cell<[u32; 7]> = const { Cell::new([0; 7]) };
     }
 
     pub(super) struct Held(Rank);
@@ -112,8 +122,13 @@ mod held {
         pub(super) fn take(rank: Rank) -> Self {
             HELD.with(|held| {
                 let mut counts = held.get();
-                // Under the structure lock, a thread may hold several locks of the same rank, those of several caches.
-                let together = rank != Rank::Structure && counts[Rank::Structure as usize] > 0;
+                // Under the structure lock, a thread may hold several locks of the same rank, those of several caches. It
+                // takes several delivery locks under the lock on attachments.
+                let together = match rank {
+                    Rank::Attachments | Rank::Structure => false,
+                    Rank::Delivery => counts[Rank::Attachments as usize] > 0,
+                    _ => counts[Rank::Structure as usize] > 0,
+                };
                 let from = rank as usize + usize::from(together);
                 debug_assert!(
                     counts[from..].iter().all(|count| *count == 0),

@@ -228,7 +228,9 @@ impl Pool {
     /// Adds a stream to the route of a capture. Blocks while a pool grows or is trimmed.
     pub(super) fn add_to_capture(&self, route: u64, stream: StreamId) {
         self.engine.registry.announce_capture(route, &[stream]);
-        drop(self.engine.registry.lock_structure());
+        if let Some(mut structure) = self.engine.registry.lock_structure() {
+            structure.wait_for_changes();
+        }
     }
 
     /// Ends the route of a capture.

@@ -6,11 +6,11 @@
 //! so never in an operation of these two.
 
 #[cfg(all(test, loom))]
-pub(super) use loom::sync::{Mutex, MutexGuard, RwLock, atomic};
+pub(super) use loom::sync::{Condvar, Mutex, MutexGuard, RwLock, atomic};
 #[cfg(all(test, shuttle))]
-pub(super) use shuttle::sync::{Mutex, MutexGuard, RwLock, atomic};
+pub(super) use shuttle::sync::{Condvar, Mutex, MutexGuard, RwLock, atomic};
 #[cfg(not(all(test, any(loom, shuttle))))]
-pub(super) use std::sync::{Mutex, MutexGuard, RwLock, atomic};
+pub(super) use std::sync::{Condvar, Mutex, MutexGuard, RwLock, atomic};
 
 pub(super) use statics::{global, per_thread};
 

@@ -19,7 +19,9 @@ use super::sync::per_thread;
 /// change: a segment's `SegmentAlloc` before any block of it is handed out, its `SegmentFree` before its
 /// memory is released. Block entries come in batches, in order for each pool and stream.
 ///
-/// A tracker must not wait for other threads that use the allocator. It may free blocks, and allocate blocks that the
+/// While a tracker runs, other threads may allocate, free and create pools. Only a call that has an entry for trackers
+/// itself, for example a request that needs a new segment, waits for its turn. So a tracker must not wait for other
+/// threads that use the allocator. It may free blocks, and allocate blocks that the
 /// cache has; other requests inside a tracker fail with [`ReentrantTracker`](super::AllocError::ReentrantTracker). If a
 /// tracker fails or panics, a [`Fault`] is recorded, and the operation of the allocator goes on.
 pub trait Tracker: Send + Sync {

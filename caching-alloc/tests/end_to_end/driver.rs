@@ -180,6 +180,42 @@ fn segments_come_and_go_and_events_are_queried_while_a_stream_captures() {
 }
 
 #[test]
+fn pages_of_a_forgotten_stream_are_released() {
+    on_devices(1, |_, contexts| {
+        let context = &contexts[0];
+        let source = Arc::new(VirtualMemorySource::new(context, Sharing::none()).unwrap());
+        let events = Arc::new(DriverEvents::new(context));
+        let allocator = Allocator::remapping(source, events.clone(), Settings::default()).unwrap();
+        let stream = events.register(&Stream::new(context, StreamFlags::NON_BLOCKING).unwrap());
+        drop(allocator.allocate(3 * MIB, stream).unwrap());
+        events.forget(stream);
+        assert!(allocator.empty_cache().unwrap() >= 3 * MIB);
+        assert_eq!(allocator.stats().reserved.current, 0);
+    });
+}
+
+#[test]
+fn a_capture_through_another_handle_of_the_driver_is_noticed() {
+    on_devices(1, |world, contexts| {
+        let context = &contexts[0];
+        // SAFETY: as in `in_a_world`.
+        let again = Driver::new(unsafe { Api::from_parts(world.cuda()) }.unwrap()).unwrap();
+        let theirs = again.device(0).unwrap().retain_primary().unwrap();
+        let events = Arc::new(DriverEvents::new(context));
+        let allocator =
+            Allocator::new(Arc::new(DriverSource::new(context)), events.clone(), Settings::default());
+        let stream = Stream::new(&theirs, StreamFlags::NON_BLOCKING).unwrap();
+        let id = events.register(&stream);
+        drop(allocator.allocate(512, id).unwrap());
+        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        let refused = allocator.allocate(512, id);
+        assert!(matches!(refused, Err(AllocError::CaptureOutsideGraphPool { .. })), "{refused:?}");
+        capture.end().unwrap();
+        drop(allocator.allocate(512, id).unwrap());
+    });
+}
+
+#[test]
 fn events_order_streams_and_are_used_again() {
     on_devices(1, |world, contexts| {
         let context = &contexts[0];

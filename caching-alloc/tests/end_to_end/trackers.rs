@@ -4,12 +4,13 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use super::common::pause::Pause;
 use super::common::{Bench, MIB, bench, check_tiling, remapping_bench, s, tight, used};
 use caching_alloc::core::{
     Action, ActionKind, AllocError, Allocator, Attachment, Block, Entry, Fault, Filter, Hold, PoolId,
-    PoolSettings, Snapshot, StreamId, TrackError, Tracker, TrackerError,
+    PoolSettings, Reuse, Settings, Snapshot, StreamId, TrackError, Tracker, TrackerError,
 };
 
 /// Rebuilds an allocator's state from its snapshot and entries, and checks them on the way.
@@ -515,4 +516,99 @@ fn a_segment_that_another_stream_takes_over_is_an_entry() {
     let [_, moved] = &entries[..] else { panic!("{entries:?}") };
     assert_eq!((moved.stream, moved.pool), (s(2), segment.pool()));
     assert_eq!(moved.action, Action::SegmentMoved { segment, from: s(1) });
+}
+
+/// Stops the thread that delivers a new segment.
+#[derive(Default)]
+struct StopsGrowth {
+    pause: Pause,
+    seen: Mutex<Vec<u64>>,
+}
+
+impl Tracker for StopsGrowth {
+    fn name(&self) -> &str {
+        "stops growth"
+    }
+
+    fn observe(&self, entries: &[Entry]) -> Result<(), TrackerError> {
+        self.pause.pass();
+        self.seen.lock().unwrap().extend(entries.iter().map(|entry| entry.number));
+        Ok(())
+    }
+}
+
+#[test]
+fn a_tracker_delays_only_calls_that_have_entries_for_it() {
+    let bench = bench(64 * MIB, Settings { reuse: Reuse::DeviceWait, ..tight() });
+    let block = bench.allocator.allocate(8 * MIB, s(1)).unwrap();
+    let address = block.address();
+    bench.streams.enqueue(s(2));
+    block.record_stream(s(2)).unwrap();
+    drop(block);
+    let tracker = Arc::new(StopsGrowth::default());
+    let attachment = bench.allocator.attach(tracker.clone(), Filter::structural()).unwrap();
+    tracker.pause.arm();
+    std::thread::scope(|scope| {
+        let growing = scope.spawn(|| bench.allocator.allocate(16 * MIB, s(3)).unwrap());
+        tracker.pause.wait_until_reached();
+        // The stream waits on the device for the use of its own block. Until the tracker goes on, none of these calls
+        // could end if a tracker were called under the structure lock.
+        let served = scope.spawn(|| bench.allocator.allocate(8 * MIB, s(1)).unwrap().address());
+        let pool = scope.spawn(|| bench.allocator.pool(PoolSettings::default()).unwrap().id());
+        let since = scope.spawn(|| bench.allocator.since(0).is_ok());
+        let ended = || served.is_finished() && pool.is_finished() && since.is_finished();
+        let begun = Instant::now();
+        while !ended() && begun.elapsed() < Duration::from_secs(60) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let was_ended = ended();
+        tracker.pause.open();
+        assert!(was_ended, "a call waited for the tracker");
+        assert_eq!(served.join().unwrap(), address);
+        drop(growing.join().unwrap());
+    });
+    attachment.detach().unwrap();
+    let seen = tracker.seen.lock().unwrap();
+    assert!(seen.is_sorted() && !seen.is_empty(), "{seen:?}");
+}
+
+#[test]
+fn a_pool_is_frozen_only_after_its_growth_is_delivered() {
+    let bench = bench(64 * MIB, tight());
+    let pool = bench.allocator.pool(PoolSettings::default()).unwrap();
+    let tracker = Arc::new(StopsGrowth::default());
+    let attachment = bench.allocator.attach(tracker.clone(), Filter::structural()).unwrap();
+    tracker.pause.arm();
+    std::thread::scope(|scope| {
+        let growing = scope.spawn(|| pool.allocate(16 * MIB, s(1)).unwrap());
+        tracker.pause.wait_until_reached();
+        let freezing = scope.spawn(|| {
+            let frozen = pool.freeze();
+            (pool.stats().all.blocks.total, frozen)
+        });
+        tracker.pause.release_after(&freezing);
+        let (blocks, frozen) = freezing.join().unwrap();
+        assert_eq!(blocks, 1, "the request was served before the pool was frozen");
+        drop((growing.join().unwrap(), frozen));
+    });
+    attachment.detach().unwrap();
+}
+
+#[test]
+fn memory_that_waits_for_a_tracker_is_not_missed() {
+    let bench = bench(16 * MIB, tight());
+    let tracker = Arc::new(StopsGrowth::default());
+    let attachment = bench.allocator.attach(tracker.clone(), Filter::structural()).unwrap();
+    drop(bench.allocator.allocate(16 * MIB, s(1)).unwrap());
+    tracker.pause.arm();
+    std::thread::scope(|scope| {
+        // The segment is in no cache while its release is delivered.
+        let trimming = scope.spawn(|| bench.allocator.empty_cache().unwrap());
+        tracker.pause.wait_until_reached();
+        let served = scope.spawn(|| bench.allocator.allocate(16 * MIB, s(1)).map(drop));
+        tracker.pause.release_after(&served);
+        assert_eq!(trimming.join().unwrap(), 16 * MIB);
+        served.join().unwrap().expect("the released memory serves it");
+    });
+    attachment.detach().unwrap();
 }

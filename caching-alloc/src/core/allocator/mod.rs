@@ -273,7 +273,6 @@ impl Allocator {
     pub fn trim_to(&self, bytes: u64) -> Result<u64, TrackError> {
         let mut structure =
             self.engine.registry.lock_structure().ok_or(TrackError::Reentrant { operation: "a trim" })?;
-        let before = self.stats().reserved.current;
         self.engine.registry.reap(&mut structure);
         let reserved = self.stats().reserved.current;
         if reserved > bytes {
@@ -282,7 +281,7 @@ impl Allocator {
             }
             self.engine.release_cached(&mut structure, reserved - bytes, None);
         }
-        Ok(before - self.stats().reserved.current)
+        Ok(structure.own_released())
     }
 
     /// Releases memory that could not be released earlier. Returns the number of bytes released. Such memory is:
@@ -296,9 +295,8 @@ impl Allocator {
     pub fn reap(&self) -> Result<u64, TrackError> {
         let mut structure =
             self.engine.registry.lock_structure().ok_or(TrackError::Reentrant { operation: "reaping" })?;
-        let before = self.stats().reserved.current;
         self.engine.registry.reap(&mut structure);
-        Ok(before - self.stats().reserved.current)
+        Ok(structure.own_released())
     }
 
     /// Removes the state of a stream that will get no more work, and releases the memory that is cached for it. Blocks
@@ -316,9 +314,8 @@ impl Allocator {
             .registry
             .lock_structure()
             .ok_or(TrackError::Reentrant { operation: "forgetting a stream" })?;
-        let before = self.engine.registry.totals().reserved.current;
         self.engine.forget_stream(&mut structure, stream);
-        Ok(before - self.engine.registry.totals().reserved.current)
+        Ok(structure.own_released())
     }
 
     /// Returns the newest faults, oldest first. A fault is a failure that could not be returned to a caller.

@@ -66,9 +66,13 @@ impl Allocator {
         let registry = &self.engine.registry;
         let mut structure =
             registry.lock_structure().ok_or(TrackError::Reentrant { operation: "a snapshot" })?;
-        registry.emit(&mut structure, PoolId::default(), StreamId::default(), Action::Snapshot);
+        let (pool, stream) = (PoolId::default(), StreamId::default());
+        let notice = registry.note(&mut structure, pool, stream, [Action::Snapshot]);
+        let snapshot = self.engine.capture(&structure);
+        drop(structure);
+        registry.deliver(notice);
         self.engine.flush();
-        Ok(self.engine.capture(&structure))
+        Ok(snapshot)
     }
 
     /// Adds an entry with an annotation of the program.
@@ -80,7 +84,9 @@ impl Allocator {
         let mut structure =
             registry.lock_structure().ok_or(TrackError::Reentrant { operation: "an annotation" })?;
         let action = Action::Annotation(text.into());
-        registry.emit(&mut structure, PoolId::default(), StreamId::default(), action);
+        let notice = registry.note(&mut structure, PoolId::default(), StreamId::default(), [action]);
+        drop(structure);
+        registry.deliver(notice);
         Ok(())
     }
 

@@ -97,7 +97,8 @@ pub(super) enum Extent {
 pub(super) enum Outcome {
     /// It has no result that matters for the next effect.
     Nothing,
-    /// It released this many bytes.
+    /// It released memory. Since the last attempt to allocate a segment, all threads together have released this many
+    /// bytes.
     Freed(u64),
     /// It counted this many operations: blocks that were handed out, freed, or completed after their uses on other
     /// streams.
@@ -130,7 +131,7 @@ enum Stage {
     Grow,
     /// Release idle segments that are too long to be split, if the pool limits the length of split blocks.
     ReleaseUnsplit,
-    /// Allocate a segment of the least size, if the last effect released memory.
+    /// Allocate a segment of the least size, if memory was released since the last attempt to allocate one.
     GrowIfFreed,
 }
 

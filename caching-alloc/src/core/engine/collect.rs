@@ -4,18 +4,18 @@
 //! the configured part of the limit, segments without blocks whose age is at least the average are released.
 
 use super::Engine;
-use crate::core::registry::Structure;
+use crate::core::registry::StructureLock;
 
 impl Engine {
     /// Releases idle segments of at least average age until no more than the threshold is reserved. Called before the
     /// allocator reserves more memory. Does nothing without a threshold.
-    pub(super) fn collect_idle(&self, structure: &mut Structure) {
+    pub(super) fn collect_idle(&self, structure: &mut StructureLock<'_>) {
         let Some(threshold) = self.registry.collect_above() else { return };
         let caches = self.caches();
         caches.iter().for_each(|cache| cache.state.lock().grow_older());
         loop {
-            let reserved = self.registry.totals().reserved.current;
-            if reserved <= threshold {
+            let before = structure.own_released();
+            if self.registry.totals().reserved.current <= threshold {
                 return;
             }
             let eligible = || caches.iter().filter(|cache| cache.may_release());
@@ -35,7 +35,7 @@ impl Engine {
             }
             // If nothing was released, the selected segments are held, or the host cannot wait for their streams. The
             // next iteration would select them again.
-            if self.registry.totals().reserved.current == reserved {
+            if structure.own_released() == before {
                 return;
             }
         }

@@ -1,10 +1,11 @@
 //! Effects of misses in pools of fixed segments.
 
 use super::miss::Miss;
+use super::release::settle;
 use crate::core::block::Block;
 use crate::core::entry::Action;
 use crate::core::error::AllocError;
-use crate::core::registry::Structure;
+use crate::core::registry::StructureLock;
 use crate::core::segment::{Segment, SegmentParts};
 use crate::core::size::{bytes_of, units_for};
 use crate::core::source::{self, SourceError};
@@ -15,19 +16,19 @@ impl Miss<'_> {
     /// the block there. Without `wait`, only from streams whose work has ended. With `wait`, this stream may have to
     /// wait for the other one on the device. The caller holds the structure lock, because segments change streams only
     /// under it.
-    pub(super) fn adopt(self, structure: &mut Structure, wait: bool) -> Option<Block> {
+    pub(super) fn adopt(self, structure: &mut StructureLock<'_>, wait: bool) -> Option<Block> {
         for other in self.others() {
             other.merge();
             let withdrawn = other.state.lock().withdraw_idle(self.class, self.request.units);
             let Some(segment) = withdrawn else { continue };
-            other.settle_entries();
             if !self.registry().is_ordered_after(self.stream(), other.stream, wait) {
                 other.put_back(segment);
                 continue;
             }
+            settle(structure, &other);
             segment.set_stream(self.stream());
             let action = Action::SegmentMoved { segment: segment.clone(), from: other.stream };
-            self.registry().emit(structure, self.info().id, self.stream(), action);
+            self.registry().emit(structure, self.info().id, self.stream(), [action]);
             self.cache.put_back(segment);
             return self.hit();
         }
@@ -46,34 +47,33 @@ impl Miss<'_> {
 
     /// Releases idle segments of this stream that are shorter than the request, until at least `most` bytes are
     /// released. Returns the number of bytes released.
-    pub(super) fn replace_short(self, structure: &mut Structure, most: u64) -> u64 {
+    pub(super) fn replace_short(self, structure: &mut StructureLock<'_>, most: u64) -> u64 {
         let wanted = bytes_of(self.request.units);
         let is_short = |segment: &Segment, _| segment.class() == self.class && segment.bytes() < wanted;
-        let before = self.registry().totals().reserved.current;
+        let before = structure.own_released();
         self.engine.release_cache(structure, self.cache, &is_short, most);
-        before - self.registry().totals().reserved.current
+        structure.own_released() - before
     }
 
     /// Releases idle segments of the pool that are longer than the longest block that is split, until `wanted` bytes
     /// are released. Returns the number of bytes released.
-    pub(super) fn release_unsplit(self, structure: &mut Structure, wanted: u64) -> u64 {
+    pub(super) fn release_unsplit(self, structure: &mut StructureLock<'_>, wanted: u64) -> u64 {
         let longest = bytes_of(self.info().splitting().longest);
-        let before = self.registry().totals().reserved.current;
-        let gone = || before - self.registry().totals().reserved.current;
+        let before = structure.own_released();
         for cache in self.pool.caches() {
-            if gone() < wanted {
-                let left = wanted - gone();
+            let left = wanted.saturating_sub(structure.own_released() - before);
+            if left > 0 {
                 self.engine.release_cache(structure, &cache, &|segment, _| segment.bytes() > longest, left);
             }
         }
-        gone()
+        structure.own_released() - before
     }
 
     /// Allocates a segment of `bytes` from the source, notifies all trackers, and then allocates the block there.
     /// Returns `None` if the allocator's limit is reached, or if the source is out of memory.
     pub(super) fn add_segment(
         self,
-        structure: &mut Structure,
+        structure: &mut StructureLock<'_>,
         bytes: u64,
     ) -> Result<Option<Block>, AllocError> {
         match self.allocate_segment(structure, bytes) {
@@ -83,7 +83,7 @@ impl Miss<'_> {
         }
     }
 
-    fn allocate_segment(self, structure: &mut Structure, bytes: u64) -> Result<Segment, SourceError> {
+    fn allocate_segment(self, structure: &mut StructureLock<'_>, bytes: u64) -> Result<Segment, SourceError> {
         let registry = self.registry();
         let reserved = registry.totals().reserved.current;
         if reserved.saturating_add(bytes) > registry.limit.load(Ordering::Relaxed)
@@ -107,14 +107,14 @@ impl Miss<'_> {
         }))
     }
 
-    fn publish_segment(self, structure: &mut Structure, segment: Segment) -> Block {
+    fn publish_segment(self, structure: &mut StructureLock<'_>, segment: Segment) -> Block {
         let units =
             units_for(segment.bytes()).expect("a segment's length was checked before it was allocated");
         let action = Action::SegmentAlloc(segment.clone());
-        let now = self.registry().emit(structure, self.info().id, self.stream(), action);
+        let now = self.registry().emit(structure, self.info().id, self.stream(), [action]);
         let mut state = self.cache.state.lock();
         state.publish(segment, units, now);
         let id = state.reserve(self.request.units).expect("a new segment has room for its request");
-        Block::hand_out(self.cache.state, state, id, self.request, self.stream())
+        Block::hand_out(self.cache.state, &mut state, id, self.request, self.stream())
     }
 }

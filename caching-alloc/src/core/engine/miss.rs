@@ -13,7 +13,7 @@ use crate::core::key::Key;
 use crate::core::pool_core::PoolCore;
 use crate::core::pool_info::PoolInfo;
 use crate::core::recent;
-use crate::core::registry::{Registry, Structure};
+use crate::core::registry::{Registry, StructureLock};
 use crate::core::request::Request;
 use crate::core::settings::{PoolKind, Reuse};
 use crate::core::size::{SizeClass, Units, bytes_of};
@@ -49,12 +49,13 @@ impl Engine {
         loop {
             let cache = &pool.cache(key.stream)?;
             recent::remember(key, cache.state);
-            if let Some(block) = cache.hit(request) {
-                return Ok(block);
+            let mut found = cache.hit(request);
+            if found.is_none() {
+                let class = cache.state.lock().class(request.units);
+                found = Miss { engine: self, pool, cache, request, class }.run()?;
             }
-            let class = cache.state.lock().class(request.units);
-            let miss = Miss { engine: self, pool, cache, request, class };
-            if let Some(block) = miss.run()? {
+            if let Some(block) = found {
+                cache.deliver_batch();
                 return Ok(block);
             }
             // The cache was retired meanwhile. The next iteration gets the stream's current cache.
@@ -83,7 +84,8 @@ impl Miss<'_> {
         let registry = self.registry();
         registry.totals().out_of_memory += 1;
         let action = Action::OutOfMemory { wanted: figures.wanted, free: figures.info.map(|info| info.free) };
-        registry.emit(&mut registry.structure.lock(), self.info().id, self.stream(), action);
+        let notice = registry.note(&mut registry.structure(), self.info().id, self.stream(), [action]);
+        registry.deliver(notice);
     }
 
     fn attempt(self) -> Result<Option<Block>, AllocError> {
@@ -100,10 +102,8 @@ impl Miss<'_> {
         {
             return Ok(Some(block));
         }
-        let structure = &mut *self.registry().structure.lock();
-        if self.cache.is_retired() {
-            return Ok(None);
-        }
+        let structure = &mut self.registry().structure();
+        let Some(_pinned) = self.cache.pin() else { return Ok(None) };
         // While this thread waited for the lock, another one may have added a segment, or frozen the pool.
         if let Some(block) = self.hit() {
             return Ok(Some(block));
@@ -118,6 +118,8 @@ impl Miss<'_> {
         self.registry().reap(structure);
         let mut attempts = Attempts::new(self.conditions(sizes));
         let mut outcome = Outcome::Nothing;
+        // The bytes that were released, by all threads, before the last attempt to allocate a segment.
+        let mut released = structure.released;
         loop {
             let effect = attempts.step(outcome);
             if effect == Effect::GiveUp {
@@ -125,12 +127,17 @@ impl Miss<'_> {
             }
             match self.perform(structure, effect)? {
                 Ok(block) => return Ok(Some(block)),
+                Err(Outcome::Freed(_)) => outcome = Outcome::Freed(structure.released - released),
                 Err(none) => outcome = none,
             }
+            if let Effect::Allocate { .. } = effect {
+                released = structure.released;
+            }
+            structure.end_change();
         }
     }
 
-    fn perform(self, structure: &mut Structure, effect: Effect) -> Performed {
+    fn perform(self, structure: &mut StructureLock<'_>, effect: Effect) -> Performed {
         let (engine, registry) = (self.engine, self.registry());
         let found = match effect {
             Effect::Adopt { wait } => self.adopt(structure, wait),
@@ -154,7 +161,12 @@ impl Miss<'_> {
                 registry.totals().retries += 1;
                 None
             }
-            Effect::CountOperations => return Ok(Err(Outcome::Operations(engine.operations()))),
+            Effect::CountOperations => {
+                // A change that is under way may have memory that would serve the request.
+                structure.wait_for_changes();
+                let operations = engine.operations() + structure.changes_of_others();
+                return Ok(Err(Outcome::Operations(operations)));
+            }
             Effect::ReplaceShort { bytes } => {
                 return Ok(Err(Outcome::Freed(self.replace_short(structure, bytes))));
             }
@@ -243,7 +255,7 @@ impl Miss<'_> {
             // A closed pool lends nothing: a block that is handed out after the closing does not keep the pool alive.
             if ordered && !state.is_closed {
                 self.registry().totals().borrowed += 1;
-                return Some(Block::hand_out(other.state, state, id, self.request, self.stream()));
+                return Some(Block::hand_out(other.state, &mut state, id, self.request, self.stream()));
             }
             state.unreserve(id);
         }

@@ -11,8 +11,8 @@
 //! - `collect`: releases the segments that have been idle for long.
 //! - `watch`: snapshots, trackers, and the answer to readers that poll for structural entries.
 //!
-//! The structure lock is held during every effect. While an effect calls the driver or a tracker, it holds no lock that
-//! hits take.
+//! The structure lock is held during every effect, except while trackers are called. While an effect calls the driver or
+//! a tracker, it holds no lock that a hit takes.
 
 mod attempts;
 mod collect;
@@ -29,6 +29,7 @@ use std::sync::{Arc, Weak};
 pub use self::watch::Since;
 use super::block::Block;
 use super::error::AllocError;
+use super::lock::{Rank, Ranked};
 use super::observer::Observers;
 use super::pool_core::{PoolCore, PoolHandle};
 use super::pool_info::PoolInfo;
@@ -45,6 +46,8 @@ use super::sync::Mutex;
 pub(super) struct Engine {
     pub(super) registry: Arc<Registry>,
     pools: Mutex<Vec<Weak<PoolCore>>>,
+    /// Held while a tracker is attached or detached.
+    attachments: Ranked<()>,
     pub(super) routes: Routes,
     pub(super) observers: Observers,
     /// The blocks of [`Allocator::allocate_raw`](super::Allocator::allocate_raw), by address.
@@ -56,6 +59,7 @@ impl Engine {
         Arc::new(Self {
             registry,
             pools: Mutex::default(),
+            attachments: Ranked::new(Rank::Attachments, ()),
             routes: Routes::default(),
             observers: Observers::default(),
             raw: Mutex::default(),
@@ -86,7 +90,7 @@ impl Engine {
     /// Creates the default pool of a new allocator.
     pub(super) fn add_default_pool(&self, kind: PoolKind) -> Arc<PoolHandle> {
         let settings = PoolSettings { name: "default".into(), kind, ..PoolSettings::default() };
-        self.insert_pool(&mut self.registry.structure.lock(), settings)
+        self.insert_pool(&mut self.registry.structure(), settings)
     }
 
     fn insert_pool(&self, structure: &mut Structure, settings: PoolSettings) -> Arc<PoolHandle> {

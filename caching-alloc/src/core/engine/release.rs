@@ -5,7 +5,7 @@ use crate::core::entry::Action;
 use crate::core::error::{Fault, chain};
 use crate::core::fixed::Fits;
 use crate::core::pool_core::PoolCore;
-use crate::core::registry::Structure;
+use crate::core::registry::StructureLock;
 use crate::core::segment::{PoolId, Segment};
 use crate::core::stream::StreamId;
 use crate::core::stream_cache::StreamCache;
@@ -16,17 +16,16 @@ impl Engine {
     /// bytes released. Segments that are held are quarantined, and do not count as released.
     pub(in crate::core) fn release_cached(
         &self,
-        structure: &mut Structure,
+        structure: &mut StructureLock<'_>,
         wanted: u64,
         but: Option<PoolId>,
     ) -> u64 {
-        let before = self.registry.totals().reserved.current;
-        let gone = || before - self.registry.totals().reserved.current;
+        let before = structure.own_released();
         // This releases the memory of dropped caches and pools, and quarantined segments that are no longer held. These
         // bytes count too.
         self.registry.reap(structure);
         for cache in self.caches() {
-            let left = wanted.saturating_sub(gone());
+            let left = wanted.saturating_sub(structure.own_released() - before);
             if left == 0 {
                 break;
             }
@@ -34,27 +33,27 @@ impl Engine {
         }
         for pool in self.pools().iter().filter(|pool| pool.info.arena.is_some() && but != Some(pool.info.id))
         {
-            let left = wanted.saturating_sub(gone());
+            let left = wanted.saturating_sub(structure.own_released() - before);
             if left == 0 {
                 break;
             }
             self.release_pages(structure, pool, left);
         }
-        gone()
+        structure.own_released() - before
     }
 
     /// Blocks the host until the stream's work has ended. Then releases the memory that the pools have cached for the
     /// stream, and [retires](PoolCore::retire) those of its caches that are empty. Skips pools that must keep their
     /// memory, and skips all pools while the stream is being captured. The stream no longer counts as one that carries
     /// collectives.
-    pub(in crate::core) fn forget_stream(&self, structure: &mut Structure, stream: StreamId) {
+    pub(in crate::core) fn forget_stream(&self, structure: &mut StructureLock<'_>, stream: StreamId) {
         self.registry.unmark_collective(stream);
         for pool in self.pools() {
             let Some(cache) = pool.find(stream) else { continue };
             if cache.may_release() {
                 cache.synchronize_pending();
                 self.release_cache(structure, &cache, &|_, _| true, u64::MAX);
-                cache.settle_entries();
+                settle(structure, &cache);
                 drop(pool.retire(&[cache], true));
             }
         }
@@ -63,14 +62,10 @@ impl Engine {
     /// Blocks the host until the work of a re-mappable pool's streams has ended. Then releases idle pages, until
     /// `wanted` bytes are released. A page that is held is not idle. Releases none while the pool must keep its memory,
     /// or while one of its streams is being captured.
-    fn release_pages(&self, structure: &mut Structure, pool: &PoolCore, wanted: u64) {
+    fn release_pages(&self, structure: &mut StructureLock<'_>, pool: &PoolCore, wanted: u64) {
         let (caches, streams) = (pool.caches(), pool.streams());
-        let registry = &self.registry;
-        let captured = |stream: &StreamId| {
-            registry.announced(*stream).is_some() || registry.events.is_capturing(*stream).unwrap_or(true)
-        };
         let Some(source) = pool.info.source.as_pages() else { return };
-        if pool.info.is_kept() || streams.iter().any(captured) {
+        if pool.info.is_kept() || streams.iter().any(|stream| self.registry.is_captured(*stream)) {
             return;
         }
         caches.iter().for_each(|cache| cache.merge());
@@ -89,7 +84,6 @@ impl Engine {
         if idle.is_empty() {
             return;
         }
-        caches.iter().for_each(|cache| cache.settle_entries());
         let ended = streams.iter().try_for_each(|stream| self.registry.drain_stream(*stream));
         if let Err(error) = ended {
             let message = chain(&error);
@@ -101,14 +95,11 @@ impl Engine {
             }
             return;
         }
+        caches.iter().for_each(|cache| settle(structure, cache));
         for (pages, fragments) in idle {
             for page in &pages {
-                self.registry.emit(
-                    structure,
-                    pool.info.id,
-                    page.stream(),
-                    Action::SegmentUnmap(page.clone()),
-                );
+                let action = Action::SegmentUnmap(page.clone());
+                self.registry.emit(structure, pool.info.id, page.stream(), [action]);
             }
             let address = pages.first().map_or(0, Segment::address);
             self.registry.count(|calls| calls.unmap += 1);
@@ -122,6 +113,7 @@ impl Engine {
             }
             for page in pages {
                 self.registry.count_out(pool.info.id, page.bytes());
+                structure.count_released(page.bytes());
                 self.registry.count(|calls| calls.discard += 1);
                 if let Err(error) = source.discard(page.memory().token, page.bytes()) {
                     let message = chain(&error);
@@ -136,7 +128,7 @@ impl Engine {
     /// its memory, or while the stream is being captured.
     pub(super) fn release_cache(
         &self,
-        structure: &mut Structure,
+        structure: &mut StructureLock<'_>,
         cache: &StreamCache,
         fits: Fits<'_>,
         wanted: u64,
@@ -153,9 +145,9 @@ impl Engine {
         if segments.is_empty() {
             return;
         }
-        cache.settle_entries();
         match self.registry.drain_stream(cache.stream) {
             Ok(()) => {
+                settle(structure, cache);
                 segments.into_iter().for_each(|segment| self.registry.remove_segment(structure, segment))
             }
             Err(error) => {
@@ -167,5 +159,13 @@ impl Engine {
                 }
             }
         }
+    }
+}
+
+/// Delivers the block entries of a cache that are not delivered yet, without the structure lock. Trackers get the
+/// entries of a segment's blocks before the entry that removes the segment.
+pub(super) fn settle(structure: &mut StructureLock<'_>, cache: &StreamCache) {
+    if cache.has_block_trackers() {
+        structure.unlocked(|| cache.settle_entries());
     }
 }

@@ -8,7 +8,7 @@ use crate::core::error::{AllocError, Fault, chain};
 use crate::core::heap::List;
 use crate::core::lock::Guard;
 use crate::core::pending::Wait;
-use crate::core::registry::Structure;
+use crate::core::registry::StructureLock;
 use crate::core::remap::{Arena, Budget, Plan};
 use crate::core::segment::{Segment, SegmentParts};
 use crate::core::settings::Reuse;
@@ -65,7 +65,7 @@ impl Miss<'_> {
     fn hit_other_tier(self) -> Option<Block> {
         let mut state = self.cache.state.lock();
         let id = state.reserve_elsewhere(self.request.units)?;
-        Some(Block::hand_out(self.cache.state, state, id, self.request, self.stream()))
+        Some(Block::hand_out(self.cache.state, &mut state, id, self.request, self.stream()))
     }
 
     /// Allocates a block from neighbouring free blocks of several streams, after ordering this stream behind those
@@ -103,7 +103,7 @@ impl Miss<'_> {
     /// pages. Returns `None` if there is not enough memory.
     pub(super) fn map_pages(
         self,
-        structure: &mut Structure,
+        structure: &mut StructureLock<'_>,
         extent: Extent,
     ) -> Result<Option<Block>, AllocError> {
         let request = self.request;
@@ -229,7 +229,7 @@ impl Miss<'_> {
     }
 
     /// Counts the plan's pages, notifies trackers of the new mappings, and only then makes the memory available.
-    fn publish(self, structure: &mut Structure, mut plan: Plan, mapped: Vec<SegmentMemory>) {
+    fn publish(self, structure: &mut StructureLock<'_>, mut plan: Plan, mapped: Vec<SegmentMemory>) {
         let made = plan.makes.iter().sum();
         self.arena().move_calls += plan.move_calls();
         let old = std::mem::take(&mut plan.moves);
@@ -243,9 +243,8 @@ impl Miss<'_> {
         self.arena().raise_ceiling(reserved);
         let pages: Vec<_> = mapped.into_iter().map(|memory| self.page(structure, memory)).collect();
         let left = old.into_iter().map(Action::SegmentUnmap);
-        for action in left.chain(pages.iter().cloned().map(Action::SegmentMap)) {
-            self.registry().emit(structure, self.info().id, self.stream(), action);
-        }
+        let actions = left.chain(pages.iter().cloned().map(Action::SegmentMap));
+        self.registry().emit(structure, self.info().id, self.stream(), actions);
         // This stream is ordered behind all streams that used the moved pages, so its own event covers their
         // uses.
         let wait = (!plan.is_new())
@@ -254,7 +253,7 @@ impl Miss<'_> {
     }
 
     /// Returns the segment for a page that was mapped at `memory.address`.
-    fn page(self, structure: &mut Structure, memory: SegmentMemory) -> Segment {
+    fn page(self, structure: &mut StructureLock<'_>, memory: SegmentMemory) -> Segment {
         Segment::new(SegmentParts {
             id: structure.segment_id(),
             device: self.registry().ordinal(),

@@ -1,7 +1,7 @@
 //! Snapshots, attaching and detaching of trackers, and the answer to readers that poll for structural entries.
 //!
-//! All of it runs under the structure lock, so each entry is either part of a snapshot or delivered after it. A cache
-//! is copied piece by piece, so a hit waits for the copy of one piece at most.
+//! A snapshot is made under the structure lock, so each entry is either part of it or delivered after it. A cache is
+//! copied piece by piece, so a hit waits for the copy of one piece at most.
 
 use std::collections::HashSet;
 use std::iter::Peekable;
@@ -20,7 +20,7 @@ use crate::core::size::bytes_of;
 use crate::core::snapshot::{BlockState, MappedState, SegmentState, Snapshot, Usage};
 use crate::core::stream_cache::{CacheCopy, CacheState, StreamCache};
 use crate::core::sync::atomic::Ordering;
-use crate::core::tracker::{Filter, Slot, Slots, Tracker};
+use crate::core::tracker::{self, Filter, Slot, Slots, Tracker};
 
 /// The structural entries since a reader's last one; see [`Allocator::since`](crate::core::Allocator::since).
 #[derive(Debug, Clone)]
@@ -80,39 +80,59 @@ impl Engine {
         tracker: Arc<dyn Tracker>,
         filter: Filter,
     ) -> Result<Arc<Slot>, TrackError> {
-        let mut structure = self
-            .registry
-            .lock_structure()
-            .ok_or(TrackError::Reentrant { operation: "attaching a tracker" })?;
+        if tracker::inside() {
+            return Err(TrackError::Reentrant { operation: "attaching a tracker" });
+        }
         let slot = Arc::new(Slot {
             tracker,
             filter: filter.of_device(self.registry.ordinal()),
             attached: true.into(),
         });
-        let others = structure.trackers.iter().filter(|slot| slot.attached.load(Ordering::Acquire)).cloned();
-        structure.trackers = others.chain([slot.clone()]).collect();
-        let for_blocks = Registry::block_trackers(&structure);
-        let caches = self.caches();
-        // While these locks are held, no block entry is delivered, so none reaches the tracker before the snapshot.
-        let deliveries: Vec<_> = caches.iter().map(|cache| cache.delivery.lock()).collect();
-        let mut states = States::default();
-        let mut before = Vec::new();
-        for pool in self.pools() {
-            states.capture(&pool, false, |cache, state| {
-                before.push((cache.origin(), cache.resubscribe(state, &for_blocks)));
-            });
-        }
-        for (origin, (slots, batch)) in before {
-            self.tell_batch(&slots, &batch, origin);
-        }
-        let greeted = slot.greet(&self.assemble(&structure, states));
-        drop(deliveries);
+        let register = |structure: &mut Structure, _: &[Arc<StreamCache>]| {
+            let others = structure.trackers.iter().filter(|slot| slot.attached.load(Ordering::Acquire));
+            structure.trackers = others.cloned().chain([slot.clone()]).collect();
+            let for_blocks = Registry::block_trackers(structure);
+            let (mut states, mut before) = (States::default(), Vec::new());
+            for pool in self.pools() {
+                states.capture(&pool, false, |cache, state| {
+                    before.push((cache.origin(), cache.resubscribe(state, &for_blocks)));
+                });
+            }
+            // Later entries have later turns.
+            (before, self.assemble(structure, states), structure.turn())
+        };
+        let greeted = self.without_block_entries(register, |(before, snapshot, turn)| {
+            self.tell_batches(before);
+            self.registry.in_turn(turn, || slot.greet(&snapshot))
+        });
         if let Err(error) = greeted {
             slot.attached.store(false, Ordering::Release);
-            self.sweep(&mut structure);
+            self.sweep();
             return Err(error);
         }
         Ok(slot)
+    }
+
+    /// Calls `change` under the structure lock, and then `deliver` with its result, without that lock. No block entry is
+    /// delivered meanwhile, except by `deliver`.
+    fn without_block_entries<T, R>(
+        &self,
+        change: impl FnOnce(&mut Structure, &[Arc<StreamCache>]) -> T,
+        deliver: impl FnOnce(T) -> R,
+    ) -> R {
+        let _attaching = self.attachments.lock();
+        loop {
+            let caches = self.caches();
+            let locked: HashSet<_> = caches.iter().map(Arc::as_ptr).collect();
+            let _deliveries: Vec<_> = caches.iter().map(|cache| cache.delivery.lock()).collect();
+            let mut structure = self.registry.structure();
+            // Before the structure lock was taken, another thread may have added a cache.
+            if self.caches().iter().all(|cache| locked.contains(&Arc::as_ptr(cache))) {
+                let changed = change(&mut structure, &caches);
+                drop(structure);
+                return deliver(changed);
+            }
+        }
     }
 
     /// Delivers all block entries that are not delivered yet, including those of dropped caches.
@@ -130,39 +150,40 @@ impl Engine {
 
     /// Delivers all earlier entries to a tracker, and removes it.
     pub(in crate::core) fn detach(&self, slot: &Slot) -> Result<(), TrackError> {
-        let Some(mut structure) = self.registry.lock_structure() else {
+        if tracker::inside() {
             // From now on the tracker gets no entries. The next attach or detach removes the slot.
             slot.attached.store(false, Ordering::Release);
             return Err(TrackError::Reentrant { operation: "detaching a tracker" });
-        };
+        }
         self.flush();
-        slot.attached.store(false, Ordering::Release);
-        self.sweep(&mut structure);
+        let turn = self.registry.structure().turn();
+        self.registry.in_turn(turn, || slot.attached.store(false, Ordering::Release));
+        self.sweep();
         Ok(())
     }
 
-    /// Removes the slots of detached trackers.
-    fn sweep(&self, structure: &mut Structure) {
-        let attached =
-            structure.trackers.iter().filter(|slot| slot.attached.load(Ordering::Acquire)).cloned();
-        structure.trackers = attached.collect();
-        let for_blocks = Registry::block_trackers(structure);
-        for cache in self.caches() {
-            let mut delivery = cache.delivery.lock();
-            cache.flush(&mut delivery);
-            let (slots, rest) = {
-                let mut state = cache.state.lock();
-                cache.resubscribe(&mut state, &for_blocks)
+    /// Removes the slots of detached trackers. Waits for deliveries of block entries to them.
+    fn sweep(&self) {
+        let remove = |structure: &mut Structure, caches: &[Arc<StreamCache>]| {
+            let attached = structure.trackers.iter().filter(|slot| slot.attached.load(Ordering::Acquire));
+            structure.trackers = attached.cloned().collect();
+            let for_blocks = Registry::block_trackers(structure);
+            let rest = |cache: &Arc<StreamCache>| {
+                (cache.origin(), cache.resubscribe(&mut cache.state.lock(), &for_blocks))
             };
-            self.tell_batch(&slots, &rest, cache.origin());
-        }
+            caches.iter().map(rest).collect()
+        };
+        self.without_block_entries(remove, |rest| self.tell_batches(rest));
     }
 
-    /// Delivers the entries of a batch to trackers.
-    fn tell_batch(&self, slots: &Slots, batch: &Batch, origin: Origin) {
+    /// Delivers the entries of several caches to their trackers.
+    fn tell_batches(&self, batches: Vec<(Origin, (Slots, Batch))>) {
         let mut entries = Vec::new();
-        batch.expand(origin, &mut entries);
-        self.registry.tell(slots, &entries);
+        for (origin, (slots, batch)) in batches {
+            entries.clear();
+            batch.expand(origin, &mut entries);
+            self.registry.tell(&slots, &entries);
+        }
     }
 }
 

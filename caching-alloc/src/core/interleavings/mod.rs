@@ -41,10 +41,22 @@ const MIB: u64 = 1 << 20;
 
 #[cfg(loom)]
 fn check(program: impl Fn() + Send + Sync + 'static) {
+    check_within(usize::MAX, program);
+}
+
+/// Checks a program with at most this many preemptions.
+#[cfg(loom)]
+fn check_within(preemptions: usize, program: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound.get_or_insert(3);
+    let bound = builder.preemption_bound.unwrap_or(3);
+    builder.preemption_bound = Some(bound.min(preemptions));
     builder.max_branches = 100_000;
     builder.check(program);
+}
+
+#[cfg(not(loom))]
+fn check_within(_preemptions: usize, program: impl Fn() + Send + Sync + 'static) {
+    check(program);
 }
 
 #[cfg(shuttle)]

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::core::lock::assert_may_call_out;
+use crate::core::lock::assert_may_call_trackers;
 use crate::core::sync::atomic::{AtomicBool, Ordering};
 use crate::core::{
     Action, Block, Entry, PoolId, Segment, SegmentId, Snapshot, StreamId, Tracker, TrackerError, Usage,
@@ -119,13 +119,13 @@ impl Tracker for Reader {
     }
 
     fn attached(&self, snapshot: &Snapshot) -> Result<(), TrackerError> {
-        assert_may_call_out();
+        assert_may_call_trackers();
         self.books().begin(snapshot);
         Ok(())
     }
 
     fn observe(&self, entries: &[Entry]) -> Result<(), TrackerError> {
-        assert_may_call_out();
+        assert_may_call_trackers();
         let detached = self.detached.load(Ordering::SeqCst);
         let mut books = self.books();
         if detached {

@@ -157,7 +157,11 @@ impl PoolCore {
         if self.info.arena.is_none() {
             return true;
         }
-        if cache.state.lock().counters.active() > 0 {
+        let is_used = {
+            let state = cache.state.lock();
+            state.pins > 0 || state.counters.active() > 0
+        };
+        if is_used {
             return false;
         }
         cache.merge();
@@ -200,7 +204,9 @@ impl PoolCore {
     fn guard(&self, kind: Guarded) {
         let structure = self.registry().lock_structure();
         self.info.add_guard(kind);
-        if structure.is_none() {
+        if let Some(mut structure) = structure {
+            structure.wait_for_changes();
+        } else {
             // A release reads the count again under these locks, before it withdraws memory.
             self.caches().iter().for_each(|cache| drop(cache.state.lock()));
             drop(self.info.arena.as_ref().map(|arena| arena.lock()));
@@ -210,9 +216,12 @@ impl PoolCore {
     /// Returns the pool's current segments, or none for a re-mappable pool. The caller has a guard of
     /// [`keep`](Self::keep).
     pub(super) fn segments(&self) -> Vec<Segment> {
-        // Inside a tracker this is `None`, because this thread may already hold the lock. No segment is removed even
-        // then, because of the caller's guard.
-        let _structure = self.registry().lock_structure();
+        // Because of the caller's guard, no segment is removed. A change that is under way may have a segment that it
+        // moves to another stream. Inside a tracker, no change can be waited for.
+        let mut structure = self.registry().lock_structure();
+        if let Some(structure) = &mut structure {
+            structure.wait_for_changes();
+        }
         self.caches().iter().flat_map(|cache| cache.segments()).collect()
     }
 

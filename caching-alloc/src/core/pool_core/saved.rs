@@ -51,9 +51,10 @@ impl PoolCore {
     /// Hands out those saved blocks that are not handed out now, or none if that fails for any of them. Returns the
     /// blocks that it handed out.
     pub(in crate::core) fn restore(&self, saved: &[SavedBlock]) -> Result<Vec<Block>, Conflict> {
-        // While this thread holds the structure lock, no segment is added or removed, and this thread may lock several
-        // caches at the same time (see `lock`).
-        let _structure = self.registry().lock_structure().ok_or(Conflict::Reentrant)?;
+        // While the structure lock is held and no change is under way, every segment is in a cache, and a thread may lock
+        // several caches.
+        let mut structure = self.registry().lock_structure().ok_or(Conflict::Reentrant)?;
+        structure.wait_for_all_changes();
         let caches = self.caches();
         caches.iter().for_each(|cache| cache.merge());
         let mut states: Vec<_> = caches.iter().map(|cache| (cache, cache.state.lock())).collect();
@@ -83,7 +84,7 @@ impl PoolCore {
         }
         drop(states);
         let hand_out = |(cache, id, block): (Arc<StreamCache>, _, SavedBlock)| {
-            Block::hand_out(cache.state, cache.state.lock(), id, block.request, block.stream)
+            Block::hand_out(cache.state, &mut cache.state.lock(), id, block.request, block.stream)
         };
         Ok(ids.into_iter().map(hand_out).collect())
     }

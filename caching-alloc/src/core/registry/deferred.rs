@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Registry, Structure, locked};
+use super::{Registry, StructureLock, locked};
 use crate::core::entry::Entry;
 use crate::core::error::{Fault, chain};
 use crate::core::pending::Pending;
@@ -59,7 +59,7 @@ impl Registry {
         locked(&self.deferred).push(left);
         // If the lock is taken, or this is inside a tracker, the next miss or trim releases the memory.
         if !tracker::inside()
-            && let Some(mut structure) = self.structure.try_lock()
+            && let Some(mut structure) = self.try_structure()
         {
             self.reap(&mut structure);
         }
@@ -67,7 +67,7 @@ impl Registry {
 
     /// Releases deferred memory, after waiting on the host for its uses, and quarantined segments that are no longer
     /// held. Memory that captured streams use stays deferred.
-    pub(in crate::core) fn reap(&self, structure: &mut Structure) {
+    pub(in crate::core) fn reap(&self, structure: &mut StructureLock<'_>) {
         let deferred = std::mem::take(&mut *locked(&self.deferred));
         for left in deferred {
             self.release_deferred(structure, left);
@@ -75,7 +75,7 @@ impl Registry {
         for segment in std::mem::take(&mut structure.quarantine) {
             if segment.try_release() {
                 self.totals().quarantined -= segment.bytes();
-                self.give_back(&segment);
+                self.give_back(structure, &segment);
             } else {
                 structure.quarantine.push(segment);
             }
@@ -84,9 +84,11 @@ impl Registry {
 
     /// Delivers the entries of a dropped cache, waits on the host for the uses of its memory, and releases the memory.
     /// Defers it again if a stream is being captured or a wait fails.
-    fn release_deferred(&self, structure: &mut Structure, mut left: DeferredRelease) {
+    fn release_deferred(&self, structure: &mut StructureLock<'_>, mut left: DeferredRelease) {
         let (slots, entries) = left.take_entries();
-        self.tell(&slots, &entries);
+        if !slots.is_empty() && !entries.is_empty() {
+            structure.unlocked(|| self.tell(&slots, &entries));
+        }
         for pending in &mut left.pending {
             pending.waits.retain(|wait| !self.wait_for(wait));
         }

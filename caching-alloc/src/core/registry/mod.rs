@@ -1,11 +1,12 @@
 //! The registry: the state that all pools and streams of an allocator share. It has the source, the streams, the live
 //! segments, the trackers, the structural entries, the limits, totals and faults.
 //!
-//! The set of segments and the set of trackers change only under the structure lock. Under this lock, the source and
-//! trackers may be called. They are never called under a lock that a hit takes.
+//! The set of segments and the set of trackers change only under the structure lock. It is held while the source is
+//! called, but not while a tracker is. No lock that a hit takes is held in either case.
 
 mod deferred;
 mod ordering;
+mod structure;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, PoisonError};
@@ -13,18 +14,20 @@ use std::time::{Instant, SystemTime};
 
 pub(super) use self::deferred::DeferredRelease;
 use self::ordering::StreamMarks;
+use self::structure::{Progress, Turn};
+pub(super) use self::structure::{Structure, StructureLock};
 use super::entry::{Action, Entry};
 use super::error::Fault;
-use super::lock::{Guard, Rank, Ranked};
+use super::lock::{Rank, Ranked};
 use super::rounding::Fraction;
-use super::segment::{PoolId, Segment, SegmentId};
+use super::segment::{PoolId, Segment};
 use super::settings::Settings;
 use super::source::SegmentSource;
 use super::stats::{Gauge, SourceCalls, Stats};
 use super::stream::{StreamEvents, StreamId};
 use super::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::sync::{Mutex, MutexGuard};
-use super::tracker::{self, Slot, Slots};
+use super::tracker::{Slot, Slots};
 
 /// Maximum number of faults to keep. The oldest ones are dropped.
 const FAULTS: usize = 1 << 10;
@@ -34,7 +37,9 @@ pub(super) struct Registry {
     pub(super) source: Arc<dyn SegmentSource>,
     pub(super) events: Arc<dyn StreamEvents>,
     pub(super) settings: Settings,
-    pub(super) structure: Ranked<Structure>,
+    structure: Ranked<Structure>,
+    /// The deliveries to trackers, and the changes that wait for them.
+    progress: Progress,
     /// The number of the newest structural entry.
     generation: AtomicU64,
     /// Streams that carry collectives, and those whose capture was announced.
@@ -60,34 +65,14 @@ pub(super) struct Registry {
     pub(super) began: SystemTime,
 }
 
-/// The state that the structure lock guards.
+/// Structural entries that are to be delivered to trackers.
 #[derive(Debug)]
-pub(super) struct Structure {
-    pub(super) trackers: Slots,
-    /// The newest structural entries, oldest first.
-    pub(super) ring: VecDeque<Entry>,
-    /// The time of the newest structural entry. Times increase strictly.
-    last_time: u64,
-    next_segment: u64,
-    next_pool: u32,
-    /// Segments that should have been released, but are held.
-    pub(super) quarantine: Vec<Segment>,
-}
-
-impl Structure {
-    /// Returns the number for a new pool.
-    pub(super) fn pool_id(&mut self) -> PoolId {
-        let id = PoolId(self.next_pool);
-        self.next_pool += 1;
-        id
-    }
-
-    /// Returns the number for a new segment.
-    pub(super) fn segment_id(&mut self) -> SegmentId {
-        let id = SegmentId(self.next_segment);
-        self.next_segment += 1;
-        id
-    }
+#[must_use = "the entries are to be delivered"]
+pub(super) struct Notice {
+    entries: Vec<Entry>,
+    trackers: Slots,
+    /// The turn of the delivery. `None` if there are no trackers.
+    turn: Option<Turn>,
 }
 
 impl Registry {
@@ -96,14 +81,6 @@ impl Registry {
         events: Arc<dyn StreamEvents>,
         settings: Settings,
     ) -> Arc<Self> {
-        let structure = Structure {
-            trackers: Arc::new([]),
-            ring: VecDeque::new(),
-            last_time: 0,
-            next_segment: 0,
-            next_pool: 0,
-            quarantine: Vec::new(),
-        };
         Arc::new(Self {
             limit: AtomicU64::new(settings.memory_limit.unwrap_or(u64::MAX)),
             collect: AtomicU32::new(settings.collect_above.map_or(u32::MAX, Fraction::millionths)),
@@ -111,7 +88,8 @@ impl Registry {
             source,
             events,
             settings,
-            structure: Ranked::new(Rank::Structure, structure),
+            structure: Ranked::new(Rank::Structure, Structure::default()),
+            progress: Progress::default(),
             generation: AtomicU64::new(0),
             marks: StreamMarks::default(),
             live: Mutex::default(),
@@ -212,11 +190,6 @@ impl Registry {
         add(&mut self.totals().calls);
     }
 
-    /// Takes the structure lock. Returns `None` inside a tracker, because this thread may hold the lock already.
-    pub(super) fn lock_structure(&self) -> Option<Guard<'_, Structure>> {
-        (!tracker::inside()).then(|| self.structure.lock())
-    }
-
     /// Records a fault. Drops the oldest one if there are too many.
     pub(super) fn fault(&self, fault: Fault) {
         let mut faults = locked(&self.faults);
@@ -242,15 +215,22 @@ impl Registry {
         }
     }
 
-    /// Makes a structural entry with the next number, keeps it for snapshots, and delivers it to all trackers. Returns
-    /// the entry's time in nanoseconds since the allocator was created.
-    pub(super) fn emit(
+    /// Makes a structural entry with the next number, and keeps it for snapshots. The caller delivers the returned
+    /// notice.
+    pub(super) fn note(
         &self,
         structure: &mut Structure,
         pool: PoolId,
         stream: StreamId,
-        action: Action,
-    ) -> u64 {
+        actions: impl IntoIterator<Item = Action>,
+    ) -> Notice {
+        let entries = actions.into_iter().map(|action| self.entry(structure, pool, stream, action)).collect();
+        let trackers = structure.trackers.clone();
+        let turn = (!trackers.is_empty()).then(|| structure.turn());
+        Notice { entries, trackers, turn }
+    }
+
+    fn entry(&self, structure: &mut Structure, pool: PoolId, stream: StreamId, action: Action) -> Entry {
         match &action {
             Action::SegmentAlloc(segment) | Action::SegmentMap(segment) => {
                 locked(&self.live).insert(segment.address(), segment.clone());
@@ -269,17 +249,41 @@ impl Registry {
         }
         structure.ring.push_back(entry.clone());
         self.generation.store(number, Ordering::Release);
-        let trackers = structure.trackers.clone();
-        self.tell(&trackers, &[entry]);
+        entry
+    }
+
+    /// Delivers the entries of a notice to the trackers, after all earlier notices. The caller holds neither the
+    /// structure lock nor one that a hit takes.
+    pub(super) fn deliver(&self, notice: Notice) {
+        let Notice { entries, trackers, turn: Some(turn) } = notice else { return };
+        self.in_turn(turn, || {
+            entries.iter().for_each(|entry| self.tell(&trackers, std::slice::from_ref(entry)))
+        });
+    }
+
+    /// Makes structural entries, and delivers them without the structure lock. Returns the time of the last one in
+    /// nanoseconds since the allocator was created.
+    pub(super) fn emit(
+        &self,
+        structure: &mut StructureLock<'_>,
+        pool: PoolId,
+        stream: StreamId,
+        actions: impl IntoIterator<Item = Action>,
+    ) -> u64 {
+        let notice = self.note(structure, pool, stream, actions);
+        let time_ns = structure.last_time;
+        if notice.turn.is_some() {
+            structure.unlocked(|| self.deliver(notice));
+        }
         time_ns
     }
 
     /// Notifies trackers that a segment is removed. Then releases it to its source, or quarantines it if it is held.
     /// The caller ensures that the segment has no blocks, that no work uses it any more, and that no cache has it.
-    pub(super) fn remove_segment(&self, structure: &mut Structure, segment: Segment) {
-        self.emit(structure, segment.pool(), segment.stream(), Action::SegmentFree(segment.clone()));
+    pub(super) fn remove_segment(&self, structure: &mut StructureLock<'_>, segment: Segment) {
+        self.emit(structure, segment.pool(), segment.stream(), [Action::SegmentFree(segment.clone())]);
         if segment.try_release() {
-            self.give_back(&segment);
+            self.give_back(structure, &segment);
         } else {
             self.totals().quarantined += segment.bytes();
             self.fault(Fault::Quarantined { holders: segment.holders(), segment: segment.clone() });
@@ -288,7 +292,8 @@ impl Registry {
     }
 
     /// Releases a segment to its source. A failure is recorded as a fault.
-    fn give_back(&self, segment: &Segment) {
+    fn give_back(&self, structure: &mut StructureLock<'_>, segment: &Segment) {
+        structure.count_released(segment.bytes());
         self.count(|calls| calls.release += 1);
         self.count_out(segment.pool(), segment.bytes());
         if let Err(error) = segment.source().release(&segment.memory()) {
@@ -300,9 +305,9 @@ impl Registry {
 
 impl Drop for Registry {
     fn drop(&mut self) {
-        // The last reference may be dropped inside a tracker, where `lock_structure` returns `None`. The lock is free
-        // even then, because nobody else refers to this registry.
-        if let Some(mut structure) = self.structure.try_lock() {
+        // The last reference may be dropped inside a tracker, of another allocator. Nobody else refers to this registry,
+        // so its lock is free, and it delivers nothing.
+        if let Some(mut structure) = self.try_structure() {
             self.reap(&mut structure);
         }
     }

@@ -87,6 +87,7 @@ impl StreamCache {
             origin,
             cache: None,
             is_closed: false,
+            pins: 0,
             keeper: None,
             fixed: Fixed::new(pool.splitting()),
             shared: pool.arena.as_ref().map(|arena| (arena.clone(), list)),
@@ -122,7 +123,7 @@ impl StreamCache {
         loop {
             let mut state = self.state.lock();
             if let Some(id) = state.reserve(request.units) {
-                return Some(Block::hand_out(self.state, state, id, request, self.stream));
+                return Some(Block::hand_out(self.state, &mut state, id, request, self.stream));
             }
             // `reserve` has merged a limited number of cached blocks, so the next attempt may succeed.
             if !state.keeps_any() {
@@ -170,9 +171,28 @@ impl StreamCache {
         }
     }
 
-    /// Returns true if the cache is retired. The stream then has another cache, or none.
-    pub(super) fn is_retired(&self) -> bool {
-        self.state.lock().key == Key::RETIRED
+    /// Returns a guard that prevents the retirement of the cache, or `None` if it is retired already, so that the stream
+    /// has another one or none.
+    pub(super) fn pin(&self) -> Option<Pin<'_>> {
+        let mut state = self.state.lock();
+        if state.key == Key::RETIRED {
+            return None;
+        }
+        state.pins += 1;
+        Some(Pin(self))
+    }
+
+    /// Returns true if trackers get the block entries of this cache.
+    pub(super) fn has_block_trackers(&self) -> bool {
+        !self.state.lock().slots.is_empty()
+    }
+
+    /// Delivers the block entries that are not delivered yet, if they fill a batch.
+    pub(super) fn deliver_batch(&self) {
+        let waiting = self.state.lock().ring.waiting();
+        if waiting >= BATCH {
+            self.deliver(waiting);
+        }
     }
 
     /// Marks the cache as one of a closed pool. If blocks of the cache are handed out, stores `keeper` until the last
@@ -214,6 +234,16 @@ impl StreamCache {
         let state = self.state.lock();
         let (segment, view) = state.fixed.find(address)?;
         Some(AddressInfo { segment: segment.clone(), block: block_state(&view, state.owner(view.id)) })
+    }
+}
+
+/// A guard that prevents the retirement of a cache.
+#[derive(Debug)]
+pub(super) struct Pin<'a>(&'a StreamCache);
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().pins -= 1;
     }
 }
 

@@ -46,6 +46,8 @@ pub(in crate::core) struct CacheState {
     pub(in crate::core) cache: Option<Weak<dyn CacheOwner>>,
     /// True if the pool is closed: it has no handles any more.
     pub(in crate::core) is_closed: bool,
+    /// The number of threads that are adding memory to the cache. While it is not 0, the cache is not retired.
+    pub(in crate::core) pins: u32,
     /// In a closed pool, keeps the cache and the pool alive until the last block that is handed out is freed.
     pub(in crate::core) keeper: Option<Arc<dyn Any + Send + Sync>>,
     /// The segments and the heap of a pool of fixed segments. Empty in a re-mappable pool.
@@ -258,10 +260,11 @@ impl CacheState {
         }
     }
 
-    /// Returns true if the cache is empty: no block is handed out or pending, all entries are delivered, and there is
-    /// no segment.
+    /// Returns true if the cache is empty: no block is handed out or pending, all entries are delivered, there is no
+    /// segment, and no thread is adding one.
     pub(in crate::core) fn has_nothing(&self) -> bool {
-        self.counters.active() == 0
+        self.pins == 0
+            && self.counters.active() == 0
             && self.newly_pending.is_empty()
             && self.ring.waiting() == 0
             && self.fixed.is_empty()
