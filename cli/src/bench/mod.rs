@@ -3,6 +3,7 @@
 mod alloc;
 mod call;
 mod figures;
+mod kernels;
 mod p2p;
 mod peer;
 mod pool;
@@ -31,6 +32,8 @@ enum What {
     Alloc(alloc::Options),
     /// Collectives: host time of an 8-byte all-reduce through each layer, compared with NCCL and PyTorch
     Call(call::Options),
+    /// Collective kernels of symmetric memory: time by size, eagerly and from a graph, with checked results
+    Kernels(kernels::Options),
     /// Point-to-point messages: time and device memory under each policy
     P2p(p2p::Options),
     /// Symmetric pools: one pool for each group compared with one shared pool; time of entry, exit and address look-up
@@ -62,6 +65,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     match &options.what {
         What::Alloc(options) => alloc::run(options),
         What::Call(options) => call::run(options),
+        What::Kernels(options) => kernels::run(options),
         What::P2p(options) => p2p::run(options),
         What::Pool(options) => pool::run(options),
         What::Store(options) => store::run(options),
