@@ -6,6 +6,7 @@ use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -36,14 +37,21 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let lab = dir.join("lab");
     // By itself, since its benchmarks must not measure the adapters of the tests.
     let program = ["build", "--package", &shell::package("cli"), "--bin", "lockstep"];
-    let program = artifacts::build(&mut release(&root, &program))?;
-    program.iter().for_each(|artifact| files.add(&artifact.path, &artifact.target));
+    let mut program = release(&root, "target/bundle", &program);
     // One command: others would build the libraries again, with other features.
     let features = shell::test_features(None);
-    let mut tests = release(&root, &["test", "--no-run", "--workspace", "--features", &features]);
+    let tests = ["test", "--no-run", "--workspace", "--features", &features];
+    let mut tests = release(&root, "target/bundle-tests", &tests);
     // Tests measure nothing, so they are built in less time and optimised less.
     tests.env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16").env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
-    let artifacts = artifacts::build(&mut tests)?;
+    // At the same time, because the program's crates are compiled one after another.
+    let (program, artifacts) = thread::scope(|scope| {
+        let program = scope.spawn(|| artifacts::build(&mut program));
+        let tests = artifacts::build(&mut tests);
+        (program.join(), tests)
+    });
+    let (program, artifacts) = (program.ok().context("the build of lockstep panicked")??, artifacts?);
+    program.iter().for_each(|artifact| files.add(&artifact.path, &artifact.target));
     for artifact in &artifacts {
         let (folder, target) = (artifact.folder(), &artifact.target);
         match artifact.kind {
@@ -112,9 +120,9 @@ impl Files {
 }
 
 /// A command of cargo's that makes release binaries without symbols and without paths into the source tree.
-fn release(root: &Path, arguments: &[&str]) -> Command {
+fn release(root: &Path, target_dir: &str, arguments: &[&str]) -> Command {
     let mut command = shell::cargo(root, arguments);
-    command.args(["--target-dir", "target/bundle", "--release"]);
+    command.args(["--target-dir", target_dir, "--release"]);
     let home = std::env::var("CARGO_HOME")
         .or_else(|_| std::env::var("HOME").map(|home| format!("{home}/.cargo")))
         .unwrap_or_default();

@@ -12,7 +12,7 @@ use crate::{
 /// One-sided operations, from NCCL 2.29 and with a driver of CUDA 12.5: a member writes into another's
 /// window, and the other only waits for the signal. They are not counted in [`sequence`](Self::sequence),
 /// since members need not make equally many. Their work has the number of the last counted call before it.
-/// Tested on the embedded device; not run on hardware.
+/// Tested on the embedded device, and on two GPUs with NCCL 2.30.7.
 ///
 /// ```no_run
 /// # use process_group::{ProcessGroup, group::{Buffer, GroupError}};

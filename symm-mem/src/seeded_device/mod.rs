@@ -110,9 +110,7 @@ fn run(seed: u64) -> Run {
 
 /// The number of seeds: enough to draw every trouble many times, times the variable `TEST_EFFORT`.
 fn seeds() -> u64 {
-    let effort: u64 =
-        std::env::var("TEST_EFFORT").map_or(1, |times| times.parse().expect("TEST_EFFORT is a whole number"));
-    100 * effort
+    50 * crate::common::test_effort()
 }
 
 #[test]

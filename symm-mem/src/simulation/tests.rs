@@ -15,9 +15,7 @@ use super::{
 
 /// The number of seeds: enough to draw every trouble many times, times the variable `TEST_EFFORT`.
 fn seeds() -> u64 {
-    let effort: u64 =
-        std::env::var("TEST_EFFORT").map_or(1, |times| times.parse().expect("TEST_EFFORT is a whole number"));
-    2_000 * effort
+    1_000 * crate::common::test_effort()
 }
 
 #[test]

@@ -12,6 +12,11 @@ pub(crate) fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// How many times as much to search as each change does: the variable `TEST_EFFORT`.
+pub(crate) fn test_effort() -> u64 {
+    std::env::var("TEST_EFFORT").map_or(1, |times| times.parse().expect("TEST_EFFORT is a whole number"))
+}
+
 /// The message of an error and of its causes.
 pub(crate) fn explained(error: &dyn Error) -> String {
     let causes = successors(error.source(), |cause| (*cause).source());

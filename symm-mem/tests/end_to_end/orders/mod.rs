@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use crate::common::test_effort;
 use symm_mem::agreement::{
     Agreed, Capabilities, Commit, Ending, Errand, GroupId, Input, LogPoint, Outcome, Output, Policy, PoolId,
     Readiness, Refusal, Seat, Segment, Situation, WindowSupport,
@@ -358,11 +359,6 @@ fn first(precedence: &[usize], able: &[usize]) -> usize {
     first.next().expect("all ranks have a precedence")
 }
 
-/// How many times as much to search as each change does: the variable `TEST_EFFORT`.
-fn effort() -> usize {
-    std::env::var("TEST_EFFORT").map_or(1, |times| times.parse().expect("TEST_EFFORT is a whole number"))
-}
-
 /// All orders of all ranks, each under every `step`th precedence. The orders begin at different precedences, so that each
 /// precedence has its share of orders.
 fn explore(with_world: bool, pool_of: PoolOf, step: usize) -> (usize, BTreeMap<&'static str, u64>) {
@@ -387,7 +383,7 @@ fn every_order_of_two_calls_commits_or_tells_the_circle() {
 }
 
 fn every_order_of_three_calls_ends(pool_of: PoolOf) {
-    let step = 8_usize.div_ceil(effort());
+    let step = 12_u64.div_ceil(test_effort()) as usize;
     let (orders, tally) = explore(true, pool_of, step);
     assert_eq!(orders, 1296);
     assert_eq!(tally["committed"] + tally["crossing"], 1296 * 24 / step as u64);

@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 
 use super::{
-    A_POOL_EACH, DEADLINE, ONE_POOL, PoolOf, RANKS, all_orders, block, check, effort, first, precedences, run,
+    A_POOL_EACH, DEADLINE, ONE_POOL, PoolOf, RANKS, all_orders, block, check, first, precedences, run,
 };
+use crate::common::test_effort;
 use crate::random::Random;
 
 #[test]
@@ -38,7 +39,7 @@ fn all_are_told_of_the_circle_whatever_step_one_of_them_pauses_at() {
 
 /// Random schedules, one for each of `seeds` seeds, times the effort; the chosen rank runs for some steps.
 fn explore_drawn(with_world: bool, pool_of: PoolOf, seeds: u64) {
-    let (mut tally, seeds) = (BTreeMap::new(), seeds * effort() as u64);
+    let (mut tally, seeds) = (BTreeMap::new(), seeds * test_effort());
     for orders in all_orders(with_world) {
         for seed in 0..seeds {
             let (mut random, mut last) = (Random(seed), 0);
@@ -56,20 +57,20 @@ fn explore_drawn(with_world: bool, pool_of: PoolOf, seeds: u64) {
 
 #[test]
 fn all_are_told_of_the_circle_of_two_calls_of_one_pool_under_drawn_schedules() {
-    explore_drawn(false, ONE_POOL, 125);
+    explore_drawn(false, ONE_POOL, 80);
 }
 
 #[test]
 fn all_are_told_of_the_circle_of_two_calls_of_a_pool_each_under_drawn_schedules() {
-    explore_drawn(false, A_POOL_EACH, 125);
+    explore_drawn(false, A_POOL_EACH, 80);
 }
 
 #[test]
 fn all_are_told_of_the_circle_of_three_calls_of_one_pool_under_drawn_schedules() {
-    explore_drawn(true, ONE_POOL, 2);
+    explore_drawn(true, ONE_POOL, 1);
 }
 
 #[test]
 fn all_are_told_of_the_circle_of_three_calls_of_a_pool_each_under_drawn_schedules() {
-    explore_drawn(true, A_POOL_EACH, 2);
+    explore_drawn(true, A_POOL_EACH, 1);
 }
