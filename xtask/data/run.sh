@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Examines a GPU host, and runs the demo, the tests and the benchmarks of this folder there; needs no Rust.
-#   ./run.sh [all|unpack|doctor|demo|tests|examples|torch|sanitize|benches|replay|peers] [RANKS]
+#   ./run.sh [all|unpack|doctor|demo|tests|examples|torch|sanitize|benches|replay|owners|peers] [RANKS]
 #   ./run.sh newer LIBRARY
 # The programs are extracted beside it first: lockstep, tests/, examples/.
 # Benchmarks run beside the peers' programs where those can be built (g++, nvcc, torch).
@@ -215,6 +215,10 @@ if [ "$what" = all ] || [ "$what" = replay ]; then
         ./lockstep replay traces/*.trace.gz --policy "$policy" --backend cuda --check || failed=1
     done
 fi
+if [ "$what" = all ] || [ "$what" = owners ]; then
+    echo "== examples/caching-alloc/device_owners"
+    ./examples/caching-alloc/device_owners 300 || failed=1
+fi
 if [ "$what" = all ] || [ "$what" = benches ]; then
     # Beside PyTorch's, where that is installed.
     echo "== bench alloc"
@@ -227,6 +231,8 @@ if [ "$what" = all ] || [ "$what" = benches ]; then
     ./lockstep bench symm ${ranks:+--ranks "$ranks"} || failed=1
     echo "== bench p2p"
     ./lockstep bench p2p ${ranks:+--ranks "$ranks"} || failed=1
+    echo "== bench kernels"
+    CUDA_DEVICE_MAX_CONNECTIONS=32 ./lockstep bench kernels ${ranks:+--ranks "$ranks"} || failed=1
     echo "== bench program collectives"
     ./lockstep bench program collectives ${ranks:+"$ranks"} || failed=1
 fi
