@@ -6,7 +6,9 @@ use std::sync::{Arc, Barrier, Mutex};
 use super::common::hooked::{Call, HookedStreams, StreamHook};
 use super::common::pause::Pause;
 use super::common::{MIB, bench, remapping_bench, s};
-use caching_alloc::core::{Allocator, Block, Reuse, Settings, StreamId};
+use caching_alloc::core::{
+    Allocator, Block, Entry, Filter, Reuse, Settings, StreamId, Tracker, TrackerError,
+};
 use caching_alloc::host::HostSource;
 
 /// Stops a thread inside a query.
@@ -42,6 +44,20 @@ fn a_block_that_another_thread_asks_about_is_not_overlooked() {
     });
 }
 
+/// A tracker that lets other threads run.
+struct Yields;
+
+impl Tracker for Yields {
+    fn name(&self) -> &str {
+        "yields"
+    }
+
+    fn observe(&self, _: &[Entry]) -> Result<(), TrackerError> {
+        std::thread::yield_now();
+        Ok(())
+    }
+}
+
 /// Threads that allocate and free `bytes` each, with uses by another stream that have ended.
 fn fill(allocator: &Allocator, threads: u64, one_stream: bool, bytes: u64, rounds: u32) {
     let failed = AtomicU64::new(0);
@@ -75,6 +91,10 @@ fn threads_that_together_want_all_memory_get_it() {
         let capacity = threads * bytes;
         for bench in [bench(capacity, exact.clone()), remapping_bench(capacity, exact.clone())] {
             fill(&bench.allocator, threads, one_stream, bytes, 20_000 / threads as u32);
+            // Beside a tracker, memory is in no cache for a while.
+            let yields = bench.allocator.attach(Arc::new(Yields), Filter::all()).unwrap();
+            fill(&bench.allocator, threads, one_stream, bytes, 4_000 / threads as u32);
+            yields.detach().unwrap();
             assert_eq!(bench.allocator.stats().all.allocated.current, 0);
         }
     }

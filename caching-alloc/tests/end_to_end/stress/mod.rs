@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use caching_alloc::core::{
-    AllocError, Allocator, Block, GraphPool, PoolSettings, Settings, Snapshot, StreamId,
+    AllocError, Allocator, Block, Entry, Filter, GraphPool, PoolSettings, Settings, Snapshot, StreamId,
+    Tracker, TrackerError,
 };
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -78,6 +79,7 @@ impl Stress {
         let graphs = allocator.graph_pool(PoolSettings::default()).unwrap();
         let (stop, operations) = (AtomicBool::new(false), AtomicU64::new(0));
         let shared = Shared { allocator, streams, graphs, passed: Mutex::default(), stop, operations };
+        let watched = shared.allocator.attach(Arc::new(Yields), Filter::structural()).unwrap();
         let end = Instant::now() + self.length;
         std::thread::scope(|scope| {
             for me in 1..=self.threads {
@@ -96,7 +98,22 @@ impl Stress {
                 });
             }
         });
+        watched.detach().unwrap();
         shared.end()
+    }
+}
+
+/// A tracker that lets other threads run while a change of the segments is delivered.
+struct Yields;
+
+impl Tracker for Yields {
+    fn name(&self) -> &str {
+        "yields"
+    }
+
+    fn observe(&self, _: &[Entry]) -> Result<(), TrackerError> {
+        std::thread::yield_now();
+        Ok(())
     }
 }
 
