@@ -267,7 +267,7 @@ pub(crate) fn some_long(ranks: &[Rank]) -> u64 {
                     cases += 1;
                     if (cases + world).is_multiple_of(3) {
                         let parts = if matches!(kind, Kind::AllReduce(_)) { 1 } else { world };
-                        let (elements, to) = (1_000_037 / dtype.size() as u64 / parts, to.shifted(shift));
+                        let (elements, to) = (300_037 / dtype.size() as u64 / parts, to.shifted(shift));
                         let case = Case { kind, to, dtype, op: ReduceOp::Sum, elements, input: shift };
                         run(ranks, &case, cases);
                     }
