@@ -110,7 +110,7 @@ fn run(seed: u64) -> Run {
 
 /// The number of seeds: enough to draw every trouble many times, times the variable `TEST_EFFORT`.
 fn seeds() -> u64 {
-    50 * crate::common::test_effort()
+    100 * crate::common::test_effort()
 }
 
 #[test]
