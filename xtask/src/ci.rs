@@ -151,7 +151,7 @@ fn check_rest(root: &Path, steps: &mut Steps) -> Result<()> {
     steps.run("tests beside PyTorch", || {
         cargo(&["xtask", "torch-env"])?;
         // Random and exhaustive searches do eight times as much.
-        shell::run(shell::cargo(root, &["xtask", "test", "--check-skips"]).env("TEST_EFFORT", "12"))
+        shell::run(shell::cargo(root, &["xtask", "test", "--check-skips"]).env("TEST_EFFORT", "24"))
     })?;
     steps.run("packages", || cargo(&["publish", "--quiet", "--workspace", "--dry-run", "--allow-dirty"]))?;
     steps.run("dependencies", || {

@@ -383,7 +383,7 @@ fn every_order_of_two_calls_commits_or_tells_the_circle() {
 }
 
 fn every_order_of_three_calls_ends(pool_of: PoolOf) {
-    let step = 12_u64.div_ceil(test_effort()) as usize;
+    let step = 24_u64.div_ceil(test_effort()) as usize;
     let (orders, tally) = explore(true, pool_of, step);
     assert_eq!(orders, 1296);
     assert_eq!(tally["committed"] + tally["crossing"], 1296 * 24 / step as u64);
