@@ -612,3 +612,21 @@ fn memory_that_waits_for_a_tracker_is_not_missed() {
     });
     attachment.detach().unwrap();
 }
+
+#[test]
+fn a_stream_is_not_forgotten_while_its_first_segment_is_delivered() {
+    let bench = bench(64 * MIB, tight());
+    let tracker = Arc::new(StopsGrowth::default());
+    let attachment = bench.allocator.attach(tracker.clone(), Filter::structural()).unwrap();
+    tracker.pause.arm();
+    std::thread::scope(|scope| {
+        let growing = scope.spawn(|| bench.allocator.allocate(16 * MIB, s(1)).unwrap());
+        tracker.pause.wait_until_reached();
+        bench.allocator.forget_stream(s(1)).unwrap();
+        tracker.pause.open();
+        let block = growing.join().unwrap();
+        assert_eq!(bench.allocator.stats().all.blocks.current, 1);
+        assert!(bench.allocator.find(block.address()).is_some_and(|found| found.segment == block.segment()));
+    });
+    attachment.detach().unwrap();
+}
