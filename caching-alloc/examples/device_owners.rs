@@ -77,7 +77,7 @@ fn open() -> Result<(Driver, Option<gpu_sim::World>)> {
     Ok((driver, Some(machine)))
 }
 
-/// What the threads of a case share.
+/// State that the threads of a case share.
 struct Shared {
     allocator: Allocator,
     events: Arc<DriverEvents>,

@@ -6,9 +6,8 @@ use std::sync::{Arc, Barrier, Mutex};
 use super::common::hooked::{Call, HookedStreams, StreamHook};
 use super::common::pause::Pause;
 use super::common::{MIB, bench, remapping_bench, s};
-use caching_alloc::core::{
-    Allocator, Block, Entry, Filter, Reuse, Settings, StreamId, Tracker, TrackerError,
-};
+use super::stress::Yields;
+use caching_alloc::core::{Allocator, Block, Filter, Reuse, Settings, StreamId};
 use caching_alloc::host::HostSource;
 
 /// Stops a thread inside a query.
@@ -42,20 +41,6 @@ fn a_block_that_another_thread_asks_about_is_not_overlooked() {
             request.join().unwrap().expect("there is room for both");
         }
     });
-}
-
-/// A tracker that lets other threads run.
-struct Yields;
-
-impl Tracker for Yields {
-    fn name(&self) -> &str {
-        "yields"
-    }
-
-    fn observe(&self, _: &[Entry]) -> Result<(), TrackerError> {
-        std::thread::yield_now();
-        Ok(())
-    }
 }
 
 /// Threads that allocate and free `bytes` each, with uses by another stream that have ended.

@@ -104,7 +104,7 @@ impl Stress {
 }
 
 /// A tracker that lets other threads run while a change of the segments is delivered.
-struct Yields;
+pub(crate) struct Yields;
 
 impl Tracker for Yields {
     fn name(&self) -> &str {

@@ -13,7 +13,7 @@ use super::{
 /// The number that a client sends first, after the type byte [`kind::VALIDATE`].
 pub(super) const MAGIC: u32 = 0x3C85_F7CE;
 
-/// What a client without a secret sends first.
+/// Returns the first bytes of a client without a secret.
 pub(in crate::store) fn greeting() -> Vec<u8> {
     [&[kind::VALIDATE], &MAGIC.to_le_bytes()[..]].concat()
 }

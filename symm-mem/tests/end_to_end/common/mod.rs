@@ -12,7 +12,7 @@ pub(crate) fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How many times as much to search as each change does: the variable `TEST_EFFORT`.
+/// Returns the factor by which searches are longer than in the checks of a change: the variable `TEST_EFFORT`, or 1.
 pub(crate) fn test_effort() -> u64 {
     std::env::var("TEST_EFFORT").map_or(1, |times| times.parse().expect("TEST_EFFORT is a whole number"))
 }
