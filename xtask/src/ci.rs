@@ -150,7 +150,8 @@ fn check_rest(root: &Path, steps: &mut Steps) -> Result<()> {
     steps.run("PyTorch's viewer", || cargo(&["xtask", "torch-viewer"]))?;
     steps.run("tests beside PyTorch", || {
         cargo(&["xtask", "torch-env"])?;
-        // Random and exhaustive searches do eight times as much.
+        // Not for every change: building it takes as long as the tests.
+        install(root, "cargo-nextest")?;
         shell::run(shell::cargo(root, &["xtask", "test", "--check-skips"]).env("TEST_EFFORT", "24"))
     })?;
     steps.run("packages", || cargo(&["publish", "--quiet", "--workspace", "--dry-run", "--allow-dirty"]))?;
