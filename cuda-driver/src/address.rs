@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Add;
 
-/// An address of device memory. It is a number: the host must not dereference it.
+/// An address at which devices access memory (`CUdeviceptr`). It is a number: the host must not dereference it.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct DevicePtr(pub u64);

@@ -37,7 +37,8 @@ pub(crate) fn check(api: &Api, function: &'static str, code: CUresult) -> Result
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(failure(api, function, code).into()) }
 }
 
-/// Like [`check`], for queries. Returns true for `CUDA_SUCCESS`, and false for `CUDA_ERROR_NOT_READY`.
+/// Checks the code of a query. Returns true for `CUDA_SUCCESS`, false for `CUDA_ERROR_NOT_READY`, and an error for
+/// any other code.
 pub(crate) fn ready(api: &Api, function: &'static str, code: CUresult) -> Result<bool> {
     match code {
         CUresult::CUDA_SUCCESS => Ok(true),
@@ -65,13 +66,14 @@ pub(crate) fn failure(api: &Api, function: &'static str, code: CUresult) -> Driv
     }
 }
 
-/// Calls `import` with the number of a file descriptor as a pointer, which is what the driver takes. The driver refuses
-/// descriptor 0, because it looks like NULL, so that one is duplicated first.
+/// Calls `import` with the number of a file descriptor, converted to a pointer as the driver's import functions
+/// expect it. The driver takes descriptor 0 for a null pointer and refuses it. For descriptor 0, `import` therefore
+/// gets the number of a duplicate, which is closed afterwards.
 pub(crate) fn with_os_handle<T>(
     descriptor: BorrowedFd<'_>,
     import: impl FnOnce(*mut c_void) -> Result<T>,
 ) -> Result<T> {
-    // The duplicate has another number than 0, since 0 is in use.
+    // The number of the duplicate is not 0, because 0 is in use.
     let duplicate = match descriptor.as_raw_fd() {
         0 => Some(descriptor.try_clone_to_owned().map_err(|source| Error::Descriptor { source })?),
         _ => None,
@@ -81,8 +83,8 @@ pub(crate) fn with_os_handle<T>(
 }
 
 /// Calls `export` with the address of a `c_int`, to which the driver writes a file descriptor, and returns the
-/// descriptor. Returns an error if the driver reports success but writes a negative number, which an `OwnedFd` cannot
-/// hold.
+/// descriptor. Returns an error that names the driver's `function` if the driver reports success but writes a
+/// negative number, which an `OwnedFd` cannot hold.
 pub(crate) fn exported_fd(
     function: &'static str,
     export: impl FnOnce(*mut c_void) -> Result<()>,

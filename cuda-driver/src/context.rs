@@ -75,11 +75,14 @@ impl Context {
         self.inner.raw
     }
 
-    /// Runs `body` with the context current on this thread, and then makes the former context current again.
+    /// Runs `body` with the context current on this thread, then makes the former context current again, and returns
+    /// the result of `body`.
     ///
-    /// The methods of this crate do this themselves. Use it for other calls that need a current context, such as calls
-    /// of NCCL, cuBLAS or raw functions of the driver. If the context is current already, the only cost is one query of
-    /// the current context. Calls can be nested. The former context is also restored if `body` panics.
+    /// The methods of this crate make their context current themselves. Use this method for other calls that need a
+    /// current context, such as calls of NCCL, cuBLAS or raw functions of the driver. If the context is current
+    /// already, the only cost is one query of the current context. Calls can be nested. The former context is also
+    /// restored if `body` panics. The hook of [`set_drop_error_hook`](crate::set_drop_error_hook) receives the error
+    /// if it cannot be restored.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuCtxGetCurrent` or `cuCtxPushCurrent_v2`. In this case `body` has
@@ -137,9 +140,10 @@ impl Context {
         unsafe { call!(self.api(), cuCtxSynchronize()) }
     }
 
-    /// Lets kernels and copies of this context access the memory that `peer` allocates. It does not apply to mappings
-    /// of [`vmm`](crate::vmm), which have their own access rights. Access is enabled in one direction only. Enabling it
-    /// again is not an error.
+    /// Lets kernels and copies of this context access the memory that `peer` allocates. This does not apply to
+    /// mappings of [`vmm`](crate::vmm) and to memory of [pools](crate::memory::MemoryPool), which have their own
+    /// access rights. The call does not give `peer` access to the memory of this context. Enabling access again is
+    /// not an error.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuCtxEnablePeerAccess`, for example
@@ -243,8 +247,8 @@ impl Context {
 impl Drop for Inner {
     #[doc(alias = "cuDevicePrimaryCtxRelease")]
     fn drop(&mut self) {
-        // SAFETY: releases what was retained when `self` was made. No object made from the context is alive, since each
-        // of them holds a clone of the handle.
+        // SAFETY: releases, once, the reference to the primary context that was retained when `self` was made. No
+        // object made from the context is alive, since each of them holds a clone of the handle.
         teardown::report(unsafe {
             call!(self.device.api(), cuDevicePrimaryCtxRelease_v2(self.device.raw()))
         });
@@ -280,7 +284,7 @@ impl Current<'_> {
     #[cold]
     fn pop(&mut self) {
         let mut popped = std::ptr::null_mut();
-        // SAFETY: pops what `enter` pushed on the same thread, since the guard is not `Send`.
+        // SAFETY: pops the context that `enter` pushed. The guard is not `Send`, so this is the same thread.
         teardown::report(unsafe { call!(self.context.api(), cuCtxPopCurrent_v2(&mut popped)) });
     }
 }

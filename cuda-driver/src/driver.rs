@@ -20,11 +20,12 @@ pub struct Driver {
     captures: Arc<AtomicUsize>,
 }
 
-/// The counters of open captures, by the [identity](Driver::identity) of the driver. A driver has one counter, however
-/// often it is loaded, because a stream that was made through one handle may be used through another.
+/// The counters of open captures, by the [identity](Driver::identity) of the driver. A driver has one counter,
+/// however often it is loaded, because a stream that was made through one [`Driver`] value may be used through
+/// another.
 static CAPTURES: Mutex<BTreeMap<usize, Weak<AtomicUsize>>> = Mutex::new(BTreeMap::new());
 
-/// Returns the counter of the driver with this identity.
+/// Returns the counter of the driver with this identity, and creates it if there is none.
 fn captures_of(identity: usize) -> Arc<AtomicUsize> {
     let mut counters = CAPTURES.lock().unwrap_or_else(PoisonError::into_inner);
     counters.retain(|_, counter| counter.strong_count() > 0);
@@ -45,13 +46,13 @@ impl Driver {
     /// Loads the driver's library and initialises it.
     ///
     /// # Errors
-    /// [`Error::Load`] if there is no driver, or the library named in `CUDA_DRIVER_SYS_LIBRARY` is not one; the text
-    /// says what to do. Otherwise as [`Driver::new`].
+    /// [`Error::Load`] if no driver can be loaded, for example because the environment variable
+    /// `CUDA_DRIVER_SYS_LIBRARY` names a file that is not one. Otherwise as [`Driver::new`].
     pub fn load() -> Result<Self> {
         Self::new(Api::load()?)
     }
 
-    /// Initialises a driver that is already loaded, or one that a test provides.
+    /// Initialises a driver that is already loaded, or one that a test provides as a table of functions.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuInit`, for example `CUDA_ERROR_NO_DEVICE`; [`Error::Missing`] if the table lacks
@@ -72,7 +73,8 @@ impl Driver {
         identity_of(&self.api)
     }
 
-    /// Returns true if both are the same library. CUDA handles and addresses from one are then valid for the other.
+    /// Returns true if both values are of the same library. CUDA handles and addresses from one are then valid for
+    /// the other.
     #[inline]
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.identity() == other.identity()
@@ -98,9 +100,10 @@ impl Driver {
         self.api.version()
     }
 
-    /// Returns the counter of open captures that [`Stream::begin_capture`](crate::Stream::begin_capture) began. Handles
-    /// made by loading the same library several times have one counter. Reading it is cheaper than querying the driver for each stream. Captures that were
-    /// begun by raw calls, or by another library, are not counted.
+    /// Returns the counter of open captures that [`Stream::begin_capture`](crate::Stream::begin_capture) began. If
+    /// the same library is loaded several times, all `Driver` values share one counter. Reading the counter is
+    /// cheaper than querying the capture state of each stream. It does not count captures that were begun by raw
+    /// calls of the driver, or by another library.
     #[must_use]
     pub fn open_captures(&self) -> &Arc<AtomicUsize> {
         &self.captures

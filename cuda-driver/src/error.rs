@@ -10,7 +10,7 @@ use crate::module::{LaunchError, ModuleError};
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a call failed.
+/// The error type of this crate: one variant for each reason for which a call fails.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -47,7 +47,7 @@ pub enum Error {
         name: String,
     },
 
-    /// The device does not support the operation.
+    /// The device does not support the operation or feature.
     #[error("device {device} cannot do {what}; ask `Device::capabilities` before choosing this way")]
     Unsupported {
         /// The operation or feature.
@@ -102,7 +102,7 @@ pub enum Error {
         size: usize,
     },
 
-    /// A range of addresses does not consist of whole pages without holes.
+    /// A range of addresses does not consist of whole pages of a [`PageTable`](crate::vmm::PageTable) without holes.
     #[error(
         "{bytes} bytes at offset {offset} of the addresses from {start} are not whole pages: pages fill them up to \
          offset {up_to}"
@@ -126,7 +126,7 @@ pub enum Error {
     DifferentDevices {
         /// Description of the object.
         what: &'static str,
-        /// The ordinal of its device.
+        /// The ordinal of the object's device.
         found: u32,
         /// The object that would use it.
         user: &'static str,
@@ -143,7 +143,7 @@ pub enum Error {
         user: &'static str,
     },
 
-    /// The call cannot be part of a capture, but its stream captures.
+    /// The call cannot be part of a capture, but its stream is capturing.
     #[error("{what} was asked of a stream that is capturing: {instead}")]
     WhileCapturing {
         /// Description of the call.
@@ -239,7 +239,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the driver's code, if a call of the driver failed.
+    /// Returns the code that the driver returned. Returns `None` for an error that is not a failed call of the
+    /// driver.
     #[must_use]
     pub fn code(&self) -> Option<CUresult> {
         match self {

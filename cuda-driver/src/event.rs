@@ -61,7 +61,8 @@ impl Event {
         &self.context
     }
 
-    /// Returns true if all work before the last record has completed. Does not block.
+    /// Returns true if all work before the last record has completed, or if the event was never recorded. Does not
+    /// block.
     ///
     /// The driver refuses this call during a capture in [global](crate::graph::CaptureMode::Global) mode, and during a
     /// capture in [thread-local](crate::graph::CaptureMode::ThreadLocal) mode that the calling thread began. A refused
@@ -105,7 +106,8 @@ impl Event {
     }
 
     /// Returns a handle with which other processes of the host can open the event. The event must have been made with
-    /// [`INTERPROCESS`](EventFlags::INTERPROCESS), and must live until they have dropped their events.
+    /// [`INTERPROCESS`](EventFlags::INTERPROCESS). It must live until the other processes have dropped the events
+    /// that they opened.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuIpcGetEventHandle`: `CUDA_ERROR_INVALID_HANDLE` or

@@ -35,15 +35,17 @@
 //!   mapping keeps its reservation and its physical memory. Contexts, streams, physical memory and reservations are
 //!   handles that are cheap to clone. Dropping the last clone releases the object.
 //! - **The current context of a thread does not change.** A method that needs a current context makes its own context
-//!   current, and restores the former one before it returns. Calls on a stream or an event need none, because the
-//!   driver takes the context from the handle.
+//!   current, and restores the former one before it returns. Most calls on a stream or an event need no current
+//!   context, because the driver takes the context from the handle.
 //! - **Objects of two drivers do not mix.** A call on objects of two drivers returns [`Error::DifferentDrivers`]. Such
 //!   objects are never equal.
 //! - **`Drop` never panics and never hides a failure.** The hook of [`set_drop_error_hook`] receives the error. Where
 //!   the outcome matters, a method that consumes the object returns it ([`vmm::Mapping::unmap`],
 //!   [`memory::DeviceMemory::free`]).
-//! - **Unknown values are kept.** A code, status or attribute that this crate does not know is passed on as the driver
-//!   reported it.
+//! - **Unknown values are kept.** A code, attribute, flag or kind of memory that this crate does not know is passed
+//!   on as the driver reported it. There are two exceptions: an unknown capture status is
+//!   [`Invalidated`](graph::CaptureStatus::Invalidated), and unknown access rights are
+//!   [`ReadWrite`](vmm::Access::ReadWrite).
 //! - Sizes and offsets are in bytes unless a name says otherwise. Times are in µs.
 
 mod address;

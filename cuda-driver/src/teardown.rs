@@ -12,19 +12,21 @@ type Hook = Arc<dyn Fn(&Error) + Send + Sync>;
 
 static HOOK: RwLock<Option<Hook>> = RwLock::new(None);
 
-/// Sets the function that receives every failure in a `Drop` of this crate, for the whole process. Without a hook, each
-/// failure is written to standard error as one line.
+/// Sets the function that receives every failure in a `Drop` of this crate, for the whole process. Replaces the
+/// former function. Without a hook, each failure is written to standard error as one line.
 ///
 /// The hook runs on the thread that drops the object. A panic inside the hook is ignored. After such a failure the
-/// object's resource may be leaked. No failure is reported if the driver has already shut down, at the end of the
-/// process: its objects are gone with it.
+/// object's resource may be leaked. Failures are not reported if the driver has already shut down at the end of the
+/// process, because all objects of the driver are gone then.
 pub fn set_drop_error_hook(hook: impl Fn(&Error) + Send + Sync + 'static) {
     let former = HOOK.write().unwrap_or_else(PoisonError::into_inner).replace(Arc::new(hook));
-    // Without the lock: the former hook may own an object whose drop fails, and is reported.
+    // The lock is not held here, because the former hook may own an object whose drop fails. Reporting that failure
+    // takes the lock.
     drop(former);
 }
 
-/// Reports a failure in a `Drop` to the hook. Ignores `CUDA_ERROR_DEINITIALIZED`: the driver has shut down.
+/// Reports a failure in a `Drop` to the hook, or to standard error if there is none. Ignores
+/// `CUDA_ERROR_DEINITIALIZED`, because the driver has then shut down.
 pub(crate) fn report(result: Result<()>) {
     let Err(error) = result else { return };
     if error.code() == Some(CUresult::CUDA_ERROR_DEINITIALIZED) {

@@ -17,8 +17,8 @@ bitflags! {
         const VIRTUAL_MEMORY = 1 << 1;
         /// Physical memory can be exported as file descriptors.
         const FILE_DESCRIPTOR_HANDLES = 1 << 2;
-        /// Physical memory can be exported as fabric handles, if this process may also open an IMEX channel
-        /// ([`HandleTypes::granted`](crate::vmm::HandleTypes::granted)).
+        /// Physical memory can be exported as fabric handles, if this process may also open an IMEX channel.
+        /// [`HandleTypes::granted`](crate::vmm::HandleTypes::granted) tests both.
         const FABRIC_HANDLES = 1 << 3;
         /// Other devices of the host, such as network adapters, can access the device's memory (GPUDirect RDMA).
         const RDMA = 1 << 4;

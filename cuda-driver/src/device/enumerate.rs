@@ -48,7 +48,8 @@ impl Driver {
         (0..self.device_count()?).map(|ordinal| self.device(ordinal)).collect()
     }
 
-    /// Returns the device with a PCI bus id, such as `0000:3b:00.0`. The domain and the function may be left out.
+    /// Returns the device with a PCI bus id, such as `0000:3b:00.0`. The domain or the function may be left out:
+    /// `3b:00.0`, `0000:3b:00`.
     ///
     /// # Errors
     /// [`Error::NoDeviceNamed`] if the process sees no such device; [`Error::Driver`] from `cuDeviceGetByPCIBusId`;

@@ -112,7 +112,12 @@ impl Device {
     }
 }
 
-/// Returns the error for an object `what` of device `found` that cannot be used by an object `user` of device `wanted`.
+/// Returns the error for an object that another object cannot use, because they belong to different devices or
+/// drivers. `what` describes the first object, which belongs to device `found`. `user` describes the second one,
+/// which belongs to device `wanted`.
+///
+/// The error is [`Error::DifferentDrivers`] if the devices belong to different drivers, else
+/// [`Error::DifferentDevices`].
 #[cold]
 pub(crate) fn mismatch(
     (what, found): (&'static str, &Device),

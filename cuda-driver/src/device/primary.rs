@@ -1,6 +1,7 @@
 //! The primary context of a device: retaining it, and reading and setting its flags.
 //!
-//! This crate never resets the primary context: that would destroy all objects made from it by any part of the process.
+//! This crate never resets the primary context, because a reset destroys the objects that all parts of the process
+//! have made from it.
 
 use std::ffi::{c_int, c_uint};
 

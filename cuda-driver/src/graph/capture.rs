@@ -66,13 +66,14 @@ impl CaptureStatus {
 pub struct CaptureInfo {
     /// The capture state.
     pub status: CaptureStatus,
-    /// The number of the capture; `None` if the capture is not active. The number is the same for all streams in the
-    /// capture, and no other capture of the process has it.
+    /// The number of the capture; `None` unless the status is [`Active`](CaptureStatus::Active). The number is the
+    /// same for all streams in the capture, and no other capture of the process has it.
     pub id: Option<u64>,
 }
 
-/// Returns true if a stream of `context` captures. Checks the streams with a live handle of this crate, and all
-/// blocking streams, also those of other libraries.
+/// Returns true if a stream of `context` captures, also if its capture is invalidated. Checks the streams with a live
+/// handle of this crate, and all blocking streams, also those of other libraries. Does not find a capture of another
+/// library on a non-blocking stream without such a handle.
 ///
 /// # Errors
 /// As [`Stream::capture_status`].
@@ -95,7 +96,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuStreamIsCapturing`: `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` for
-    /// the legacy default stream while another stream of the context captures.
+    /// the legacy default stream while a blocking stream of the context captures.
     #[doc(alias = "cuStreamIsCapturing")]
     #[inline(always)]
     pub fn capture_status(&self) -> Result<CaptureStatus> {
@@ -235,8 +236,8 @@ impl fmt::Debug for Capture {
     }
 }
 
-/// Keeps the capture mode of this thread relaxed, so open captures do not refuse its calls. Made by
-/// [`RelaxedCapture::enter`].
+/// Keeps the capture mode of this thread relaxed, so the driver does not refuse calls of this thread because of the
+/// [mode](CaptureMode) of an open capture. Made by [`RelaxedCapture::enter`].
 #[derive(Debug)]
 #[must_use = "the thread's capture mode is relaxed only while the guard lives"]
 pub struct RelaxedCapture {
@@ -247,9 +248,9 @@ pub struct RelaxedCapture {
 }
 
 impl RelaxedCapture {
-    /// Sets this thread's capture mode to relaxed. Dropping the guard restores the former mode. Use it for calls that
-    /// are not part of a capture but may run during one, such as an allocator's calls for memory, or a watchdog's
-    /// queries of events.
+    /// Sets this thread's capture mode to relaxed. Dropping the guard restores the former mode, so drop nested guards
+    /// in reverse order. Use the guard for calls that are not part of a capture but may run during one, such as an
+    /// allocator's calls for memory, or a watchdog's queries of events.
     ///
     /// ```compile_fail,E0277
     /// fn elsewhere(guard: cuda_driver::graph::RelaxedCapture) {

@@ -17,13 +17,13 @@ pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
 pub(crate) trait StreamBound: Send + Sync {
     fn stream(&self) -> &Stream;
 
-    /// Prevents the memory from ever being freed. Called when the end of a use is unknown.
+    /// Prevents the memory from ever being freed. Called when it is unknown whether or when a use of the memory ends.
     fn keep_for_ever(&self);
 }
 
 pub(crate) type BoundMemory = Arc<dyn StreamBound>;
 
-/// Owners and memory, without duplicates.
+/// The owners and the memory that a capture, a graph or an executable holds, without duplicates.
 #[derive(Clone, Default)]
 pub(super) struct Kept {
     owners: Vec<Owner>,
@@ -74,7 +74,7 @@ fn open() -> MutexGuard<'static, HashMap<Key, Open>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An entry of [`OPEN`], which is removed when this is dropped.
+/// An entry of [`OPEN`]. Dropping the value removes the entry.
 pub(super) struct OpenCapture(Key);
 
 impl OpenCapture {
@@ -103,8 +103,8 @@ impl Drop for OpenCapture {
     }
 }
 
-/// Makes the graph of the capture that `stream` is part of hold `owners`. Does nothing if the stream does not capture,
-/// or another library began the capture.
+/// Adds `owners` to the objects that the graph of the stream's capture will hold. Does nothing if the stream does not
+/// capture, or if another library began the capture.
 #[inline]
 pub(crate) fn keep<O: AsRef<[Owner]>>(stream: &Stream, owners: impl FnOnce() -> O) -> Result<()> {
     if COUNT.load(Ordering::SeqCst) == 0 {
@@ -113,8 +113,9 @@ pub(crate) fn keep<O: AsRef<[Owner]>>(stream: &Stream, owners: impl FnOnce() -> 
     keep_in_open(stream, owners().as_ref(), &[]).map(drop)
 }
 
-/// Makes the graph of the capture that `stream` is part of hold `owners` and `memory`. Returns false, and does nothing,
-/// if the stream does not capture, or another library began the capture.
+/// Adds `owners` and `memory` to the objects that the graph of the stream's capture will hold. Returns true if it has
+/// added them. Returns false, and does nothing, if the stream does not capture, or if another library began the
+/// capture.
 #[cold]
 pub(super) fn keep_in_open(stream: &Stream, owners: &[Owner], memory: &[BoundMemory]) -> Result<bool> {
     let Some(id) = stream.capture_info()?.id else { return Ok(false) };
@@ -129,8 +130,8 @@ pub(super) fn keep_in_open(stream: &Stream, owners: &[Owner], memory: &[BoundMem
 impl Stream {
     /// Makes the graph of the stream's current capture hold `owner`. Executables made from the graph hold it too.
     ///
-    /// `owner` is dropped together with the last graph or executable that holds it, on the same thread. If the capture
-    /// gives no graph, `owner` is dropped with the capture.
+    /// `owner` is dropped together with the last graph or executable that holds it, on the thread that drops this
+    /// graph or executable. If the capture gives no graph, `owner` is dropped with the capture.
     ///
     /// Returns true if the graph will hold `owner`. Returns false, and drops `owner`, if the stream does not capture,
     /// another library began the capture, or the capture is invalidated.

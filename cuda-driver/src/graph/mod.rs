@@ -90,8 +90,9 @@ impl Graph {
         self.raw
     }
 
-    /// Returns the driver's handle and gives up ownership. The caller must destroy the graph, and must keep alive the
-    /// modules and slices that its work uses, since this crate no longer holds them.
+    /// Returns the driver's handle and gives up ownership. The caller must destroy the graph. The caller must also
+    /// keep alive the modules, slices and other owners that the graph held, since this crate no longer holds them for
+    /// the graph.
     #[must_use]
     pub fn into_raw(self) -> CUgraph {
         let this = ManuallyDrop::new(self);
@@ -189,9 +190,9 @@ impl GraphExec {
     /// not change. The executable then also holds the objects that `graph` holds.
     ///
     /// # Errors
-    /// [`Error::GraphUpdate`] if the nodes or dependencies differ, or a parameter that the driver cannot replace. The
-    /// executable does not change then. [`Error::Driver`] from `cuGraphExecUpdate_v2`; [`Error::Missing`] below CUDA
-    /// 12.0; [`Error::DifferentDrivers`].
+    /// [`Error::GraphUpdate`] if the nodes or dependencies differ, or if a parameter differs that the driver cannot
+    /// replace. The executable then still does the work of the former graph. [`Error::Driver`] from
+    /// `cuGraphExecUpdate_v2`; [`Error::Missing`] below CUDA 12.0; [`Error::DifferentDrivers`].
     #[doc(alias = "cuGraphExecUpdate")]
     pub fn update(&mut self, graph: &Graph) -> Result<()> {
         let ours = self.context.driver();
@@ -230,12 +231,12 @@ impl Stream {
     /// different streams.
     ///
     /// A launch counts as a use of each [`DeviceSlice`](crate::DeviceSlice) that the graph's work uses, and is ordered
-    /// with other uses of these slices. For other memory, the callers of the captured `unsafe` calls promised to keep
-    /// the contract at every launch.
+    /// with other uses of these slices. For other memory, the callers of the captured `unsafe` calls promised that
+    /// the contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller) holds at every launch.
     ///
     /// # Errors
-    /// [`Error::DifferentDrivers`]; [`Error::Driver`] from `cuGraphLaunch`, or from the calls that order the launch. If
-    /// the graph uses slices, also:
+    /// [`Error::DifferentDrivers`]; [`Error::Driver`] from `cuGraphLaunch`, or from the calls on streams and events
+    /// that order the launch. If the graph uses slices, also:
     /// - [`Error::WhileCapturing`] if a slice's stream is in a capture that this stream is not in, or if this stream is
     ///   in a capture that another library began.
     /// - [`Error::CaptureRace`] if another thread may have begun or ended a capture of this stream or of a slice's

@@ -1,9 +1,9 @@
 //! Ordering of work that uses memory of other streams.
 //!
-//! Each memory belongs to one stream. When work on another stream uses the memory, events order the two streams: the
-//! using stream first waits for the memory's stream, and the memory's stream then waits for the use. A free of the
-//! memory, or an access from the host, is therefore ordered after all uses if it is ordered with the memory's own
-//! stream.
+//! The memory of a slice belongs to one stream. When work on another stream uses the memory, events order the two
+//! streams: the using stream first waits for the memory's stream, and the memory's stream then waits for the use. A
+//! free of the memory, or an access from the host, is therefore ordered after all uses if it is ordered with the
+//! memory's own stream.
 //!
 //! Captured work does not run when it is enqueued, but at each launch of its graph. The graph holds the memory, and
 //! each launch counts as a use.
@@ -42,7 +42,8 @@ pub(crate) fn keep_in_capture(stream: &Stream, memory: &[BoundMemory]) -> Result
     if kept::keep_in_open(stream, &[], memory)? { Ok(()) } else { Err(while_capturing()) }
 }
 
-/// Calls `work`, which enqueues work on `stream` that uses `memory`, and orders it with other uses of the memory.
+/// Calls `work`, which enqueues work on `stream` that uses `memory`. Orders the enqueued work with other uses of the
+/// memory. If the order is then uncertain, the memory is never freed.
 ///
 /// The work may have been enqueued even if the result is an error.
 pub(crate) fn enqueue(
@@ -110,7 +111,8 @@ fn capture_of(stream: &Stream, memory: &[BoundMemory], during_capture: DuringCap
 }
 
 /// Returns the streams of `memory` that must be ordered with `stream` by events. If `stream` captures, these are only
-/// the streams in the same capture: the others are ordered with each launch of the graph.
+/// the streams in the same capture: the others are ordered with each launch of the graph. Returns an error if one of
+/// the streams is in another capture.
 fn streams_to_order<'a>(
     stream: &Stream,
     memory: &'a [BoundMemory],

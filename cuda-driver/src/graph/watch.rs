@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Stream;
 
-/// The numbers of captures of this process that [`Stream::begin_capture`] began, and that have ended.
+/// The number of captures of this process that [`Stream::begin_capture`] has begun or tried to begin.
 static BEGUN: AtomicU64 = AtomicU64::new(0);
+/// The number of these captures that have ended or could not begin.
 static ENDED: AtomicU64 = AtomicU64::new(0);
 
 /// A capture, counted from before its begin until after its end.
@@ -28,7 +29,7 @@ impl Drop for CountedCapture {
     }
 }
 
-/// Detects whether another thread may have made one of some streams part of a capture since [`Watch::new`].
+/// Detects whether another thread may have made one of the given streams part of a capture since [`Watch::new`].
 pub(crate) struct Watch<'a> {
     calls: Vec<(&'a Stream, Option<u64>)>,
     begun: u64,
@@ -43,9 +44,10 @@ impl<'a> Watch<'a> {
         Self { calls, begun, none_open: begun == ended }
     }
 
-    /// Returns true if none of the streams can have become part of a capture since [`Watch::new`]. That is certain if
-    /// no capture was open, or if no thread was in a call that begins a capture on one of the streams, or makes one of
-    /// them wait for an event. Once the result is false, it stays false.
+    /// Returns true if none of the streams can have become part of a capture since [`Watch::new`]. That is certain in
+    /// two cases: [`Stream::begin_capture`] had no capture open in this time, or no thread made a call that begins a
+    /// capture on one of the streams or makes one of them wait for an event. Once the result is false, it stays
+    /// false.
     pub(crate) fn is_certain(&self) -> bool {
         let none_open = self.none_open && BEGUN.load(Ordering::SeqCst) == self.begun;
         none_open

@@ -5,7 +5,8 @@ use crate::{Context, DevicePtr, Element, Result};
 
 impl Context {
     /// Copies host memory to device memory. Blocks until the driver has read `from`, which may then be reused. If
-    /// `from` is pageable, the device may write its memory later, but before later work of the default stream.
+    /// `from` is pageable, the device memory may be written after the call returns, but before later work of the
+    /// default stream runs.
     ///
     /// # Safety
     /// The range at `to` must be device memory at least as large as `from`. No other work may access it until the copy
@@ -37,8 +38,8 @@ impl Context {
         unsafe { call!(self.api(), cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), from.0, size_of_val(to))) }
     }
 
-    /// Sets `count` bytes of device memory to `value`. May return before the device has done it. Later work on the
-    /// default stream runs after it.
+    /// Sets `count` bytes of device memory to `value`. May return before the fill is done. Later work on the default
+    /// stream runs after the fill.
     ///
     /// # Safety
     /// The range must be device memory. No other work may access it until the fill is done.
@@ -83,7 +84,7 @@ impl Context {
     }
 
     /// Copies `bytes` bytes within device memory. The ranges may be on different devices if this context's device can
-    /// access both. May return before the device has done the copy. Later work on the default stream runs after it.
+    /// access both. May return before the copy is done. Later work on the default stream runs after the copy.
     ///
     /// # Safety
     /// Both ranges must be device memory and must not overlap. Until the copy is done, no other work may write the
@@ -99,7 +100,7 @@ impl Context {
     }
 
     /// Copies `bytes` bytes of this context's memory to memory of `to_context`. The devices need not be able to access
-    /// each other. May return early, like [`copy`](Self::copy).
+    /// each other. Like [`copy`](Self::copy), may return before the copy is done.
     ///
     /// # Safety
     /// As [`copy`](Self::copy).

@@ -5,8 +5,8 @@ use crate::error::within;
 use crate::graph::RelaxedCapture;
 use crate::{Context, DevicePtr, Element, Result, teardown};
 
-/// Device memory from `cuMemAlloc`. Allocating it and freeing it may wait for all work of the device. Dropping it frees
-/// it.
+/// Device memory from `cuMemAlloc`. Dropping the value frees the memory. Allocating and freeing may wait for all work
+/// of the device.
 #[derive(Debug)]
 pub struct DeviceMemory {
     context: Context,
@@ -19,8 +19,8 @@ pub struct DeviceMemory {
 impl DeviceMemory {
     /// Allocates `bytes` bytes, aligned to at least 256 bytes.
     ///
-    /// While a stream captures, the driver refuses this call and invalidates that capture, unless the thread holds a
-    /// [`RelaxedCapture`].
+    /// The driver refuses this call during a capture whose [mode](crate::graph::CaptureMode) forbids it on this
+    /// thread, and invalidates that capture. It accepts the call while the thread holds a [`RelaxedCapture`].
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemAlloc_v2`: `CUDA_ERROR_OUT_OF_MEMORY`

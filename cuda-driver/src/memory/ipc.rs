@@ -1,5 +1,5 @@
 //! Legacy IPC handles, by which processes of one host share memory from `cuMemAlloc`. Memory from [`vmm`](crate::vmm)
-//! is shared by file descriptors instead.
+//! is shared by file descriptors or fabric handles instead.
 
 use std::ffi::c_char;
 
@@ -29,8 +29,9 @@ impl DeviceMemory {
 }
 
 impl Context {
-    /// Returns a handle with which other processes can open the allocation of `cuMemAlloc` that contains `ptr`. They
-    /// open the whole allocation, from its first byte on. It must stay allocated until all of them have closed it.
+    /// Returns a handle with which other processes can open the allocation of `cuMemAlloc` that contains `ptr`.
+    /// Opening the handle maps the whole allocation, from its first byte on. The memory must stay allocated until all
+    /// processes have closed it.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuIpcGetMemHandle`: `CUDA_ERROR_INVALID_VALUE` if the memory is

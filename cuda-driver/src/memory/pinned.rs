@@ -25,14 +25,14 @@ bitflags! {
     }
 }
 
-/// Pinned host memory, initialised with zeros. Dropping it frees it and may wait for the device.
+/// Pinned host memory, initialised with zeros. Dropping the value frees the memory and may wait for the device.
 pub struct PinnedMemory {
     context: Context,
     start: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: memory that `self` owns, without ties to a thread.
+// SAFETY: `self` owns the memory, which is not bound to a thread.
 unsafe impl Send for PinnedMemory {}
 // SAFETY: shared references only allow reads in safe code.
 unsafe impl Sync for PinnedMemory {}
@@ -40,8 +40,8 @@ unsafe impl Sync for PinnedMemory {}
 impl PinnedMemory {
     /// Allocates `bytes` bytes of pinned memory and sets them to zero.
     ///
-    /// While a stream captures, the driver refuses this call and invalidates that capture, unless the thread holds a
-    /// [`RelaxedCapture`].
+    /// The driver refuses this call during a capture whose [mode](crate::graph::CaptureMode) forbids it on this
+    /// thread, and invalidates that capture. It accepts the call while the thread holds a [`RelaxedCapture`].
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemHostAlloc`: `CUDA_ERROR_OUT_OF_MEMORY` if the host has no
@@ -71,8 +71,8 @@ impl PinnedMemory {
     }
 
     /// Returns the bytes for writing. Does not wait for enqueued work that reads or writes them. The caller of the
-    /// `unsafe` call that enqueued such work promised that nothing accesses the bytes in conflict with it until it has
-    /// completed.
+    /// `unsafe` call that enqueued such work promised that nothing accesses the bytes in conflict with the work until
+    /// the work has completed.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as in `as_slice`; `self` is borrowed exclusively.
@@ -102,7 +102,8 @@ impl PinnedMemory {
     }
 }
 
-/// Returns the device's address of pinned or registered memory, which must be alive.
+/// Returns the address at which the device accesses pinned or registered memory, which must be alive. `start` is the
+/// host address.
 pub(super) fn device_ptr(context: &Context, start: NonNull<u8>) -> Result<DevicePtr> {
     let _current = context.enter()?;
     let mut ptr = 0;

@@ -132,7 +132,7 @@ impl MemoryPool {
         unsafe { call!(context.api(), cuDeviceSetMemPool(context.device().raw(), *raw)) }
     }
 
-    /// Opens a pool that another process, or this one, exported.
+    /// Opens a pool that another process exported. Some drivers also open a pool that this process exported.
     ///
     /// The opened pool cannot allocate. It serves to open memory that the exporter allocated
     /// ([`StreamMemory::import`](super::StreamMemory::import)). The descriptor may be closed after the call.
@@ -177,7 +177,8 @@ impl MemoryPool {
         self.inner.raw
     }
 
-    /// The context that the pool was created, opened or looked up with. Its device has the memory.
+    /// The context with which the pool was created, opened or looked up. Unless the pool was opened, its memory is on
+    /// the context's device.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.inner.context
@@ -249,7 +250,8 @@ impl MemoryPool {
         self.set(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0u64)
     }
 
-    /// Releases unused memory to the device until at most `keep` bytes are reserved, or no unused memory is left.
+    /// Releases unused memory of the pool to the device until the pool reserves at most `keep` bytes, or has no
+    /// unused memory left.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolTrimTo`.

@@ -64,7 +64,8 @@ pub struct AddressRange {
 
 impl Driver {
     /// Returns the driver's information about an address. Returns `None` if the driver does not know the memory
-    /// (ordinary host memory, or an address that was freed). A call takes about 1 µs, so avoid one per operation.
+    /// (ordinary host memory, or an address that was freed). A call takes about 1 µs, so do not make one for each
+    /// operation.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuPointerGetAttribute`. An unknown address is not an error.

@@ -59,8 +59,8 @@ impl<'a> RegisteredMemory<'a> {
     /// Registers memory that is not a Rust slice, for example pages shared with another process.
     ///
     /// # Safety
-    /// For as long as `'a`, the `bytes` bytes from `start` on must be mapped, readable and initialised. They must also
-    /// be writable, unless [`READ_ONLY`](RegisterFlags::READ_ONLY) is set. Nothing may unmap them.
+    /// During the lifetime `'a`, the `bytes` bytes from `start` on must be mapped, readable and initialised. They
+    /// must also be writable, unless [`READ_ONLY`](RegisterFlags::READ_ONLY) is set. Nothing may unmap them.
     ///
     /// # Errors
     /// As [`RegisteredMemory::new`].
@@ -71,7 +71,7 @@ impl<'a> RegisteredMemory<'a> {
         flags: RegisterFlags,
     ) -> Result<Self> {
         let _current = context.enter()?;
-        // SAFETY: the caller vouches for the range.
+        // SAFETY: the caller promises that the range is valid.
         unsafe { call!(context.api(), cuMemHostRegister_v2(start.as_ptr().cast(), bytes, flags.bits())) }?;
         Ok(Self { context: context.clone(), start, bytes, memory: PhantomData })
     }

@@ -12,7 +12,7 @@ use crate::{DevicePtr, Result, Stream, device, teardown};
 #[repr(transparent)]
 pub struct PoolPointer(pub [u8; 64]);
 
-/// Device memory from a memory pool. Dropping it frees it in the order of its stream.
+/// Device memory from a memory pool. Dropping the value frees the memory in the order of its stream.
 #[derive(Debug)]
 pub struct StreamMemory {
     stream: Stream,
@@ -74,8 +74,8 @@ impl StreamMemory {
 
     /// Opens memory that another process allocated from a shared pool. `bytes` is the size that the exporter states.
     ///
-    /// Dropping the value closes the memory in the order of `stream`. That must happen before the exporter frees the
-    /// memory.
+    /// Dropping the value closes the memory in the order of `stream`. The stream must have closed the memory before
+    /// the exporter frees it.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolImportPointer`;
@@ -119,8 +119,8 @@ impl StreamMemory {
     ///
     /// # Errors
     /// [`Error::DifferentDevices`](crate::Error::DifferentDevices) or
-    /// [`Error::DifferentDrivers`](crate::Error::DifferentDrivers) if `stream` is of another device. The memory is then
-    /// freed in the order of its own stream.
+    /// [`Error::DifferentDrivers`](crate::Error::DifferentDrivers) if `stream` is of another device. `self` is then
+    /// dropped, which frees the memory in the order of its former stream.
     pub fn move_to(mut self, stream: &Stream) -> Result<Self> {
         let (found, wanted) = (stream.context().device(), self.stream.context().device());
         if found != wanted {

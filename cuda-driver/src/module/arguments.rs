@@ -1,4 +1,5 @@
-//! The arguments of a kernel, which are passed to the driver as addresses with sizes.
+//! The arguments of a kernel: the addresses of their values, which the driver reads, and their sizes, which this
+//! crate checks.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -18,7 +19,7 @@ use crate::DevicePtr;
 /// ```
 ///
 /// # Safety
-/// The type must have a fixed layout (`repr(C)` or `repr(transparent)`), which is the one that the device code expects.
+/// The type must have a fixed layout (`repr(C)` or `repr(transparent)`), and the device code must expect this layout.
 /// It must not hold references to host memory.
 pub unsafe trait Parameter: Copy + 'static {}
 
@@ -65,8 +66,9 @@ impl<'a> Argument<'a> {
     }
 }
 
-/// The arguments of a launch: a tuple of up to 16 [`Parameter`]s, or `()` for none. A slice of [`Argument`]s serves if
-/// their number or types are not known at compile time. The driver copies the arguments during the call.
+/// The arguments of a launch: a tuple of up to 16 [`Parameter`]s, or `()` for none. If the number or the types of the
+/// arguments are not known at compile time, pass a slice of [`Argument`]s. The driver copies the arguments during the
+/// call.
 ///
 /// An address of host memory is not a [`Parameter`], so this does not compile:
 /// ```compile_fail,E0277
@@ -82,7 +84,7 @@ impl<T: sealed::Pack> Arguments for T {}
 pub(super) mod sealed {
     use super::{Argument, Parameter, c_void};
 
-    /// Converts the arguments to the form that the driver takes.
+    /// Converts the arguments to the addresses that the driver takes and the sizes that this crate checks.
     pub trait Pack {
         /// Calls `launch` with the addresses of the values and their sizes in bytes, two slices of the same length.
         /// Returns the result of `launch`.

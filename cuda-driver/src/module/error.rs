@@ -109,7 +109,7 @@ impl ModuleError {
         Self::Refused { module, advice, log, cause: Box::new(cause) }
     }
 
-    /// The driver's error log; `None` if the error is not a refusal of the driver.
+    /// The driver's error log; `None` unless the error is [`Refused`](Self::Refused).
     #[must_use]
     pub fn log(&self) -> Option<&str> {
         match self {
@@ -119,7 +119,7 @@ impl ModuleError {
     }
 }
 
-/// Displays a log as the end of a message.
+/// Displays a log as the end of a message; nothing if the log is empty.
 struct Log<'a>(&'a str);
 
 impl std::fmt::Display for Log<'_> {
@@ -128,7 +128,7 @@ impl std::fmt::Display for Log<'_> {
     }
 }
 
-/// Displays a list of names as the end of a message.
+/// Displays a list of names as the end of a message; nothing if the list is empty.
 struct Known<'a>(&'a [String]);
 
 impl std::fmt::Display for Known<'_> {
@@ -148,7 +148,7 @@ fn below(limit_name: &str) -> &'static str {
     }
 }
 
-/// A mistake in a launch. It was found before the driver was asked to launch the kernel, so nothing was launched.
+/// A mistake in a launch. This crate found it before it called the driver's launch function, so nothing was launched.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {

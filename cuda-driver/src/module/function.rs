@@ -11,7 +11,7 @@ use super::{LaunchError, Module};
 use crate::call::{call, check, code};
 use crate::{Context, Result};
 
-/// A kernel of a [`Module`], which it keeps loaded. A handle, cheap to clone.
+/// A kernel of a [`Module`]. The value is a handle, cheap to clone, and keeps the module loaded.
 #[derive(Clone)]
 pub struct Function {
     inner: Arc<Inner>,
@@ -22,9 +22,10 @@ struct Inner {
     name: String,
     raw: CUfunction,
     max_threads: u32,
-    /// The limit that the driver last reported, in bytes. Another handle of the kernel may have raised it since.
+    /// The limit of a block's dynamic shared memory in bytes, as the driver last reported it or this value last set
+    /// it. Another handle of the kernel may have raised it since.
     max_dynamic_shared: AtomicU32,
-    /// Sizes in bytes; `None` if the driver does not report them.
+    /// The sizes of the parameters in bytes; `None` if the driver does not report them.
     parameters: Option<Vec<usize>>,
 }
 
@@ -55,17 +56,17 @@ pub struct FunctionAttributes {
     pub binary_version: u32,
 }
 
-/// A launch that fills the device.
+/// The shape of a launch that fills the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SuggestedLaunch {
     /// Threads of a block.
     pub block_threads: u32,
-    /// Blocks that it takes to fill the device.
+    /// The number of such blocks that fill the device.
     pub grid_blocks: u32,
 }
 
 impl Function {
-    /// Requires that the module's context is current.
+    /// Makes the function from its handle. Requires that the module's context is current.
     pub(super) fn new(module: Module, name: &str, raw: CUfunction) -> Result<Self> {
         let api = module.api();
         if api.table().cuFuncLoad.is_some() {
@@ -86,13 +87,13 @@ impl Function {
         self.inner.module.api()
     }
 
-    /// The name that it was looked up by.
+    /// The name by which the function was looked up.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// The module that contains it.
+    /// The module that contains the function.
     #[must_use]
     pub fn module(&self) -> &Module {
         &self.inner.module
@@ -108,7 +109,7 @@ impl Function {
         self.inner.raw
     }
 
-    /// The sizes of its parameters in bytes; `None` below CUDA 12.4, where the driver does not report them.
+    /// The sizes of the kernel's parameters in bytes; `None` below CUDA 12.4, where the driver does not report them.
     #[doc(alias = "cuFuncGetParamInfo")]
     #[must_use]
     pub fn parameter_sizes(&self) -> Option<&[usize]> {
@@ -158,9 +159,9 @@ impl Function {
         unsafe { call!(self.api(), cuFuncSetAttribute(self.raw(), attribute, value)) }
     }
 
-    /// Allows launches of the kernel to add up to `bytes` of shared memory to a block. By default a block has
-    /// at most 48 KiB in all, minus the memory that the code declares. With this call the limit is the
-    /// device's `CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN`, minus the same.
+    /// Allows launches of the kernel to give each block up to `bytes` bytes of dynamic shared memory. By default,
+    /// dynamic shared memory and the shared memory that the code declares are together at most 48 KiB per block. This
+    /// call can raise the sum of both to the device's `CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN`.
     ///
     /// # Errors
     /// As [`set_attribute`](Self::set_attribute).
@@ -290,8 +291,8 @@ fn attribute_of(api: &Api, function: CUfunction, attribute: CUfunction_attribute
     Ok(value)
 }
 
-/// Returns the sizes of a function's parameters in bytes; `None` if the driver does not report them. There is no query
-/// for their number: the driver refuses the first index that has no parameter.
+/// Returns the sizes of a function's parameters in bytes; `None` if the driver does not report them. There is no
+/// query for the number of parameters. The first index that the driver refuses is their number.
 fn parameters_of(api: &Api, function: CUfunction) -> Result<Option<Vec<usize>>> {
     if api.table().cuFuncGetParamInfo.is_none() {
         return Ok(None);

@@ -43,15 +43,16 @@ fn number<const N: usize>(image: &[u8], at: u64) -> u64 {
     bytes.map_or(0, |bytes| bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
 }
 
-/// Returns the expected length of a fat binary: the size of its header (2 bytes at offset 6) plus the size of the rest
-/// (8 bytes at offset 8).
+/// Returns the expected length of a fat binary in bytes: the size of its header (2 bytes at offset 6) plus the size
+/// of the rest (8 bytes at offset 8).
 fn fat_binary_bytes(image: &[u8]) -> u64 {
     const HEAD: u64 = 16;
     number::<2>(image, 6).max(HEAD).saturating_add(number::<8>(image, 8))
 }
 
-/// Returns the expected length of an ELF file: the largest end of the tables of sections and segments and of the data
-/// that they describe. Reads the 64-bit layout only, because every cubin since 2016 has it.
+/// Returns the expected length of an ELF file in bytes: the largest end of the tables of sections and segments and of
+/// the data that they describe. Reads the 64-bit layout only, because a 64-bit process cannot load 32-bit device
+/// code.
 fn elf_bytes(image: &[u8]) -> u64 {
     const HEAD: u64 = 64;
     /// The type of a section without data in the file.

@@ -68,7 +68,8 @@ pub struct LaunchConfig {
 }
 
 impl LaunchConfig {
-    /// Returns a launch of `grid` blocks of `block` threads. Each is a number, a pair or a triple.
+    /// Returns the configuration of a launch of `grid` blocks of `block` threads. Each of the two is a number, a pair
+    /// or a triple.
     pub fn new(grid: impl Into<Dim>, block: impl Into<Dim>) -> Self {
         Self {
             grid: grid.into(),
@@ -80,8 +81,9 @@ impl LaunchConfig {
         }
     }
 
-    /// Returns a launch in one dimension with one thread for each of `elements`, in blocks of `block` threads. The last
-    /// block may have more threads than elements are left; the kernel must let these threads do nothing.
+    /// Returns the configuration of a launch in one dimension with one thread for each of `elements` elements, in
+    /// blocks of `block` threads. The last block may have more threads than elements are left; the kernel must let
+    /// these threads do nothing.
     ///
     /// ```
     /// # use cuda_driver::module::LaunchConfig;
@@ -222,10 +224,11 @@ impl Stream {
     /// The caller keeps the [promises of a launch](crate::module#what-a-launch-asks-of-the-caller).
     ///
     /// # Errors
-    /// [`Error::Launch`] for mistakes that are found before the driver is called; [`Error::DifferentDevices`] or
-    /// [`Error::DifferentDrivers`] for a function of another context than the stream's; [`Error::Missing`] for clusters
-    /// and programmatic serialisation below CUDA 11.8; [`Error::Driver`] from `cuLaunchKernel`,
-    /// `cuLaunchCooperativeKernel` or `cuLaunchKernelEx`, also for errors of earlier asynchronous work.
+    /// [`Error::Launch`] for mistakes that are found before the driver's launch function is called;
+    /// [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for a function of another context than the
+    /// stream's; [`Error::Missing`] for clusters and programmatic serialisation below CUDA 11.8; [`Error::Driver`]
+    /// from `cuLaunchKernel`, `cuLaunchCooperativeKernel` or `cuLaunchKernelEx`, also for errors of earlier
+    /// asynchronous work.
     #[doc(alias = "cuLaunchKernel")]
     #[doc(alias = "cuLaunchCooperativeKernel")]
     #[doc(alias = "cuLaunchKernelEx")]

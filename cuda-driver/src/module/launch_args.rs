@@ -5,10 +5,10 @@ use crate::graph::{BoundMemory, DuringCapture, enqueue};
 use crate::slice::require_context;
 use crate::{DevicePtr, DeviceSlice, DeviceView, DeviceViewMut, Element, Error, Result, Stream};
 
-/// A launch in preparation, which [`Stream::launch_builder`] returns.
+/// A launch in preparation. [`Stream::launch_builder`] returns one.
 ///
-/// It launches one block of one thread, unless [`grid`](Self::grid), [`block`](Self::block) or [`config`](Self::config)
-/// sets another shape.
+/// The launch has one block of one thread, unless [`grid`](Self::grid), [`block`](Self::block) or
+/// [`config`](Self::config) sets another shape.
 #[must_use = "nothing is launched before `launch`"]
 pub struct LaunchArgs<'a> {
     stream: &'a Stream,

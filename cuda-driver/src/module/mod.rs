@@ -83,7 +83,8 @@
 //!   because the device may not have room for both. Blocks of one kernel may wait for each other only in a [cooperative
 //!   launch](LaunchConfig::cooperative).
 //!
-//! Mistakes that the launch itself can detect ([`LaunchError`]) are errors before the driver is called.
+//! The launch detects some mistakes itself, before it calls the driver's launch function, and returns a
+//! [`LaunchError`].
 
 mod arguments;
 mod error;
@@ -110,8 +111,8 @@ use crate::graph::{Owner, RelaxedCapture};
 use crate::memory::AddressRange;
 use crate::{Context, DevicePtr, Driver, Error, Result, teardown};
 
-/// Device code that is loaded into a context. A handle, cheap to clone. The code is unloaded when the last
-/// clone and the last [`Function`] of it are gone.
+/// Device code that is loaded into a context. A handle, cheap to clone. The code is unloaded when the last clone, the
+/// last [`Function`] of the module, and the last graph and executable that hold the module are dropped.
 #[derive(Clone)]
 pub struct Module {
     inner: Arc<Inner>,
@@ -143,7 +144,7 @@ impl Module {
     /// driver's log); [`Error::Driver`] from `cuDeviceGetAttribute`.
     #[doc(alias = "cuModuleLoadDataEx")]
     pub fn load_ptx(context: &Context, ptx: &str, options: &JitOptions) -> Result<Self> {
-        // Compilers count the trailing NUL as part of the text.
+        // Compilers such as NVRTC count the trailing NUL as part of the text.
         let text = ptx.strip_suffix('\0').unwrap_or(ptx);
         if text.trim().is_empty() {
             return Err(ModuleError::Empty.into());
@@ -156,7 +157,7 @@ impl Module {
 
     /// Loads a cubin (an ELF file for one architecture) or a fat binary (several cubins, and possibly PTX).
     ///
-    /// Checks that the image has the header of its kind and is as long as the header says. The options only
+    /// Checks that the image has the header of its kind and is at least as long as its headers say. The options only
     /// matter for PTX in a fat binary.
     ///
     /// # Safety
@@ -240,8 +241,8 @@ impl Module {
     /// "C"`.
     ///
     /// From CUDA 12.4 on the function is fully loaded here, even if the driver [loads
-    /// lazily](Driver::module_loading_mode). With an older driver that loads lazily, the first launch loads the code:
-    /// it waits for the device, and hangs if a running kernel waits for that launch.
+    /// lazily](Driver::module_loading_mode). With an older driver that loads lazily, the first launch loads the code.
+    /// This launch waits for the device, and hangs if a running kernel waits for it.
     ///
     /// # Errors
     /// [`ModuleError::NoSuchFunction`]; [`ModuleError::Nul`]; [`Error::Driver`] from `cuModuleGetFunction`,
@@ -255,7 +256,7 @@ impl Module {
         // SAFETY: the module is alive, the name ends with NUL; writes one handle, to a local that outlives the call.
         let code = unsafe { code!(self.api(), cuModuleGetFunction(&mut raw, self.raw(), c_name.as_ptr())) }?;
         if code == CUresult::CUDA_ERROR_NOT_FOUND {
-            // Best effort: the list only makes the error clearer.
+            // If the names cannot be listed, the error only lacks them.
             let known = self.function_names().unwrap_or_default();
             let (name, module) = (name.to_owned(), self.inner.origin.clone());
             return Err(ModuleError::NoSuchFunction { name, module, known }.into());
@@ -318,8 +319,8 @@ impl Module {
         let code = unsafe {
             code!(self.api(), cuModuleGetGlobal_v2(&mut start, &mut bytes, self.raw(), c_name.as_ptr()))
         }?;
-        // The driver returns `CUDA_ERROR_INVALID_VALUE` for the name of a kernel. It has no other cause here, because
-        // the name and the pointers are valid.
+        // The driver returns `CUDA_ERROR_INVALID_VALUE` for the name of a kernel. This code has no other cause here,
+        // because the name and the pointers are valid.
         if matches!(code, CUresult::CUDA_ERROR_NOT_FOUND | CUresult::CUDA_ERROR_INVALID_VALUE) {
             let (name, module) = (name.to_owned(), self.inner.origin.clone());
             return Err(ModuleError::NoSuchGlobal { name, module }.into());
@@ -339,8 +340,8 @@ impl Drop for Inner {
         // Unloading is not part of an open capture, and must not invalidate it.
         let _relaxed = RelaxedCapture::enter(self.context.driver());
         teardown::report(self.context.enter().and_then(|_current| {
-            // SAFETY: made by `Module::load` and used by nobody after this: every function holds its module,
-            // and the caller of a launch promised that one of them outlives it.
+            // SAFETY: `Module::load` loaded the module, and nothing uses it after this. Every function holds its
+            // module, and the caller of each launch promised that a function or the module outlives the kernel.
             unsafe { call!(self.context.api(), cuModuleUnload(self.raw)) }
         }));
     }

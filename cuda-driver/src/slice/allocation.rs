@@ -70,8 +70,8 @@ impl Drop for Allocation {
     }
 }
 
-/// Hands memory that is dropped during a capture to the graph, which frees it when the graph is destroyed. A free now
-/// would become part of the graph.
+/// Hands memory that is dropped during a capture of its stream to the graph of this capture. The memory is freed with
+/// the last graph or executable that holds it. A free that is enqueued now would become part of the graph.
 fn free_with_graph(stream: &Stream, memory: StreamMemory) {
     let again: BoundMemory = Arc::new(Allocation {
         memory: Some(memory),

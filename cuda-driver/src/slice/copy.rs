@@ -224,8 +224,8 @@ impl Stream {
         })
     }
 
-    /// Enqueues `copy`, which copies between a pinned slice and a device slice, and stores an event for it in the
-    /// pinned slice.
+    /// Calls `copy`, which enqueues a copy between a pinned slice and a device slice, and stores an event for this
+    /// copy in the pinned slice.
     fn copy_pinned<T: Element>(
         &self,
         pinned: &PinnedSlice<T>,

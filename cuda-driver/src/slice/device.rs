@@ -11,8 +11,8 @@ use crate::{DevicePtr, Element, Error, Result, Stream};
 
 /// Elements in device memory, freed in the order of the stream that allocated them.
 ///
-/// [`Stream::alloc_zeros`], [`Stream::alloc`] and [`Stream::clone_htod`] make one. The [module](super#order) describes
-/// how uses on several streams are ordered.
+/// [`Stream::alloc_zeros`], [`Stream::alloc`], [`Stream::clone_htod`] and [`Stream::clone_dtod`] make one. The
+/// [module](super#order) describes how uses on several streams are ordered.
 pub struct DeviceSlice<T: Element> {
     memory: Arc<Allocation>,
     len: usize,
@@ -53,7 +53,7 @@ impl<T: Element> DeviceSlice<T> {
     length_methods!();
 
     pub(super) fn new(stream: &Stream, len: usize) -> Result<Self> {
-        // Saturates: no device has as much memory.
+        // Saturates. The driver then refuses the allocation, because no device has as much memory.
         let memory = Allocation::new(stream, len.saturating_mul(size_of::<T>()))?;
         Ok(Self { memory, len, elements: PhantomData })
     }

@@ -30,14 +30,15 @@
 //! ```
 //!
 //! # Order
-//! A device slice belongs to the stream that allocated it, and is freed in that stream's order. Any stream of the same
-//! driver may use it. On another stream than its own, each call makes the two streams wait for each other: the using
-//! stream for all earlier work of the slice's stream, and the slice's stream for the use. Calls on a slice therefore
-//! take effect in the order in which they are made. This costs two events per call; keep a slice on its own stream
-//! where that matters.
+//! A device slice belongs to the stream that allocated it, and is freed in that stream's order. Any stream of the
+//! same context may use it. Copies between devices and launches of graphs also use slices of other contexts. On
+//! another stream than its own, each call makes the two streams wait for each other: the using stream for all earlier
+//! work of the slice's stream, and the slice's stream for the use. Calls on a slice therefore take effect in the
+//! order in which they are made. This costs two events per call; keep a slice on its own stream where that matters.
 //!
-//! Raw work ([`Stream::launch_kernel`](crate::Stream::launch_kernel) with [`DeviceSlice::device_ptr`]) is not seen. Its
-//! caller orders it with the slice's stream.
+//! This crate does not order raw work that uses the address of a slice
+//! ([`Stream::launch_kernel`](crate::Stream::launch_kernel) with [`DeviceSlice::device_ptr`]). The caller orders such
+//! work with the slice's stream.
 //!
 //! # Host memory
 //! - Copies from and to plain host slices return when they are done.
@@ -45,19 +46,20 @@
 //!   copy. Host access and `drop` wait for these events.
 //!
 //! # Captures
-//! A capture that [`Stream::begin_capture`](crate::Stream::begin_capture) began takes launches, fills and copies between
-//! device slices. The graph and its executables hold the slices, and each launch of the graph is a use of all of them.
-//! A slice that is dropped while its stream captures is freed with the graph. Allocation and copies from and to the
-//! host are refused ([`Error::WhileCapturing`](crate::Error::WhileCapturing)), and so is work on slices in a capture
-//! that another library began.
+//! A capture that [`Stream::begin_capture`](crate::Stream::begin_capture) began records launches, fills and copies
+//! between device slices. The graph and its executables hold the slices, and each launch of the graph is a use of all
+//! of them. A slice that is dropped while its stream captures is freed with the graph. Allocation and copies from and
+//! to the host are refused ([`Error::WhileCapturing`](crate::Error::WhileCapturing)), and so is work on slices in a
+//! capture that another library began.
 //!
 //! # Failures
-//! If the end of a use cannot be established, the memory is never freed, and host access to a pinned slice is an error.
-//! Forgetting any value ([`std::mem::forget`]) only leaks memory.
+//! If this crate cannot find out when a use ends, it never frees the memory, and host access to a pinned slice is an
+//! error. Forgetting any value ([`std::mem::forget`]) only leaks memory.
 //!
-//! One case is a race of threads: while one thread enqueues work on a stream, another begins a capture of it, or makes it
-//! wait for an event while any capture is open. The work may then be part of a graph, and the call returns
-//! [`Error::CaptureRace`](crate::Error::CaptureRace). Streams that one thread uses at a time never meet it.
+//! One such case is a race of threads: while one thread enqueues work on a stream, another thread begins a capture of
+//! the stream, or makes it wait for an event while any capture is open. The work may then be part of a graph, and the
+//! call returns [`Error::CaptureRace`](crate::Error::CaptureRace). This cannot happen to streams that only one thread
+//! at a time uses.
 
 /// Defines the methods that report the length of a slice or view, from its field `len` and its parameter `T`.
 macro_rules! length_methods {

@@ -30,15 +30,15 @@ impl Context {
     /// Allocates `len` zeroed elements of pinned host memory, which streams of any device can use. Allocating takes
     /// milliseconds per gigabyte and may wait for the device: reuse pinned slices.
     ///
-    /// While a stream captures, the driver refuses this call and invalidates that capture, unless the thread holds a
-    /// [`RelaxedCapture`].
+    /// The driver refuses this call during a capture whose [mode](crate::graph::CaptureMode) forbids it on this
+    /// thread, and invalidates that capture. It accepts the call while the thread holds a [`RelaxedCapture`].
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuMemHostAlloc`: `CUDA_ERROR_OUT_OF_MEMORY` if the host has no memory left, or its limit
     /// of locked memory is reached.
     #[doc(alias = "cuMemHostAlloc")]
     pub fn alloc_pinned<T: Element>(&self, len: usize) -> Result<PinnedSlice<T>> {
-        // Saturates: no host has as much memory.
+        // Saturates. The driver then refuses the allocation, because no host has as much memory.
         let memory = match len.saturating_mul(size_of::<T>()) {
             0 => None,
             bytes => Some(PinnedMemory::new(self, bytes, PinnedFlags::PORTABLE)?),
@@ -65,8 +65,8 @@ impl<T: Element> PinnedSlice<T> {
     /// or raced with a capture.
     pub fn as_slice(&self) -> Result<&[T]> {
         self.wait()?;
-        // SAFETY: initialised, since it was zeroed and any bits are values of `T`. Nothing writes it: a copy to the
-        // slice needs `&mut`, and earlier ones have ended.
+        // SAFETY: the memory is initialised, since it was zeroed and any bits are values of `T`. Nothing writes it: a
+        // copy to the slice needs `&mut`, and earlier copies have ended.
         Ok(unsafe { std::slice::from_raw_parts(self.start(), self.len) })
     }
 
@@ -83,7 +83,7 @@ impl<T: Element> PinnedSlice<T> {
 
     /// Returns the address of the first element; dangling if there is none.
     pub(super) fn start(&self) -> *mut T {
-        // The memory is aligned to pages.
+        // The memory is aligned to pages, so it is aligned for `T`.
         self.memory.as_ref().map_or(std::ptr::NonNull::dangling().as_ptr(), |memory| memory.as_ptr().cast())
     }
 

@@ -15,10 +15,10 @@ type HostFn = Box<dyn FnOnce() + Send>;
 
 /// The host functions that are enqueued and have not run, by key. The driver gets the key, not a pointer.
 ///
-/// The driver may run a function twice: if another thread begins a capture just before the function is enqueued, the
-/// function becomes part of a graph, which can be launched more than once. The driver may also never run it, because
-/// its context is destroyed first. With a key, the function is still freed at most once, and never read after it was
-/// freed.
+/// The driver may call [`run`] several times with the same key: if another thread begins a capture just before the
+/// call is enqueued, the call becomes part of a graph, which can be launched more than once. The driver may also
+/// never call [`run`], because the stream's context is destroyed first. With a key, the function is still freed at
+/// most once, and never read after it was freed.
 static ENQUEUED: LazyLock<Mutex<HashMap<usize, HostFn>>> = LazyLock::new(Mutex::default);
 static NEXT_KEY: AtomicUsize = AtomicUsize::new(1);
 
@@ -41,8 +41,8 @@ impl Stream {
     /// Enqueues `function`, which then runs once, on a thread of the driver. Later work of the stream waits until it
     /// has returned.
     ///
-    /// The function must not call the driver or wait for work of a stream. A panic in it is caught. If the context is
-    /// destroyed before the stream reaches the function, the function never runs and is leaked.
+    /// The function must not call the driver or wait for work of a stream. A panic in the function is caught. If the
+    /// context is destroyed before the stream reaches the function, the function never runs and is leaked.
     ///
     /// # Errors
     /// [`Error::WhileCapturing`] if the stream captures, because each launch of the graph would run the function again
@@ -72,9 +72,10 @@ impl Stream {
     /// makes the call.
     ///
     /// # Safety
-    /// `function` must not unwind, call the driver or wait for work of a stream. `data` must be what `function`
-    /// expects, and usable from any thread, until the stream has completed the call. If the call was captured, this
-    /// holds until the last graph that contains it is gone.
+    /// `function` must not unwind, call the driver or wait for work of a stream. `data` must be a pointer that
+    /// `function` accepts on any thread, until the stream has completed the call. If the call was captured, `data`
+    /// must stay valid until the last graph and executable that contain the call are gone and their launches have
+    /// completed.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuLaunchHostFunc`.

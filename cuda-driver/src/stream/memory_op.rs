@@ -1,5 +1,5 @@
-//! Memory operations of a stream: it writes a word of memory, or waits until a word meets a condition, without a
-//! kernel.
+//! Memory operations of a stream: the stream writes a word of memory, or waits until a word meets a condition,
+//! without a kernel.
 
 use cuda_driver_sys::{CUstreamBatchMemOpParams, CUstreamBatchMemOpType, CUstreamWaitValue_flags, Feature};
 

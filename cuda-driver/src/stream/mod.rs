@@ -54,13 +54,13 @@ struct Inner {
     capture_calls: [AtomicU64; 2],
 }
 
-/// Decides who destroys a stream.
+/// The owner of a stream. Only [`Us`](Self::Us) makes this crate destroy the stream.
 enum Owner {
-    /// The last clone of the handle.
+    /// The handle. Dropping its last clone destroys the stream.
     Us,
-    /// Another library, at a time that it chooses.
+    /// Another library or the driver.
     Others,
-    /// This owner, which keeps the stream alive. It is dropped with the last clone of the handle.
+    /// The value in this box, which keeps the stream alive. It is dropped with the last clone of the handle.
     Kept(#[expect(dead_code, reason = "dropped with the handle")] Box<dyn Any + Send + Sync>),
 }
 
@@ -285,8 +285,8 @@ impl Stream {
         ready(self.api(), "cuStreamQuery", code)
     }
 
-    /// Records `event`: it is complete when all work enqueued so far is done. This replaces an earlier record of the
-    /// event.
+    /// Records `event`: the event is complete when all work enqueued on the stream so far is done. This replaces an
+    /// earlier record of the event.
     ///
     /// # Errors
     /// [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] if the event is of another context than the stream;

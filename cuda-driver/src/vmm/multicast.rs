@@ -35,7 +35,7 @@ pub struct MulticastProperties {
     pub devices: u32,
     /// The size in bytes, a multiple of the [granularity](Multicast::granularity).
     pub bytes: usize,
-    /// The ways in which it can be shared with other processes.
+    /// The handle types that the object can be exported as.
     pub handle_types: HandleTypes,
 }
 
@@ -121,8 +121,8 @@ impl Multicast {
     }
 }
 
-/// A multicast object. A handle, cheap to clone. It can be mapped
-/// ([`Reservation::map`](super::Reservation::map)) and exported as the physical memory that it dereferences to.
+/// A multicast object. The value is a handle, cheap to clone. It dereferences to [`PhysicalMemory`], so the object
+/// can be mapped ([`Reservation::map`](super::Reservation::map)) and exported like physical memory.
 #[derive(Clone, Debug)]
 pub struct MulticastObject {
     memory: PhysicalMemory,
@@ -144,7 +144,8 @@ impl MulticastObject {
     /// Adds a device. Memory can be bound only when all processes have added all their devices.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a device without multicast; [`Error::Driver`] from `cuMulticastAddDevice`.
+    /// [`Error::Unsupported`] for a device without multicast; [`Error::DifferentDrivers`]; [`Error::Driver`] from
+    /// `cuMulticastAddDevice`.
     #[doc(alias = "cuMulticastAddDevice")]
     pub fn add_device(&self, device: &Device) -> Result<()> {
         self.require_driver_of("the device", device.driver())?;
@@ -157,9 +158,10 @@ impl MulticastObject {
     /// Blocks until all devices have been added.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] if the range leaves the object or the memory; [`Error::Driver`] from
-    /// `cuMulticastBindMem`. The device that the memory lies on is looked up first, because unbinding needs it: the
-    /// errors of [`PhysicalMemory::device_ordinal`] and [`Driver::device`](crate::Driver::device).
+    /// [`Error::OutOfBounds`] if the range leaves the object or the memory; [`Error::DifferentDrivers`];
+    /// [`Error::Driver`] from `cuMulticastBindMem`. Also the errors of [`PhysicalMemory::device_ordinal`] and
+    /// [`Driver::device`](crate::Driver::device), because the call looks up the device of the memory, which unbinding
+    /// needs.
     #[doc(alias = "cuMulticastBindMem")]
     pub fn bind(
         &self,
@@ -174,7 +176,8 @@ impl MulticastObject {
         // Imported memory may lie on another device than the context it was imported in.
         let device = memory.context().driver().device(memory.device_ordinal()?)?;
         let api = self.context().driver().api();
-        // SAFETY: object and memory are alive, and the binding keeps them; the ranges are inside.
+        // SAFETY: object and memory are alive, and the binding keeps them alive. The ranges are inside the object and
+        // the memory.
         unsafe { call!(api, cuMulticastBindMem(self.raw(), offset, memory.raw(), memory_offset, bytes, 0)) }?;
         Ok(Binding { object: self.clone(), memory: memory.clone(), device, offset, bytes, bound: true })
     }
@@ -191,14 +194,15 @@ impl MulticastObject {
     pub unsafe fn bind_address(&self, offset: usize, ptr: crate::DevicePtr, bytes: usize) -> Result<()> {
         within("multicast object", offset, bytes, self.bytes())?;
         let api = self.context().driver().api();
-        // SAFETY: the object is alive; the caller vouches for the address.
+        // SAFETY: the object is alive; the caller promises that the address is mapped.
         unsafe { call!(api, cuMulticastBindAddr(self.raw(), offset, ptr.0, bytes, 0)) }
     }
 
-    /// Undoes [`bind_address`](Self::bind_address).
+    /// Unbinds memory of `device` that [`bind_address`](Self::bind_address) bound to the `bytes` bytes of the object
+    /// at `offset`.
     ///
     /// # Errors
-    /// [`Error::Driver`] from `cuMulticastUnbind`.
+    /// [`Error::DifferentDrivers`]; [`Error::Driver`] from `cuMulticastUnbind`.
     #[doc(alias = "cuMulticastUnbind")]
     pub fn unbind(&self, device: &Device, offset: usize, bytes: usize) -> Result<()> {
         self.require_driver_of("the device", device.driver())?;
@@ -208,7 +212,7 @@ impl MulticastObject {
     }
 }
 
-/// A device's memory that is bound to a multicast object. Dropping unbinds it.
+/// A device's memory that is bound to a multicast object. Dropping the value unbinds the memory.
 #[derive(Debug)]
 pub struct Binding {
     object: MulticastObject,
@@ -216,12 +220,12 @@ pub struct Binding {
     device: Device,
     offset: usize,
     bytes: usize,
-    /// False once it is unbound.
+    /// False after the memory was unbound.
     bound: bool,
 }
 
 impl Binding {
-    /// The memory.
+    /// The memory that is bound.
     #[must_use]
     pub fn memory(&self) -> &PhysicalMemory {
         &self.memory

@@ -62,7 +62,7 @@ impl PageTable {
         &self.reservation
     }
 
-    /// The mapped pages, by offset (in bytes from the reservation's start).
+    /// The mapped pages in ascending order, each with its offset in bytes from the reservation's start.
     pub fn pages(&self) -> impl ExactSizeIterator<Item = (usize, &PhysicalMemory)> {
         self.pages.iter().map(|(offset, memory)| (*offset, memory))
     }
@@ -75,8 +75,8 @@ impl PageTable {
         (offset - start < memory.bytes()).then_some((*start, memory))
     }
 
-    /// Maps all of `memory` at byte `offset` of the reservation, and returns its address. No device can access it
-    /// before [`set_access`](Self::set_access).
+    /// Maps all of `memory` at byte `offset` of the reservation, and returns the address of the mapped page. No
+    /// device can access the page before [`set_access`](Self::set_access).
     ///
     /// # Errors
     /// [`Error::OutOfBounds`] if the page is not inside the reservation; [`Error::DifferentDrivers`]; [`Error::Driver`]
@@ -94,8 +94,8 @@ impl PageTable {
         Ok(ptr)
     }
 
-    /// Sets the access of devices to `bytes` bytes from byte `offset` on, by one call. The range must consist of whole
-    /// pages without holes.
+    /// Sets the access of devices to `bytes` bytes from byte `offset` on, by one call of the driver. The range must
+    /// consist of whole pages without holes.
     ///
     /// # Errors
     /// As [`Reservation::set_access`].
@@ -104,8 +104,9 @@ impl PageTable {
         self.reservation.set_access(offset, bytes, devices)
     }
 
-    /// Unmaps the pages in `bytes` bytes from byte `offset` on, by one call. The range must consist of whole pages
-    /// without holes. The call does not wait: the caller ensures that no work uses the addresses any more.
+    /// Unmaps the pages in `bytes` bytes from byte `offset` on, by one call of the driver. The range must consist of
+    /// whole pages without holes. The call does not wait: the caller ensures that no work uses the addresses any
+    /// more.
     ///
     /// # Errors
     /// [`Error::NotPages`] if the range does not consist of whole pages without holes; nothing has changed then.

@@ -34,8 +34,9 @@ pub struct PhysicalProperties {
     pub is_rdma_capable: bool,
 }
 
-/// Converts an error by which the driver reports that the host has no fabric to [`Error::NoFabric`], and returns any
-/// other error as it is. A program cannot set up a fabric at run time.
+/// Returns [`Error::NoFabric`] for the codes by which the driver reports that this process has no access to a fabric.
+/// Returns any other error as it is. A program cannot set up a fabric at run time, so callers fall back to file
+/// descriptors.
 fn no_fabric(error: Error) -> Error {
     match error {
         Error::Driver(DriverError { function, code, name, .. })

@@ -89,8 +89,8 @@ impl Reservation {
     /// [`Error::DifferentDrivers`](crate::Error::DifferentDrivers).
     ///
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemMap`: `CUDA_ERROR_INVALID_VALUE` if something is already
-    /// mapped in the range, if a size or offset is not a multiple of the granularity, or past the end of imported
-    /// memory; `CUDA_ERROR_NOT_SUPPORTED` for a part of the memory (driver 580 maps only whole handles).
+    /// mapped in the range, if a size or offset is not a multiple of the granularity, or if the range is past the end
+    /// of imported memory; `CUDA_ERROR_NOT_SUPPORTED` for a part of the memory (driver 580 maps only whole handles).
     #[doc(alias = "cuMemMap")]
     pub fn map(
         &self,

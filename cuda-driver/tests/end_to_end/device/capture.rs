@@ -20,7 +20,7 @@ fn captured_work_runs_at_each_launch_and_not_before() {
         };
         let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
         assert_eq!(stream.capture_status().unwrap(), CaptureStatus::Active);
-        // SAFETY: the memory outlives every launch, which are all waited for.
+        // SAFETY: the memory outlives all launches, which the test waits for.
         unsafe {
             stream.copy(memory.ptr() + 4usize, memory.ptr(), 4).unwrap();
             stream.fill_u8(memory.ptr(), 5, 4).unwrap();
@@ -51,7 +51,7 @@ fn a_stream_that_waits_for_a_captured_event_is_drawn_in() {
         stream.record(&fork).unwrap();
         other.wait(&fork).unwrap();
         assert_eq!(other.capture_status().unwrap(), CaptureStatus::Active);
-        // SAFETY: the memory outlives every launch, which are all waited for.
+        // SAFETY: the memory outlives all launches, which the test waits for.
         unsafe { other.fill_u8(memory.ptr(), 8, 4096).unwrap() };
         other.record(&join).unwrap();
         stream.wait(&join).unwrap();
@@ -73,7 +73,7 @@ fn the_driver_says_whether_a_stream_of_the_context_captures() {
         // The query itself does not disturb the capture.
         capture.end().unwrap();
         assert!(!is_capturing(context).unwrap());
-        // A capture that another library began: on a stream with a live handle, and on a blocking stream
+        // Captures that another library began are found on a stream with a live handle, and on a blocking stream
         // without one.
         begin_raw(context, stream);
         assert!(is_capturing(context).unwrap());

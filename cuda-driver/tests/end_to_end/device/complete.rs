@@ -1,10 +1,10 @@
-//! The exercise calls every public function of the crate.
+//! Checks that the tests call every public function of the crate.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Sources with the calls that `exercise` cannot make, since they need another process, no driver, or no
-/// hardware.
+/// The sources that are searched for calls: `exercise`, and the files with calls that `exercise` does not make
+/// itself, for example because they need a second process or must not run on hardware.
 const CALLERS: &[&str] =
     &["exercise", "hardware.rs", "kernels.rs", "mod.rs", "modules.rs", "multicast.rs", "processes.rs"];
 
@@ -19,7 +19,7 @@ fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
     }
 }
 
-/// The type that an `impl` line is for.
+/// Returns the name of the type that an `impl` line is for.
 fn implemented(line: &str) -> Option<&str> {
     let rest = line.strip_prefix("impl")?;
     let rest = if rest.starts_with('<') { rest.split_once("> ")?.1 } else { rest.trim_start() };
@@ -27,8 +27,8 @@ fn implemented(line: &str) -> Option<&str> {
     rest.split(['<', ' ', '{']).next()
 }
 
-/// The forms of calls of a source's public functions: `.name(` or `Type::name(`, `name(` for a function of a
-/// module.
+/// Returns how a call of each public function of a source begins: `.name(` for a method, `Type::name(` for an
+/// associated function, `name(` for a function of a module.
 fn calls(source: &str) -> Vec<String> {
     let mut calls = Vec::new();
     let mut owner = None;
@@ -46,7 +46,7 @@ fn calls(source: &str) -> Vec<String> {
             continue;
         };
         let name = rest.split(['(', '<']).next().unwrap();
-        // The receiver, if there is one, is in the first words of the parameters.
+        // A method has its receiver as the first parameter.
         let parameters = rest.split_once('(').unwrap().1;
         let first = if parameters.is_empty() { lines.next().unwrap_or("") } else { parameters };
         let is_method = first.split([',', ')']).next().is_some_and(|first| {

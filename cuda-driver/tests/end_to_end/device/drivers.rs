@@ -1,4 +1,4 @@
-//! Objects of two drivers used together: refused before either driver is called.
+//! Tests that a call on objects of two drivers is refused before either driver is called.
 
 use std::sync::atomic::Ordering;
 
@@ -13,7 +13,8 @@ use gpu_sim::World;
 use super::kernels::{self, PTX};
 use super::{context, driver, on_devices};
 
-/// A second driver of the same world, so a call that is not refused would silently do the wrong thing.
+/// Returns a second driver of the same world. Only its `cuInit` differs, by which the crate identifies a driver. A
+/// call that the crate does not refuse would therefore succeed, and the test would notice.
 fn second_driver(world: &World) -> Driver {
     unsafe extern "C" fn another(_: u32) -> CUresult {
         CUresult::CUDA_SUCCESS
@@ -61,13 +62,13 @@ fn contexts_and_devices_of_two_drivers_do_not_mix() {
         refused(ours.can_access_peer(&theirs));
         refused(ours.link_to(&theirs));
         let (ours, theirs, peer) = (context(first, 0), context(&second, 0), context(&second, 1));
-        // One primary context, with one handle.
+        // Both drivers return the same handle for the device's primary context.
         assert_eq!(ours.raw(), theirs.raw());
         assert_ne!(ours, theirs);
         refused(ours.enable_peer_access(&peer));
         refused(ours.disable_peer_access(&peer));
         let memory = DeviceMemory::new(&ours, 4096).unwrap();
-        // SAFETY: refused.
+        // SAFETY: the call is refused.
         refused(unsafe { ours.copy_to_peer((memory.ptr(), &peer), memory.ptr(), 1) });
     });
 }
@@ -84,11 +85,11 @@ fn streams_and_events_of_two_drivers_do_not_mix() {
         refused(stream.wait(&event));
         refused(own.elapsed_us(&event));
         let memory = DeviceMemory::new(&ours, 4096).unwrap();
-        // SAFETY: refused.
+        // SAFETY: the call is refused.
         refused(unsafe { stream.copy_peer((memory.ptr(), &ours), (memory.ptr(), &theirs), 1) });
-        // SAFETY: refused.
+        // SAFETY: the call is refused.
         refused(unsafe { stream.copy_peer((memory.ptr(), &theirs), (memory.ptr(), &ours), 1) });
-        // SAFETY: the handle is that of a stream that outlives this one.
+        // SAFETY: `stream` outlives the new handle.
         let same_handle = unsafe { Stream::borrowed(&theirs, stream.raw()) };
         assert_ne!(stream, same_handle);
         refused(StreamMemory::new(&stream, 4096).unwrap().move_to(&other));
@@ -111,7 +112,7 @@ fn kernels_and_graphs_of_two_drivers_do_not_mix() {
         let stream = Stream::new(&ours, StreamFlags::NON_BLOCKING).unwrap();
         let other = Stream::new(&theirs, StreamFlags::NON_BLOCKING).unwrap();
         let (config, null) = (LaunchConfig::new(1, 1), cuda_driver::DevicePtr::NULL);
-        // SAFETY: refused.
+        // SAFETY: the call is refused.
         refused(unsafe { stream.launch_kernel(&function, &config, (null, 0u32)) });
         let graph = |stream: &Stream| stream.begin_capture(CaptureMode::Relaxed).unwrap().end().unwrap();
         let mut exec = graph(&other).instantiate().unwrap();
@@ -143,9 +144,9 @@ fn slices_of_two_drivers_do_not_mix() {
         refused(stream.memcpy_htod_async(&foreign_pinned, &mut slice));
         refused(stream.memcpy_dtoh_async(&slice, &mut foreign_pinned));
         let reverse = Module::load_ptx(&ours, PTX, &JitOptions::new()).unwrap().function("reverse").unwrap();
-        // SAFETY: refused.
+        // SAFETY: the call is refused.
         refused(unsafe { stream.launch_builder(&reverse).arg(&mut foreign).arg(&0u32).launch() });
-        // SAFETY: refused.
+        // SAFETY: the call is refused.
         refused(unsafe { other.launch_builder(&reverse).arg(&mut foreign).arg(&0u32).launch() });
         let capture = other.begin_capture(CaptureMode::ThreadLocal).unwrap();
         other.memset_zeros(&mut foreign).unwrap();

@@ -1,5 +1,6 @@
-//! Makes every call of the crate fail once. The failure comes back as an error that names the function, or
-//! reaches the hook for drops. Nothing panics, and only the resources of the failed call leak.
+//! Runs the exercise once for each call that it makes to a driver function, with this call failing. The crate returns
+//! the failure as an error that names the function, or reports it to the hook for drops. Nothing panics, and only the
+//! resources of the failed call leak.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +12,8 @@ use gpu_sim::{Action, Injection, World};
 use super::exercise;
 use super::{INJECTED, context, driver, drops, failed, kernels, start, turn};
 
-/// Functions whose failure leaks a resource. They release a resource, or the release of one calls them. A slice also
-/// leaks if its use may not have ended.
+/// Functions whose failure leaks a resource. They release a resource, or the crate calls them in order to release
+/// one. A slice is also leaked if a failure leaves it unknown whether a use of the slice has ended.
 const RELEASES: &[&str] = &[
     "cuCtxGetCurrent",
     "cuCtxPopCurrent_v2",
@@ -37,18 +38,20 @@ const RELEASES: &[&str] = &[
     "cuStreamSynchronize",
 ];
 
-/// Runs the exercise in a fresh world and thread, with one call failing. Returns its outcome, the errors of
-/// drops, and the world.
+/// Runs the exercise in a fresh world on a fresh thread. If `fault` is a function and a number, this call of the
+/// function fails. Returns the outcome of the exercise, the messages of failures in `Drop`, and the world.
 fn run(fault: Option<(&str, u64)>) -> (Result<()>, Vec<String>, World) {
     let world = start(2);
     kernels::register(&world);
     drops().clear();
-    // Creating the driver calls `cuInit` and asks for the version.
+    // Creating the driver calls `cuInit` and `cuDriverGetVersion`. These calls do not fail, because the fault is
+    // injected afterwards.
     let driver = driver(world.cuda());
     if let Some((function, nth)) = fault {
         world.faults().inject(Injection::new(function, Action::Fail(INJECTED)).nth(nth)).unwrap();
     }
-    // The current context and the capture mode are the thread's: a failed restore must not reach the next run.
+    // The current context and the capture mode belong to the thread. On a fresh thread, a former run that failed to
+    // restore them has no effect.
     let outcome = std::thread::spawn(move || exercise::all(&driver)).join().expect("nothing panics");
     let said = std::mem::take(&mut *drops());
     (outcome, said, world)
@@ -90,9 +93,9 @@ fn every_call_may_fail(part: usize) {
         let heard = said.iter().any(|text| text.contains(function.as_str()));
         match &outcome {
             Err(error) => assert_eq!(failed(error), (function.as_str(), INJECTED), "{place}: {error}"),
-            // These failures do not fail the call. Memory without RDMA is still memory. A mode that cannot be
-            // relaxed only matters if a capture is open, and then the call after it fails. An error without
-            // its name is still that error.
+            // The crate may succeed although one of these functions fails. It then allocates memory without RDMA or
+            // grants no fabric handles, returns an error without the name or the text of its code, or goes on
+            // although the capture mode could not be relaxed, which matters only during a capture.
             Ok(()) => assert!(
                 heard
                     || [
@@ -105,7 +108,8 @@ fn every_call_may_fail(part: usize) {
                 "{place}: nobody heard of it; {said:?}"
             ),
         }
-        // A release that fails leaves something behind, for which `finish` would wait.
+        // After a failed release, the world still has resources, so `finish` would wait for them and then report a
+        // leak.
         if !RELEASES.contains(&function.as_str()) {
             world.finish().unwrap_or_else(|left| panic!("{place}: {left}"));
         }

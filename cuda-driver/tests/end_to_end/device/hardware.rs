@@ -1,10 +1,10 @@
-//! The crate on the machine's own driver: needs a GPU, and says so where there is none.
+//! Tests of the crate on the machine's own driver. They need a GPU, and print `skipped` on a machine without one.
 
 use cuda_driver::Driver;
 
 use super::{drops, exercise, kernels, turn};
 
-/// The machine's driver, or why there is none.
+/// Returns the machine's driver. If there is none, or it shows no device, prints the reason and returns `None`.
 pub(super) fn driver() -> Option<Driver> {
     match Driver::load().and_then(|driver| driver.device(0).map(|_| driver)) {
         Ok(driver) => Some(driver),
@@ -20,7 +20,8 @@ fn hardware_runs_every_function() {
     let Some(driver) = driver() else { return };
     let _turn = turn();
     let mut failed = Vec::new();
-    // Twice: the second time nothing is new to the driver. A thread of its own: no context is current there.
+    // Each section runs twice, because the driver is initialised and may have cached state in the second round. Each
+    // run has a fresh thread, on which no context is current.
     for round in 1..=2 {
         for (name, section) in exercise::SECTIONS {
             let driver = driver.clone();

@@ -14,7 +14,7 @@ use super::{INJECTED, failed, on_stream};
 
 const WORDS: [u32; 4] = [1, 2, 3, 4];
 
-/// Like [`on_stream`], with memory of [`WORDS`].
+/// Like [`on_stream`], with the kernels registered and device memory that contains [`WORDS`].
 fn on_memory(test: impl FnOnce(&World, &Context, &Stream, &DeviceMemory)) {
     on_stream(|world, context, stream| {
         kernels::register(world);
@@ -24,12 +24,13 @@ fn on_memory(test: impl FnOnce(&World, &Context, &Stream, &DeviceMemory)) {
     });
 }
 
-/// Launches a kernel of a new module, of which nothing is kept here, that turns the words around.
+/// Loads a new module, launches its kernel `reverse`, which reverses the order of the words in `memory`, and drops
+/// the module.
 fn reverse(context: &Context, stream: &Stream, memory: &DeviceMemory) {
     let module = Module::load_ptx(context, PTX, &JitOptions::new()).unwrap();
     let reverse = module.function("reverse").unwrap();
     let config = LaunchConfig::new(1, 4).shared_bytes(16);
-    // SAFETY: the memory outlives every launch of the graph, which are waited for.
+    // SAFETY: the memory outlives all launches of the graph, which the tests wait for.
     unsafe { stream.launch_kernel(&reverse, &config, (memory.ptr(), 4u32)).unwrap() };
 }
 
@@ -39,7 +40,7 @@ fn capture(stream: &Stream, work: impl FnOnce()) -> Graph {
     capture.end().unwrap()
 }
 
-/// Begins a capture as another library does.
+/// Begins a capture by a raw call, as another library does.
 pub(super) fn begin_raw(context: &Context, stream: &Stream) {
     let begin = context.driver().api().cuStreamBeginCapture_v2().unwrap();
     // SAFETY: the stream is alive.
@@ -51,7 +52,7 @@ pub(super) fn end_raw(context: &Context, stream: &Stream) {
     let (end, mut graph) = (context.driver().api().cuStreamEndCapture().unwrap(), std::ptr::null_mut());
     // SAFETY: the stream is alive; writes one handle, to a local that outlives the call.
     assert_eq!(unsafe { end(stream.raw(), &mut graph) }, CUresult::CUDA_SUCCESS);
-    // SAFETY: nobody else has the graph, of which nothing is launched.
+    // SAFETY: nobody else has the graph, and the graph is never launched.
     drop(unsafe { Graph::from_raw(context, graph) });
 }
 
@@ -139,8 +140,8 @@ fn a_graph_keeps_what_it_is_told_until_its_last_executable_goes() {
         assert!(held(&owner));
         drop(second);
         assert!(!held(&owner));
-        // Dropped with its capture. A stream that does not capture holds nothing, nor does the capture of
-        // another library.
+        // An owner is dropped with a capture that is discarded. A stream that does not capture holds no owner, and
+        // neither does a capture of another library.
         let open = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
         assert!(stream.keep_in_graph(owner.clone()).unwrap() && held(&owner));
         let other = Stream::new(context, StreamFlags::NON_BLOCKING).unwrap();
@@ -157,13 +158,13 @@ fn a_graph_keeps_what_it_is_told_until_its_last_executable_goes() {
 fn nothing_is_kept_without_a_capture() {
     on_memory(|world, context, stream, memory| {
         let other = Stream::new(context, StreamFlags::NON_BLOCKING).unwrap();
-        // The capture is discarded.
+        // A capture that is discarded drops the module.
         let open = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
         reverse(context, stream, memory);
         assert_eq!(world.calls("cuModuleUnload"), 0);
         drop(open);
         assert_eq!(world.calls("cuModuleUnload"), 1);
-        // Beside a capture, and not in it.
+        // A launch on another stream during the capture is not part of the capture.
         let module = Module::load_ptx(context, PTX, &JitOptions::new()).unwrap();
         let function = module.function("reverse").unwrap();
         let config = LaunchConfig::new(1, 4).shared_bytes(16);

@@ -1,5 +1,5 @@
-//! A module of three kernels, as PTX for hardware and as host functions for the embedded device, and one flow through
-//! all that the crate does with modules.
+//! A module of three kernels, as PTX for hardware and as host functions for the embedded device. [`flow`] calls the
+//! crate's functions for modules and launches on it.
 
 use std::ffi::c_void;
 
@@ -17,7 +17,7 @@ use gpu_sim::memory::{Access, View};
 
 pub(super) const PTX: &str = include_str!("kernels.ptx");
 
-/// Puts host functions in the kernels' place.
+/// Registers the host functions that the embedded device runs in place of the kernels.
 pub(super) fn register(world: &World) {
     world.register_kernel("vector_add", &[8, 8, 8, 4], vector_add);
     world.register_kernel("reverse", &[8, 4], reverse);
@@ -76,7 +76,8 @@ fn download(memory: &DeviceMemory) -> Result<Vec<u32>> {
     Ok(words)
 }
 
-/// Everything once, with its outcome checked. What the driver or the device lacks is left out.
+/// Calls the functions for modules, kernels and launches, and checks the results. Leaves out functions that the
+/// driver or the device lacks.
 pub(super) fn flow(driver: &Driver, context: &Context, stream: &Stream) -> Result<()> {
     driver.module_loading_mode()?;
     let options = JitOptions::new()
@@ -128,7 +129,7 @@ pub(super) fn flow(driver: &Driver, context: &Context, stream: &Stream) -> Resul
     all_blocks_at_once(context, stream, &module)
 }
 
-/// Eagerly, with every way to give arguments, and from a graph.
+/// Launches `vector_add` directly, with every way to pass arguments, and then from a graph.
 fn vector_sums(context: &Context, stream: &Stream, module: &Module) -> Result<()> {
     const N: u32 = 1000;
     let add = module.function("vector_add")?;
@@ -142,7 +143,7 @@ fn vector_sums(context: &Context, stream: &Stream, module: &Module) -> Result<()
         to.copy_from_host(0, &[0u32; N as usize])
     };
     let mut config = LaunchConfig::linear(N.into(), 256);
-    // SAFETY: the kernel touches N words of three memories, which outlive the work: it is waited for.
+    // SAFETY: the kernel accesses N words of three memories, which outlive the work: `check` waits for it.
     unsafe { stream.launch_kernel(&add, &config, (to.ptr(), a.ptr(), b.ptr(), N))? };
     check("a tuple")?;
     let addresses = [to.ptr(), a.ptr(), b.ptr()];
@@ -156,7 +157,7 @@ fn vector_sums(context: &Context, stream: &Stream, module: &Module) -> Result<()
     let device = context.device();
     if device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? >= 9 {
         config = config.cluster(2).programmatic_serialization();
-        // SAFETY: as above; nothing that the kernel touches is in use by what is before it.
+        // SAFETY: as above; no earlier kernel on the stream still uses the memory that this kernel accesses.
         unsafe { stream.launch_kernel(&add, &config, (to.ptr(), a.ptr(), b.ptr(), N))? };
         check("clusters of two")?;
     }
@@ -181,7 +182,7 @@ fn vector_sums(context: &Context, stream: &Stream, module: &Module) -> Result<()
     Ok(())
 }
 
-/// By the builder, on slices of two streams.
+/// Launches `vector_add` with the launch builder, on slices of two streams.
 fn built(stream: &Stream, add: &Function, first: &[u32], expected: &[u32]) -> Result<()> {
     let n = first.len() as u32;
     let other = Stream::new(stream.context(), StreamFlags::NON_BLOCKING)?;
@@ -205,7 +206,7 @@ fn more_shared_memory_than_is_free(context: &Context, stream: &Stream, module: &
     let reverse = module.function("reverse")?;
     let memory = upload(context, &(0..N).collect::<Vec<u32>>())?;
     let config = LaunchConfig::new(1, 512).shared_bytes(N * 4);
-    // SAFETY: refused.
+    // SAFETY: the call is refused.
     let refused = unsafe { stream.launch_kernel(&reverse, &config, (memory.ptr(), N)) };
     match refused {
         Err(Error::Launch(error)) => assert_eq!(
@@ -218,7 +219,7 @@ fn more_shared_memory_than_is_free(context: &Context, stream: &Stream, module: &
         Ok(()) => panic!("64 KiB of shared memory, unasked for"),
     }
     reverse.set_max_dynamic_shared_bytes(N * 4)?;
-    // SAFETY: the kernel touches the memory and the shared memory that it is given; the work is waited for.
+    // SAFETY: the kernel accesses only `memory` and its shared memory; the test waits for the work.
     unsafe { stream.launch_kernel(&reverse, &config, (memory.ptr(), N))? };
     stream.synchronize()?;
     assert!(download(&memory)?.into_iter().eq((0..N).rev()));
@@ -235,15 +236,16 @@ fn all_blocks_at_once(context: &Context, stream: &Stream, module: &Module) -> Re
     let blocks = meet.max_active_blocks(64, 0)? * multiprocessors as u32;
     let (counter, seen) = (upload(context, &[0u32])?, upload(context, &vec![0u32; blocks as usize])?);
     let config = LaunchConfig::new(blocks, 64).cooperative();
-    // SAFETY: the kernel touches a word and one for each block, which outlive it: it is waited for.
+    // SAFETY: the kernel accesses one word of `counter`, and one word of `seen` for each block. The memory outlives
+    // the kernel, because the test waits for it.
     unsafe { stream.launch_kernel(&meet, &config, (counter.ptr(), seen.ptr()))? };
     stream.synchronize()?;
     assert_eq!(download(&seen)?, vec![blocks; blocks as usize]);
     Ok(())
 }
 
-/// Invalid PTX is refused with the driver's log. Only the text is checked, not the code, since the driver
-/// decides it.
+/// Checks that invalid PTX is refused with the driver's log. Checks the text only: the code of the error depends on
+/// the driver.
 pub(super) fn refusals(context: &Context) {
     let refused = |text: &str| match Module::load_ptx(context, text, &JitOptions::new()) {
         Err(Error::Module(error @ ModuleError::Refused { .. })) => error,
@@ -273,14 +275,15 @@ pub(super) fn refusals(context: &Context) {
     }
 }
 
-/// A cubin, which the driver's linker makes of the text, is loaded and launched; half of it is refused.
+/// Makes a cubin from the PTX with the driver's linker, loads it and launches a kernel of it. Checks that half of the
+/// cubin is refused.
 pub(super) fn cubin(context: &Context) -> Result<()> {
     let cubin = link(context)?;
-    // SAFETY: what the driver's linker made.
+    // SAFETY: the driver's linker made the image.
     let module = unsafe { Module::load_image(context, &cubin, &JitOptions::new())? };
     let stream = Stream::new(context, StreamFlags::NON_BLOCKING)?;
     vector_sums(context, &stream, &module)?;
-    // SAFETY: refused.
+    // SAFETY: the call is refused.
     match unsafe { Module::load_image(context, &cubin[..cubin.len() / 2], &JitOptions::new()) } {
         Err(Error::Module(ModuleError::Truncated { kind: "cubin", expected, .. })) => {
             assert!(expected <= cubin.len() as u64);
@@ -299,8 +302,8 @@ fn link_in_current(api: &Api) -> Result<Vec<u8>> {
     let (mut state, mut image, mut bytes) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
     let mut text = [PTX.as_bytes(), b"\0"].concat();
     let kind = CUjitInputType::CU_JIT_INPUT_PTX;
-    // SAFETY: the linker's state is alive between its creation and its end, the text during the call; what it makes is
-    // copied before its end.
+    // SAFETY: the linker's state is used only between its creation and its destruction, and the text outlives the
+    // call that reads it. The image is copied before the state is destroyed.
     unsafe {
         let created = api.cuLinkCreate_v2()?(0, none.cast(), none.cast(), &mut state);
         assert_eq!(created, CUresult::CUDA_SUCCESS);

@@ -1,4 +1,4 @@
-//! Drivers, devices, contexts; what is current; what a driver lacks.
+//! Drivers, devices and contexts; the current context of a thread; functions that a driver lacks.
 
 use std::panic::AssertUnwindSafe;
 
@@ -75,7 +75,7 @@ fn another_librarys_current_context_is_neither_used_nor_lost() {
         assert_eq!(driver.pointer_info(memory.ptr()).unwrap().unwrap().device, Some(0));
         drop(memory);
         let mut raw = std::ptr::null_mut();
-        // SAFETY: writes one handle, to a local; then takes the context off this thread again.
+        // SAFETY: writes one handle, to a local. Then makes no context current on this thread.
         unsafe {
             assert_eq!(driver.api().cuCtxGetCurrent().unwrap()(&mut raw), CUresult::CUDA_SUCCESS);
             assert_eq!(raw, second.raw());

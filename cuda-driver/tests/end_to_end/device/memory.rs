@@ -32,7 +32,7 @@ fn too_much_is_out_of_memory() {
     });
 }
 
-/// Answers as for host memory that belongs to no device.
+/// A `cuPointerGetAttribute` that describes host memory that belongs to no device.
 unsafe extern "C" fn of_no_device(
     out: *mut c_void,
     attribute: CUpointer_attribute,

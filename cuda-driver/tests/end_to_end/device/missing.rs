@@ -1,5 +1,5 @@
-//! Drivers without some functions: each call that needs one returns an error with its name, and nothing
-//! panics.
+//! Tests drivers that lack some functions. Each call that needs a missing function returns an error that names it,
+//! and nothing panics.
 
 use std::collections::BTreeSet;
 
@@ -11,10 +11,10 @@ use proptest::prelude::*;
 use super::exercise::SECTIONS;
 use super::{drops, kernels, start, turn};
 
-/// Without these there is no driver to begin with.
+/// The functions that creating a [`Driver`] needs.
 const NEEDED: &[&str] = &["cuInit", "cuDriverGetVersion"];
 
-/// The world's driver without some functions.
+/// Returns the world's driver without the functions in `removed`.
 fn without(world: &World, removed: &BTreeSet<&str>) -> Result<Driver> {
     let mut table = world.cuda();
     for name in removed {
@@ -24,7 +24,8 @@ fn without(world: &World, removed: &BTreeSet<&str>) -> Result<Driver> {
     Driver::new(unsafe { Api::from_parts(table) }?)
 }
 
-/// Returns true if an error names one of the functions, itself or as part of a feature.
+/// Returns true if the message `text` of an error names one of the functions, alone or among the functions of a
+/// feature.
 fn names_one(text: &str, removed: &BTreeSet<&str>) -> bool {
     removed.iter().any(|name| text.contains(&format!("`{name}`")))
 }
@@ -33,7 +34,9 @@ fn is_missing(error: &Error) -> bool {
     matches!(error, Error::Missing(_))
 }
 
-/// Runs every section on a driver without some functions. Returns the messages that break the rule.
+/// Runs every section on a driver without the functions in `removed`. Returns a message for each section that panics
+/// or fails with an error other than [`Error::Missing`], and all messages of a section if none of them names a
+/// removed function.
 fn run(removed: &BTreeSet<&str>) -> Vec<String> {
     let world = start(2);
     kernels::register(&world);
@@ -53,7 +56,8 @@ fn run(removed: &BTreeSet<&str>) -> Vec<String> {
             Ok(Err(other)) => wrong.push(format!("{name}: {other}")),
             Err(_) => wrong.push(format!("{name}: it panicked")),
         }
-        // Once something could not be given back (a capture not ended), what is dropped later may fail by the driver.
+        // If a missing function prevented a release, such as the end of a capture, the driver may refuse later
+        // releases. So one message that names a removed function is enough.
         if !said.iter().any(|text| names_one(text, removed)) {
             wrong.extend(said);
         }
@@ -61,7 +65,7 @@ fn run(removed: &BTreeSet<&str>) -> Vec<String> {
     wrong
 }
 
-/// The functions that the exercise calls.
+/// Returns the names of the driver functions that the exercise calls, without [`NEEDED`].
 fn called() -> Vec<String> {
     let world = start(2);
     kernels::register(&world);
@@ -72,7 +76,7 @@ fn called() -> Vec<String> {
 
 #[test]
 fn a_table_of_nothing_is_an_error() {
-    // SAFETY: there is no function in it.
+    // SAFETY: the table has no function.
     let error = unsafe { Api::from_parts(Table::default()) }.map_err(Error::from).unwrap_err();
     assert!(error.to_string().contains("driver"), "{error}");
 }

@@ -1,4 +1,5 @@
-//! The crate on the embedded device. A process has one world at a time, so tests take turns.
+//! Tests of the crate on the embedded device: the simulated CUDA driver of `gpu-sim`. A process can have one
+//! [`World`], a simulated machine with devices, at a time. The tests therefore take turns.
 
 mod capture;
 mod complete;
@@ -29,12 +30,12 @@ use gpu_sim::World;
 /// Bytes of memory of each device.
 const CAPACITY: u64 = 256 << 20;
 
-/// The code that injected failures return: no driver has it.
+/// The code that injected failures return. No driver uses it.
 const INJECTED: u32 = 99_999;
 
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Failures of `Drop` since the test's turn began.
+/// The messages of failures in `Drop` since the test's turn began.
 static DROPS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 fn drops() -> MutexGuard<'static, Vec<String>> {
@@ -48,7 +49,7 @@ fn turn() -> MutexGuard<'static, ()> {
     turn
 }
 
-/// Runs `test` in a fresh world, where nothing may leak and no `Drop` may fail.
+/// Runs `test` in a fresh world with `devices` devices. Fails if something leaks or a `Drop` fails.
 fn on_devices(devices: usize, test: impl FnOnce(&World, &Driver)) {
     let _turn = turn();
     let world = start(devices);
@@ -81,7 +82,7 @@ fn context(driver: &Driver, ordinal: u32) -> Context {
     driver.device(ordinal).unwrap().retain_primary().unwrap()
 }
 
-/// The driver's function that failed, and the code's number.
+/// Returns the name of the driver's function that failed, and the number of its code.
 #[track_caller]
 fn failed(error: &Error) -> (&'static str, u32) {
     match error {

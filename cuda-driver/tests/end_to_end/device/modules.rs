@@ -14,7 +14,7 @@ use gpu_sim::World;
 use super::kernels::{self, PTX};
 use super::{context, driver, failed, on_devices, on_stream};
 
-/// Like [`on_stream`], with the module.
+/// Like [`on_stream`], with the kernels registered and the module of [`PTX`] loaded.
 fn on_module(test: impl FnOnce(&World, &Context, &Stream, Module)) {
     on_stream(|world, context, stream| {
         kernels::register(world);
@@ -26,7 +26,7 @@ fn on_module(test: impl FnOnce(&World, &Context, &Stream, Module)) {
 /// Returns the error of a launch that must be refused.
 #[track_caller]
 fn refused(stream: &Stream, function: &Function, config: LaunchConfig, arguments: impl Arguments) -> Error {
-    // SAFETY: refused.
+    // SAFETY: the call is refused.
     unsafe { stream.launch_kernel(function, &config, arguments) }.unwrap_err()
 }
 
@@ -61,7 +61,7 @@ fn texts_that_cannot_be_ptx_never_reach_the_driver() {
         assert!(matches!(load("\0"), ModuleError::Empty));
         assert!(matches!(load(".version\0 7.0"), ModuleError::Nul { what: "PTX", at: 8 }));
         assert_eq!(world.calls("cuModuleLoadDataEx"), 0);
-        // The NUL that compilers count.
+        // One trailing NUL is accepted, because compilers count it as part of the text.
         kernels::register(world);
         Module::load_ptx(context, &format!("{PTX}\0"), &JitOptions::new()).unwrap();
     });
@@ -70,7 +70,7 @@ fn texts_that_cannot_be_ptx_never_reach_the_driver() {
 #[test]
 fn images_are_whole_before_the_driver_reads_them() {
     on_stream(|world, context, _| {
-        // SAFETY: refused, or refused by the embedded device, which loads PTX only.
+        // SAFETY: the crate or the embedded device, which loads PTX only, refuses the image.
         let load =
             |image: &[u8]| unsafe { Module::load_image(context, image, &JitOptions::new()) }.unwrap_err();
         assert!(matches!(module_error(load(b"")), ModuleError::UnknownImage { bytes: 0, .. }));
@@ -85,7 +85,8 @@ fn images_are_whole_before_the_driver_reads_them() {
             "{cut}"
         );
 
-        // One section of 10 bytes at 128, one of 1000 that is not in the file; their table at 64.
+        // A section table at offset 64 with two sections: one has 6 bytes at offset 250, the other has 1000 bytes
+        // that are not in the file.
         let mut elf = vec![0u8; 256];
         elf[..4].copy_from_slice(b"\x7fELF");
         let mut set = |at: usize, value: u16| elf[at..at + 2].copy_from_slice(&value.to_le_bytes());
@@ -176,7 +177,7 @@ fn a_launch_is_one_call() {
         let add = module.function("vector_add").unwrap();
         let before: u64 = world.faults().all_calls().values().sum();
         for _ in 0..10 {
-            // SAFETY: for no words the kernel touches nothing.
+            // SAFETY: with a count of 0 words, the kernel accesses no memory.
             unsafe {
                 stream.launch_kernel(&add, &LaunchConfig::new(1, 32), (0u64, 0u64, 0u64, 0u32)).unwrap();
             }
@@ -195,7 +196,7 @@ fn every_value_arrives() {
         b: u16,
         c: u16,
     }
-    // SAFETY: three numbers without padding, read as such below.
+    // SAFETY: the structure has three numbers without padding, and the host function below reads them in this layout.
     unsafe impl Parameter for Three {}
 
     on_stream(|world, context, stream| {
@@ -287,7 +288,7 @@ fn shared_memory_that_another_handle_asked_for_is_found() {
         other.set_max_dynamic_shared_bytes(100 << 10).unwrap();
         let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         assert_eq!(one.attribute(attribute).unwrap(), 100 << 10);
-        // SAFETY: for no words the kernel touches nothing.
+        // SAFETY: with a count of 0 words, the kernel accesses no memory.
         unsafe { stream.launch_kernel(&one, &config, arguments).unwrap() };
         stream.synchronize().unwrap();
         assert_eq!(
@@ -328,7 +329,7 @@ fn a_module_goes_with_its_last_function() {
                 .unwrap();
         }
         stream.synchronize().unwrap();
-        // Unloading does not ruin a capture.
+        // Unloading does not invalidate a capture.
         let capture = stream.begin_capture(CaptureMode::Global).unwrap();
         drop(again);
         assert_eq!(unloaded(), 1);
@@ -336,7 +337,7 @@ fn a_module_goes_with_its_last_function() {
     });
 }
 
-/// A count that is wrong by as much as can be.
+/// A `cuModuleGetFunctionCount` that reports the largest possible count.
 unsafe extern "C" fn too_many(count: *mut c_uint, _: CUmodule) -> CUresult {
     // SAFETY: the caller's pointer.
     unsafe { count.write(c_uint::MAX) };

@@ -1,5 +1,5 @@
-//! Multicast, on drivers that refuse it and on one that pretends. **Never on hardware**: creating such an object on a
-//! host that is not set up for it stalls the fabric for everybody.
+//! Multicast, on drivers that refuse it and on one that pretends to support it. **Never on hardware**: creating a
+//! multicast object on a host that is not set up for multicast can stall the fabric for all processes.
 
 use std::ffi::{c_int, c_ulonglong};
 use std::os::fd::AsFd as _;
@@ -19,9 +19,9 @@ use super::{context, driver, drops, on_devices, start, turn};
 
 const BYTES: usize = 2 << 20;
 
-/// The embedded device's functions, which the pretending ones call.
+/// The embedded device's table, whose functions the replacements below call.
 static UNDER: Mutex<Option<Table>> = Mutex::new(None);
-/// Ranges that are bound and not yet unbound: device, offset, bytes.
+/// Ranges that are bound and not yet unbound: device, offset in the object, bytes.
 static BOUND: Mutex<Vec<(i32, usize, usize)>> = Mutex::new(Vec::new());
 
 unsafe extern "C" fn attribute(out: *mut c_int, which: CUdevice_attribute, device: CUdevice) -> CUresult {
@@ -45,7 +45,8 @@ unsafe extern "C" fn granularity(
     CUresult::CUDA_SUCCESS
 }
 
-/// An object is a piece of memory here: it can be released, mapped and exported.
+/// Makes a multicast object that is physical memory of the embedded device, so it can be released, mapped and
+/// exported.
 unsafe extern "C" fn create(
     out: *mut CUmemGenericAllocationHandle,
     properties: *const CUmulticastObjectProp,
@@ -69,7 +70,7 @@ unsafe extern "C" fn add_device(_: CUmemGenericAllocationHandle, _: CUdevice) ->
     CUresult::CUDA_SUCCESS
 }
 
-/// Bound is the device that the memory lies on, as on hardware.
+/// Records the binding for the device that holds the memory, as hardware does.
 unsafe extern "C" fn bind_memory(
     _: CUmemGenericAllocationHandle,
     offset: usize,
@@ -82,7 +83,7 @@ unsafe extern "C" fn bind_memory(
     let mut properties = CUmemAllocationProp::default();
     // SAFETY: the caller's handle; writes the properties, to a local.
     let asked = unsafe { under(&mut properties, memory) };
-    // SAFETY: an integer: every pattern of bits is a value.
+    // SAFETY: the field is an integer, and any bits are a value of it.
     BOUND.lock().unwrap().push((unsafe { properties.location.__bindgen_anon_1.id }, offset, bytes));
     asked
 }
@@ -114,7 +115,7 @@ unsafe extern "C" fn unbind(
     }
 }
 
-/// The embedded device, with multicast that only counts.
+/// Returns the embedded device's table with multicast functions that only record the bindings.
 fn pretending(world: &World) -> Table {
     let mut table = world.cuda();
     *UNDER.lock().unwrap() = Some(table.clone());
@@ -131,7 +132,7 @@ fn pretending(world: &World) -> Table {
 #[test]
 fn a_driver_without_it_and_a_device_without_it_refuse_before_anything_is_created() {
     on_devices(1, |_, driver| {
-        // SAFETY: nothing is behind it.
+        // SAFETY: no hardware is involved: the driver is simulated.
         let error = unsafe { Multicast::opt_in(&context(driver, 0)) }.unwrap_err();
         assert!(
             matches!(&error, Error::Missing(missing) if missing.to_string().contains("MULTICAST")),
@@ -142,7 +143,7 @@ fn a_driver_without_it_and_a_device_without_it_refuse_before_anything_is_created
         let mut table = pretending(world);
         table.cuDeviceGetAttribute = world.cuda().cuDeviceGetAttribute;
         let driver = driver(table);
-        // SAFETY: nothing is behind it.
+        // SAFETY: no hardware is involved: the driver is simulated.
         let error = unsafe { Multicast::opt_in(&context(&driver, 0)) }.unwrap_err();
         assert!(matches!(error, Error::Unsupported { what: "multicast", device: 0 }), "{error}");
         assert!(error.to_string().contains("device 0 cannot do multicast"), "{error}");
@@ -154,10 +155,10 @@ fn bindings_go_before_the_object_and_ranges_stay_inside() {
     let _turn = turn();
     let world = start(1);
     {
-        // SAFETY: the functions only count, and the world outlives the driver.
+        // SAFETY: the functions only record bindings, and the world outlives the driver.
         let driver = Driver::new(unsafe { Api::from_parts(pretending(&world)) }.unwrap()).unwrap();
         let context = context(&driver, 0);
-        // SAFETY: nothing is behind it.
+        // SAFETY: no hardware is involved: the driver is simulated.
         let multicast = unsafe { Multicast::opt_in(&context) }.unwrap();
         let wanted =
             MulticastProperties { devices: 1, bytes: 2 * BYTES, handle_types: HandleTypes::POSIX_FD };
@@ -172,14 +173,14 @@ fn bindings_go_before_the_object_and_ranges_stay_inside() {
         first.release().unwrap();
         drop(second);
         assert_eq!(*BOUND.lock().unwrap(), []);
-        // SAFETY: nothing is behind it.
+        // SAFETY: no hardware is involved: the driver is simulated.
         unsafe { object.bind_address(0, DevicePtr(1 << 30), BYTES) }.unwrap();
         object.unbind(context.device(), 0, BYTES).unwrap();
         object.unbind(context.device(), 0, BYTES).expect_err("it is gone");
         for refused in [object.bind(BYTES, &memory, 0, 2 * BYTES), object.bind(0, &memory, BYTES, 1)] {
             assert!(matches!(refused, Err(Error::OutOfBounds { .. })));
         }
-        // SAFETY: it is refused.
+        // SAFETY: the call is refused.
         let refused = unsafe { object.bind_address(2 * BYTES, DevicePtr(1 << 30), 1) };
         assert!(matches!(refused, Err(Error::OutOfBounds { .. })));
 
@@ -197,10 +198,10 @@ fn memory_is_unbound_from_its_own_device() {
     let _turn = turn();
     let world = start(2);
     {
-        // SAFETY: the functions only count, and the world outlives the driver.
+        // SAFETY: the functions only record bindings, and the world outlives the driver.
         let driver = Driver::new(unsafe { Api::from_parts(pretending(&world)) }.unwrap()).unwrap();
         let (here, there) = (context(&driver, 0), context(&driver, 1));
-        // SAFETY: nothing is behind it.
+        // SAFETY: no hardware is involved: the driver is simulated.
         let multicast = unsafe { Multicast::opt_in(&here) }.unwrap();
         let wanted = MulticastProperties { devices: 2, bytes: BYTES, handle_types: HandleTypes::empty() };
         let object = multicast.create(wanted).unwrap();

@@ -1,4 +1,4 @@
-//! Tables of pages that come and go.
+//! Page tables in which pages are mapped and unmapped.
 
 use cuda_driver::vmm::{Access, HandleTypes, PageTable, PhysicalMemory, Reservation};
 use proptest::prelude::*;
@@ -17,7 +17,8 @@ fn a_table_shows_the_pages_that_the_model_has() {
         let step = (any::<bool>(), 0..SLOTS, 0..SLOTS, any::<u32>());
         proptest!(ProptestConfig::with_cases(96), |(steps in proptest::collection::vec(step, 1..40))| {
             let mut table = PageTable::new(Reservation::new(context.driver(), SLOTS * PAGE, 0).unwrap());
-            // Slot by slot: the page, and which part of it; and each page's words.
+            // For each slot of the table, the model has the index of the page and the part of the page that is mapped
+            // there. `words` has the expected first word of each part of each page.
             let mut model = [None::<(usize, usize)>; SLOTS];
             let mut words = [[0; 3]; 4];
             for memory in &pages {

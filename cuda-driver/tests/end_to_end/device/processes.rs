@@ -1,6 +1,6 @@
 //! Memory and events shared with another process, on the embedded device and on the machine's own driver. A test
-//! starts this same program again, with its own name as the filter and the child's part in the environment; the child
-//! takes that part.
+//! starts this program again as a child process that runs the same test. The child finds its role in the environment
+//! variable [`ROLE`] and acts in this role.
 
 use std::os::fd::AsFd as _;
 use std::panic::AssertUnwindSafe;
@@ -15,9 +15,10 @@ use super::{context, drops, hardware, on_stream, turn};
 const ROLE: &str = "CUDA_DRIVER_TEST_CHILD";
 const BYTES: usize = 4 << 20;
 
-/// Runs `test` of this program in a child that takes the part `role`, and fails if it fails.
+/// Runs `test` of this program in a child process with the role `role`, and panics if the child fails. The child gets
+/// `handle` in the environment, and `stdin` as its standard input.
 fn child(test: &str, role: &str, handle: &[u8], stdin: Stdio) {
-    // The harness names tests without the crate.
+    // The test harness names tests without the name of the crate.
     let (_, module) = module_path!().split_once("::").unwrap();
     let handle: String = handle.iter().map(|byte| format!("{byte:02x}")).collect();
     let output = Command::new(std::env::current_exe().unwrap())
@@ -31,7 +32,7 @@ fn child(test: &str, role: &str, handle: &[u8], stdin: Stdio) {
     assert!(told.contains("1 passed"), "the child ran one test: {told}");
 }
 
-/// The child's part. False in the parent, which has none.
+/// In the child, acts in the child's role and returns true. In the parent, which has no role, returns false.
 fn take_part(context: &Context, stream: &Stream) -> bool {
     let Ok(role) = std::env::var(ROLE) else { return false };
     let (role, handle) = role.split_once(' ').unwrap();
@@ -73,7 +74,7 @@ fn take_part(context: &Context, stream: &Stream) -> bool {
 /// Adds one to the last word of shared memory.
 fn add_one(context: &Context, start: DevicePtr) {
     let (last, mut word) = (start + (BYTES - 8), [0u64]);
-    // SAFETY: the memory is that long, and the other process waits.
+    // SAFETY: the memory has `BYTES` bytes, and the parent does not use it before the child ends.
     unsafe {
         context.copy_to_host(&mut word, last).unwrap();
         context.copy_from_host(last, &[word[0] + 1]).unwrap();
@@ -81,10 +82,10 @@ fn add_one(context: &Context, start: DevicePtr) {
     context.synchronize().unwrap();
 }
 
-/// Sets the last word, lets the other process add one, and checks it.
+/// Sets the last word to 41, calls `other`, in which a child adds one to the word, and checks the result.
 fn exchange(context: &Context, start: DevicePtr, other: impl FnOnce()) {
     let (last, mut word) = (start + (BYTES - 8), [0u64]);
-    // SAFETY: the memory is that long, and the other process uses it between the two calls.
+    // SAFETY: the memory has `BYTES` bytes, and the child uses it only during `other`.
     unsafe {
         context.copy_from_host(last, &[41u64]).unwrap();
         context.synchronize().unwrap();

@@ -19,14 +19,15 @@ fn stream_of(context: &Context) -> Stream {
     Stream::new(context, StreamFlags::NON_BLOCKING).unwrap()
 }
 
-/// Holds a stream until the returned gate is dropped.
+/// Blocks a stream until the returned sender, the gate, is dropped.
 fn hold(stream: &Stream) -> mpsc::Sender<()> {
     let (gate, closed) = mpsc::channel();
     stream.launch_host_fn(move || _ = closed.recv()).unwrap();
     gate
 }
 
-/// Runs `wait`, which must wait for the held stream, and opens the gate when it has begun to.
+/// Runs `wait`, which must wait for the blocked stream. Drops the gate when `wait` has called `cuEventSynchronize` or
+/// has returned.
 fn opened_when_waited<R>(world: &World, gate: mpsc::Sender<()>, wait: impl FnOnce() -> R) -> R {
     let (done, is_done) = mpsc::channel::<()>();
     let before = world.calls("cuEventSynchronize");
@@ -55,7 +56,8 @@ fn refused_while_capturing<T>(result: Result<T>) {
 
 const LEN: usize = 24;
 
-/// A step of a program with a slice of [`LEN`] elements, a pinned slice of four, and two streams.
+/// A step of the property test. It uses a slice of [`LEN`] elements, a pinned slice of four elements, and one of two
+/// streams.
 #[derive(Clone, Debug)]
 enum Step {
     FromHost(usize, usize, u32),
@@ -87,13 +89,15 @@ fn step() -> impl Strategy<Value = (Step, bool)> {
     (step, any::<bool>())
 }
 
-/// The same range of the model, or the error that it must be.
+/// Returns a range of the model. If it is out of range, returns the fields that the slice's [`Error::OutOfRange`]
+/// must have.
 fn range_of(model: &mut [u32], start: usize, end: usize) -> Result<&mut [u32], (usize, usize, usize)> {
     let len = model.len();
     model.get_mut(start..end).ok_or((start, end, len))
 }
 
-/// Compares with the model's outcome: `Some` for a range that is refused.
+/// Compares an outcome with that of the model. `refused` has the fields of the expected [`Error::OutOfRange`], or is
+/// `None` if the call must succeed. Returns the value of a call that succeeded.
 #[track_caller]
 fn expect<T>(outcome: Result<T>, refused: Option<(usize, usize, usize)>) -> Option<T> {
     match (outcome, refused) {
@@ -151,7 +155,7 @@ fn take(
         Step::FromPinned(at, values) => {
             pinned.as_mut_slice().unwrap().copy_from_slice(&values);
             let written = slice.slice_mut(at..at + 4).and_then(|to| stream.memcpy_htod_async(pinned, to));
-            // The copy has the former values, if it was enqueued.
+            // If a copy was enqueued, it has read `values`, because this access waits for it.
             pinned.as_mut_slice().unwrap().fill(0);
             expect(written, range_of(model, at, at + 4).map(|range| range.copy_from_slice(&values)).err());
         }
@@ -209,7 +213,7 @@ fn lengths_that_differ_and_ranges_without_order_are_refused() {
                 other => panic!("{other:?}"),
             }
         }
-        // Clippy takes a literal range of this kind for a mistake.
+        // Clippy reports a literal range whose start is after its end.
         let (start, end) = (3, 1);
         for (refused, range) in [
             (slice.slice(start..end), (3, 1, 4)),
@@ -271,7 +275,7 @@ fn pinned_slices_wait_for_copies_of_all_streams() {
         let mut pinned = contexts[0].alloc_pinned::<u8>(2).unwrap();
         pinned.as_mut_slice().unwrap().fill(5);
         let mut slices = streams.each_ref().map(|stream| stream.alloc::<u8>(2).unwrap());
-        // The last copy ends at once, the first does not.
+        // The first copy waits for the gate, and the second copy, on the other stream, waits for the first.
         let gate = hold(&streams[0]);
         let [first, second] = &mut slices;
         streams[0].memcpy_htod_async(&pinned, first).unwrap();
@@ -320,7 +324,7 @@ fn a_slice_is_used_in_the_order_of_the_calls() {
         assert!(!stream.query().unwrap(), "so does earlier work on the slice");
         drop(gate);
         assert_eq!(stream.clone_dtoh(&copy).unwrap(), [0; 4]);
-        // On its own stream, it costs no event.
+        // A use on the slice's own stream waits for no other stream.
         let gate = hold(&other);
         stream.memset_zeros(&mut slice).unwrap();
         stream.synchronize().unwrap();
@@ -354,7 +358,7 @@ fn forgotten_slices_leak_and_do_nothing_else() {
 #[test]
 fn the_per_thread_stream_owns_no_slices_but_uses_them() {
     on_stream(|_, context, stream| {
-        // SAFETY: `CU_STREAM_PER_THREAD`, which goes with nobody.
+        // SAFETY: the handle is `CU_STREAM_PER_THREAD`, which always exists.
         let of_thread = unsafe { Stream::borrowed(context, std::ptr::without_provenance_mut(2)) };
         assert!(matches!(of_thread.alloc::<u8>(1), Err(Error::PerThreadStream)));
         let mut slice = stream.clone_htod(&[1u8; 4]).unwrap();
@@ -424,7 +428,7 @@ fn a_slice_dropped_during_a_capture_is_freed_with_it() {
         let graph = capture.end().expect("the capture is whole");
         drop(graph);
         assert_eq!(frees(), 2);
-        // A capture that is thrown away.
+        // The slice is also freed if the capture is discarded.
         let dropped = stream.alloc::<u8>(8).unwrap();
         let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
         drop((dropped, capture));
@@ -471,7 +475,7 @@ fn captures_refuse_what_the_host_must_see() {
         refused_while_capturing(stream.memcpy_htod(&[2; 2], &mut slice));
         refused_while_capturing(stream.memcpy_dtoh(&slice, &mut [0; 2]));
         refused_while_capturing(stream.alloc::<u8>(1));
-        // Other streams go on, and do not invalidate the capture.
+        // Copies on other streams run, and do not invalidate the capture.
         other.memcpy_htod(&[3; 2], &mut slice).unwrap();
         other.memcpy_dtoh_async(&slice, &mut pinned).unwrap();
         assert_eq!(pinned.as_slice().unwrap(), [3; 2]);
@@ -503,11 +507,13 @@ fn captures_of_another_library_take_no_slices() {
     assert!(left.contains("leaked allocation") && left.contains("0 cases of misuse"), "{left}");
 }
 
-/// The stream that [`fill_in_capture`] and [`copy_in_capture`] capture, as another thread may at any time.
+/// The stream on which [`fill_in_capture`] and [`copy_in_capture`] begin a capture, as another thread may do at any
+/// time.
 static CAPTURED: Mutex<Option<Stream>> = Mutex::new(None);
+/// The embedded device's table, whose functions the replacements below call.
 static TABLE: Mutex<Option<cuda_driver::sys::Table>> = Mutex::new(None);
 
-/// Captures during the call alone.
+/// Runs `call` while the stream in [`CAPTURED`] captures.
 fn in_capture(call: impl FnOnce() -> CUresult) -> CUresult {
     let stream = CAPTURED.lock().unwrap().take().unwrap();
     let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
@@ -658,16 +664,16 @@ fn launches_are_refused_with_slices_of_another_device_and_wrong_arguments() {
         let mut foreign = other.alloc_zeros::<u32>(4).unwrap();
         let config = LaunchConfig::new(1, 4).shared_bytes(16);
         let builder = || stream.launch_builder(&reverse).config(config);
-        // SAFETY: refused.
+        // SAFETY: the call is refused.
         let refused = unsafe { builder().arg(&mut foreign).arg(&4u32).launch() };
         assert!(matches!(refused, Err(Error::DifferentDevices { .. })));
         let mut slice = stream.clone_htod(&[1u32, 2, 3, 4]).unwrap();
-        // SAFETY: refused.
+        // SAFETY: the call is refused.
         let refused = unsafe { builder().arg(&mut slice).launch() };
         let count = LaunchError::ParameterCount { kernel: "reverse".to_owned(), expected: 2, found: 1 };
         assert!(matches!(refused, Err(Error::Launch(error)) if error == count));
         let mut view = slice.slice_mut(1..).unwrap();
-        // SAFETY: the kernel turns three words around.
+        // SAFETY: the kernel reverses the three words of the view.
         unsafe { builder().arg(&mut view).arg(&3u32).launch().unwrap() };
         assert_eq!(stream.clone_dtoh(&slice).unwrap(), [1, 4, 3, 2]);
         assert_eq!(world.calls("cuLaunchKernel"), 1);
@@ -687,7 +693,7 @@ fn a_captured_launch_keeps_slices_and_module() {
             let module = Module::load_ptx(context, PTX, &JitOptions::new()).unwrap();
             let reverse = module.function("reverse").unwrap();
             let launch = stream.launch_builder(&reverse).block(4).shared_memory(16);
-            // SAFETY: the kernel turns four words around.
+            // SAFETY: the kernel reverses the four words of the slice.
             unsafe { launch.arg(&mut words).arg(&4u32).launch().unwrap() };
             stream.memcpy_dtod(&words, &mut result).unwrap();
         }

@@ -17,7 +17,8 @@ fn copies_and_fills_run_in_order() {
         let mut host = PinnedMemory::new(context, 1 << 20, PinnedFlags::PORTABLE).unwrap();
         assert!(host.as_slice().iter().all(|byte| *byte == 0));
         host.as_mut_slice().fill(9);
-        // SAFETY: all three outlive the work, and nobody touches them before it is waited for.
+        // SAFETY: all three memories outlive the work, and nothing else accesses them before the test has waited for
+        // the work.
         unsafe {
             stream.copy_from_host(a.ptr(), host.as_ptr().cast(), 1 << 20).unwrap();
             stream.fill_u32(a.ptr() + 4usize, 0x0403_0201, 1).unwrap();

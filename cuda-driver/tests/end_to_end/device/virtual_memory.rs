@@ -14,7 +14,7 @@ use super::{CAPACITY, INJECTED, context, driver, drops, failed, on_devices, on_s
 
 pub(super) const PAGE: usize = 2 << 20;
 
-/// Writes, or reads, the word at an address.
+/// Writes a word at an address.
 pub(super) fn write(context: &Context, at: DevicePtr, word: u32) {
     // SAFETY: every test passes an address that is mapped with access.
     unsafe { context.copy_from_host(at, &[word]) }.unwrap();
@@ -22,7 +22,7 @@ pub(super) fn write(context: &Context, at: DevicePtr, word: u32) {
 
 pub(super) fn read(context: &Context, at: DevicePtr) -> u32 {
     let mut word = [0];
-    // SAFETY: as `write`.
+    // SAFETY: as in `write`.
     unsafe { context.copy_to_host(&mut word, at) }.unwrap();
     word[0]
 }
@@ -122,7 +122,8 @@ fn only_what_was_made_for_it_is_exported() {
     });
 }
 
-/// The number 0 as a pointer is NULL, which the driver refuses first.
+/// The driver takes descriptor 0 for a null pointer and refuses it. The crate therefore passes a duplicate, so the
+/// driver's error is not the one for a null pointer.
 #[test]
 fn a_descriptor_numbered_zero_is_no_null_handle() {
     on_stream(|_, context, _| {
@@ -135,7 +136,8 @@ fn a_descriptor_numbered_zero_is_no_null_handle() {
     });
 }
 
-/// A step of the property below. Numbers choose among what there is.
+/// A step of the property test below. A step has a number for each object that it uses; [`chosen`] selects a live
+/// object by it.
 #[derive(Clone, Debug)]
 enum Step {
     Create { pages: usize },
@@ -163,7 +165,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..40)
 }
 
-/// A mapping of the model: the first page's place in its reservation and in its memory.
+/// A mapping of the model. The offsets are those of its first page in the reservation and in the memory, in pages.
 struct Mapped {
     reservation: u64,
     offset: usize,
@@ -172,7 +174,7 @@ struct Mapped {
     pages: usize,
 }
 
-/// Which live object a step's number chooses.
+/// Returns the live object that a step's number selects, and its index; `None` if there is no object.
 fn chosen<T>(objects: &mut [T], number: usize) -> Option<(usize, &mut T)> {
     let index = number.checked_rem(objects.len())?;
     Some((index, &mut objects[index]))
@@ -208,7 +210,7 @@ fn pages_are_what_the_model_says_through_every_mapping() {
                     Step::Map { reservation, offset, memory, memory_offset, pages } => {
                         let Some((_, reservation)) = chosen(&mut reservations, reservation) else { continue };
                         let Some((_, memory)) = chosen(&mut memories, memory) else { continue };
-                        // Drivers map memory only whole so far; mapping a part is refused.
+                        // Drivers so far map only whole memory and refuse to map a part of it.
                         let whole = memory_offset == 0;
                         let pages = if whole { memory.bytes() / PAGE } else { pages };
                         let fits = (offset + pages) * PAGE <= reservation.bytes()
@@ -313,8 +315,8 @@ fn sizes_that_no_multiple_holds_are_sizes_that_no_driver_gives() {
     });
 }
 
-/// Returns the handle types granted for a machine's only device, in a fresh world, and the number of
-/// allocations made to find out. `fault` is injected into the first call.
+/// Queries the granted handle types twice in a fresh world with one device. Returns both results, and the number of
+/// calls of `cuMemCreate`. If `fault` is a function and a code, the first call of this function returns the code.
 fn granted(fabric: bool, fault: Option<(&str, u32)>) -> (Vec<Result<HandleTypes, Error>>, u64) {
     let _turn = turn();
     let world = World::builder().devices(1).capacity(CAPACITY);
@@ -323,7 +325,7 @@ fn granted(fabric: bool, fault: Option<(&str, u32)>) -> (Vec<Result<HandleTypes,
     if let Some((function, code)) = fault {
         world.faults().inject(Injection::new(function, Action::Fail(code))).unwrap();
     }
-    // Contexts of one driver know what one has found.
+    // The second query uses the result of the first, because both contexts are of one driver.
     let found = (0..2).map(|_| HandleTypes::granted(&context(&driver, 0))).collect();
     let made = world.calls("cuMemCreate");
     drop(driver);
@@ -340,7 +342,7 @@ fn fabric_handles_are_granted_where_one_goes_round_and_that_is_tried_once() {
     };
     let found = granted(true, None);
     assert!(is(&found, both, 1), "{found:?}");
-    // A device without support is not tried.
+    // On a device without support, nothing is allocated.
     let found = granted(false, None);
     assert!(is(&found, HandleTypes::POSIX_FD, 0), "{found:?}");
     let refusals = [CUresult::CUDA_ERROR_NOT_PERMITTED.0, CUresult::CUDA_ERROR_NOT_SUPPORTED.0, INJECTED];

@@ -28,7 +28,7 @@ pub(super) fn captures(driver: &Driver) -> Result<()> {
         other => other.map(|()| panic!("a graph could run it often"))?,
     }
     {
-        // Beside the capture, and no part of it.
+        // This memory is allocated and freed during the capture, but is not part of it.
         let _relaxed = RelaxedCapture::enter(driver)?;
         DeviceMemory::new(&context, 4096)?.free()?;
     }
@@ -40,7 +40,7 @@ pub(super) fn captures(driver: &Driver) -> Result<()> {
 fn filling(stream: &Stream, memory: &DeviceMemory, value: u8, times: usize) -> Result<Graph> {
     let capture = stream.begin_capture(CaptureMode::ThreadLocal)?;
     for _ in 0..times {
-        // SAFETY: who launches the graph sees to it that the memory outlives the launches.
+        // SAFETY: the section keeps `memory` alive until all launches of the graph have completed.
         unsafe { stream.fill_u8(memory.ptr(), value, 4096)? };
     }
     capture.end()
@@ -57,7 +57,7 @@ pub(super) fn graphs(driver: &Driver) -> Result<()> {
     };
     let graph = filling(&stream, &memory, 2, 1)?;
     assert_eq!(graph.node_count()?, 1);
-    // SAFETY: it was given up just now.
+    // SAFETY: `into_raw` has just given up ownership of the graph.
     let graph = unsafe { Graph::from_raw(&context, graph.into_raw()) };
     let mut exec = graph.instantiate()?;
     assert!(!exec.raw().is_null());

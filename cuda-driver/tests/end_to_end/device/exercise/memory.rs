@@ -28,7 +28,7 @@ pub(super) fn plain(driver: &Driver) -> Result<()> {
     memory.free()
 }
 
-/// Memory that is kept for ever, held here so that leak checkers do not report it.
+/// The addresses of memory that is never freed, stored here so that leak checkers do not report it.
 static KEPT: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 pub(super) fn host(driver: &Driver) -> Result<()> {
@@ -38,8 +38,9 @@ pub(super) fn host(driver: &Driver) -> Result<()> {
     pinned.as_mut_slice()[0] = 1;
     assert!(!pinned.as_ptr().is_null() && !pinned.device_ptr()?.is_null());
 
-    // Separate pages: a page can be registered once. They are kept for ever, since they stay pinned when a
-    // test makes unregistering fail, and would break their next user.
+    // The memory has a page of its own, because a page can be registered only once. The memory is never freed,
+    // because the page stays pinned if a test makes unregistering fail. The next registration of the page would then
+    // fail.
     let own = vec![0u8; 2 << 12].leak();
     KEPT.lock().unwrap_or_else(PoisonError::into_inner).push(own.as_ptr().addr());
     let offset = own.as_ptr().align_offset(4096);
@@ -48,7 +49,7 @@ pub(super) fn host(driver: &Driver) -> Result<()> {
     assert_eq!(registered.bytes(), 4096);
     assert!(!registered.device_ptr()?.is_null());
     let start = NonNull::new(registered.as_ptr()).unwrap();
-    // SAFETY: the range is kept for ever.
+    // SAFETY: the memory is never freed.
     let again = unsafe { RegisteredMemory::from_raw(&context, start, 4096, RegisterFlags::empty()) };
     assert!(attempt(again)?.is_none(), "it is registered already");
     Ok(())
@@ -82,7 +83,7 @@ pub(super) fn legacy_handles(driver: &Driver) -> Result<()> {
     let context = driver.device(0)?.retain_primary()?;
     let memory = DeviceMemory::new(&context, 2 << 20)?;
     let handle = memory.export_ipc()?;
-    // Other processes can: `processes.rs`.
+    // A process cannot open its own allocation. `processes.rs` opens one in another process.
     match ImportedMemory::open(&context, handle) {
         Err(error @ Error::Driver { .. }) => attempt::<()>(Err(error)).map(drop),
         other => other.map(|memory| panic!("{memory:?} is this process's own")),

@@ -1,6 +1,6 @@
-//! Calls every function of the crate at least once: the same calls on the embedded device and on the
-//! machine's own driver, so that both behave alike. `complete.rs` checks that none is forgotten. Multicast
-//! alone is elsewhere (`multicast.rs`), since no test may use it on hardware.
+//! The exercise: sections of calls that run on the embedded device and on the machine's own driver, which must behave
+//! alike. `complete.rs` checks that the sections and a few other tests call every public function of the crate.
+//! Multicast is tested only in `multicast.rs`, because no test may use it on hardware.
 
 mod devices;
 mod graphs;
@@ -16,10 +16,10 @@ use cuda_driver::{Context, Driver, Error, Result, Stream, StreamFlags};
 
 use super::INJECTED;
 
-/// A part of the crate, exercised.
+/// A function that calls the functions of one part of the crate and checks the results.
 pub(crate) type Section = fn(&Driver) -> Result<()>;
 
-/// All of it, with names.
+/// All sections, with their names.
 pub(crate) const SECTIONS: &[(&str, Section)] = &[
     ("devices", devices::devices),
     ("contexts", devices::contexts),
@@ -50,13 +50,13 @@ pub(crate) const SECTIONS: &[(&str, Section)] = &[
     ("kernels", kernels),
 ];
 
-/// The embedded device needs them registered (`kernels::register`).
+/// On the embedded device, `kernels::register` must have registered the kernels.
 fn kernels(driver: &Driver) -> Result<()> {
     let (context, stream) = on_stream(driver)?;
     super::kernels::flow(driver, &context, &stream)
 }
 
-/// All sections on this thread, until one fails.
+/// Runs all sections on this thread, until one fails.
 pub(crate) fn all(driver: &Driver) -> Result<()> {
     SECTIONS.iter().try_for_each(|(_, section)| section(driver))
 }
@@ -75,8 +75,8 @@ pub(crate) fn notes() -> Vec<String> {
     NOTES.take()
 }
 
-/// Returns `None` for a call that the driver refuses, as drivers may on some systems. Other kinds of errors
-/// are returned, and so is the code that tests inject.
+/// Returns `None` for a call that the driver refuses, as drivers may on some systems. Returns other kinds of errors,
+/// and errors with the code that tests inject.
 fn attempt<T>(result: Result<T>) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -86,7 +86,7 @@ fn attempt<T>(result: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// The first device's context and a stream of it.
+/// Returns the first device's context and a new stream of this context.
 fn on_stream(driver: &Driver) -> Result<(Context, Stream)> {
     let context = driver.device(0)?.retain_primary()?;
     let stream = Stream::new(&context, StreamFlags::NON_BLOCKING)?;

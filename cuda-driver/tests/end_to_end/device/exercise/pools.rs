@@ -70,7 +70,7 @@ pub(super) fn pools(driver: &Driver) -> Result<()> {
     assert!(default.is_current()? && !pool.is_current()?);
     pool.make_current()?;
     let of_ours = pool.is_current().and_then(|is| Ok((is, StreamMemory::new(&stream, 4096)?, pool.usage()?)));
-    // The current pool is process-wide: restored at once, whatever the outcome.
+    // The current pool holds for the whole process, so it is restored before any error is returned.
     default.make_current()?;
     let (is_current, memory, usage) = of_ours?;
     assert!(is_current && usage.used >= 4096);
@@ -78,7 +78,7 @@ pub(super) fn pools(driver: &Driver) -> Result<()> {
     stream.synchronize()
 }
 
-/// Functions of a pool made for sharing; `processes.rs` opens it in another process.
+/// Calls the functions that share a pool. `processes.rs` opens a shared pool in another process.
 pub(super) fn shared(driver: &Driver) -> Result<()> {
     let (context, stream) = on_stream(driver)?;
     let types = context.device().pool_handle_types()? & HandleTypes::POSIX_FD;

@@ -86,7 +86,7 @@ pub(super) fn pinned(driver: &Driver) -> Result<()> {
     stream.memcpy_dtoh_async(slice.slice(..4)?, &mut pinned)?;
     assert_eq!(pinned.as_slice()?, [-1, 0, -3, 4]);
     assert_eq!(stream.clone_dtoh(&slice)?, [-1, 0, -3, 4, -1, 2, -3, 4]);
-    // Dropped while a copy may run.
+    // `pinned` is dropped while this copy may still run.
     stream.memcpy_dtoh_async(slice.slice(4..)?, &mut pinned)?;
     let mut none = context.alloc_pinned::<i32>(0)?;
     stream.memcpy_dtoh_async(slice.slice(8..)?, &mut none)?;

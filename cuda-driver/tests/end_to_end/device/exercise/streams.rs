@@ -1,4 +1,4 @@
-//! Streams, events, and what is enqueued.
+//! Streams, events, and the work that is enqueued on streams.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,16 +20,16 @@ pub(super) fn streams(driver: &Driver) -> Result<()> {
     assert_eq!((urgent.priority()?, urgent.flags()?), (highest, StreamFlags::empty()));
     assert!(lowest >= highest);
     assert_ne!(stream.id()?, urgent.id()?);
-    // SAFETY: `stream` outlives it.
+    // SAFETY: `stream` outlives `borrowed`.
     let borrowed = unsafe { Stream::borrowed(&context, stream.raw()) };
     assert_eq!(borrowed, stream);
     assert_eq!(borrowed.context(), &context);
     assert!(borrowed.is_same(&stream) && !stream.is_same(&urgent));
-    // SAFETY: `CU_STREAM_PER_THREAD`, which goes with nobody.
+    // SAFETY: the handle is `CU_STREAM_PER_THREAD`, which always exists.
     let of_thread = unsafe { Stream::borrowed(&context, std::ptr::without_provenance_mut(2)) };
     assert!(of_thread.is_per_thread() && !of_thread.is_same(&of_thread.clone()));
     let owner = Arc::new(());
-    // SAFETY: as above.
+    // SAFETY: `stream` outlives `kept` and its clone.
     let kept = unsafe { Stream::kept_by(&context, stream.raw(), owner.clone()) };
     let again = kept.clone();
     drop((borrowed, kept));
@@ -58,7 +58,7 @@ pub(super) fn events(driver: &Driver) -> Result<()> {
     assert!(second.query()?);
     assert!(second.elapsed_us(&first)? >= 0.0);
 
-    // For other processes: `processes.rs` opens it there.
+    // `processes.rs` opens an exported event in another process.
     assert!(attempt(first.export_ipc())?.is_none(), "the event was not made for it");
     let shared = EventFlags::INTERPROCESS | EventFlags::DISABLE_TIMING;
     if context.device().can(Capabilities::IPC_EVENTS)? {
@@ -97,7 +97,8 @@ pub(super) fn words(driver: &Driver) -> Result<()> {
     memory.copy_from_host(0, &[0u64; 8])?;
     let [narrow, wide]: [DevicePtr; 2] = [memory.ptr(), memory.ptr() + 8usize];
     let nor = context.device().can(Capabilities::STREAM_WAIT_NOT_OR)?;
-    // SAFETY: the words are the memory's, which outlives the work: it is waited for, or freed after it.
+    // SAFETY: the words lie in `memory`, which outlives the work: the section waits for the work, or after an error,
+    // freeing the memory does.
     unsafe {
         stream.write_value32(narrow, 3)?;
         stream.write_value64(wide, 1 << 40)?;
@@ -127,7 +128,8 @@ pub(super) fn copies(driver: &Driver) -> Result<()> {
     let mut pinned = PinnedMemory::new(&context, 1024, PinnedFlags::empty())?;
     pinned.as_mut_slice().fill(9);
     let (start, middle, end) = (memory.ptr(), memory.ptr() + 1024usize, memory.ptr() + 2048usize);
-    // SAFETY: both memories outlive the work: it is waited for, or they are freed after it.
+    // SAFETY: both memories outlive the work: the section waits for the work, or after an error, freeing the memories
+    // does.
     unsafe {
         stream.copy_from_host(start, pinned.as_ptr().cast(), 1024)?;
         stream.fill_u8(start, 1, 4)?;
@@ -140,7 +142,7 @@ pub(super) fn copies(driver: &Driver) -> Result<()> {
     stream.synchronize()?;
     assert_eq!(pinned.as_slice()[..16], [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 9, 9, 9, 9]);
     let mut found = [0u16; 8];
-    // SAFETY: the memory is the section's own, and used by nobody meanwhile.
+    // SAFETY: the memory belongs to this section, and nothing else uses it.
     unsafe {
         context.fill_u8(start, 4, 1024)?;
         context.fill_u16(start, 5, 4)?;

@@ -43,7 +43,7 @@ pub(super) fn mappings(driver: &Driver) -> Result<()> {
         context.copy_to_host(&mut found, second.ptr() + 8usize)?;
         assert_eq!(found, [5], "the same pages");
     }
-    // Devices without read-only pages refuse.
+    // Devices without read-only mappings refuse the call.
     if attempt(second.set_access(&[(device, Access::Read)]))?.is_some() {
         assert_eq!(reservation.access(bytes, device)?, Access::Read);
     }
@@ -54,7 +54,7 @@ pub(super) fn mappings(driver: &Driver) -> Result<()> {
     Ok(())
 }
 
-/// One page at three addresses of a range far larger than any device, and another between them.
+/// Maps one page at three addresses of a range far larger than any device's memory, and another page between them.
 pub(super) fn page_tables(driver: &Driver) -> Result<()> {
     let (context, page, bytes) = physical(driver, HandleTypes::empty())?;
     let other = PhysicalMemory::create(&context, 2 * bytes, HandleTypes::empty())?;
@@ -95,7 +95,8 @@ pub(super) fn file_descriptors(driver: &Driver) -> Result<()> {
     mapping.unmap()
 }
 
-/// Without a fabric, the refusal is [`Error::NoFabric`]; with one, memory is exported and imported.
+/// Checks that memory can be exported and imported as a fabric handle, or that creating it returns
+/// [`Error::NoFabric`].
 pub(super) fn fabric_handles(driver: &Driver) -> Result<()> {
     let context = driver.device(0)?.retain_primary()?;
     let granularity = Granularity::of(context.device(), HandleTypes::empty())?;
