@@ -20,8 +20,8 @@
 /// feature.
 ///
 /// The first sentence of a feature's documentation gives, in parentheses, the first release that has the feature.
-/// It is for readers only. The functions and `since` determine the release that [`Requirement`](crate::Requirement)
-/// uses.
+/// The flags' method `summary` returns this documentation, so that a program can print it. The release that
+/// [`Requirement`](crate::Requirement) uses does not come from it, but from the functions and `since`.
 #[macro_export]
 macro_rules! features {
     (
