@@ -133,7 +133,7 @@ pub enum VersionFault {
     /// The library does not have the function that reports its release. The value is the name of the function.
     #[error("`{0}` is not there")]
     Absent(&'static str),
-    /// The function returned an error.
+    /// The function that reports the release returned an error.
     #[error("`{function}` answered {status}{hint}")]
     Failed {
         /// The function's name.

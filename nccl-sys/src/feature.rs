@@ -40,7 +40,7 @@ features! {
     ONE_SIDED: ["ncclPutSignal", "ncclSignal", "ncclWaitSignal"];
     /// Suspending a communicator's memory, and resuming it (2.29.7).
     SUSPEND: ["ncclCommSuspend", "ncclCommResume"];
-    /// Collectives with a configuration of their own (2.31.2).
+    /// Collectives that take a configuration for each call (2.31.2).
     CALL_CONFIG: [
         "ncclAllReduceConfig", "ncclBroadcastConfig", "ncclReduceConfig", "ncclAllGatherConfig",
         "ncclReduceScatterConfig", "ncclAlltoAllConfig", "ncclGatherConfig", "ncclScatterConfig",
