@@ -1,4 +1,5 @@
-//! The description of the CUDA driver's library, and how its functions are resolved.
+//! The description of the CUDA driver's library for `dynload`, and the resolution of its functions through
+//! `cuGetProcAddress`.
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::path::PathBuf;
@@ -9,13 +10,13 @@ use dynload::{Function, Library, Version, VersionFault, by_name, status};
 use crate::feature::Feature;
 use crate::generated::{CUresult, FUNCTIONS, Table};
 
-/// The environment variable that names the library's file.
+/// The name of the environment variable that holds the path of the library's file.
 pub const VARIABLE: &str = "CUDA_DRIVER_SYS_LIBRARY";
 
-/// The names that are passed to the system's loader, in this order.
+/// The names that are passed to the system's loader (`dlopen`), in this order.
 pub const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
 
-/// Explanation of `CUDA_ERROR_STUB_LIBRARY`.
+/// The text that the error message appends to the code `CUDA_ERROR_STUB_LIBRARY` to explain it.
 const STUB: &str = ": it is the stub that a toolkit links against, not a driver's library";
 
 static LIBRARY: Library = Library {
@@ -40,18 +41,18 @@ status!(CUresult, CUDA_SUCCESS);
 /// The error of a call: the function is missing, or it returned an error code.
 pub type CallError = dynload::CallError<CUresult>;
 
-/// Returns the release that `cuDriverGetVersion` reports by `code`: 12040 is 12.4.
+/// Returns the release that `cuDriverGetVersion` reports as `code`: 12040 is 12.4. Returns 0.0 for a negative code.
 pub const fn version_from_code(code: c_int) -> Version {
     let code = if code < 0 { 0 } else { code as u32 };
     Version::new(code / 1_000, code % 1_000 / 10, code % 10)
 }
 
-/// Returns the number by which `cuDriverGetVersion` reports a release.
+/// Returns the number by which `cuDriverGetVersion` reports a release: 12040 for 12.4.
 pub const fn version_code(version: Version) -> c_int {
     (version.major * 1_000 + version.minor * 10 + version.patch) as c_int
 }
 
-/// Returns the libraries of the toolkits' packages for forward compatibility.
+/// Returns the driver libraries in `/usr/local/*/compat`, where the packages for forward compatibility install them.
 fn packaged() -> Vec<PathBuf> {
     let toolkits = fs::read_dir("/usr/local").into_iter().flatten().flatten().map(|entry| entry.path());
     let mut files: Vec<_> = toolkits.map(|folder| folder.join("compat").join(NAMES[0])).collect();
@@ -69,12 +70,12 @@ unsafe impl dynload::Table for Table {
 
     /// Resolves the functions through `cuGetProcAddress`. A request names a function and a release, and
     /// `cuGetProcAddress` returns the newest revision up to that release. Each request names the first release with the
-    /// revision of the table, so that the signature fits. A function that `cuGetProcAddress` does not know is resolved
-    /// by its symbol.
+    /// revision that the table declares, so that the returned function has the declared signature. A function that
+    /// `cuGetProcAddress` does not know is resolved by its symbol.
     ///
     /// If the driver is older than the revision, `cuGetProcAddress` is not called, because it could return an older
-    /// revision with another signature. Such a function is resolved only by its symbol, because a symbol stands for one
-    /// revision.
+    /// revision with another signature. Such a function is resolved only by its symbol, because every revision has a
+    /// symbol of its own.
     unsafe fn resolve(symbol: &mut dyn FnMut(&CStr) -> *const c_void) -> Self {
         // SAFETY: the caller's contract. Only `cuDriverGetVersion` and the two revisions of `cuGetProcAddress` get an
         // address.
@@ -87,11 +88,11 @@ unsafe impl dynload::Table for Table {
         // A driver that does not report its release is refused later, with the reason.
         // SAFETY: the version function is the driver's, by the caller's contract.
         let release = unsafe { dynload::Table::version(&entry_points) }.unwrap_or_default();
-        // SAFETY: both ways return the driver's function in this revision, or null.
+        // SAFETY: both `ask` and `by_name` return the driver's function in the declared revision, or no address.
         unsafe {
             Self::from_addresses(|function| {
-                // `cuGetProcAddress` itself is resolved by symbol: asked for either of its revisions, a driver may
-                // return the newest.
+                // `cuGetProcAddress` itself is resolved by its symbol, because a request for either of its revisions
+                // may return the newest one.
                 let is_asked = function.base != "cuGetProcAddress" && function.since <= release;
                 let answer = if is_asked { ask(&entry_points, function) } else { None };
                 answer.unwrap_or_else(|| by_name(symbol, function.name))
@@ -119,8 +120,9 @@ unsafe impl dynload::Table for Table {
     }
 }
 
-/// Asks `cuGetProcAddress` for the function's address; `None` if it does not know the function. The default flags
-/// select the variants that use the legacy default stream.
+/// Returns the address that `cuGetProcAddress` has for the function; `None` if it does not know the function, or the
+/// driver has no `cuGetProcAddress`. The flags are 0, the default, which selects the variants that use the legacy
+/// default stream.
 ///
 /// # Safety
 /// The table's `cuGetProcAddress` must be the driver's.

@@ -11,7 +11,7 @@ features! {
     /// release 11.7 or older exist in every supported driver.
     pub struct Feature of Table;
 
-    /// Physical memory, reserved addresses, and mappings of one to the other (10.2).
+    /// Allocating physical memory, reserving ranges of addresses, and mapping the memory there (10.2).
     VIRTUAL_MEMORY: [
         "cuMemCreate", "cuMemRelease", "cuMemAddressReserve", "cuMemAddressFree", "cuMemMap", "cuMemUnmap",
         "cuMemSetAccess", "cuMemGetAllocationGranularity",
@@ -21,7 +21,7 @@ features! {
         "cuMemCreate", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle",
     ];
     /// Physical memory exported and imported as fabric handles (12.3).
-    // CU_MEM_HANDLE_TYPE_FABRIC, a value and no function, came with 12.3.
+    // `since` is needed, because 12.3 added only an enumeration value, CU_MEM_HANDLE_TYPE_FABRIC, and no function.
     FABRIC_HANDLES: [
         "cuMemCreate", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle",
     ] since (12, 3, 0);
@@ -30,9 +30,9 @@ features! {
         "cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2", "cuIpcCloseMemHandle", "cuIpcGetEventHandle",
         "cuIpcOpenEventHandle",
     ];
-    /// Writing and awaiting a word of memory in stream order, alone or in a batch (11.7). These functions are the
-    /// second revision. The table leaves out the first revision, because drivers disable it unless a parameter of their
-    /// kernel module enables it.
+    /// Writing a 32-bit or 64-bit word of memory in stream order, and waiting for its value, alone or in a batch
+    /// (11.7). These functions are the second revision. The table leaves out the first revision, which drivers
+    /// disable unless a parameter of their kernel module enables it.
     STREAM_MEMORY_OPERATIONS: [
         "cuStreamWriteValue32_v2", "cuStreamWaitValue32_v2", "cuStreamWriteValue64_v2",
         "cuStreamWaitValue64_v2", "cuStreamBatchMemOp_v2",
@@ -42,7 +42,7 @@ features! {
         "cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuStreamIsCapturing", "cuGraphInstantiateWithFlags",
         "cuGraphLaunch",
     ];
-    /// Allocation in stream order, and its pools (11.2).
+    /// Allocation in stream order, and the pools that such memory comes from (11.2).
     STREAM_ORDERED_ALLOCATION: ["cuMemAllocAsync", "cuMemFreeAsync", "cuMemPoolCreate"];
     /// Access to another device's memory (4.0).
     PEER_ACCESS: ["cuDeviceCanAccessPeer", "cuCtxEnablePeerAccess"];
@@ -51,11 +51,11 @@ features! {
     /// Exporting an address range as a handle, such as a DMA-BUF descriptor (11.7).
     DMA_BUFFER_EXPORT: ["cuMemGetHandleForAddressRange"];
     /// Launches with attributes: clusters, programmatic serialisation (11.8).
-    // Drivers resolve the function from 11.6 on; no header before 11.8 has it or its attributes.
+    // Drivers resolve the function from 11.6 on, but headers declare it and its attributes only from 11.8 on.
     LAUNCH_ATTRIBUTES: ["cuLaunchKernelEx"] since (11, 8, 0);
     /// Sharing events, but not memory, between processes by IPC handles (4.1).
     IPC_EVENTS: ["cuIpcGetEventHandle", "cuIpcOpenEventHandle"];
-    /// Pools of stream-ordered memory shared with other processes (11.2).
+    /// Sharing pools of stream-ordered memory with other processes (11.2).
     MEMORY_POOL_SHARING: [
         "cuMemPoolExportToShareableHandle", "cuMemPoolImportFromShareableHandle", "cuMemPoolExportPointer",
         "cuMemPoolImportPointer",
@@ -76,15 +76,16 @@ features! {
     ATTRIBUTED_COPIES: ["cuMemcpyWithAttributesAsync", "cuMemcpy3DWithAttributesAsync"];
     /// Decompression by the device's engine (12.6).
     DECOMPRESSION: ["cuMemBatchDecompressAsync"];
-    /// Making remote writes to the device's memory visible (11.3).
+    /// Making the writes of other devices to the GPU's memory (GPUDirect RDMA) visible (11.3).
     RDMA_FLUSH: ["cuFlushGPUDirectRDMAWrites"];
-    /// The graph that a stream is captured into, and its dependencies (11.3).
+    /// Querying the graph that a stream is captured into, and querying and changing the nodes on which the next
+    /// captured node depends (11.3).
     CAPTURE_INFORMATION: ["cuStreamGetCaptureInfo_v2", "cuStreamUpdateCaptureDependencies"];
-    /// Like `CAPTURE_INFORMATION`, with the data of the edges (12.3).
+    /// Like `CAPTURE_INFORMATION`, but with edge data for each dependency (12.3).
     CAPTURE_EDGES: ["cuStreamGetCaptureInfo_v3", "cuStreamUpdateCaptureDependencies_v2"];
     /// Capturing into an existing graph (12.3).
     CAPTURE_TO_GRAPH: ["cuStreamBeginCaptureToGraph"];
-    /// Objects of the user that live as long as a graph (11.3).
+    /// User objects, which live at least as long as the graphs that hold a reference to them (11.3).
     GRAPH_USER_OBJECTS: [
         "cuUserObjectCreate", "cuUserObjectRetain", "cuUserObjectRelease", "cuGraphRetainUserObject",
         "cuGraphReleaseUserObject",
@@ -106,10 +107,10 @@ features! {
         "cuGraphAddKernelNode_v2", "cuGraphKernelNodeGetParams_v2", "cuGraphKernelNodeSetParams_v2",
         "cuGraphExecKernelNodeSetParams_v2",
     ];
-    /// Updating an executable graph, with a description of what cannot be updated (12.0).
+    /// Updating an executable graph, in the revision that reports the node that prevents an update (12.0).
     GRAPH_UPDATE: ["cuGraphExecUpdate_v2"];
-    /// Instantiation with a structure of parameters (12.0). It can upload the graph as well. After a failure the
-    /// structure holds the reason and the node.
+    /// Instantiating a graph with a structure of parameters (12.0). The same call can upload the graph. After a
+    /// failure the structure holds the reason and the node that caused it.
     GRAPH_INSTANTIATION_PARAMETERS: ["cuGraphInstantiateWithParams"];
     /// Adding and changing nodes of any type through one structure (12.2).
     GRAPH_NODES: ["cuGraphAddNode", "cuGraphNodeSetParams", "cuGraphExecNodeSetParams"];
@@ -126,7 +127,7 @@ features! {
         "cuGraphNodeGetContainingGraph",
     ];
     /// The number of clusters of blocks that fit a device, and their largest size (11.8).
-    // Drivers resolve them from 11.7 on; no header before 11.8 has them or their attributes.
+    // Drivers resolve the functions from 11.7 on, but headers declare them and their attributes only from 11.8 on.
     CLUSTER_OCCUPANCY: [
         "cuOccupancyMaxActiveClusters", "cuOccupancyMaxPotentialClusterSize",
     ] since (11, 8, 0);
@@ -135,7 +136,7 @@ features! {
         "cuLibraryLoadData", "cuLibraryLoadFromFile", "cuLibraryUnload", "cuLibraryGetKernel",
         "cuKernelGetFunction",
     ];
-    /// The kernels of a library (12.4).
+    /// Listing the kernels of a library (12.4).
     LIBRARY_ENUMERATION: ["cuLibraryGetKernelCount", "cuLibraryEnumerateKernels"];
     /// The loading mode of modules, lazy or eager (11.7).
     MODULE_LOADING_MODE: ["cuModuleGetLoadingMode"];
@@ -145,7 +146,7 @@ features! {
     FUNCTION_PARAMETERS: ["cuFuncGetParamInfo", "cuKernelGetParamInfo"];
     /// Names of functions and kernels (12.3).
     FUNCTION_NAMES: ["cuFuncGetName", "cuKernelGetName"];
-    /// Descriptors of tensors for the device's copy engine (12.0).
+    /// Descriptors of tensors for the Tensor Memory Accelerator, TMA (12.0).
     TENSOR_MAPS: ["cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col", "cuTensorMapReplaceAddress"];
     /// Green contexts, which have a share of the device's multiprocessors (12.4).
     GREEN_CONTEXTS: [
@@ -156,13 +157,14 @@ features! {
     GREEN_CONTEXT_STREAMS: ["cuGreenCtxStreamCreate"];
     /// Creating a context with parameters (12.5).
     CONTEXT_PARAMETERS: ["cuCtxCreate_v4"];
-    /// Events over all of a context's work (12.5).
+    /// Recording an event after all work of a context, and making all its future work wait for an event (12.5).
     CONTEXT_EVENTS: ["cuCtxRecordEvent", "cuCtxWaitEvent"];
-    /// Identifiers of streams and contexts, never reused (12.0).
+    /// Identifiers of streams and contexts, which a process never reuses (12.0).
     IDENTIFIERS: ["cuStreamGetId", "cuCtxGetId"];
-    /// The number of multiprocessors of a context (11.4).
+    /// Querying the limit on the multiprocessors that a context uses, and the device's support for such limits
+    /// (11.4).
     EXECUTION_AFFINITY: ["cuDeviceGetExecAffinitySupport", "cuCtxGetExecAffinity"];
-    /// Callbacks on events of the device, such as memory over budget (12.4).
+    /// Callbacks for notifications of a device, for example that a process is over its memory budget (12.4).
     ASYNC_NOTIFICATION: ["cuDeviceRegisterAsyncNotification", "cuDeviceUnregisterAsyncNotification"];
     /// Saving and restoring the state that a process has on its devices (12.8).
     CHECKPOINT: [
@@ -174,12 +176,12 @@ features! {
         "cuCoredumpGetAttribute", "cuCoredumpSetAttribute", "cuCoredumpGetAttributeGlobal",
         "cuCoredumpSetAttributeGlobal",
     ];
-    /// The driver's log of errors, in words (12.9).
+    /// The driver's log of error messages (12.9).
     ERROR_LOG: [
         "cuLogsCurrent", "cuLogsDumpToFile", "cuLogsDumpToMemory", "cuLogsRegisterCallback",
         "cuLogsUnregisterCallback",
     ];
-    /// Logical endpoints: other processes and hosts access the memory that is bound to one (13.3).
+    /// Logical endpoints (13.3). Other processes and hosts can access the memory that is bound to an endpoint.
     LOGICAL_ENDPOINTS: [
         "cuLogicalEndpointCreate", "cuLogicalEndpointDestroy", "cuLogicalEndpointExport",
         "cuLogicalEndpointImport", "cuLogicalEndpointBindMem", "cuLogicalEndpointUnbind",

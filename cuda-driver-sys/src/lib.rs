@@ -4,23 +4,24 @@
 //! | module | subject |
 //! |---|---|
 //! | `generated` | types, constants and the table of functions, from the newest `cuda.h` |
-//! | `feature` | features depending on the release |
+//! | `feature` | features that depend on the release |
 //! | `binding` | the description of the library for `dynload`, which finds and loads it |
 //!
 //! The table has every function of `cuda.h` that some driver from 11.7 on offers, and the first release of each. Two
 //! groups are left out:
 //! - The variants `…_ptds` and `…_ptsz`, whose default stream is that of the calling thread. In this crate the default
 //!   stream is the legacy one. [`CU_STREAM_PER_THREAD`] can be passed to every function that takes a stream.
-//! - The [`SUPERSEDED`] revisions. Every driver from 11.7 on has a newer revision of these functions.
+//! - The [`SUPERSEDED`] revisions. A revision is a version of a function with its own symbol, such as
+//!   `cuMemAlloc_v2`. Every driver from 11.7 on has a newer revision of the functions that are left out.
 //!
-//! A structure is laid out as in the newest header. A field that a later release added lies in space that the
+//! A structure is laid out as in the newest header. A field that a newer release added lies in space that the
 //! older headers reserve, or after the end of the older structure. Set such a field to zero for an older driver.
 //!
 //! This crate is for programs that call the driver's own functions without linking them. Its interface is not safe.
 //!
 //! Invariants:
 //! - An enumeration is an integer and holds any value.
-//! - A function is called only if the library has it in the revision that its name says (`cuMemAlloc_v2`).
+//! - A function is called only if the library has it in the revision that its symbol names.
 //! - The library is never unloaded.
 //!
 //! ```no_run

@@ -1,10 +1,11 @@
-//! Calls of a table's functions.
+//! The result codes of a library's functions, and the error of a call.
 
 use std::fmt;
 
 use crate::missing::Missing;
 
-/// The type of a library's result codes.
+/// A type of result codes, such as `CUresult` or `ncclResult_t`. [`status!`](macro@crate::status) implements this
+/// trait.
 pub trait Status: Copy + PartialEq + fmt::Debug {
     /// The code of a call that succeeded.
     const SUCCESS: Self;
@@ -12,7 +13,7 @@ pub trait Status: Copy + PartialEq + fmt::Debug {
     /// The code as a number.
     fn number(self) -> u32;
 
-    /// The code's name in C; `None` for a code that this crate's headers do not have.
+    /// The name of the code's constant in C; `None` for a code without a declared constant.
     fn name(self) -> Option<&'static str>;
 }
 
@@ -22,11 +23,11 @@ pub trait Status: Copy + PartialEq + fmt::Debug {
 pub enum CallError<S> {
     /// The library lacks the function. Nothing was called.
     Missing(Box<Missing>),
-    /// The function returned another code than success.
+    /// The function returned a code other than success.
     Status {
         /// The C symbol of the function.
         function: &'static str,
-        /// The code.
+        /// The code that the function returned.
         code: S,
     },
 }

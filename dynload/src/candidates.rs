@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use crate::library::Library;
 use crate::{file, maps};
 
-/// A copy of a library on this host, for this machine's kind of processor.
+/// A copy of a library on this host, built for this machine's kind of processor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Candidate {
-    /// Its file, with links resolved.
+    /// The path of the copy's file, with symbolic links resolved.
     pub path: PathBuf,
-    /// Every way that leads to it, in the order of the search. Not empty.
+    /// Every way by which the search found the copy, in the order of the search. Never empty.
     pub origins: Vec<Origin>,
 }
 
@@ -21,16 +21,16 @@ pub struct Candidate {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Origin {
-    /// The environment variable of this name gives its path.
+    /// The environment variable of this name holds the path of the copy.
     Variable(&'static str),
-    /// This process has it loaded.
+    /// This process has loaded the copy.
     Loaded,
-    /// It lies in a folder of `LD_LIBRARY_PATH`.
+    /// The copy lies in a folder of `LD_LIBRARY_PATH`.
     LibraryPath,
-    /// It lies in a folder that the system's loader searches by default.
+    /// The copy lies in a folder that the system's loader searches by default.
     DefaultFolder,
-    /// A package installed it in a folder that neither the system's loader nor `Api::load` searches. The text describes
-    /// the package.
+    /// A package installed the copy in a folder that [`Loaded::load`](crate::Loaded::load) does not search. The text
+    /// describes the package.
     Package(&'static str),
 }
 
@@ -47,7 +47,9 @@ impl fmt::Display for Origin {
 }
 
 impl Library {
-    /// Returns the copies of the library on this host, in the order in which `Api::load` prefers them.
+    /// Returns the copies of the library on this host, in the order in which [`Loaded::load`](crate::Loaded::load)
+    /// prefers them. Copies that `Loaded::load` does not find, because they lie in the folders of packages, come
+    /// last.
     ///
     /// Nothing is loaded, so a listed file need not be a working library. The search leaves out folders that are named
     /// only in the running program's `RUNPATH` or in `/etc/ld.so.conf`.
@@ -76,8 +78,8 @@ impl Library {
     }
 }
 
-/// Adds those of `files` that are libraries for this kind of machine. For a file that is already in `found`,
-/// adds only the origin.
+/// Adds those of `files` that are ELF files for this kind of machine. For a file that is already in `found`, adds
+/// only the origin.
 fn add(found: &mut Vec<Candidate>, origin: Origin, files: impl IntoIterator<Item = PathBuf>) {
     let machine = file::target(Path::new("/proc/self/exe"));
     for path in files.into_iter().filter_map(|file| file.canonicalize().ok()) {

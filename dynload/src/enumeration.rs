@@ -1,5 +1,6 @@
-//! Macros for C enumerations and structures. An enumeration is a transparent integer with constants, because a newer
-//! library may use values that this crate does not know.
+//! Macros for C enumerations and structures. A C enumeration becomes a type that wraps an integer, with a constant
+//! for each known value. It does not become a Rust `enum`, because a newer library may return values that are not
+//! declared.
 
 /// Defines one enumeration: `Name: integer { CONSTANT = value, … }`, or `Name: flags integer { … }` if its constants
 /// can be combined.
@@ -39,8 +40,8 @@ macro_rules! enumeration {
             pub const CONSTANTS: &'static [(&'static str, Self)] =
                 &[$((stringify!($constant), Self::$constant),)*];
 
-            /// Returns the name in C of the constant with this value; `None` for a value unknown to this crate, or a
-            /// combination of flags. If several constants have the value, the first in the header is returned.
+            /// Returns the name in C of the constant with this value. Returns `None` if no constant has the value,
+            /// for example for a combination of flags. If several constants have it, returns the first in the header.
             #[allow(unreachable_patterns)]
             pub const fn name(self) -> Option<&'static str> {
                 match self {
@@ -61,7 +62,8 @@ macro_rules! enumeration {
     };
 }
 
-/// Implements [`Status`](crate::Status) for an enumeration of 32 bits, with its constant for success.
+/// Implements [`Status`](crate::Status) for an enumeration over `u32`. `status!(Name, CONSTANT)` takes the name of
+/// the enumeration and its constant for success.
 #[macro_export]
 macro_rules! status {
     ($name:ident, $success:ident) => {
@@ -79,10 +81,11 @@ macro_rules! status {
     };
 }
 
-/// Implements `Default` as all bytes zero, like C's `= {0}`.
+/// Implements `Default` for structures and unions, as all bytes zero, like C's `= {0}`.
 ///
-/// Used by the code that `cargo xtask codegen` generates. The generator lists only plain C structures of integers,
-/// pointers, arrays and optional function pointers. All bytes zero are a value of each of these.
+/// Used by the code that `cargo xtask codegen` generates. The generator lists only plain C structures and unions,
+/// whose fields are numbers, `bool`, pointers, optional function pointers, and arrays, structures and unions of
+/// these. All bytes zero are a valid value of each of these types.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! zeroed {

@@ -16,47 +16,48 @@ pub enum LoadError {
     NoFile {
         /// The name of the library.
         library: &'static str,
-        /// The path.
+        /// The path, as it was given.
         path: PathBuf,
         /// The environment variable that named the path, if one did.
         variable: Option<&'static str>,
         /// The reason why the file cannot be read.
         source: io::Error,
     },
-    /// A check found that the file cannot be the library. It was not loaded.
+    /// A check found that the file cannot be the library. The file was not loaded.
     #[error("{}{} cannot be the {library} library: {fault}", .path.display(), named_by(.variable))]
     InvalidFile {
         /// The name of the library.
         library: &'static str,
-        /// The path.
+        /// The path, with symbolic links resolved.
         path: PathBuf,
         /// The environment variable that named the path, if one did.
         variable: Option<&'static str>,
         /// The fault that was found.
         fault: FileFault,
     },
-    /// The system's loader does not accept the file.
+    /// The system's loader (`dlopen`) could not load the file.
     #[error("{}{} cannot be loaded as the {library} library", .path.display(), named_by(.variable))]
     NotALibrary {
         /// The name of the library.
         library: &'static str,
-        /// The path.
+        /// The path, with symbolic links resolved.
         path: PathBuf,
         /// The environment variable that named the path, if one did.
         variable: Option<&'static str>,
         /// The loader's error.
         source: LoaderError,
     },
-    /// The file is a library, but not the expected one.
+    /// The library lacks a symbol that every supported release has. It is another library, or an older release.
     #[error("{}{} is not the {library} library: it has no symbol `{symbol}`", place(.path), named_by(.variable))]
     MissingSymbol {
         /// The name of the library.
         library: &'static str,
-        /// The library's file; `None` if the caller supplied the functions.
+        /// The file, if it was opened by its path. `None` if the caller supplied the functions, if the library was
+        /// loaded already, or if the system's loader found the library by its name.
         path: Option<PathBuf>,
         /// The environment variable that named the path, if one did.
         variable: Option<&'static str>,
-        /// The missing symbol, which every release of the library has.
+        /// The absent symbol.
         symbol: &'static str,
     },
     /// The process has loaded another copy of the library already.
@@ -80,15 +81,16 @@ pub enum LoadError {
     Version {
         /// The name of the library.
         library: &'static str,
-        /// The library's file; `None` if the caller supplied the table.
+        /// The library's file; `None` if it is not known, for example because the caller supplied the table.
         path: Option<PathBuf>,
         /// The environment variable that named the path, if one did.
         variable: Option<&'static str>,
         /// The fault that was found.
         fault: VersionFault,
     },
-    /// The process has loaded a copy of the library that the system's loader does not hand out. The file was deleted,
-    /// or the copy is in a linker namespace of its own. Only the code that loaded this copy can use it.
+    /// The process has loaded a copy of the library for which `dlopen` does not return a handle. For example, the
+    /// file was deleted, or the copy is in a linker namespace of its own (`dlmopen`). Only the code that loaded this
+    /// copy has a handle, and can pass its symbols to `Api::from_loader`.
     #[error(
         "this process has {library} loaded already, from {}, but the system's loader does not hand it out; \
          its owner can, for `Api::from_loader`, and a second copy is refused", .loaded.display()
@@ -128,10 +130,10 @@ impl LoaderError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VersionFault {
-    /// The library does not have the function, which is named here.
+    /// The library does not have the function that reports its release. The value is the name of the function.
     #[error("`{0}` is not there")]
     Absent(&'static str),
-    /// The function returned an error.
+    /// The function that reports the release returned an error.
     #[error("`{function}` answered {status}{hint}")]
     Failed {
         /// The function's name.

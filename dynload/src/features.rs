@@ -15,12 +15,13 @@
 /// ```
 ///
 /// Each feature lists the functions that it needs, by their C symbols. `since` gives the first release with the
-/// feature, if its functions alone do not determine it. `wrong A until B "fault"` marks the releases from A on, and
-/// before B, as known to do the feature wrong.
+/// feature, if its functions alone do not determine it. `wrong A until B "fault"` says that the releases from A up
+/// to, but not including, B have the feature with this fault. A library of such a release counts as lacking the
+/// feature.
 ///
 /// The first sentence of a feature's documentation gives, in parentheses, the first release that has the feature.
-/// It is for readers only. The functions and `since` determine the release that [`Requirement`](crate::Requirement)
-/// uses.
+/// The flags' method `summary` returns this documentation, so that a program can print it. The release that
+/// [`Requirement`](crate::Requirement) uses does not come from it, but from the functions and `since`.
 #[macro_export]
 macro_rules! features {
     (
@@ -70,7 +71,8 @@ macro_rules! features {
         }
 
         impl $Feature {
-            /// Returns the first release that has all of these features.
+            /// Returns the first release that has all of these features, or 0.0 if no feature is set. This does not
+            /// consider known faults: the release may be one of [`known_bad`](Self::known_bad).
             pub fn since(self) -> $crate::Version {
                 let library = <$Table as $crate::Table>::LIBRARY;
                 let needed = $crate::Features::requirements(self).map(|needs| needs.needed(library));
@@ -82,13 +84,14 @@ macro_rules! features {
                 $crate::Features::requirements(self).flat_map(|needs| needs.functions).copied()
             }
 
-            /// Returns the releases that do these features wrong. Such a release counts as lacking them.
+            /// Returns the ranges of releases in which one of these features has a known fault. A library of such a
+            /// release counts as lacking that feature.
             pub fn known_bad(self) -> impl Iterator<Item = &'static $crate::KnownBad> {
                 $crate::Features::requirements(self).flat_map(|needs| needs.known_bad)
             }
 
-            /// Returns the documentation of a single feature, with the first release that has it; `None` unless exactly
-            /// one feature is set.
+            /// Returns the documentation of a feature, which gives the first release that has it; `None` unless
+            /// exactly one feature is set.
             pub fn summary(self) -> Option<&'static str> {
                 let mut all = [$((Self::$name, concat!($($line),+))),+].into_iter();
                 all.find(|(feature, _)| *feature == self).map(|(_, text)| text.trim_start())

@@ -12,7 +12,7 @@ use std::path::Path;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileFault {
-    /// The path is a folder, a pipe or a device.
+    /// The path leads to something other than a regular file, for example to a folder, a pipe or a device.
     #[error("not a regular file")]
     NotRegular,
     /// The file does not start like an ELF file.
@@ -32,7 +32,8 @@ pub enum FileFault {
         /// The machine of this process.
         expected: Target,
     },
-    /// The file is an ELF file, but not a shared object: an executable, an object file or a core dump.
+    /// The file is an ELF file whose type is not "shared object" (`ET_DYN`). It is, for example, an object file, a
+    /// core dump, or an executable that is not position-independent.
     #[error("ELF type {found}; expected 3, a shared object")]
     NotShared {
         /// The type of the file (`e_type`).
@@ -41,7 +42,7 @@ pub enum FileFault {
     /// The file ends before the data that its headers describe.
     #[error("cut off: {found} bytes; its headers place data up to byte {expected}")]
     Truncated {
-        /// The expected length of the file in bytes.
+        /// The length in bytes that the headers require. If the file ends inside its headers, this is a lower bound.
         expected: u64,
         /// The actual length of the file in bytes.
         found: u64,
@@ -89,7 +90,7 @@ const SHARED_OBJECT: u16 = 3;
 /// Checks that the loader can map `path`. It must be a regular file and an ELF shared object for this machine, and at
 /// least as long as its headers say.
 pub(crate) fn check(path: &Path) -> Result<(), Unfit> {
-    // Checked before the file is opened, because opening a pipe blocks until another process writes to it.
+    // Checked before the file is opened, because opening a pipe blocks until another process opens it for writing.
     let metadata = path.metadata()?;
     if !metadata.is_file() {
         return Err(FileFault::NotRegular.into());
@@ -141,8 +142,10 @@ impl Header {
         number(&self.0[at..at + N], self.0[5])
     }
 
-    /// Returns the offset at which the last part that the loader reads ends. These parts are the table of segments, and
-    /// each segment. Returns 0 for a file that is not 64-bit, because this function knows only the 64-bit layout.
+    /// Returns the length in bytes that the file must have, so that it contains everything that the loader reads: the
+    /// table of program headers, and each segment. If the file, which has `size` bytes, ends inside that table,
+    /// returns a lower bound that is greater than `size`. Returns 0 for a file that is not 64-bit, because this
+    /// function knows only the 64-bit layout.
     fn end(&self, file: &File, size: u64) -> io::Result<u64> {
         const CLASS_64: u8 = 2;
         if self.0[4] != CLASS_64 {
@@ -154,7 +157,7 @@ impl Header {
             let mut segment = [0; SEGMENT as usize];
             match file.read_exact_at(&mut segment, table.saturating_add(index * each)) {
                 Ok(()) => {}
-                // The file ends inside the table of segments.
+                // The file ends inside the table of program headers.
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
                     return Ok(end.max(size.saturating_add(1)));
                 }

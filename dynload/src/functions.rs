@@ -1,6 +1,7 @@
 //! A macro that defines a library's table of functions, and the methods that call them.
 
-/// Defines `Table`, `FUNCTIONS`, and the methods of an [`api!`](macro@crate::api).
+/// Defines `Table`, a structure with one optional function pointer for each C function; `FUNCTIONS`, the descriptions
+/// of these functions; and the methods of the handle that [`api!`](macro@crate::api) defines.
 ///
 /// ```ignore
 /// functions! {
@@ -13,9 +14,9 @@
 /// ```
 ///
 /// Each line declares one function:
-/// - the first release that has it;
+/// - the first release whose library has it;
 /// - `declared (2, 30, 4)`, if the header of a later release is the first to declare it;
-/// - the symbol without the suffix of its revision;
+/// - the symbol without the suffix of its revision, such as `cuMemAlloc` for `cuMemAlloc_v2`;
 /// - the name of the method that calls it. It must differ from the symbol, which is the name of the accessor;
 /// - the C declaration. `-> ncclResult_t` is for functions that return the status type. Other results follow `returns`.
 #[macro_export]
@@ -48,7 +49,8 @@ macro_rules! functions {
         }
 
         impl Table {
-            /// Builds the table from the addresses that `find` returns. Null means that the function is absent.
+            /// Builds the table from the addresses that `find` returns. `find` takes the description of a function
+            /// and returns its address, or null if the function is absent.
             ///
             /// # Safety
             /// Every address that is not null must be that of the C function asked for.
@@ -60,8 +62,8 @@ macro_rules! functions {
                 Self {
                     $(
                         // SAFETY: a pointer and an optional function pointer have the same size, and null is `None`.
-                        // The caller's contract says that any other address is this function: the fields are in the
-                        // order of `FUNCTIONS`.
+                        // By the caller's contract, any other address is that of the function with this field's name:
+                        // the fields are in the order of `FUNCTIONS`.
                         $name: unsafe {
                             core::mem::transmute::<
                                 *const core::ffi::c_void,
@@ -87,7 +89,8 @@ macro_rules! functions {
                 }
             }
 
-            /// Returns the address of the function with this C symbol; `None` if it is absent or unknown.
+            /// Returns the address of the function with this C symbol; `None` if the library lacks the function, or
+            /// the table does not declare it.
             pub fn address(&self, name: &str) -> Option<*const core::ffi::c_void> {
                 match name {
                     $(stringify!($name) => self.$name.map(|function| function as *const core::ffi::c_void),)*

@@ -2,18 +2,19 @@
 //! function that the loaded release lacks returns an error that names the release needed.
 //!
 //! A raw crate declares the C interface of one library: it supplies a [`Library`] description and a [`Table`] of
-//! functions. This crate finds and checks the file ([`Loaded::load`], [`LoadError`]), resolves the functions, and
-//! reports gaps ([`Missing`], [`CallError`]).
+//! functions. This crate finds and checks the file ([`Loaded::load`], [`LoadError`]) and resolves the functions. It
+//! reports functions and features that the library lacks ([`Missing`]), and calls that fail ([`CallError`]).
 //! `lockstep-nccl-sys` and `lockstep-cuda-driver-sys` are raw crates.
 //!
 //! | module, from the bottom up | subject |
 //! |---|---|
 //! | `version`, `library` | a release; the description of a library and of its functions |
-//! | `missing`, `requirement` | a missing item; the requirements of a feature |
+//! | `missing`, `requirement` | a missing function, feature or field; the functions and releases a feature needs |
 //! | `file`, `maps`, `error` | checks of an ELF file; files mapped into this process; errors of loading |
 //! | `open`, `candidates` | finding and opening the library; listing all copies on the host |
 //! | `call` | errors of calls |
-//! | `table`, `loaded`, `releases` | the traits of a raw crate; the loaded library; the additions of each release |
+//! | `table`, `loaded` | the traits that a raw crate implements; the loaded library |
+//! | `releases` | the functions and features that each release adds |
 //! | `enumeration`, `features`, `functions`, `api` | macros that define the items of a raw crate |
 //!
 //! The README has a complete example. `enumeration!` and the other macros define public items in the module that calls

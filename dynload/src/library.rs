@@ -1,4 +1,4 @@
-//! The description of a library, which a raw crate supplies.
+//! The description of a library. A raw crate, which declares the C interface of one library, supplies it.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,21 +9,23 @@ use crate::version::Version;
 pub struct Library {
     /// The name of the library in error messages.
     pub name: &'static str,
-    /// The environment variable that names the library's file.
+    /// The name of the environment variable that holds the path of the library's file.
     pub variable: &'static str,
-    /// The names that are passed to the system's loader, in order of preference.
+    /// The names that are passed to the system's loader (`dlopen`), in order of preference.
     pub names: &'static [&'static str],
     /// The file name without a version, such as `libnccl.so`. Loaded copies are recognised by it.
     pub stem: &'static str,
-    /// Functions that every supported release has. The first one is the function that reports the release.
+    /// The C symbols of functions that every supported release has. A library that lacks one of them is refused. The
+    /// first is the function that reports the release.
     pub required: &'static [&'static str],
     /// All functions of the table.
     pub functions: &'static [Function],
     /// Advice on getting the library, for the error that no copy was found.
     pub advice: &'static str,
-    /// A description of the packages whose folders the system's loader does not search.
+    /// A description of the packages that install the library in folders that the system's loader does not search,
+    /// for example "a Python environment".
     pub packages: &'static str,
-    /// Returns the library's files in these packages.
+    /// Returns the paths of the library's files that these packages have installed.
     pub packaged: fn() -> Vec<PathBuf>,
 }
 

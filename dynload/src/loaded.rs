@@ -15,8 +15,8 @@ use crate::version::Version;
 
 /// The functions of a library, with its release and its file.
 ///
-/// Cheap to clone, and shared by threads. The library is never unloaded, because it may have threads, exit handlers
-/// and memory that outlive every handle.
+/// Clones are cheap, and threads can share the value. The library is never unloaded, because it may have threads,
+/// exit handlers and memory that outlive every handle.
 pub struct Loaded<T: Table>(Arc<Inner<T>>);
 
 struct Inner<T: Table> {
@@ -27,13 +27,14 @@ struct Inner<T: Table> {
 }
 
 impl<T: Table> Loaded<T> {
-    /// Loads the library. In this order:
-    /// 1. the file that the library's environment variable names;
+    /// Loads the library from the first of these sources that applies:
+    /// 1. the file that the library's environment variable names, if it is set and not empty;
     /// 2. a copy that this process has loaded already;
-    /// 3. the library's names, as the system's loader finds them.
+    /// 3. the file that the system's loader (`dlopen`) finds for one of the library's names.
     ///
     /// # Errors
-    /// [`LoadError`]; a path in the variable that cannot be used is an error, and the search stops.
+    /// [`LoadError`] if there is no copy, or the copy cannot be used. If the file that the variable names cannot be
+    /// used, the other sources are not tried.
     pub fn load() -> Result<Self, LoadError> {
         Self::from_opened(open::find(T::LIBRARY, Vec::new)?)
     }
@@ -42,7 +43,7 @@ impl<T: Table> Loaded<T> {
     /// is called at most once, and only if the variable is not set and no copy is loaded.
     ///
     /// # Errors
-    /// [`LoadError`], as of [`load`](Self::load).
+    /// [`LoadError`], as for [`load`](Self::load).
     ///
     /// # Safety
     /// Each file must be the library or one with the same C contracts, as for [`load_from`](Self::load_from).
@@ -52,28 +53,31 @@ impl<T: Table> Loaded<T> {
 
     /// Loads the library from `path`.
     ///
-    /// The file is checked before it is mapped ([`FileFault`](crate::FileFault)): a regular ELF file, a shared object
-    /// for this machine, and as long as its headers say.
+    /// The file is checked before it is mapped ([`FileFault`](crate::FileFault)). It must be a regular file, and an
+    /// ELF shared object for this machine that is not truncated.
     ///
     /// # Errors
-    /// [`LoadError`], also if this process has another copy loaded already: two copies do not know of each
-    /// other's state.
+    /// [`LoadError`], also if this process has another copy loaded already: two copies in a process do not share
+    /// state.
     ///
     /// # Safety
-    /// Loading runs the file's initialisers and calls its functions under the signatures of the table. The file must
-    /// be the library, or one that keeps the same C contracts, and must not be changed or cut off while the process
-    /// runs.
+    /// Loading runs the file's initialisers. The file's functions are called with the signatures that the table
+    /// declares. The file must be the library, or one that keeps the same C contracts. It must not be changed or
+    /// truncated while the process runs.
     pub unsafe fn load_from(path: impl AsRef<Path>) -> Result<Self, LoadError> {
         Self::from_opened(open::open(T::LIBRARY, path.as_ref(), None)?)
     }
 
-    /// Builds the handle from the addresses that `symbol` returns for C symbols, null for a symbol that is absent.
+    /// Builds the handle from the addresses that `symbol` returns. `symbol` takes the name of a C symbol and returns
+    /// its address, or null if the symbol is absent.
     ///
     /// # Errors
-    /// [`LoadError`] if a required function is absent, or the release cannot be queried.
+    /// [`LoadError`] if a function that every supported release has is absent, or the library does not report its
+    /// release.
     ///
     /// # Safety
-    /// Every address must be that of the C function asked for, and stay valid for the rest of the process.
+    /// Every address that is not null must be that of the C function asked for, and stay valid for the rest of the
+    /// process.
     pub unsafe fn from_loader(mut symbol: impl FnMut(&CStr) -> *const c_void) -> Result<Self, LoadError> {
         open::demand(T::LIBRARY, &mut symbol, None, None)?;
         // SAFETY: the caller's contract.
@@ -87,10 +91,11 @@ impl<T: Table> Loaded<T> {
     /// Builds the handle from a table that the caller supplies, for example that of a simulated device.
     ///
     /// # Errors
-    /// [`LoadError`] if the table's version function does not report a release.
+    /// [`LoadError`] if the table's version function is absent or does not report a release.
     ///
     /// # Safety
-    /// Every function must do what its C declaration promises, for the rest of the process.
+    /// Every function of the table must keep the contract of the C function whose name it has, for the rest of the
+    /// process.
     pub unsafe fn from_parts(table: T) -> Result<Self, LoadError> {
         // SAFETY: the caller's contract.
         unsafe { Self::new(table, None, None) }
@@ -126,7 +131,7 @@ impl<T: Table> Loaded<T> {
         Ok(Self(Arc::new(Inner { table, version, features, path })))
     }
 
-    /// The functions.
+    /// The table of the library's functions.
     #[inline]
     pub fn table(&self) -> &T {
         &self.0.table
@@ -142,8 +147,8 @@ impl<T: Table> Loaded<T> {
         self.0.path.as_deref()
     }
 
-    /// Returns true if the library has all of `feature`: its functions exist, its release is new enough, and
-    /// the release is not known to do it wrong.
+    /// Returns true if the library has every feature that is set in `feature`. The library has a feature if it has
+    /// the feature's functions, its release is new enough, and the release has no known fault in the feature.
     pub fn has(&self, feature: T::Feature) -> bool {
         feature.bits() & !self.features().bits() == 0
     }
@@ -153,10 +158,10 @@ impl<T: Table> Loaded<T> {
         self.0.features
     }
 
-    /// Checks as [`Self::has`] does, and returns the reason if the library lacks a feature.
+    /// Checks as [`Self::has`] does that the library has every feature that is set in `feature`.
     ///
     /// # Errors
-    /// [`Missing`] for the first feature in `feature` that the library lacks.
+    /// [`Missing`] for the first feature in `feature` that the library lacks, with the reason.
     pub fn require(&self, feature: T::Feature) -> Result<(), Missing> {
         let has = |name: &str| self.table().address(name).is_some();
         for needs in feature.requirements() {
@@ -167,14 +172,14 @@ impl<T: Table> Loaded<T> {
         Ok(())
     }
 
-    /// Returns the file of every copy of the library that is loaded in this process, including this one. Copies are
-    /// recognised by their file names: a copy under an unusual file name is left out. More than one copy is a fault of
-    /// the program, because the copies do not know of each other. Empty if none comes from a file.
+    /// Returns the file of every copy of the library that is loaded in this process. Copies are recognised by their
+    /// file names: a copy under an unusual file name is left out, even the copy that this handle uses. More than one
+    /// copy is a fault of the program, because the copies do not share state.
     pub fn copies(&self) -> Vec<PathBuf> {
         maps::copies(T::LIBRARY).into_iter().map(|copy| copy.path).collect()
     }
 
-    /// Returns the error for a function of the table that is absent.
+    /// Returns the error that reports the function with the C symbol `name` as absent.
     #[cold]
     pub fn missing(&self, name: &'static str) -> Missing {
         let needed = T::LIBRARY.function(name).map_or_else(Version::default, |function| function.since);
@@ -189,7 +194,8 @@ impl<T: Table> Loaded<T> {
         CallError::Missing(Box::new(self.missing(name)))
     }
 
-    /// Returns the error for an item that this library lacks. `needed` is the first release with the item.
+    /// Returns the error that reports `item` as missing from this library. `needed` is the first release with the
+    /// item, and `why` the reason why the library lacks it.
     #[cold]
     pub fn lacks(&self, item: Item, needed: Version, why: Why) -> Missing {
         let (found, path, library) = (self.version(), self.path().map(Into::into), T::LIBRARY);

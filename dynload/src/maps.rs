@@ -12,22 +12,23 @@ use crate::library::Library;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mapped {
     pub(crate) path: PathBuf,
-    /// True if the file was deleted. A file that is at its path now is another one.
+    /// True if the file was deleted after it was mapped. A file that has this path now is another file.
     pub(crate) deleted: bool,
-    /// Device and inode, by which the loader recognises a file.
+    /// Device and inode. The loader identifies a file by these two numbers.
     identity: (String, u64),
 }
 
 impl Mapped {
-    /// Returns true if this is the file at `path`, whose links must be resolved.
+    /// Returns true if the mapped file still exists and is the file at `path`.
     pub(crate) fn is(&self, path: &Path) -> bool {
         let id = |path: &Path| path.metadata().ok().map(|found| (found.dev(), found.ino()));
         !self.deleted && (self.path == path || (id(path).is_some() && id(&self.path) == id(path)))
     }
 }
 
-/// Returns every copy of the library that is loaded, recognised by its usual file names. A file that is only
-/// mapped to be read (by a debugger, a profiler, a packager) does not count.
+/// Returns every loaded copy of the library. A copy is recognised by the usual file name of the library and by an
+/// executable mapping. A file that is only mapped to be read, for example by a debugger or a profiler, does not
+/// count.
 pub(crate) fn copies(library: &Library) -> Vec<Mapped> {
     executable(&read(), library.stem)
 }
@@ -48,7 +49,7 @@ fn is_named(path: &Path, stem: &str) -> bool {
     name.strip_prefix(stem).is_some_and(|version| version.is_empty() || version.starts_with('.'))
 }
 
-/// Returns the file that is mapped at `address`.
+/// Returns the file that is mapped at `address`; `None` if there is none.
 pub(crate) fn file_at(address: usize) -> Option<PathBuf> {
     lines(&read()).find(|line| line.range.contains(&address)).map(|line| line.mapped.path)
 }
@@ -65,7 +66,8 @@ struct Line {
     mapped: Mapped,
 }
 
-/// The lines that map a file: `start-end perms offset device inode path`.
+/// Returns the mappings of files in the text of `/proc/self/maps`. The line of such a mapping has the form
+/// `start-end perms offset device inode path`.
 fn lines(text: &str) -> impl Iterator<Item = Line> + '_ {
     text.lines().filter_map(|line| {
         let mut rest = line;

@@ -1,4 +1,4 @@
-//! A missing function or feature, and the reason.
+//! The error for a function, feature or field that the library lacks, and the reason.
 
 use std::fmt;
 use std::path::Path;
@@ -6,24 +6,24 @@ use std::path::Path;
 use crate::library::Library;
 use crate::version::Version;
 
-/// The loaded library lacks a function or a feature.
+/// The loaded library lacks a function, a feature or a field of a structure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Missing {
     /// The missing item.
     pub item: Item,
-    /// The release that first has it.
+    /// The first release with the item.
     pub needed: Version,
-    /// The release found.
+    /// The release of the loaded library.
     pub found: Version,
     /// The library's file; `None` if it is not known, as for a table that the caller supplied.
     pub path: Option<Box<Path>>,
-    /// Why it counts as missing.
+    /// The reason why the item counts as missing.
     pub why: Why,
     pub(crate) library: &'static Library,
 }
 
-/// A missing item.
+/// A function, feature or field that a library can lack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Item {
@@ -40,7 +40,7 @@ pub enum Item {
     },
 }
 
-/// Why something counts as missing.
+/// The reason why an item counts as missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Why {
@@ -48,7 +48,7 @@ pub enum Why {
     TooOld,
     /// The library is new enough, yet does not export this symbol.
     NoSymbol(&'static str),
-    /// The release has the item, with a known fault.
+    /// The library's release has the item, but with a known fault.
     KnownBad {
         /// Description of the fault.
         fault: &'static str,

@@ -60,8 +60,8 @@ fn address(handle: &unix::Library, name: &CStr) -> *const c_void {
 /// Finds and opens the library. Tries, in this order:
 /// 1. the file named by the environment variable;
 /// 2. a copy that is loaded already;
-/// 3. the files from `packaged`;
-/// 4. the library's names, as the system's loader finds them.
+/// 3. the files that `packaged` returns;
+/// 4. the files that the system's loader finds for the library's names.
 pub(crate) fn find(
     library: &'static Library,
     packaged: impl FnOnce() -> Vec<PathBuf>,
@@ -73,7 +73,7 @@ pub(crate) fn find(
     if let Some(handle) = adopt(library, &lock())? {
         return Opened::new(library, handle, None, None);
     }
-    // Called without the lock, because it may run other programs.
+    // Called without the lock, because `packaged` may run other programs and take long.
     let packaged = packaged();
     let loading = lock();
     if let Some(handle) = adopt(library, &loading)? {
@@ -89,7 +89,8 @@ pub(crate) fn find(
     Err(LoadError::NotFound { library: library.name, advice: library.advice, tried })
 }
 
-/// Returns a copy of the library that is loaded already; `None` if there is none. The caller holds the lock.
+/// Returns a copy of the library that is loaded already; `None` if there is none. Returns an error if a copy is
+/// loaded, but the loader returns no handle for it. The caller holds the lock.
 fn adopt(library: &Library, _: &MutexGuard<'_, ()>) -> Result<Option<unix::Library>, LoadError> {
     let by_name = library.names.iter().find_map(|name| dlopen(OsStr::new(name), RTLD_NOLOAD).ok());
     if by_name.is_some() {
@@ -161,7 +162,8 @@ pub(crate) fn demand(
     }
 }
 
-/// Returns the address of a symbol; null if the library does not have it.
+/// Returns the address that `symbol` returns for the C symbol `name`; null if the symbol is absent. For
+/// implementations of [`Table::resolve`](crate::Table::resolve).
 pub fn by_name(symbol: &mut dyn FnMut(&CStr) -> *const c_void, name: &str) -> *const c_void {
     CString::new(name).map_or(std::ptr::null(), |name| symbol(&name))
 }

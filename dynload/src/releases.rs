@@ -1,4 +1,4 @@
-//! The additions of each release, from the library's description. No library is loaded.
+//! The functions and features that each release adds, from the library's description. No library is loaded.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use crate::library::Function;
 use crate::table::{Features, Table};
 use crate::version::Version;
 
-/// The additions of one release.
+/// The functions and features that one release adds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Release<F> {
@@ -18,8 +18,8 @@ pub struct Release<F> {
     pub features: F,
 }
 
-/// Returns every release that adds something, the oldest first. No library is loaded. An item that is older than the
-/// oldest release covered may be listed under that release.
+/// Returns every release that adds a function or a feature, the oldest first. No library is loaded. If a function is
+/// older than the oldest release that the table supports, the table may date it to that release.
 pub fn releases<T: Table>() -> Vec<Release<T::Feature>> {
     let mut releases: BTreeMap<Version, (Vec<_>, u64)> = BTreeMap::new();
     for function in T::LIBRARY.functions {

@@ -1,4 +1,4 @@
-//! The requirements that a feature places on its library.
+//! The requirements of a feature: the functions and the releases of the library that it needs.
 
 use crate::library::Library;
 use crate::missing::Why;
@@ -16,16 +16,16 @@ pub struct Requirement {
     pub functions: &'static [&'static str],
     /// The first release with the feature, if the functions alone do not determine it.
     pub since: Option<Version>,
-    /// The releases that do the feature wrong.
+    /// The ranges of releases in which the feature has a known fault.
     pub known_bad: &'static [KnownBad],
 }
 
-/// A range of releases that do a feature wrong.
+/// A range of releases in which a feature has a known fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KnownBad {
     /// The first release of the range.
     pub first: Version,
-    /// The first release after the range, which has the fix.
+    /// The first release after the range, in which the fault is fixed.
     pub mended: Version,
     /// A description of the fault.
     pub fault: &'static str,
@@ -45,14 +45,14 @@ impl Requirement {
         functions.map(|function| function.since).chain(self.since).max().unwrap_or_default()
     }
 
-    /// Returns the first release, not older than `release`, that is not known to do the feature wrong.
+    /// Returns the first release, not older than `release`, in which the feature has no known fault.
     fn mended(&self, release: Version) -> Version {
         let bad = self.known_bad.iter().find(|bad| bad.includes(release));
         bad.map_or(release, |bad| self.mended(bad.mended))
     }
 
-    /// Returns why a library of `release` does not meet the requirements; `None` if it does. `has` tells whether the
-    /// library has a function.
+    /// Returns the reason why a library of `release` does not meet the requirements; `None` if it meets them. `has`
+    /// takes a C symbol and returns true if the library has the function.
     pub(crate) fn fault(
         &self,
         library: &Library,

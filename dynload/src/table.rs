@@ -21,22 +21,24 @@ pub unsafe trait Table: Sized + Send + Sync + 'static {
     /// The flags of the library's features.
     type Feature: Features;
 
-    /// Builds the table from the library's symbols. `symbol` returns an address, or null for an absent symbol.
+    /// Builds the table from the library's symbols. `symbol` takes the name of a C symbol and returns its address, or
+    /// null if the symbol is absent.
     ///
     /// # Safety
-    /// Every address must be that of the C function asked for.
+    /// Every address that is not null must be that of the C function asked for.
     unsafe fn resolve(symbol: &mut dyn FnMut(&CStr) -> *const c_void) -> Self;
 
     /// Asks the library for its release.
     ///
     /// # Errors
-    /// [`VersionFault`] if the function is absent, fails, or reports a number that is no release.
+    /// [`VersionFault`] if the version function is absent, fails, or reports a number that is no release.
     ///
     /// # Safety
     /// The table's functions must be the library's.
     unsafe fn version(&self) -> Result<Version, VersionFault>;
 
-    /// Returns the address of the function with this C symbol; `None` if it is absent or unknown.
+    /// Returns the address of the function with this C symbol; `None` if the library lacks the function, or the table
+    /// does not declare it.
     fn address(&self, name: &str) -> Option<*const c_void>;
 }
 

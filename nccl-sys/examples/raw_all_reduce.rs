@@ -24,7 +24,8 @@ pub fn run(cuda: &Cuda, nccl: &Nccl) -> Result<(), Box<dyn Error>> {
             cuda.memset_d32_async(buffers[rank], (rank as f32 + 1.0).to_bits(), COUNT, streams[rank])?;
         }
         nccl.comm_init_all(comms.as_mut_ptr(), RANKS as c_int, devices.as_ptr())?;
-        // Grouped, because one thread calls for both ranks: a call for one alone could wait for the other.
+        // One thread makes the calls of both ranks, so it groups them. Without a group, the call of the first rank
+        // could wait for the call of the second, which comes later.
         nccl.group_start()?;
         for rank in 0..RANKS {
             let (at, stream) = (buffers[rank] as *mut _, streams[rank].cast());

@@ -59,7 +59,7 @@ fn list(out: &mut impl Write) -> io::Result<()> {
 
 fn main() -> ExitCode {
     match list(&mut io::stdout().lock()) {
-        // A closed pipe is not an error: the reader has read as much as it wants.
+        // A closed pipe is not an error: the program that reads the output has read as much as it wants.
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             eprintln!("error: {error}");
             ExitCode::FAILURE

@@ -1,4 +1,4 @@
-//! The description of NCCL's library.
+//! The description of NCCL's library for `dynload`, which finds and loads it.
 
 use std::ffi::{CStr, c_int, c_void};
 
@@ -8,10 +8,10 @@ use crate::feature::Feature;
 use crate::generated::{FUNCTIONS, Table, ncclResult_t};
 use crate::python;
 
-/// The environment variable that names the library's file.
+/// The name of the environment variable that holds the path of the library's file.
 pub const VARIABLE: &str = "NCCL_SYS_LIBRARY";
 
-/// The names that are passed to the system's loader, in this order.
+/// The names that are passed to the system's loader (`dlopen`), in this order.
 pub const NAMES: &[&str] = &["libnccl.so.2", "libnccl.so"];
 
 static LIBRARY: Library = Library {
@@ -42,15 +42,15 @@ dynload::api!(
 );
 
 impl Api {
-    /// Like [`Api::load`], but tries the files of [`python::libraries`] before it asks the system's loader. In this
-    /// order:
-    /// 1. the file that the environment variable [`VARIABLE`] names;
+    /// Like [`Api::load`], but tries the files of [`python::libraries`] before it asks the system's loader. Loads the
+    /// library from the first of these sources that applies:
+    /// 1. the file that the environment variable [`VARIABLE`] names, if it is set and not empty;
     /// 2. a copy that this process has loaded already;
     /// 3. the files in Python environments, those of the active environment first;
-    /// 4. the names [`NAMES`], as the system's loader finds them.
+    /// 4. the file that the system's loader (`dlopen`) finds for one of the names in [`NAMES`].
     ///
     /// # Errors
-    /// [`LoadError`], as of [`Api::load`].
+    /// [`LoadError`], as for [`Api::load`].
     pub fn load_with_python() -> Result<Self, LoadError> {
         // SAFETY: the files are NCCL, as package managers installed it.
         unsafe { Loaded::load_with(python::libraries) }.map(Self)
@@ -59,20 +59,21 @@ impl Api {
 
 status!(ncclResult_t, ncclSuccess);
 
-/// The error of a call: the function is missing, or it returned another code than success.
+/// The error of a call: the function is missing, or it returned a code other than success.
 ///
 /// [`Api::meaning`] gives the meaning of the code in the loaded release. A call on a non-blocking communicator may
 /// return [`ncclInProgress`](ncclResult_t::ncclInProgress), which is an error here, like every code but success.
 pub type CallError = dynload::CallError<ncclResult_t>;
 
-/// Returns the release that `ncclGetVersion` reports by `code`: 2804 is 2.8.4, 23007 is 2.30.7.
+/// Returns the release that `ncclGetVersion` reports as `code`: 2804 is 2.8.4, 23007 is 2.30.7. Returns 0.0 for a
+/// negative code.
 pub const fn version_from_code(code: c_int) -> Version {
     let code = if code < 0 { 0 } else { code as u32 };
     let scale = if code < 10_000 { 1_000 } else { 10_000 };
     Version::new(code / scale, code % scale / 100, code % 100)
 }
 
-/// Returns the number by which `ncclGetVersion` reports a release.
+/// Returns the number by which `ncclGetVersion` reports a release: 2804 for 2.8.4, 23007 for 2.30.7.
 pub const fn version_code(version: Version) -> c_int {
     let scale = if version.major <= 2 && version.minor <= 8 { 1_000 } else { 10_000 };
     (version.major * scale + version.minor * 100 + version.patch) as c_int

@@ -1,8 +1,8 @@
-//! A communicator's configuration, and the fields of it that the library at hand ignores.
+//! A communicator's configuration, and the fields of it that the loaded library ignores.
 //!
 //! One structure suits every release, because it declares its own size and version. An older library reads only the
-//! fields that it knows, and silently drops the others: [`Api::ignored`] lists them. A newer library treats the fields
-//! that the structure lacks as undefined. [`Api::config`] makes the structure.
+//! fields that it knows, and silently ignores the newer fields. [`Api::ignored`] lists the ignored fields that are
+//! set. A newer library treats the fields that the structure lacks as undefined. [`Api::config`] makes the structure.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::ptr;
@@ -22,19 +22,19 @@ pub const NCCL_SIM_INFO_MAGIC: c_uint = 0x7468_5283;
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct ConfigField {
-    /// Its name in C.
+    /// The field's name in C.
     pub name: &'static str,
-    /// The release that first reads it.
+    /// The first release that reads the field.
     pub since: Version,
-    /// Its offset in bytes.
+    /// The field's offset in the structure, in bytes.
     pub offset: usize,
-    /// Its size in bytes.
+    /// The field's size in bytes.
     pub size: usize,
     /// Returns true if a configuration leaves this field to NCCL.
     pub(crate) is_undefined: fn(&ncclConfig_t) -> bool,
 }
 
-/// A field type with a value for "undefined".
+/// A field type with a value for "undefined", which leaves the field to NCCL.
 pub(crate) trait Undefined {
     const UNDEFINED: Self;
 
@@ -60,7 +60,7 @@ impl Undefined for *const c_char {
 /// Defines `CONFIG_FIELDS`, and the configuration in which all of them are undefined.
 macro_rules! config_fields {
     ($($name:ident $since:tt,)*) => {
-        /// The fields of [`ncclConfig_t`](crate::ncclConfig_t) that a user may set, in their order.
+        /// The fields of [`ncclConfig_t`](crate::ncclConfig_t) that a user may set, in their order in C.
         pub static CONFIG_FIELDS: &[crate::ConfigField] = &[$(
             crate::ConfigField {
                 name: stringify!($name),
@@ -81,8 +81,8 @@ macro_rules! config_fields {
 }
 
 impl Default for ncclConfig_t {
-    /// Every field left to NCCL, as in `NCCL_CONFIG_INITIALIZER` from 2.17 on; see
-    /// [`ncclConfig_t::for_release`] for older releases.
+    /// Leaves every field to NCCL, as `NCCL_CONFIG_INITIALIZER` does from 2.17 on. For an older library, use
+    /// [`ncclConfig_t::for_release`].
     fn default() -> Self {
         UNDEFINED
     }
@@ -90,8 +90,8 @@ impl Default for ncclConfig_t {
 
 impl ncclConfig_t {
     /// Returns a configuration for a library of `release` that leaves every field to NCCL. A library before 2.17 does
-    /// not accept an undefined `blocking`. For such a library the field is 1, the default of every release. Size and
-    /// version are those of the newest header, which every library accepts.
+    /// not accept an undefined `blocking`. For such a library `blocking` is 1, the default of every release. The
+    /// declared size and version are those of the newest header, which every library accepts.
     pub fn for_release(release: Version) -> Self {
         let blocking = if release < Version::new(2, 17, 1) { 1 } else { NCCL_CONFIG_UNDEF_INT };
         Self { blocking, ..UNDEFINED }
@@ -103,12 +103,12 @@ impl ncclConfig_t {
         Structure::named("ncclConfig_t")?.size_in(release)
     }
 
-    /// Returns true if the field of this name is set, and so not left to NCCL.
+    /// Returns true if the field with this name in C is set, and so not left to NCCL.
     pub fn sets(&self, field: &str) -> bool {
         CONFIG_FIELDS.iter().any(|known| known.name == field && !(known.is_undefined)(self))
     }
 
-    /// The fields that are set and that `release` does not read.
+    /// Returns the fields that are set and that `release` does not read.
     pub fn ignored_by(&self, release: Version) -> impl Iterator<Item = &'static ConfigField> {
         CONFIG_FIELDS.iter().filter(move |field| release < field.since && !(field.is_undefined)(self))
     }
@@ -120,7 +120,7 @@ impl Api {
         ncclConfig_t::for_release(self.version())
     }
 
-    /// The fields set in `config` that this library silently drops because it is older than they are.
+    /// Returns the fields set in `config` that this library silently ignores, because it is older than the fields.
     pub fn ignored(&self, config: &ncclConfig_t) -> Vec<Missing> {
         let ignored = config.ignored_by(self.version());
         ignored

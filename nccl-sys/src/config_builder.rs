@@ -1,8 +1,8 @@
 //! Builds an [`ncclConfig_t`] for the loaded library. The builder checks the values. The resulting [`Config`] owns the
 //! strings, and lists the fields that the library ignores.
 //!
-//! The raw structure has four pitfalls. An older library silently drops a newer field. NCCL refuses `minCTAs` without
-//! `maxCTAs`, and `maxCTAs` without `minCTAs`. The name must live as long as the communicator. Environment variables
+//! The raw structure has four pitfalls. An older library silently ignores a newer field. NCCL refuses `minCTAs` if
+//! `maxCTAs` is not set. The string of `commName` must live as long as the communicator. Environment variables
 //! override most fields ([`Config::overrides`]).
 
 use std::ffi::{CStr, CString, c_int};
@@ -13,21 +13,21 @@ use crate::{
     Api, Item, Missing, Override, Version, ncclConfig_t, ncclHostCftMode_t, ncclNvlsHostMode_t, overrides,
 };
 
-/// NCCL's upper limit for thread blocks, and for channels.
+/// NCCL's upper limit for the number of thread blocks (CTAs) of a kernel, and for the number of channels.
 const MAX_CHANNELS: u32 = 64;
 
-/// The largest cluster of thread blocks.
+/// The largest number of thread blocks in a cluster.
 const MAX_CLUSTER: u32 = 8;
 
 /// Policy for the number of thread blocks (CTAs) that NCCL uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CtaPolicy {
-    /// The number of thread blocks that makes the collective fastest, without regard to other kernels.
+    /// NCCL uses the number of thread blocks with which the collective is fastest, without regard to other kernels.
     Default,
-    /// The fewest thread blocks that still reach the full bandwidth.
+    /// NCCL uses the fewest thread blocks with which it expects good performance, to leave more to other kernels.
     Efficiency,
-    /// No thread blocks where copy engines can do the work; since 2.28.
+    /// NCCL uses no thread blocks for a collective that copy engines can do. Since NCCL 2.28.
     Zero,
 }
 
@@ -54,19 +54,19 @@ pub enum GraphUsage {
     Mixed = 2,
 }
 
-/// Why a configuration was not made.
+/// The reason why a configuration was not built.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// Fields are set that the library would silently drop.
+    /// Fields are set that the library would silently ignore.
     #[error("the library ignores what the configuration sets: {}", list(.0))]
     Ignored(Vec<Missing>),
     /// A value that NCCL refuses, or silently replaces.
     #[error("`ncclConfig_t.{field}` cannot be {value}: {problem}")]
     Value {
-        /// The field.
+        /// The field's name in C.
         field: &'static str,
-        /// The value, in words.
+        /// The value, as text.
         value: String,
         /// Description of the problem.
         problem: String,
@@ -105,11 +105,11 @@ fn list(missing: &[Missing]) -> String {
 pub struct ConfigBuilder {
     raw: ncclConfig_t,
     strings: [Option<Arc<CStr>>; 2],
-    /// The first error of a setter, which got a value that no release accepts.
+    /// The error of the first setter that got a value which no release accepts.
     fault: Option<ConfigError>,
 }
 
-// SAFETY: the pointers of `raw` are null until it is built.
+// SAFETY: the pointers of `raw` are null. `build_lenient` sets them in the `Config` that it returns.
 unsafe impl Send for ConfigBuilder {}
 // SAFETY: as above.
 unsafe impl Sync for ConfigBuilder {}
@@ -129,18 +129,19 @@ impl ConfigBuilder {
         Self { raw: ncclConfig_t::default(), strings: [None, None], fault: None }
     }
 
-    /// Sets whether calls block until they are done (`blocking`); NCCL 2.14.
+    /// Sets whether calls on the communicator block, or may return `ncclInProgress` before they are done
+    /// (`blocking`). Since NCCL 2.14.
     pub fn blocking(self, blocking: bool) -> Self {
         self.set(|raw| raw.blocking = blocking.into())
     }
 
-    /// Sets the number of thread blocks in a cluster, 0 to 8 (`cgaClusterSize`); NCCL 2.17.
+    /// Sets the number of thread blocks in a cluster, 0 to 8 (`cgaClusterSize`). Since NCCL 2.17.
     pub fn cga_cluster_size(self, size: u32) -> Self {
         self.number("cgaClusterSize", size, 0..=MAX_CLUSTER, |raw| &mut raw.cgaClusterSize)
     }
 
     /// Sets the least and the most thread blocks that a launch may use, each 1 to 64 (`minCTAs`, `maxCTAs`). They are
-    /// set together, because NCCL refuses one alone. NCCL 2.17.
+    /// set together, because NCCL refuses `minCTAs` alone. Since NCCL 2.17.
     pub fn ctas(self, at_least: u32, at_most: u32) -> Self {
         if at_least > at_most {
             return self.refuse("minCTAs", at_least, format!("the most is {at_most}"));
@@ -158,97 +159,100 @@ impl ConfigBuilder {
         self.text("netName", NET_NAME, name)
     }
 
-    /// Sets whether communicators split from this one share its resources (`splitShare`); NCCL 2.18.
+    /// Sets whether communicators split from this one share its resources (`splitShare`). Since NCCL 2.18.
     pub fn split_share(self, share: bool) -> Self {
         self.set(|raw| raw.splitShare = share.into())
     }
 
-    /// Sets the traffic class of the network's packets (`trafficClass`); NCCL 2.26.
+    /// Sets the traffic class of the network's packets (`trafficClass`). Since NCCL 2.26.
     pub fn traffic_class(self, class: u32) -> Self {
         self.number("trafficClass", class, 0..=i32::MAX as u32, |raw| &mut raw.trafficClass)
     }
 
-    /// Sets the communicator's name in NCCL's messages (`commName`). NCCL keeps the address and not the text,
-    /// so the [`Config`] must outlive the communicator. NCCL 2.27.
+    /// Sets the communicator's name in NCCL's messages (`commName`). NCCL does not copy the text, so the [`Config`]
+    /// must outlive the communicator. Since NCCL 2.27.
     pub fn comm_name(self, name: impl Into<Vec<u8>>) -> Self {
         self.text("commName", COMM_NAME, name)
     }
 
-    /// Enables or disables reductions by network switches (`collnetEnable`); NCCL 2.27.
+    /// Enables or disables reductions by network switches (`collnetEnable`). Since NCCL 2.27.
     pub fn collnet(self, enable: bool) -> Self {
         self.set(|raw| raw.collnetEnable = enable.into())
     }
 
-    /// Sets the policy for the number of thread blocks (`CTAPolicy`); NCCL 2.27.
+    /// Sets the policy for the number of thread blocks (`CTAPolicy`). Since NCCL 2.27.
     pub fn cta_policy(self, policy: CtaPolicy) -> Self {
         self.set(|raw| raw.CTAPolicy = policy.raw())
     }
 
-    /// Sets whether communicators shrunk from this one share its resources (`shrinkShare`); NCCL 2.27.
+    /// Sets whether communicators shrunk from this one share its resources (`shrinkShare`). Since NCCL 2.27.
     pub fn shrink_share(self, share: bool) -> Self {
         self.set(|raw| raw.shrinkShare = share.into())
     }
 
-    /// Sets the number of thread blocks for NVLink multicast, 1 to 64 (`nvlsCTAs`); NCCL 2.27.
+    /// Sets the number of thread blocks for NVLink multicast, 1 to 64 (`nvlsCTAs`). Since NCCL 2.27.
     pub fn nvls_ctas(self, ctas: u32) -> Self {
         self.number("nvlsCTAs", ctas, 1..=MAX_CHANNELS, |raw| &mut raw.nvlsCTAs)
     }
 
-    /// Sets the number of channels to each peer over the network, 1 to 64 (`nChannelsPerNetPeer`); NCCL 2.28.
+    /// Sets the number of channels to each peer over the network, 1 to 64 (`nChannelsPerNetPeer`). Since NCCL 2.28.
     pub fn channels_per_net_peer(self, channels: u32) -> Self {
         self.number("nChannelsPerNetPeer", channels, 1..=MAX_CHANNELS, |raw| &mut raw.nChannelsPerNetPeer)
     }
 
-    /// Sets whether scheduling favours the use of NVLink (`nvlinkCentricSched`); NCCL 2.28.
+    /// Sets whether scheduling favours the use of NVLink (`nvlinkCentricSched`). Since NCCL 2.28.
     pub fn nvlink_centric(self, enable: bool) -> Self {
         self.set(|raw| raw.nvlinkCentricSched = enable.into())
     }
 
-    /// Sets how graphs and launches may use the communicator (`graphUsageMode`); NCCL 2.29.
+    /// Declares how captured graphs and ordinary launches will use the communicator (`graphUsageMode`). Since NCCL
+    /// 2.29.
     pub fn graph_usage(self, usage: GraphUsage) -> Self {
         self.set(|raw| raw.graphUsageMode = usage as c_int)
     }
 
-    /// Sets the number of contexts for one-sided transfers (`numRmaCtx`); 0 turns one-sided transfers off. NCCL 2.29.
+    /// Sets the number of contexts for one-sided transfers (`numRmaCtx`); 0 turns one-sided transfers off. Since NCCL
+    /// 2.29.
     pub fn rma_contexts(self, contexts: u32) -> Self {
         self.number("numRmaCtx", contexts, 0..=i32::MAX as u32, |raw| &mut raw.numRmaCtx)
     }
 
-    /// Sets the most peers that a rank exchanges messages with at a time, at least 1 (`maxP2pPeers`); NCCL 2.30.
+    /// Sets the largest number of peers with which a rank exchanges messages at the same time, at least 1
+    /// (`maxP2pPeers`). Since NCCL 2.30.
     pub fn max_p2p_peers(self, peers: u32) -> Self {
         self.number("maxP2pPeers", peers, 1..=i32::MAX as u32, |raw| &mut raw.maxP2pPeers)
     }
 
     /// Sets whether NCCL orders its kernels in captured graphs (`graphStreamOrdering`). With `false` the caller must
     /// order them, and must set [`graph_usage`](Self::graph_usage) to a value other than [`GraphUsage::Mixed`].
-    /// NCCL 2.30.7.
+    /// Since NCCL 2.30.7.
     pub fn graph_stream_ordering(self, keep: bool) -> Self {
         self.set(|raw| raw.graphStreamOrdering = keep.into())
     }
 
     /// Sets whether launches of several communicators run in the order of the host's calls
-    /// (`launchOrderImplicit`); NCCL 2.31.
+    /// (`launchOrderImplicit`). Since NCCL 2.31.
     pub fn launch_order_implicit(self, implicit: bool) -> Self {
         self.set(|raw| raw.launchOrderImplicit = implicit.into())
     }
 
-    /// Sets the number of signals for one-sided transfers (`numRmaSig`); NCCL 2.31.
+    /// Sets the number of signals for one-sided transfers (`numRmaSig`). Since NCCL 2.31.
     pub fn rma_signals(self, signals: u32) -> Self {
         self.number("numRmaSig", signals, 0..=i32::MAX as u32, |raw| &mut raw.numRmaSig)
     }
 
-    /// Sets whether one-sided transfers are set up when the communicator is made, instead of by a hidden
-    /// collective at the first transfer (`rmaEagerInit`); NCCL 2.31.
+    /// Sets whether NCCL sets up one-sided transfers when it creates the communicator (`rmaEagerInit`). Otherwise
+    /// NCCL runs a collective of its own at the first transfer to set them up. Since NCCL 2.31.
     pub fn rma_eager_init(self, eager: bool) -> Self {
         self.set(|raw| raw.rmaEagerInit = eager.into())
     }
 
-    /// Sets the host's use of counted fabric transfers (`hostCftMode`); NCCL 2.31.
+    /// Sets whether the host uses counted fabric transfers, CFT (`hostCftMode`). Since NCCL 2.31.
     pub fn host_cft_mode(self, mode: ncclHostCftMode_t) -> Self {
         self.set(|raw| raw.hostCftMode = mode.0)
     }
 
-    /// Sets which uses of NVLink multicast (NVLS) are disabled (`nvlsHostMode`); NCCL 2.32.
+    /// Sets which uses of NVLink multicast (NVLS) are disabled (`nvlsHostMode`). Since NCCL 2.32.
     pub fn nvls_host_mode(self, mode: ncclNvlsHostMode_t) -> Self {
         self.set(|raw| raw.nvlsHostMode = mode.0)
     }
@@ -256,8 +260,8 @@ impl ConfigBuilder {
     /// Builds the configuration for this library.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] for a value that the library refuses, [`ConfigError::Ignored`] if there are fields set
-    /// that it would ignore.
+    /// [`ConfigError::Value`] for a value that the library refuses or silently replaces. [`ConfigError::Ignored`] if
+    /// fields are set that the library would ignore.
     pub fn build(self, api: &Api) -> Result<Config, ConfigError> {
         let config = self.build_lenient(api)?;
         if config.ignored.is_empty() { Ok(config) } else { Err(ConfigError::Ignored(config.ignored)) }
@@ -267,7 +271,7 @@ impl ConfigBuilder {
     /// ignores.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] for a value that the library refuses.
+    /// [`ConfigError::Value`] for a value that the library refuses or silently replaces.
     pub fn build_lenient(self, api: &Api) -> Result<Config, ConfigError> {
         let Self { mut raw, strings, fault } = self;
         if let Some(fault) = fault {
@@ -281,7 +285,8 @@ impl ConfigBuilder {
         (raw.commName, raw.netName) = (address(&strings[COMM_NAME]), address(&strings[NET_NAME]));
         check(&raw, api.version())?;
         let mut ignored = api.ignored(&raw);
-        // A library without the `blocking` field is blocking too, so a blocking configuration loses nothing.
+        // In a library without the `blocking` field, all communicators are blocking. So it does not ignore a request
+        // for a blocking communicator.
         ignored.retain(|missing| !(raw.blocking == 1 && missing.item == blocking()));
         Ok(Config { raw, ignored, release: api.version(), _strings: strings })
     }
@@ -334,7 +339,7 @@ fn blocking() -> Item {
     Item::Field { structure: "ncclConfig_t", field: "blocking" }
 }
 
-/// Checks for values that this release refuses, or silently replaces, although it reads the field.
+/// Returns an error for a value that this release refuses, or silently replaces, although it reads the field.
 fn check(raw: &ncclConfig_t, release: Version) -> Result<(), ConfigError> {
     let refuse = |field, value: &str, problem: String| {
         Err(ConfigError::Value { field, value: value.to_owned(), problem })
@@ -373,19 +378,19 @@ unsafe impl Send for Config {}
 unsafe impl Sync for Config {}
 
 impl Config {
-    /// Returns the C structure for one call, which may write to it. Its pointers are valid while this value,
-    /// or a clone of it, lives.
+    /// Returns a copy of the C structure, to be passed to one call. The copy's pointers are valid while this value,
+    /// or a clone of this value, lives.
     pub fn raw(&self) -> ncclConfig_t {
         self.raw
     }
 
-    /// The fields that are set and that the library silently drops. Empty after [`ConfigBuilder::build`].
+    /// Returns the fields that are set and that the library silently ignores. Empty after [`ConfigBuilder::build`].
     pub fn ignored(&self) -> &[Missing] {
         &self.ignored
     }
 
-    /// Returns the environment variables of this process that override fields set here: NCCL prefers a
-    /// variable's value to the configuration's.
+    /// Returns the environment variables that override fields set here, as [`overrides`] does for all fields. They
+    /// come from this process's environment and from NCCL's configuration files, and NCCL prefers them to the fields.
     pub fn overrides(&self) -> Vec<Override> {
         let mut found = overrides(self.release);
         found.retain(|found| self.raw.sets(found.field));

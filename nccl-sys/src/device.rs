@@ -1,16 +1,17 @@
-//! Structures of NCCL's device interface whose layout differs by release, as opaque storage or an opaque
-//! handle.
+//! Structures of NCCL's device interface whose layout differs by release. This crate declares them without fields, as
+//! opaque storage or as the target of a handle.
 
 use std::fmt;
 use std::mem::MaybeUninit;
 
 use crate::STRUCTURES;
 
-/// Bytes of [`ncclDevComm`]: more than four times the 248 bytes that it has in release 2.32.
+/// The size of [`ncclDevComm`] in bytes: more than four times the 248 bytes that NCCL's structure has in release
+/// 2.32.
 const ROOM: usize = 1024;
 
-/// Storage for the device communicator of any release. `ncclDevCommCreate` fills it, and kernels take it as an
-/// argument.
+/// Storage for the device communicator of any release. `ncclDevCommCreate` fills the storage, and kernels take it as
+/// an argument.
 ///
 /// A kernel must be compiled with the headers of the library's own release. The kernel's parameter takes only the first
 /// bytes of this storage, as many as the structure has in that release:
@@ -41,7 +42,7 @@ impl Default for ncclDevComm {
 }
 
 impl ncclDevComm {
-    /// The address of the bytes, for a kernel's argument.
+    /// Returns the address of the storage, to be passed as the address of a kernel's argument.
     pub fn as_ptr(&self) -> *const u8 {
         self.bytes.as_ptr().cast()
     }
@@ -53,8 +54,8 @@ impl fmt::Debug for ncclDevComm {
     }
 }
 
-// Asserts that no opaque structure of a known release takes more than half of the storage. The other half is for
-// later releases.
+// Asserts that no opaque structure of a known release takes more than half of the storage. The other half is a
+// reserve for later releases.
 const _: () = {
     let mut at = 0;
     while at < STRUCTURES.len() {

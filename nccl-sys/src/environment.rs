@@ -1,4 +1,5 @@
-//! The environment variables that override fields of [`ncclConfig_t`](crate::ncclConfig_t).
+//! The environment variables, and the files that set them, that override fields of
+//! [`ncclConfig_t`](crate::ncclConfig_t).
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -7,7 +8,7 @@ use std::{env, fmt, fs};
 
 use crate::{CONFIG_FIELDS, Version};
 
-/// For each field, the variable that overrides it.
+/// The fields that an environment variable overrides, each with its variable.
 const VARIABLES: &[(&str, &str)] = &[
     ("blocking", "NCCL_COMM_BLOCKING"),
     ("cgaClusterSize", "NCCL_CGA_CLUSTER_SIZE"),
@@ -30,17 +31,19 @@ const VARIABLES: &[(&str, &str)] = &[
     ("rmaEagerInit", "NCCL_RMA_EAGER_INIT"),
 ];
 
-/// A setting of the environment that overrides a field of the configuration.
+/// A setting that overrides a field of the configuration. It comes from the environment of this process, or from a
+/// configuration file of NCCL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Override {
-    /// The overridden field.
+    /// The name in C of the overridden field.
     pub field: &'static str,
-    /// The variable.
+    /// The name of the variable.
     pub variable: &'static str,
-    /// Its value. NCCL ignores a value that it cannot parse, and keeps the field.
+    /// The variable's value, as text. NCCL may ignore a value that is not valid for the field, and then keeps the
+    /// field.
     pub value: OsString,
-    /// The `nccl.conf` that sets it; `None` for a variable of the process.
+    /// The file that sets the variable, such as `/etc/nccl.conf`; `None` if the process's environment sets it.
     pub file: Option<PathBuf>,
 }
 
@@ -52,9 +55,9 @@ impl fmt::Display for Override {
     }
 }
 
-/// Returns the settings of the environment that override fields read by `release`. If several places set the same
-/// variable, this process's own environment wins. Next come the file that `NCCL_CONF_FILE` names (`~/.nccl.conf` if it
-/// is not set) and `/etc/nccl.conf`. Settings of an environment plug-in (since 2.28.7) are not known here.
+/// Returns the settings that override fields that `release` reads. If several places set the same variable, this
+/// process's own environment wins. Next comes the file that `NCCL_CONF_FILE` names (`$HOME/.nccl.conf` if it names
+/// none), then `/etc/nccl.conf`. The settings of an environment plug-in of NCCL (since 2.28.7) are not included.
 pub fn overrides(release: Version) -> Vec<Override> {
     let named = env::var_os("NCCL_CONF_FILE").filter(|file| !file.is_empty()).map(PathBuf::from);
     let own = named.or_else(|| Some(Path::new(&env::var_os("HOME")?).join(".nccl.conf")));
@@ -75,7 +78,7 @@ pub fn overrides(release: Version) -> Vec<Override> {
         .collect()
 }
 
-/// Returns the value in the first line of the form `variable=value`.
+/// Returns the value of `variable` in the first line of the form `variable=value`; `None` if there is no such line.
 fn assigned(text: &[u8], variable: &str) -> Option<OsString> {
     let value = |line: &[u8]| -> Option<OsString> {
         let value = line.strip_prefix(variable.as_bytes())?.strip_prefix(b"=")?;

@@ -6,11 +6,11 @@ use crate::Table;
 
 features! {
     /// Parts of NCCL's interface that depend on the release, one flag for each part. The documentation of a flag gives,
-    /// in parentheses, the first release with the part. Fields of `ncclConfig_t` have no flags: see
-    /// [`CONFIG_FIELDS`](crate::CONFIG_FIELDS).
+    /// in parentheses, the first release with the part. Fields of `ncclConfig_t` have no flags:
+    /// [`CONFIG_FIELDS`](crate::CONFIG_FIELDS) gives the first release of each field.
     pub struct Feature of Table;
 
-    /// Communicators with a configuration, and finalize (2.14.3).
+    /// Creating a communicator with a configuration, and finalizing a communicator (2.14.3).
     CONFIG: ["ncclCommInitRankConfig", "ncclCommFinalize"];
     /// Splitting a communicator (2.18.1).
     SPLIT: ["ncclCommSplit"];
@@ -18,14 +18,14 @@ features! {
     REGISTER: ["ncclCommRegister", "ncclCommDeregister"];
     /// Memory from NCCL's allocator (2.19.3).
     MEMORY: ["ncclMemAlloc", "ncclMemFree"];
-    /// Estimating the time of a group without running it; the communicators must be blocking (2.22.3).
+    /// Estimating the time of a group of calls without running them; the communicators must be blocking (2.22.3).
     SIMULATE: ["ncclGroupSimulateEnd"];
     /// Initialisation from several unique ids (2.23.4).
     SCALABLE_INIT: ["ncclCommInitRankScalable"];
     /// Registration of symmetric windows, collectively (2.27.3; wrong in 2.28.3, mended in 2.28.7).
     WINDOWS: ["ncclCommWindowRegister", "ncclCommWindowDeregister"]
-        // Release notes of 2.28.7: potential data corruption with built-in symmetric kernels, for small messages
-        // of a granularity under 8 bytes or when several operations were aggregated in a group.
+        // From the release notes of 2.28.7: potential data corruption with built-in symmetric kernels, for small
+        // messages of a granularity under 8 bytes or when several operations were aggregated in a group.
         wrong (2, 28, 3) until (2, 28, 7)
             "collectives from windows corrupt small or aggregated messages in 2.28.3";
     /// A new communicator without some of the ranks, for example failed ones (2.27.3).
@@ -40,18 +40,18 @@ features! {
     ONE_SIDED: ["ncclPutSignal", "ncclSignal", "ncclWaitSignal"];
     /// Suspending a communicator's memory, and resuming it (2.29.7).
     SUSPEND: ["ncclCommSuspend", "ncclCommResume"];
-    /// Collectives with a configuration of their own (2.31.2).
+    /// Collectives that take a configuration for each call (2.31.2).
     CALL_CONFIG: [
         "ncclAllReduceConfig", "ncclBroadcastConfig", "ncclReduceConfig", "ncclAllGatherConfig",
         "ncclReduceScatterConfig", "ncclAlltoAllConfig", "ncclGatherConfig", "ncclScatterConfig",
     ];
-    /// Communicators whose calls return before they are done (2.14.3).
+    /// Non-blocking communicators, whose calls may return before the operation is done (2.14.3).
     NON_BLOCKING: ["ncclCommInitRankConfig", "ncclCommFinalize", "ncclCommGetAsyncError"];
-    /// Reductions that multiply by a factor first (2.13.4, and before).
+    /// Sums of values that NCCL multiplies by a factor first (2.13.4, and before).
     PRE_MUL_SUM: ["ncclRedOpCreatePreMulSum", "ncclRedOpDestroy"];
-    /// Splitting that shares the parent's resources (2.18.1; wrong until 2.27.3).
+    /// Splitting a communicator so that the new one shares the old one's resources (2.18.1; wrong until 2.27.3).
     SPLIT_SHARE: ["ncclCommSplit"]
-        // Release notes of 2.27.3, on `ncclCommSplit`.
+        // The release notes of 2.27.3 describe the fault, in the entry on `ncclCommSplit`.
         wrong (2, 18, 1) until (2, 27, 3)
             "memory is corrupted if the new communicator's NVLink domain is smaller than the old one's";
     /// Elements of 8-bit floats (2.24.3).
@@ -61,9 +61,9 @@ features! {
         // Commit 428f0f20, first released in 2.30.3, fixes a race with an odd number of batches.
         wrong (2, 28, 3) until (2, 30, 3)
             "all-to-all and all-gather by copy engines end before all data has come"
-        // Release notes of 2.31.2 (issue 2241 of NCCL). They do not name the first release with the fault. 2.29.7 is
-        // the first release whose source sets up multicast only for more than two ranks. Its copy engines still use
-        // multicast to synchronise two ranks.
+        // The release notes of 2.31.2 describe the fault (issue 2241 of NCCL), but do not name the first release with
+        // it. 2.29.7 is the first release whose source sets up multicast only for more than two ranks, although the
+        // collectives by copy engines still use multicast to synchronise two ranks.
         wrong (2, 29, 7) until (2, 31, 2)
             "the first collective by copy engines hangs on two ranks that have multicast";
     /// Registration of buffers that span several pieces of physical memory (2.29.2).
@@ -73,25 +73,26 @@ features! {
     MULTI_SEGMENT_WINDOWS: ["ncclCommWindowRegister", "ncclCommWindowDeregister"] since (2, 30, 3);
     /// The address of a window's memory (2.29.2).
     WINDOW_POINTER: ["ncclWinGetUserPtr"];
-    /// The bytes that a communicator holds (2.29.7).
+    /// Querying the memory in bytes that a communicator holds (2.29.7).
     MEMORY_STATISTICS: ["ncclCommMemStats"];
     /// Querying NCCL's parameters, with the values that NCCL uses (2.30.3).
     PARAMETERS: ["ncclParamBind", "ncclParamGetStr", "ncclParamGetParameter", "ncclParamGetAllParameterKeys"];
     /// One-sided transfers and signals in captured graphs (2.30.3).
     CAPTURED_ONE_SIDED: ["ncclPutSignal", "ncclSignal", "ncclWaitSignal"] since (2, 30, 3);
-    /// Windows registered while a stream captures (2.30.7).
+    /// Registering windows while a stream is being captured (2.30.7).
     CAPTURED_WINDOWS: ["ncclCommWindowRegister", "ncclCommWindowDeregister"] since (2, 30, 7);
     /// Windows whose sizes differ between ranks (2.30.7).
     UNEQUAL_WINDOWS: ["ncclCommWindowRegister", "ncclCommWindowDeregister"] since (2, 30, 7);
     /// Encryption between hosts (2.32.3).
     ENCRYPTION: ["ncclSetEncryption"];
-    /// Capabilities of a communicator: windows, multicast, one-sided transfers (2.29.2).
+    /// Querying the capabilities of a communicator: windows, multicast, one-sided transfers (2.29.2).
     PROPERTIES: ["ncclCommQueryProperties"];
     /// Device addresses of the other ranks' windows (2.29.2).
     PEER_POINTERS: ["ncclGetLsaDevicePointer", "ncclGetPeerDevicePointer"];
     /// Device addresses that reach all ranks' windows at once (2.29.2).
     MULTICAST_POINTERS: ["ncclGetLsaMultimemDevicePointer", "ncclGetMultimemDevicePointer"];
-    /// Communicators for kernels (2.29.2). Those of 2.28 were experimental: later releases refuse their structures.
+    /// Device communicators, which kernels use (2.29.2). Those of 2.28 were experimental, and later releases refuse
+    /// the structures of 2.28.
     DEVICE_COMMUNICATORS: [
         "ncclDevCommCreate", "ncclDevCommDestroy", "ncclCommQueryProperties",
     ] since (2, 29, 2);

@@ -12,7 +12,7 @@ use crate::{STRUCTURES, Version};
 pub struct Structure {
     /// The name in C.
     pub name: &'static str,
-    /// The sizes in bytes, oldest first. Each comes with the release from which on the structure has this size.
+    /// The sizes in bytes, oldest first. Each comes with the first release in which the structure has this size.
     pub sizes: &'static [(Version, usize)],
     /// The fields in their order in C. Empty for a structure that is opaque in this crate.
     pub fields: &'static [Field],
@@ -25,7 +25,7 @@ pub struct Field {
     /// The name in C. If the type of a field `outer` is an unnamed structure or union, its field `inner` has the name
     /// `outer.inner`.
     pub name: &'static str,
-    /// The release from which on the field has this offset.
+    /// The first release in which the field has this offset.
     pub since: Version,
     /// The offset in bytes.
     pub offset: usize,
@@ -41,7 +41,7 @@ pub struct Constant {
     pub name: &'static str,
     /// The value.
     pub value: i64,
-    /// The release from which on the constant has this value.
+    /// The first release in which the constant has this value.
     pub since: Version,
 }
 
@@ -57,12 +57,13 @@ impl Structure {
     }
 }
 
-/// Returns the size of `F` in bytes. `_field` is not called: the compiler infers `F` from the type of its result.
+/// Returns the size of `F` in bytes. `_field` is never called: it only lets the compiler infer `F`.
 pub(crate) const fn pointee<S, F>(_field: fn(*const S) -> *const F) -> usize {
     size_of::<F>()
 }
 
-/// Defines `STRUCTURES`, and asserts that each structure that is not opaque has the size of the newest headers.
+/// Defines `STRUCTURES`. Asserts that each structure that is not opaque has the size that it has in the newest
+/// headers.
 macro_rules! structures {
     (
         known {$(

@@ -1,5 +1,5 @@
-//! Values of the header's macros that only a C compiler can evaluate. Most are initial values of structures that
-//! declare their own size and release.
+//! The values of macros of the header that the code generator cannot evaluate. Most are initial values of structures
+//! that declare their own size and release.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -10,12 +10,12 @@ use crate::{
     ncclEncryptionConfig_t, ncclEncryptionMode_t, ncclGinConnectionType_t, ncclGinType_t, ncclSimInfo_t,
 };
 
-/// No communicator.
+/// The null handle, which stands for no communicator.
 pub const NCCL_COMM_NULL: ncclComm_t = ptr::null_mut();
 
 impl Default for ncclCollConfig_t {
-    /// Every field left to NCCL: `NCCL_COLLCONFIG_INITIALIZER`. `forceAlgSelection` is 1. So a call fails if
-    /// `algSelection` is set and no algorithm that it selects can be used.
+    /// The values of `NCCL_COLLCONFIG_INITIALIZER`, which leave every choice to NCCL. `forceAlgSelection` is 1: if a
+    /// caller sets `algSelection`, and no algorithm that it selects can be used, the call fails.
     fn default() -> Self {
         Self {
             size: size_of::<Self>(),
@@ -36,7 +36,7 @@ impl Default for ncclCollConfig_t {
 }
 
 impl Default for ncclSimInfo_t {
-    /// `NCCL_SIM_INFO_INITIALIZER`.
+    /// The values of `NCCL_SIM_INFO_INITIALIZER`.
     fn default() -> Self {
         Self {
             size: size_of::<Self>(),
@@ -48,7 +48,7 @@ impl Default for ncclSimInfo_t {
 }
 
 impl Default for ncclEncryptionConfig_t {
-    /// No encryption: `NCCL_ENCRYPTION_CONFIG_INITIALIZER`.
+    /// The values of `NCCL_ENCRYPTION_CONFIG_INITIALIZER`: no encryption.
     fn default() -> Self {
         Self {
             size: size_of::<Self>(),
@@ -61,8 +61,8 @@ impl Default for ncclEncryptionConfig_t {
 }
 
 impl Default for ncclDevCommRequirements {
-    /// Nothing asked for: `NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER`. A library that is older than the release which
-    /// the structure declares refuses it: see [`for_release`](Self::for_release).
+    /// The values of `NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER`, with the newest size and version. An older library
+    /// refuses this structure: use [`for_release`](Self::for_release) for it.
     fn default() -> Self {
         Self {
             size: size_of::<Self>(),
@@ -97,8 +97,8 @@ impl Default for ncclDevCommRequirements {
 }
 
 impl Default for ncclCommProperties {
-    /// To be filled by the library: `NCCL_COMM_PROPERTIES_INITIALIZER`. A library that is older than the release
-    /// which the structure declares refuses it: see [`for_release`](Self::for_release).
+    /// The values of `NCCL_COMM_PROPERTIES_INITIALIZER`, for NCCL to fill in, with the newest size and version. An
+    /// older library refuses this structure: use [`for_release`](Self::for_release) for it.
     fn default() -> Self {
         Self {
             size: size_of::<Self>(),
@@ -126,13 +126,13 @@ impl Default for ncclCommProperties {
     }
 }
 
-/// Defines `for_release` for structures that a library refuses if they are newer than the library.
+/// Defines `for_release` for structures that a library refuses if they declare a newer release than its own.
 macro_rules! for_release {
     ($($name:ident)*) => {$(
         impl $name {
             /// Returns the default values with the size and the version that the structure has in `release`, so
-            /// that fields of later releases are not read. `None` before 2.29.2, where the structure does not exist
-            /// or has another layout.
+            /// that the library accepts them and reads no fields of later releases. `None` before 2.29.2, where the
+            /// structure does not exist or has another layout.
             pub fn for_release(release: Version) -> Option<Self> {
                 let structure = Structure::named(stringify!($name))?;
                 let version = structure.fields.iter().find(|field| field.name == "version")?;

@@ -6,13 +6,13 @@
 //! | `generated` | types, constants and the table of functions, from the newest headers |
 //! | `config` | the configuration of a communicator, and the fields that a release ignores |
 //! | `config_builder`, `environment` | a builder of configurations; environment variables that override one |
-//! | `initial` | initial values of other structures that declare their own size |
+//! | `initial` | initial values of other structures that declare their own size and release |
 //! | `device` | structures of the device interface whose layout differs by release, as opaque storage |
-//! | `history` | the first release with each structure, field and constant |
+//! | `history` | the first release with each field and constant; the sizes of structures |
 //! | `feature` | features that depend on the release |
 //! | `binding` | the description of the library for `dynload`, which finds and loads it |
 //! | `result` | the meaning of a result code in a release |
-//! | [`python`] | the copies of NCCL in Python environments |
+//! | [`python`] | finds the copies of NCCL in Python environments |
 //!
 //! This crate is for programs that call NCCL's own functions without linking NCCL. Its interface is not safe.
 //!

@@ -16,18 +16,19 @@ use std::{env, fs, thread};
 /// The name of NCCL's file in these folders.
 const FILE: &str = "libnccl.so.2";
 
-/// Folder of the wheels `nvidia-nccl-cu12` and `nvidia-nccl-cu13`, within a folder of packages.
+/// The folder in which the wheels `nvidia-nccl-cu12` and `nvidia-nccl-cu13` install NCCL, relative to a folder of
+/// Python packages.
 const WHEEL: &str = "nvidia/nccl/lib";
 
-/// Time limit for an interpreter to print its search path, which takes tens of milliseconds, more from a slow
-/// disk.
+/// Time limit for an interpreter to print its search path. It usually takes tens of milliseconds, and more from a
+/// slow disk.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Interval between checks for the exit of an interpreter that has closed its output.
 const PACE: Duration = Duration::from_millis(1);
 
-/// Returns NCCL's files in Python environments: those of wheels in the [`package_folders`], then that of conda's
-/// package.
+/// Returns NCCL's files in Python environments, with symbolic links resolved: first those of wheels in the
+/// [`package_folders`], then that of conda's package.
 pub fn libraries() -> Vec<PathBuf> {
     let wheels = package_folders().into_iter().map(|folder| folder.join(WHEEL));
     let conda = prefix("CONDA_PREFIX").map(|prefix| prefix.join("lib"));
@@ -44,7 +45,7 @@ pub fn libraries() -> Vec<PathBuf> {
 
 /// Returns the folders in which Python finds packages. First come those of the environments that
 /// `VIRTUAL_ENV` and `CONDA_PREFIX` name, then the search path of the interpreter on the `PATH` (`python3`,
-/// else `python`). Asking the interpreter takes tens of milliseconds; one that has not answered after five
+/// else `python`). Running the interpreter takes tens of milliseconds. An interpreter that has not ended after five
 /// seconds is killed and left out.
 pub fn package_folders() -> Vec<PathBuf> {
     let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(prefix);
@@ -57,7 +58,8 @@ pub fn package_folders() -> Vec<PathBuf> {
     folders
 }
 
-/// Returns the folder of the Python environment that this environment variable names.
+/// Returns the folder of the Python environment that this environment variable names; `None` if the variable is not
+/// set, or empty.
 fn prefix(variable: &str) -> Option<PathBuf> {
     env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
@@ -74,17 +76,18 @@ fn folders_of(prefix: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// Returns the folders of the interpreter's search path.
+/// Returns the absolute folders in the interpreter's search path; none if no interpreter answers.
 fn searched() -> Vec<PathBuf> {
     const ASK: &str = r#"import os, sys; sys.stdout.buffer.write(b"\0".join(map(os.fsencode, sys.path)))"#;
     let ask = |interpreter| said(Command::new(interpreter).args(["-c", ASK]), PATIENCE);
     let answer = ["python3", "python"].into_iter().find_map(ask).unwrap_or_default();
     let folders = answer.split(|byte| *byte == 0).map(|folder| PathBuf::from(OsStr::from_bytes(folder)));
-    // The current folder is listed too, as an empty name.
+    // The search path lists the current folder as an empty name, which is left out.
     folders.filter(|folder| folder.is_absolute()).collect()
 }
 
-/// Returns the output of a program; `None` if it fails, or has not ended within `limit` and is killed.
+/// Returns the standard output of a program; `None` if the program cannot be started or fails. Kills a program that
+/// has not ended within `limit`, and returns `None` for it.
 fn said(program: &mut Command, limit: Duration) -> Option<Vec<u8>> {
     let deadline = Instant::now() + limit;
     let mut child = program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
@@ -95,8 +98,9 @@ fn said(program: &mut Command, limit: Duration) -> Option<Vec<u8>> {
         let whole = stdout.read_to_end(&mut text).is_ok();
         let _ = send.send(whole.then_some(text));
     };
-    // Detached threads, never joined: a child of the program may hold the pipe open for ever, and the kernel
-    // may take long to end a process that hangs in a file system.
+    // The thread that reads and the thread that waits for a killed program are never joined. The first may block for
+    // ever, because a child of the program can hold the pipe open. The second may block for long, because the kernel
+    // can take long to end a process that hangs in a file system.
     let reader = thread::Builder::new().spawn(read);
     if let Some(text) = reader.ok().and_then(|_| receive.recv_timeout(limit).ok()).flatten() {
         while Instant::now() < deadline {

@@ -1,5 +1,5 @@
-//! The meaning of a result code, which depends on the release. For example, 8 is `ncclTimeout` since 2.30.3. In
-//! the headers from 2.14 to 2.29 it is no result, but the number of results (`ncclNumResults`).
+//! The meaning of a result code, which depends on the release. For example, 8 is `ncclTimeout` since 2.30.3. In the
+//! headers from 2.14 to 2.29, 8 is not a result code, but the number of result codes (`ncclNumResults`).
 
 use std::fmt;
 
@@ -11,13 +11,13 @@ use crate::{Api, Version, ncclResult_t};
 pub enum Meaning {
     /// The call succeeded.
     Success,
-    /// A call of CUDA failed.
+    /// A call of a CUDA function failed.
     UnhandledCudaError,
     /// A call of the operating system failed.
     SystemError,
     /// An internal check of NCCL failed: NCCL has a bug, or memory was overwritten.
     InternalError,
-    /// An argument has no valid value.
+    /// An argument has an invalid value.
     InvalidArgument,
     /// The call is not allowed here, or the ranks' calls do not fit together.
     InvalidUsage,
@@ -45,8 +45,8 @@ const MEANINGS: &[(ncclResult_t, Meaning, Version)] = &[
 ];
 
 impl ncclResult_t {
-    /// Returns the meaning of this code when NCCL of `release` returned it. [`Debug`](fmt::Debug) and
-    /// [`name`](Self::name) go by the newest header instead.
+    /// Returns the meaning that this code has if NCCL of `release` returned it. [`Debug`](fmt::Debug) and
+    /// [`name`](Self::name) use the names of the newest header instead.
     ///
     /// ```
     /// use nccl_sys::{Meaning, Version, ncclResult_t};
@@ -60,7 +60,7 @@ impl ncclResult_t {
 }
 
 impl Api {
-    /// Returns the meaning of `code` when this library returned it.
+    /// Returns the meaning that `code` has if this library returned it.
     pub fn meaning(&self, code: ncclResult_t) -> Meaning {
         code.meaning(self.version())
     }
@@ -75,7 +75,7 @@ impl Meaning {
 }
 
 impl fmt::Display for Meaning {
-    /// The constant's name in C, and its number.
+    /// Writes the constant's name in C, and its number.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self, MEANINGS.iter().find(|(_, meaning, _)| meaning == self)) {
             (_, Some((code, ..))) => write!(f, "{code:?} ({})", code.0),
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn every_code_means_what_its_release_says() {
         let of = |code, minor, patch| ncclResult_t(code).meaning(Version::new(2, minor, patch));
-        // The number of results that each release's header counts.
+        // The first element is the number of result codes that the header of the release declares.
         for (count, minor, patch) in
             [(7, 13, 4), (8, 14, 3), (8, 21, 5), (8, 28, 9), (8, 29, 7), (9, 30, 3), (9, 32, 3)]
         {

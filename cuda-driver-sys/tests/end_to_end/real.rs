@@ -1,5 +1,5 @@
-//! Tests with the machine's own driver, if it has one. The driver has every function that the table dates at
-//! or before its release, and names result codes as the header does.
+//! Tests with the machine's own driver, if it has one. They check that the driver has every function that the table
+//! dates at or before its release, and that it names result codes as the header does.
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;
@@ -8,7 +8,7 @@ use cuda_driver_sys::{
     Api, CUdriverProcAddressQueryResult, CUresult, FUNCTIONS, Function, LoadError, version_code,
 };
 
-/// The machine's driver; `None`, with a printed reason, if there is none.
+/// Loads the machine's driver. Returns `None` and prints the reason if there is none.
 fn driver() -> Option<Api> {
     match Api::load() {
         Ok(api) => {
@@ -24,7 +24,8 @@ fn driver() -> Option<Api> {
     }
 }
 
-/// The address that `cuGetProcAddress` returns for a function of the table.
+/// Returns the address that `cuGetProcAddress` has for a function of the table; `None` if it does not know the
+/// function.
 fn answered(api: &Api, function: &Function) -> Option<*const c_void> {
     let base = CString::new(function.base).unwrap();
     let mut address = ptr::null_mut();
@@ -54,11 +55,11 @@ fn every_function_of_the_release_is_there_and_is_the_one_named() {
         // SAFETY: only the address is taken.
         let symbol = unsafe { library.get::<*const c_void>(*name) };
         let exported = symbol.ok().map(|symbol| symbol.into_raw().cast_const());
-        // `cuGetProcAddress` itself is resolved by symbol: asked for either of its revisions, a driver may return the
-        // newest.
+        // `cuGetProcAddress` itself is resolved by its symbol, because a request for either of its revisions may
+        // return the newest one.
         let door = function.base == "cuGetProcAddress";
         let due = *since <= api.version();
-        // A revision newer than the driver's is not asked for: the driver would answer with an older one.
+        // A revision newer than the driver's is not requested, because the driver could return an older one.
         let answered = match (door, due) {
             (true, _) => exported,
             (false, true) => answered(&api, function),
@@ -99,9 +100,9 @@ fn results_are_called_what_the_header_calls_them() {
     let (mut faults, mut known) = (Vec::new(), 0);
     for (name, code) in CUresult::CONSTANTS {
         let mut text = ptr::null();
-        // SAFETY: room for one pointer; it may be called at any time.
+        // SAFETY: the function may be called at any time, and has room for one pointer.
         let named = unsafe { api.get_error_name(*code, &mut text) };
-        // A code that the driver does not know is of a later release.
+        // A code that the driver does not know was added by a newer release.
         if named.is_err() || text.is_null() {
             println!("{name} is unknown to this driver");
             continue;
@@ -120,7 +121,7 @@ fn results_are_called_what_the_header_calls_them() {
 #[test]
 fn the_driver_can_be_called() {
     let Some(api) = driver() else { return };
-    // SAFETY: may be called at any time.
+    // SAFETY: `cuInit` may be called at any time.
     let code = unsafe { api.init(0) }.map_err(|error| error.code());
     assert!(matches!(code, Ok(()) | Err(Some(CUresult::CUDA_ERROR_NO_DEVICE))), "{code:?}");
 }

@@ -1,5 +1,5 @@
-//! Functions are resolved by `cuGetProcAddress`, which is asked for the revision that the table declares. Functions
-//! unknown to `cuGetProcAddress` are resolved by symbol.
+//! Tests of the resolution of functions, with a fake driver. `cuGetProcAddress` is asked for the revision that the
+//! table declares. Functions unknown to `cuGetProcAddress` are resolved by their symbols.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -12,7 +12,7 @@ use cuda_driver_sys::{
 };
 
 thread_local! {
-    /// The requests that `door` received.
+    /// The requests that `door` received on this thread: the name, the number of the release, and the flags.
     static ASKED: RefCell<Vec<(String, c_int, u64)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -41,7 +41,7 @@ unsafe extern "C" fn asked_for(_: *mut CUdeviceptr, _: usize) -> CUresult {
     CUresult(2)
 }
 
-/// A driver's `cuGetProcAddress_v2` that knows `cuMemAlloc` in its revision of 3.2, and nothing else.
+/// A driver's `cuGetProcAddress_v2` that knows only `cuMemAlloc`, in the revision of release 3.2.
 unsafe extern "C" fn door(
     symbol: *const c_char,
     address: *mut *mut c_void,
@@ -58,7 +58,7 @@ unsafe extern "C" fn door(
     if known { CUresult::CUDA_SUCCESS } else { CUresult::CUDA_ERROR_NOT_FOUND }
 }
 
-/// The driver's exported symbols.
+/// Returns the address of a symbol that the fake driver exports; null for any other name.
 fn symbol(name: &CStr) -> *const c_void {
     match name.to_str().unwrap() {
         "cuDriverGetVersion" => version as *const c_void,
@@ -77,7 +77,7 @@ fn the_door_is_asked_for_the_tables_revision() {
     // SAFETY: every function that is called has the signature that the table declares.
     let api = unsafe { Api::from_loader(with_door) }.unwrap();
     let mut address = 0;
-    // SAFETY: this one ignores its arguments.
+    // SAFETY: the method calls `asked_for`, which ignores its arguments.
     assert_eq!(unsafe { api.mem_alloc(&mut address, 1) }.unwrap_err().code(), Some(CUresult(2)));
     // A function that `cuGetProcAddress` does not know is resolved by symbol.
     assert!(api.cuMemCreate().is_ok());
@@ -95,7 +95,8 @@ unsafe extern "C" fn older_revision() -> CUresult {
     CUresult::CUDA_SUCCESS
 }
 
-/// A driver's `cuGetProcAddress_v2` that returns the newest revision it has when asked for a newer one.
+/// A driver's `cuGetProcAddress_v2` that returns the newest revision of `RELEASE`, even for a request that names a
+/// newer release.
 unsafe extern "C" fn newest_door(
     symbol: *const c_char,
     address: *mut *mut c_void,
@@ -116,7 +117,7 @@ unsafe extern "C" fn newest_door(
 fn a_revision_newer_than_the_driver_is_never_an_older_one() {
     let loader = |name: &CStr| match name.to_str().unwrap() {
         "cuGetProcAddress_v2" => newest_door as *const c_void,
-        // Exported ahead of its release, and under its own name.
+        // The fake driver exports this revision, although the table dates it after `RELEASE`.
         "cuCtxSynchronize_v2" => exported as *const c_void,
         _ => symbol(name),
     };
@@ -136,7 +137,7 @@ fn a_revision_newer_than_the_driver_is_never_an_older_one() {
     assert!(count > 10, "{count} functions have a revision newer than {RELEASE}");
     let missing = api.cuCtxCreate_v4().unwrap_err();
     assert_eq!((missing.why, missing.needed), (Why::TooOld, Version::new(12, 5, 0)));
-    // For the driver's own revisions, its answer is taken.
+    // For a revision that `RELEASE` has, the table holds the address that `cuGetProcAddress` returned.
     assert_eq!(api.table().address("cuCtxCreate_v3"), Some(older_revision as *const c_void));
 }
 
@@ -145,7 +146,7 @@ fn without_a_door_the_symbols_serve() {
     // SAFETY: every function that is called has the signature that the table declares.
     let api = unsafe { Api::from_loader(symbol) }.unwrap();
     let mut address = 0;
-    // SAFETY: this one ignores its arguments.
+    // SAFETY: the method calls `exported`, which ignores its arguments.
     let error = unsafe { api.mem_alloc(&mut address, 1) }.unwrap_err();
     assert_eq!(error.to_string(), "`cuMemAlloc_v2` returned CUDA_ERROR_INVALID_VALUE (1)");
     assert!(api.cuGetProcAddress_v2().is_err());

@@ -1,9 +1,11 @@
-//! Checks of the description that a raw crate supplies. `nccl-sys` and `cuda-driver-sys` include this file.
+//! Checks of the [`dynload::Library`] that describes a library. The tests of `nccl-sys` and `cuda-driver-sys` include
+//! this file.
 
 use dynload::{Features, Table, Version, releases};
 
-/// Fails unless the description of `T` is consistent. `summary` is that of a feature; `code` and `from_code` convert
-/// releases to the numbers that the library reports and back.
+/// Panics unless the description of the library of `T` is consistent. `summary` returns the documentation of a
+/// feature. `code` converts a release to the number that the library reports for it, and `from_code` converts it
+/// back.
 pub(crate) fn check<T: Table>(
     summary: impl Fn(T::Feature) -> Option<&'static str>,
     code: impl Fn(Version) -> i32,

@@ -7,23 +7,24 @@ use std::process::Command;
 
 use dynload::Library;
 
-/// A folder in which libraries are made, deleted on drop.
+/// A temporary folder in which libraries are compiled, deleted on drop.
 pub(crate) struct Workshop(tempfile::TempDir);
 
 /// The properties of a library to compile.
 pub(crate) struct Recipe {
-    /// The file's name.
+    /// The path of the file, relative to the folder of the [`Workshop`].
     pub(crate) file: String,
-    /// The name by which the loader knows it.
+    /// The SONAME, by which the loader finds a library that is loaded already.
     pub(crate) soname: String,
-    /// The version function, with the version and the status that it returns.
+    /// The name of the version function, the number that it writes for the release, and the status that it returns.
     pub(crate) version: (&'static str, i32, u32),
-    /// The further symbols.
+    /// The names of the other functions that the library exports.
     pub(crate) symbols: Vec<&'static str>,
 }
 
 impl Recipe {
-    /// A library that loads without an error, and reports `version`.
+    /// Describes a copy of `library` that loads without an error. `version` is the number that it writes for its
+    /// release.
     pub(crate) fn of(library: &Library, version: i32) -> Self {
         Self {
             file: library.names[0].to_owned(),
@@ -35,7 +36,7 @@ impl Recipe {
 }
 
 impl Workshop {
-    /// Returns `None` and prints the reason if there is no C compiler.
+    /// Creates the folder. Returns `None` and prints the reason if there is no C compiler.
     pub(crate) fn open() -> Option<Self> {
         if let Err(error) = compiler().arg("--version").output() {
             println!("skipped: no C compiler ({error})");
@@ -48,7 +49,7 @@ impl Workshop {
         self.0.path()
     }
 
-    /// Compiles the library and returns its path, with links resolved.
+    /// Compiles the library and returns its path, with symbolic links resolved.
     pub(crate) fn make(&self, recipe: &Recipe) -> PathBuf {
         let (name, code, status) = recipe.version;
         let mut source = format!("int {name}(int *code) {{ *code = {code}; return {status}; }}\n");
@@ -58,7 +59,8 @@ impl Workshop {
         self.compile(&recipe.file, &recipe.soname, &source)
     }
 
-    /// Compiles `source` to a library.
+    /// Compiles the C code `source` to a library, and returns its path as [`make`](Self::make) does. `file` is
+    /// relative to the folder.
     pub(crate) fn compile(&self, file: &str, soname: &str, source: &str) -> PathBuf {
         let target = self.0.path().join(file);
         let text = target.with_extension("c");

@@ -26,7 +26,7 @@ unsafe extern "C" fn version(code: *mut c_int) -> SampleResult {
 /// be called.
 fn api(present: &HashSet<&'static str>, release: Version) -> Api {
     extern "C" fn nothing() {}
-    // SAFETY: the table is asked for addresses only, except for the version.
+    // SAFETY: no function of this table is called, except the version function, which is set below.
     let mut table = unsafe {
         Table::from_addresses(|function| match present.contains(function.name) {
             true => nothing as *const c_void,
@@ -35,11 +35,12 @@ fn api(present: &HashSet<&'static str>, release: Version) -> Api {
     };
     table.sampleGetVersion = Some(version);
     RELEASE.set(code(release));
-    // SAFETY: as above.
+    // SAFETY: only the version function is called, and it keeps its declaration.
     unsafe { Api::from_parts(table) }.unwrap()
 }
 
-/// A random subset of the functions, apart from the version function. It decides which features the library has.
+/// Generates the names of the functions that a library has: a random subset of the table, without the version
+/// function.
 fn presence() -> impl Strategy<Value = HashSet<&'static str>> {
     let names = FUNCTIONS.iter().map(|function| function.name).filter(|name| *name != "sampleGetVersion");
     let names: Vec<_> = names.collect();
@@ -47,7 +48,8 @@ fn presence() -> impl Strategy<Value = HashSet<&'static str>> {
         .prop_map(|names| names.into_iter().collect())
 }
 
-/// A release in which a function, a feature, a fault or a fix first appears, or a neighbour of such a release.
+/// Generates a release in which a function, a feature, a fault or a fix first appears, or the release just before or
+/// after it.
 fn release() -> impl Strategy<Value = Version> {
     let known = FUNCTIONS.iter().map(|function| function.since);
     let known = known.chain(Feature::REQUIREMENTS.iter().filter_map(|needs| needs.since));
@@ -153,7 +155,7 @@ fn a_function_without_a_status_returns_its_value() {
 #[test]
 fn a_missing_function_is_not_called_and_named() {
     let api = api(&HashSet::new(), Version::new(1, 2, 3));
-    // SAFETY: none of them is there.
+    // SAFETY: the table has neither function, so nothing is called.
     let (new, add) = unsafe { (api.create().unwrap_err(), api.add(1, 2, std::ptr::null_mut()).unwrap_err()) };
     assert_eq!((new.code(), add.code()), (None, None));
     let CallError::Missing(missing) = &new else { panic!("{new}") };
@@ -168,7 +170,7 @@ fn a_missing_function_is_not_called_and_named() {
     assert_eq!(missing.why, Why::NoSymbol("sampleAdd_v2"));
 }
 
-/// The error path must not make the fast path of a call write more than a few words.
+/// Every call returns a `Result` by value, so a large error type would slow down the calls that succeed.
 #[test]
 fn a_calls_result_is_small() {
     assert!(size_of::<Result<(), CallError<SampleResult>>>() <= 4 * size_of::<usize>());

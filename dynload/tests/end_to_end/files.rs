@@ -1,4 +1,4 @@
-//! Checks of a file before it is loaded.
+//! Tests of the checks that `dynload` makes of a file before it loads the file.
 
 use std::ffi::CString;
 use std::fs;
@@ -21,7 +21,7 @@ fn write(workshop: &Workshop, file: &str, content: &[u8]) -> PathBuf {
 /// Makes a named pipe.
 fn make_pipe(path: &Path) {
     let path = CString::new(path.as_os_str().as_bytes()).expect("a path without a NUL");
-    // SAFETY: reads a C string.
+    // SAFETY: `mkfifo` only reads the C string.
     assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0, "the pipe is made");
 }
 
@@ -59,7 +59,7 @@ rusty_fork_test! {
     #[test]
     fn a_library_that_is_cut_off_is_not_loaded() {
         let Some(workshop) = Workshop::open() else { return };
-        // Large enough for segments beyond the first page, on which the loader faults if they are not there.
+        // Large enough that segments lie beyond the first page. The loader would fault on a segment that is cut off.
         let array = "static char data[1 << 20] = {1}; char *get(void) { return data; }";
         let library = fs::read(workshop.compile("whole.so", "whole.so", array)).unwrap();
         for parts in 1..32 {
@@ -70,7 +70,8 @@ rusty_fork_test! {
                     assert_eq!(found, length as u64);
                     assert!(expected > found && expected <= library.len() as u64, "{expected}");
                 }
-                // Only what the loader does not read is cut off.
+                // The part that is cut off is not read by the loader, so the library loads. It then lacks the
+                // symbols.
                 Err(LoadError::MissingSymbol { .. }) if parts > 16 => {}
                 other => panic!("{length} of {} bytes: {other:?}", library.len()),
             }

@@ -1,4 +1,5 @@
-//! Loading, in processes of its own: a library stays loaded, and the environment is one per process.
+//! Tests of loading. Each test that loads a library runs in a process of its own, because a library is never
+//! unloaded, and because the threads of a process share the environment.
 
 use std::ffi::{OsStr, c_int, c_void};
 use std::fs;
@@ -13,12 +14,12 @@ use rusty_fork::rusty_fork_test;
 use crate::fake::{Recipe, Workshop};
 use crate::sample::{Api, Feature, LIBRARY, NAMES, SampleResult, Table, VARIABLE, candidates, from_code};
 
-/// The release that the libraries report, 1.2.3.
+/// The number by which the libraries of these tests report their release, 1.2.3.
 const RELEASE: c_int = 1_023;
 
-/// Names the library for [`Api::load`], or names none.
+/// Sets the environment variable that [`Api::load`] reads to `path`, or removes it.
 pub(crate) fn set_variable(path: Option<&Path>) {
-    // SAFETY: this process runs this one test, and nothing of it reads the environment meanwhile.
+    // SAFETY: this process runs only this one test, and no other thread uses the environment meanwhile.
     unsafe {
         match path {
             Some(path) => std::env::set_var(VARIABLE, path),
@@ -28,17 +29,17 @@ pub(crate) fn set_variable(path: Option<&Path>) {
 }
 
 pub(crate) fn load_from(path: &Path) -> Result<Api, LoadError> {
-    // SAFETY: libraries of these tests keep the contracts of what is called, which is the version function alone.
+    // SAFETY: only the version function is called, and the libraries of these tests keep its contract.
     unsafe { Api::load_from(path) }
 }
 
-/// Loads the library with the variable naming `path`.
+/// Sets the environment variable to `path`, and loads the library that it names.
 pub(crate) fn load_named(path: &Path) -> Result<Api, LoadError> {
     set_variable(Some(path));
     Api::load()
 }
 
-/// Maps a library for good, as another part of a program would.
+/// Loads a library without `dynload` and never unloads it, as another part of a program would.
 fn preload(path: &Path) {
     // SAFETY: libraries of these tests have no initialisers.
     let library = unsafe { Library::new(path) }.expect("the library loads");
@@ -49,7 +50,8 @@ pub(crate) fn recipe() -> Recipe {
     Recipe::of(&LIBRARY, RELEASE)
 }
 
-/// An error's text with that of its sources, none of which repeats another; it must name all of `words`.
+/// Returns the error's message, followed by the messages of its sources. Panics if the message of a source is already
+/// in the text before it, or if one of `words` is not in the text.
 pub(crate) fn text_with(error: &LoadError, words: &[&dyn AsRef<OsStr>]) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
@@ -68,20 +70,20 @@ pub(crate) fn text_with(error: &LoadError, words: &[&dyn AsRef<OsStr>]) -> Strin
 
 const OTHER_RELEASE: c_int = RELEASE + 10;
 
-/// A version function.
+/// A version function that reports `OTHER_RELEASE`.
 unsafe extern "C" fn other_release(code: *mut c_int) -> SampleResult {
     // SAFETY: the caller passes room for one integer.
     unsafe { *code = OTHER_RELEASE };
     SampleResult::SAMPLE_SUCCESS
 }
 
-/// A file that is mapped for reading, until this is dropped.
+/// A read-only mapping of a file, unmapped on drop.
 struct Mapping(*mut c_void, usize);
 
 fn map_to_read(path: &Path) -> Mapping {
     let file = fs::File::open(path).expect("the file opens");
     let bytes = file.metadata().expect("the file has a size").len() as usize;
-    // SAFETY: a mapping of its own, at an address of the kernel's choice.
+    // SAFETY: creates a new mapping, at an address that the kernel chooses.
     let at = unsafe {
         libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ, libc::MAP_PRIVATE, file.as_raw_fd(), 0)
     };
@@ -91,7 +93,7 @@ fn map_to_read(path: &Path) -> Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own.
+        // SAFETY: this value owns the mapping, and nothing uses it any more.
         unsafe { libc::munmap(self.0, self.1) };
     }
 }
@@ -105,7 +107,7 @@ rusty_fork_test! {
         assert_eq!(api.path(), Some(&*path));
         assert_eq!(api.version(), from_code(RELEASE));
         assert!(api.table().address(LIBRARY.required[1]).is_some());
-        // Loading again, by whatever way, is the same copy.
+        // Loading again returns the same copy, both by its path and without a path.
         assert_eq!(load_from(&path).unwrap().path(), Some(&*path));
         set_variable(None);
         assert_eq!(Api::load().unwrap().path(), Some(&*path));
@@ -137,7 +139,7 @@ rusty_fork_test! {
         let error = load_named(&path).unwrap_err();
         assert!(matches!(&error, LoadError::MissingSymbol { symbol, .. } if symbol == missing), "{error:?}");
         text_with(&error, &[&path, &missing, &VARIABLE]);
-        // It was closed: another one can be loaded.
+        // The library without the symbol was closed, so another copy can be loaded.
         let Some(good) = Workshop::open() else { return };
         assert!(load_named(&good.make(&recipe())).is_ok());
     }
@@ -153,7 +155,8 @@ rusty_fork_test! {
                 ..recipe()
             });
             preload(&path);
-            // The later in the list was loaded first, and is left for the earlier.
+            // `load` prefers the earlier names of the list, and the loop loads the copies from the last name to the
+            // first.
             assert_eq!(Api::load().unwrap().path(), Some(&*path));
         }
         assert_eq!(Api::load().unwrap().copies().len(), NAMES.len());
@@ -178,7 +181,7 @@ rusty_fork_test! {
         text_with(&error, &[&loaded, &wanted, &VARIABLE]);
         let error = load_from(&wanted).unwrap_err();
         assert!(matches!(error, LoadError::OtherCopyLoaded { variable: None, .. }), "{error:?}");
-        // The same file by another name is the same copy.
+        // A path that is a link to the loaded file names the same copy.
         let link = two.path().join("link.so");
         std::os::unix::fs::symlink(&loaded, &link).unwrap();
         let api = load_named(&link).unwrap();
@@ -214,7 +217,8 @@ rusty_fork_test! {
         let path = workshop.make(&Recipe { soname: "libother.so".into(), ..recipe() });
         let link = workshop.path().join("link.so");
         std::os::unix::fs::symlink(&path, &link).unwrap();
-        // The loader knows it by the link's name, and the file is gone.
+        // The loader knows the copy by the path of the link. `/proc/self/maps` has only the path of the file, which
+        // is deleted next. So `dlopen` does not find the copy by that path.
         preload(&link);
         fs::remove_file(&path).unwrap();
         let error = Api::load().unwrap_err();
@@ -232,13 +236,13 @@ rusty_fork_test! {
         };
         let (named, loaded, found) = (make("named"), make("loaded"), make("found"));
         let mut foreign = fs::read(make("foreign")).unwrap();
-        // Another processor, e_machine of an ELF header.
+        // Byte 18 belongs to `e_machine`, the processor in the ELF header. The file now is for another processor.
         foreign[18] ^= 0xff;
         fs::write(workshop.path().join("foreign").join(name), foreign).unwrap();
         preload(&loaded);
         set_variable(Some(&named));
         let folders = ["foreign", "found", "loaded", "missing"].map(|folder| workshop.path().join(folder));
-        // SAFETY: as of `set_variable`.
+        // SAFETY: as in `set_variable`.
         unsafe { std::env::set_var("LD_LIBRARY_PATH", std::env::join_paths(folders).unwrap()) };
         let mut candidates = candidates();
         candidates.retain(|candidate| candidate.path.starts_with(workshop.path().canonicalize().unwrap()));
@@ -298,7 +302,7 @@ rusty_fork_test! {
         let Some(workshop) = Workshop::open() else { return };
         let path = workshop.make(&Recipe { version: (LIBRARY.required[0], 99_000, 0), ..recipe() });
         let api = load_named(&path).unwrap();
-        // A feature that is only a value depends on the release alone.
+        // Features without functions are left out: they depend on the release alone, so the library has them.
         for requirement in Feature::REQUIREMENTS.iter().filter(|needs| !needs.functions.is_empty()) {
             let missing = api.require(Feature::from_bits_retain(requirement.bit)).unwrap_err();
             assert!(matches!(missing.why, Why::NoSymbol(_)), "{missing:?}");
@@ -311,7 +315,8 @@ rusty_fork_test! {
         let (Some(one), Some(two)) = (Workshop::open(), Workshop::open()) else { return };
         let paths = [one.make(&recipe()), two.make(&recipe())];
         set_variable(None);
-        // Each wants its own of two copies: the first to come gets it, and all who want that one.
+        // Half of the threads load one copy, and half the other. The first thread succeeds, and so does every thread
+        // that loads the same copy. The others get an error.
         let barrier = Barrier::new(16);
         let (barrier, wanted) = (&barrier, &paths);
         let loaded: Vec<_> = std::thread::scope(|scope| {
@@ -341,8 +346,8 @@ rusty_fork_test! {
         let Some(workshop) = Workshop::open() else { return };
         let path = workshop.make(&recipe());
         let loaded = load_named(&path).unwrap();
-        // Another user's functions, of another release, from no file.
-        // SAFETY: all that is called has its own signature.
+        // The second user's functions report another release, and come from no file.
+        // SAFETY: only the version function is called, and it keeps its declaration.
         let other = unsafe {
             let table = Table::from_addresses(|function| match function.name == LIBRARY.required[0] {
                 true => other_release as *const c_void,
@@ -354,7 +359,7 @@ rusty_fork_test! {
         assert_eq!((other.version(), other.path()), (from_code(OTHER_RELEASE), None));
         assert!(loaded.table().address(LIBRARY.required[1]).is_some());
         assert!(other.table().address(LIBRARY.required[1]).is_none());
-        // The one's end does not touch the other.
+        // Dropping the first user's handle affects neither the loaded library nor the second user.
         drop(loaded);
         assert_eq!(Api::load().unwrap().path(), Some(&*path));
         assert_eq!(other.version(), from_code(OTHER_RELEASE));
@@ -374,7 +379,7 @@ rusty_fork_test! {
         // SAFETY: the library stays open for this test; only its version function is called.
         let api = unsafe { Api::from_loader(symbol) }.unwrap();
         assert_eq!((api.path(), api.version()), (Some(&*path), from_code(RELEASE)));
-        // SAFETY: nothing is answered, so nothing is called.
+        // SAFETY: every address is null, so nothing is called.
         let error = unsafe { Api::from_loader(|_| std::ptr::null()) }.unwrap_err();
         assert!(matches!(error, LoadError::MissingSymbol { path: None, .. }), "{error:?}");
     }

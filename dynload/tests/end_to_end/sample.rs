@@ -28,13 +28,13 @@ dynload::features! {
     NAMES: ["sampleName", "sampleReset"];
     /// Sums (1.2.3).
     SUMS: ["sampleAdd_v2"];
-    /// A value, and no function (1.4).
+    /// A new value of an enumeration, without a function of its own (1.4).
     VALUE: [] since (1, 4, 0);
     /// Resetting (1.1; wrong in 1.2, and from 1.3 to 1.4.2).
     RESET: ["sampleReset"]
         wrong (1, 2, 0) until (1, 3, 0) "resets nothing"
         wrong (1, 3, 0) until (1, 4, 2) "resets too much";
-    /// Waiting, and being new (2.0).
+    /// Two functions, the newer of which came later (2.0).
     NEW: ["sampleWait", "sampleNew"];
 }
 
@@ -58,7 +58,7 @@ dynload::api!(
     Api, Table, Feature
 );
 
-/// The code of a release, 1023 for 1.2.3.
+/// Returns the number by which the sample reports a release: 1023 for 1.2.3.
 pub(crate) fn code(version: Version) -> i32 {
     (version.major * 1_000 + version.minor * 10 + version.patch) as i32
 }
@@ -82,7 +82,7 @@ unsafe impl dynload::Table for Table {
         let function = LIBRARY.required[0];
         let ask = self.sampleGetVersion.ok_or(VersionFault::Absent(function))?;
         let mut code = 0;
-        // SAFETY: it writes one integer.
+        // SAFETY: the version function writes one integer.
         match unsafe { ask(&mut code) } {
             SampleResult::SAMPLE_SUCCESS if code >= 1_000 => Ok(from_code(code)),
             SampleResult::SAMPLE_SUCCESS => Err(VersionFault::Nonsense { function, code }),

@@ -1,4 +1,4 @@
-//! What `cargo xtask codegen` writes, file by file; this list of them is by hand.
+//! The modules that `cargo xtask codegen` generates. This file, which lists them, is written by hand.
 
 #![allow(
     missing_docs,

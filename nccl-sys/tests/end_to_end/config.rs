@@ -1,4 +1,4 @@
-//! Configurations for the release at hand.
+//! Tests of configurations and of the settings that override them, with tables that report chosen releases.
 
 use std::ffi::{CStr, OsStr, c_int};
 use std::path::Path;
@@ -10,7 +10,7 @@ use nccl_sys::{
 use proptest::prelude::*;
 use rusty_fork::rusty_fork_test;
 
-/// An interface that consists of a release alone.
+/// Returns a handle whose table has only the version function, which reports `CODE`.
 fn api<const CODE: c_int>() -> Api {
     unsafe extern "C" fn version<const CODE: c_int>(version: *mut c_int) -> ncclResult_t {
         // SAFETY: the crate passes room for one integer.
@@ -23,7 +23,7 @@ fn api<const CODE: c_int>() -> Api {
     unsafe { Api::from_parts(table) }.unwrap()
 }
 
-/// Releases on both sides of every field's first.
+/// Returns handles of releases before and after the first release of every field.
 fn apis() -> Vec<Api> {
     vec![
         api::<21304>(),
@@ -51,10 +51,10 @@ fn fields(ignored: &[Missing]) -> Vec<&'static str> {
     ignored.iter().map(field).collect()
 }
 
-/// A setting, by the field that it sets (two for the bounds of thread blocks).
+/// A setter of the builder, with the fields that it sets: two for the bounds of thread blocks, one for any other.
 type Setting = (&'static [&'static str], fn(ConfigBuilder) -> ConfigBuilder);
 
-/// Every setting there is.
+/// Every setter of the builder.
 const SETTINGS: &[Setting] = &[
     (&["blocking"], |config| config.blocking(false)),
     (&["cgaClusterSize"], |config| config.cga_cluster_size(2)),
@@ -87,8 +87,8 @@ fn every_field_has_a_setter() {
 }
 
 proptest! {
-    /// For any subset of settings: exactly these fields are set, and exactly those that the release does not
-    /// read are reported as ignored.
+    /// For any subset of the setters: exactly the fields of these setters are set, and exactly those of them that the
+    /// release does not read are reported as ignored.
     #[test]
     fn what_is_set_and_not_read_is_reported(
         chosen in proptest::sample::subsequence(SETTINGS, 0..=SETTINGS.len()),
@@ -105,7 +105,7 @@ proptest! {
         let config = builder.clone().build_lenient(&api).unwrap();
         prop_assert_eq!(fields(config.ignored()), unread.clone());
         for field in CONFIG_FIELDS {
-            // Before 2.17 no `blocking` may be undefined.
+            // A library before 2.17 does not accept an undefined `blocking`, so the builder sets the field.
             let needed = field.name == "blocking" && api.version() < Version::new(2, 17, 1);
             prop_assert_eq!(config.raw().sets(field.name), set.contains(&field.name) || needed);
         }
@@ -116,7 +116,7 @@ proptest! {
         }
     }
 
-    /// Bounds are set both or neither, and are always a range of thread blocks.
+    /// The builder accepts exactly the bounds that are a range of thread blocks within 1 to 64.
     #[test]
     fn bounds_are_a_range_or_an_error(at_least in 0..70_u32, at_most in 0..70_u32) {
         let good = 1 <= at_least && at_least <= at_most && at_most <= 64;
@@ -137,7 +137,7 @@ fn strings_live_as_long_as_any_clone() {
     let kept: Config = built.clone();
     let raw = built.raw();
     drop(built);
-    // SAFETY: the clone keeps both strings.
+    // SAFETY: the clone keeps both strings alive.
     let text = |at| unsafe { CStr::from_ptr(at) }.to_str().unwrap();
     assert_eq!((text(raw.commName), text(raw.netName)), ("tp", "IB"));
     assert_eq!(kept.raw().commName, raw.commName);
@@ -153,7 +153,7 @@ fn values_that_a_release_refuses_are_named() {
          but 2.27.7 is loaded"
     );
     assert_eq!(zero().build(&api::<22809>()).unwrap().raw().CTAPolicy, 2);
-    // Older ones drop the field, which is another thing.
+    // Older libraries do not read the field, so the setting is ignored and not refused.
     assert_eq!(fields(zero().build_lenient(&api::<22605>()).unwrap().ignored()), ["CTAPolicy"]);
 
     let newest = api::<23203>();
@@ -195,7 +195,8 @@ fn blocking_is_what_a_release_without_the_field_is() {
     assert_eq!(ConfigBuilder::new().build(&api::<21701>()).unwrap().raw().blocking, NCCL_CONFIG_UNDEF_INT);
 }
 
-/// A padding of 2.18 to 2.25 is a traffic class to later libraries, which look at the declared version only.
+/// The structure of 2.18 to 2.25 ends in padding, where later releases have `trafficClass`. A later library looks
+/// only at the declared version to decide whether it reads the field there.
 #[test]
 fn padding_is_never_taken_for_a_field() {
     for api in apis() {
@@ -212,7 +213,7 @@ rusty_fork_test! {
         let file = folder.path().join("nccl.conf");
         std::fs::write(&file, "NCCL_MIN_CTAS=8\nNCCL_NET=Socket\nNCCL_CTA_POLICY=ZERO\n").unwrap();
         let set = |name: &str, value: &OsStr| {
-            // SAFETY: this process runs this one test, on one thread.
+            // SAFETY: this process runs only this one test, and no other thread uses the environment meanwhile.
             unsafe { std::env::set_var(name, value) };
         };
         set("NCCL_CONF_FILE", file.as_os_str());
@@ -228,7 +229,7 @@ rusty_fork_test! {
             ("blocking", "NCCL_COMM_BLOCKING", "1".to_owned(), None),
             ("minCTAs", "NCCL_MIN_CTAS", "8".to_owned(), Some(file.clone())),
             ("netName", "NCCL_NET", "IB".to_owned(), None),
-            // 2.26 reads no policy at all.
+            // 2.26 does not read `CTAPolicy`, so `NCCL_CTA_POLICY` overrides nothing.
         ]);
         assert_eq!(config.overrides()[2].to_string(), "`ncclConfig_t.netName` is overridden by NCCL_NET=IB");
         let policy = overrides(Version::new(2, 27, 3)).into_iter().find(|found| found.field == "CTAPolicy").unwrap();

@@ -1,4 +1,4 @@
-//! Reports of missing functions and features, from a table that declares a release.
+//! Tests of the errors for missing functions and features, with tables that report chosen releases.
 
 use std::ffi::c_int;
 
@@ -47,7 +47,8 @@ unsafe extern "C" fn deregister(_: ncclComm_t, _: ncclWindow_t) -> ncclResult_t 
     ncclResult_t::ncclSuccess
 }
 
-/// An interface of this release with splitting and windows, and nothing else.
+/// Returns a handle of release `CODE` whose table has the version function, and the functions for splitting and for
+/// windows.
 fn api<const CODE: c_int>() -> Api {
     let mut table = Table::default();
     table.ncclGetVersion = Some(version::<CODE>);
@@ -125,7 +126,7 @@ fn every_known_fault_has_its_releases_and_its_reason() {
 
 #[test]
 fn what_is_advised_is_not_bad_itself() {
-    // One fault of 2.28.9 is mended in 2.30.3, which has another.
+    // One fault of 2.28.9 is fixed in 2.30.3, but that release has another one, which is fixed in 2.31.2.
     for release in [api::<22809>(), api::<22907>(), api::<23007>()] {
         let mut table = release.table().clone();
         table.ncclCommInitRankConfig = Some(init);

@@ -1,4 +1,4 @@
-//! Copies installed by Python's package managers are found on request only.
+//! Tests of the search for copies that Python's package managers installed, which the crate finds only on request.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,16 +10,17 @@ use rusty_fork::rusty_fork_test;
 
 use crate::fake::{Recipe, Workshop};
 
-/// Makes a library at `file`. The loader finds it by its path only, because its SONAME is none of NCCL's names.
+/// Compiles a library at `file`, relative to the workshop's folder, and returns its path. The loader finds the
+/// library by its path only, because its SONAME is none of NCCL's names.
 fn make(workshop: &Workshop, file: &str) -> PathBuf {
     let recipe = Recipe::of(Table::LIBRARY, 22105);
     workshop.make(&Recipe { file: file.into(), soname: "of-python.so".into(), ..recipe })
 }
 
-/// Sets or unsets variables.
+/// Sets environment variables, and removes those whose value is `None`.
 fn set(variables: &[(&str, Option<&Path>)]) {
     for (name, value) in variables {
-        // SAFETY: this process runs this one test, on one thread.
+        // SAFETY: this process runs only this one test, and no other thread uses the environment meanwhile.
         unsafe {
             match value {
                 Some(value) => std::env::set_var(name, value),
@@ -36,7 +37,7 @@ rusty_fork_test! {
         let [venv, conda, empty] = ["venv", "conda", "empty"].map(|name| workshop.path().join(name));
         let in_venv = make(&workshop, "venv/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2");
         let in_conda = make(&workshop, "conda/lib/libnccl.so.2");
-        // No interpreter on the path: only the environments are left.
+        // `PATH` leads to no interpreter, so only the folders of the two environments are searched.
         set(&[("VIRTUAL_ENV", Some(&venv)), ("CONDA_PREFIX", Some(&conda)), ("PATH", Some(&empty)), ("NCCL_SYS_LIBRARY", None)]);
         assert_eq!(python::package_folders(), [venv.join("lib/python3.12/site-packages")]);
         assert_eq!(python::libraries(), [in_venv.clone(), in_conda.clone()]);
@@ -51,7 +52,7 @@ rusty_fork_test! {
             Err(error) => assert!(matches!(error, LoadError::NotFound { .. }), "{error}"),
         }
         assert_eq!(Api::load_with_python().unwrap().path(), Some(&*in_venv));
-        // Later calls adopt the copy that is loaded.
+        // Later calls take the copy that is loaded already.
         assert_eq!(Api::load().unwrap().path(), Some(&*in_venv));
         assert!(matches!(candidates()[0].origins[..], [Origin::Loaded, Origin::Package(_)]));
         // The variable takes precedence over the loaded copy. It names another copy, which is refused.
