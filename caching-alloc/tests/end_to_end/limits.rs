@@ -184,11 +184,15 @@ impl SegmentSource for Counting {
 #[test]
 fn threads_never_share_the_last_bytes() {
     let source = LimitingSource::new(Counting::default(), 2 * MIB);
-    let refused = AtomicU64::new(0);
+    let (refused, start) = (AtomicU64::new(0), Barrier::new(4));
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                for _ in 0..200_000 {
+                start.wait();
+                // On a busy machine, the threads may run one after another at first.
+                let goes_on =
+                    |round| round < 200_000 || round < 50_000_000 && refused.load(Ordering::Relaxed) == 0;
+                for _ in (0..).take_while(|round| goes_on(*round)) {
                     match source.allocate(2 * MIB) {
                         Ok(segment) => source.release(&segment).unwrap(),
                         Err(_) => _ = refused.fetch_add(1, Ordering::Relaxed),
