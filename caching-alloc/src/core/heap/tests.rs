@@ -54,7 +54,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => prop_oneof![1..8u32, 1..300u32, Just(64)].prop_map(Step::Allocate),
         7 => any::<prop::sample::Index>().prop_map(Step::Free),
-        // A long segment stays in its bin when a short block is split off.
+        // The free block of such a long segment stays in its bin when a short block is split off.
         1 => prop_oneof![2 => 1..2000u32, 1 => Just((1 << 20) + 8000)].prop_map(Step::Grow),
         1 => any::<prop::sample::Index>().prop_map(Step::Shrink),
     ]
