@@ -51,8 +51,8 @@ impl Drop for Observation {
         let mut state = locked(&self.observers.0);
         let at = state.list.iter().position(|(key, _)| *key == self.key);
         let gone = at.map(|at| state.list.remove(at));
-        // Dropped after the lock is released: the observer may have captured anything, even blocks of this
-        // allocator.
+        // The observer is dropped after the lock is released, because it may have captured anything, even blocks of
+        // this allocator.
         drop(state);
         drop(gone);
     }
@@ -63,7 +63,7 @@ per_thread! {
 }
 
 impl Observers {
-    /// Adds an observer.
+    /// Adds an observer, which stays attached until the returned value is dropped.
     pub(super) fn add(
         &self,
         observe: impl Fn(&OutOfMemory) -> OomAction + Send + Sync + 'static,
