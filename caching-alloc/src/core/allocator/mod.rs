@@ -330,9 +330,9 @@ impl Allocator {
         self.engine.registry.faults()
     }
 
-    /// Returns the segment and the block that contain an address, or `None` if no segment of the allocator contains
-    /// it. Finds the segment in logarithmic time, and then walks over the blocks of that segment, with the stream's
-    /// cache locked.
+    /// Returns the segment and the block that contain an address, or `None` if no segment of the allocator's pools
+    /// contains it. Finds the segment in logarithmic time, and then walks over the blocks of that segment, with the
+    /// stream's cache locked.
     #[must_use]
     pub fn find(&self, address: u64) -> Option<AddressInfo> {
         self.engine.find(address)

@@ -61,7 +61,7 @@ impl Engine {
     }
 
     /// Releases idle pages of a re-mappable pool, until `wanted` bytes are released. A page that is held is not idle.
-    /// Blocks the host until the work of all the pool's streams has ended, before the release. Releases none while
+    /// Before the release, blocks the host until the work of all the pool's streams has ended. Releases none while
     /// the pool must keep its memory, or while one of its streams is being captured.
     fn release_pages(&self, structure: &mut StructureLock<'_>, pool: &PoolCore, wanted: u64) {
         let (caches, streams) = (pool.caches(), pool.streams());

@@ -28,8 +28,8 @@ use crate::core::tracker::{self, Filter, Slot, Slots, Tracker};
 pub enum Since {
     /// Every structural entry after the given generation, in order.
     Entries(Vec<Entry>),
-    /// The current state, without a trace, because some of the entries are no longer kept. Continue from the
-    /// snapshot's generation.
+    /// The current state, without a trace, because some of the entries are no longer kept, or because the given
+    /// generation is in the future. Continue from the snapshot's generation.
     TooOld(Box<Snapshot>),
 }
 

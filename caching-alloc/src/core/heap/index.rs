@@ -15,8 +15,8 @@ use crate::core::size::{BINS, Units, bin_of};
 const WORDS: usize = BINS.div_ceil(64);
 const _: () = assert!(WORDS <= 64, "a word has a bit for each");
 
-/// The most blocks of a bin that an insertion or a search examines. The blocks of a bin that never had more are in
-/// order.
+/// The largest number of blocks of a bin that an insertion or a search examines. The blocks of a bin that never had
+/// more are in order.
 pub(super) const ORDERED: usize = 16;
 
 #[derive(Debug)]
@@ -67,11 +67,11 @@ impl FreeIndex {
         self.words &= !(u64::from(*word == 0) << (bin / 64));
     }
 
-    /// Returns true if the rest of a block that was [found](Self::find) belongs in the same bin as the block. The
-    /// rest has `left` units. It can then take the block's place in the index, because the block is the first of its
-    /// bin: a found block that is not the first was taken because the first is too short for the request. In that
-    /// case the request belongs in this bin too, and the rest, which is shorter than the width of the bin, belongs in
-    /// a lower one.
+    /// Returns true if the rest of a block that was [found](Self::find), `left` units, belongs in the same bin as the
+    /// block. If so, the rest can take the block's place in the index, because the block is the first of its bin: a
+    /// found block that is not the first was taken because the first is too short for the request. In that case the
+    /// request belongs in this bin too, and the rest, which is shorter than the width of the bin, belongs in a lower
+    /// one.
     #[inline]
     pub(super) fn stays(records: &[Record], found: BlockId, left: Units) -> bool {
         bin_of(records[found as usize].units) == bin_of(left)

@@ -38,8 +38,8 @@ pub(super) enum State {
     Hole,
 }
 
-/// The number of a list of free blocks. A block is allocated from one list, and free blocks of different lists are not
-/// merged. Callers have a list for each size class, or for each stream.
+/// The number of a list of free blocks. A block is allocated from one list, and free blocks of different lists are
+/// not merged. Callers use one list for each size class, or separate lists for each stream.
 pub(super) type List = u16;
 
 /// A block. Two records fit into a cache line.
@@ -174,9 +174,9 @@ impl Heap {
     }
 
     /// Allocates the shortest free block of the list with at least `units`. With `split`, shortens it to that length,
-    /// and the rest stays free. Among blocks of equal length, takes the one in the segment with the lowest ordinal, and
-    /// there the one with the lowest offset. In a crowded bin of the index, it may take another block that is long
-    /// enough.
+    /// and the rest stays free. Among blocks of equal length, takes the one in the segment with the lowest ordinal,
+    /// and there the one with the lowest offset. If the list has had many blocks of similar length (see [`index`]),
+    /// it may take another block that is long enough.
     pub(super) fn allocate(&mut self, units: Units, list: List, split: bool) -> Option<BlockId> {
         self.allocate_within(units, Units::MAX, list, split)
     }

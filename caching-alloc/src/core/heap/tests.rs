@@ -70,8 +70,8 @@ proptest! {
         for step in steps {
             match step {
                 Step::Allocate(units) => {
-                    // The expected block is the best fit, found by a full search. In a crowded bin, any block that fits
-                    // is accepted.
+                    // The expected block is the best fit, found by a full search. In a bin with more than
+                    // `index::ORDERED` blocks, any block that fits is accepted.
                     let free: Vec<_> = (0..u32::try_from(heap.segments.len()).unwrap())
                         .flat_map(|ordinal| heap.blocks(ordinal))
                         .filter(|(_, block)| block.state == State::Free)

@@ -31,8 +31,8 @@ impl PoolCore {
     /// ended. The moved pages are still mapped in the holes too. They must be unmapped from a hole before other pages
     /// are mapped in it.
     ///
-    /// With `wait`, blocks the host until the work has ended. Otherwise only queries the events. Returns true if work
-    /// no longer uses any old addresses.
+    /// With `wait`, blocks the host until the work has ended. Otherwise only queries the events. Returns true if all
+    /// old addresses were turned into holes.
     pub(in crate::core) fn retire_old_mappings(&self, wait: bool) -> bool {
         let registry = self.registry();
         let mut left = Vec::new();
