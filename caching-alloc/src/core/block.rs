@@ -16,7 +16,8 @@ use super::stream_cache::BATCH;
 /// A range of device memory with one owner. Dropping the block frees the memory. Work that was enqueued on the block's
 /// stream before the drop may still use the memory; work enqueued later must not.
 ///
-/// A block keeps its pool's memory alive, even after all handles of the pool and the allocator are dropped.
+/// The memory stays reserved as long as the block exists, even after all handles of the pool and the allocator are
+/// dropped.
 pub struct Block {
     slot: &'static CacheSlot,
     address: u64,
@@ -26,8 +27,9 @@ pub struct Block {
 }
 
 impl Block {
-    /// Allocates a block from the cache with this key, whose state is in `slot`. Returns `None` if the slot has the
-    /// state of another cache now, or if the cache has no free block that fits.
+    /// Allocates a block from the stream cache with this key, whose state is in `slot`. A stream cache has the memory
+    /// of one stream in one pool. Returns `None` if the slot has the state of another cache now, or if the cache
+    /// finds no free block that fits.
     #[inline]
     pub(super) fn hit(slot: &'static CacheSlot, key: Key, request: Request) -> Option<Self> {
         let mut state = slot.lock_of(key)?;
@@ -39,8 +41,8 @@ impl Block {
         Some(block)
     }
 
-    /// Hands out block `id`, which was reserved in the cache that `state` locks. The caller delivers block entries to
-    /// trackers if enough of them wait; during a change of the segments, a later call does.
+    /// Hands out block `id`, which was reserved in the cache that `state` locks. Adds a block entry to the trace, but
+    /// does not deliver it to trackers: the caller does so after it has unlocked the cache, or a later call does.
     #[inline]
     pub(super) fn hand_out(
         slot: &'static CacheSlot,
@@ -64,7 +66,7 @@ impl Block {
         self.address
     }
 
-    /// Returns the length in bytes, at least the requested size.
+    /// Returns the length in bytes: the requested size, rounded up. It is a multiple of 512.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         bytes_of(self.units)
@@ -120,7 +122,8 @@ impl Block {
         self.slot.lock().segments_of(self.id)
     }
 
-    /// Returns the [`StreamEvents`](super::StreamEvents) of the block's allocator.
+    /// Returns the [`StreamEvents`](super::StreamEvents) of the block's allocator. Never `None` while the block is
+    /// handed out.
     #[cfg(feature = "cudarc")]
     pub(crate) fn events(&self) -> Option<std::sync::Arc<dyn super::stream::StreamEvents>> {
         self.slot.lock().events()

@@ -1,5 +1,5 @@
-//! The blocks that a cache has taken from its heap: handed out, cached for the next request, or still in use
-//! by other streams.
+//! The blocks that a stream cache has taken from its heap, which places blocks in segments. Each of them is handed
+//! out, cached whole for the next request, or freed but still in use by other streams.
 
 use super::heap::{BlockId, NONE};
 use super::request::{Request, RequestInfo};
@@ -11,7 +11,8 @@ pub(super) const NO_USES: u32 = u32::MAX;
 /// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockStatus {
-    /// The record is unused: the block is free in the heap, or belongs to another cache.
+    /// The record is unused: the block is free in the heap or, in a re-mappable pool, belongs to another stream's
+    /// cache.
     None,
     /// Handed out.
     Owned,
@@ -21,7 +22,7 @@ pub(super) enum BlockStatus {
     Pending,
 }
 
-/// A block that the cache has taken from its heap. Two records share a cache line.
+/// The record of a block that the cache has taken from its heap. Two records share a CPU cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
 pub(super) struct BlockMeta {
@@ -29,15 +30,16 @@ pub(super) struct BlockMeta {
     pub(super) address: u64,
     /// The size that its owner requested, in bytes.
     pub(super) requested: u64,
-    /// The block's length.
+    /// The block's length, in units of 512 bytes.
     pub(super) units: Units,
-    /// The next block in the same slot of the quick list.
+    /// The next block in the same slot of the quick list, which is the cache of whole freed blocks.
     pub(super) link: BlockId,
-    /// The head of the block's list in [`Uses`](super::pending::Uses): the other streams that use it.
+    /// The head of the block's list in [`Uses`](super::pending::Uses), the list of the other streams that use it.
+    /// [`NO_USES`] if there are none.
     pub(super) uses: u32,
     pub(super) status: BlockStatus,
-    /// True if the block has changed since the running copy began. Its former state is saved, so the copy skips this
-    /// record.
+    /// True if the block has changed since the running copy of the table began (see [`BlockTable`]). Its former state
+    /// is saved, so the copy skips this record.
     saved: bool,
 }
 
@@ -55,12 +57,13 @@ pub(super) struct InUse {
 
 /// The blocks of a cache, indexed by the heap's block ids.
 ///
-/// The table can be copied piece by piece, with the cache unlocked between two pieces. The copy shows the table at the
-/// moment when it [began](Self::begin_copy): before a record that is not copied yet changes, its former state is saved.
+/// The table can be copied piece by piece, with the cache unlocked between two pieces. The copy shows the table at
+/// the moment when it [began](Self::begin_copy). Before a record that is not copied yet changes, its former state is
+/// saved for the copy.
 #[derive(Debug)]
 pub(super) struct BlockTable {
     all: Vec<BlockMeta>,
-    /// The information about each block's request. It is kept apart from the records, because it is rarely read.
+    /// The information about each block's request. It is kept apart, so that a [`BlockMeta`] has only 32 bytes.
     infos: Vec<RequestInfo>,
     /// Records from here to `copy_end` are not copied yet. [`BlockId::MAX`] if no copy is running.
     uncopied: BlockId,
@@ -76,7 +79,7 @@ impl Default for BlockTable {
 }
 
 impl BlockTable {
-    /// Adds a block that was taken from the heap. Its state is [`BlockStatus::Owned`].
+    /// Adds a block that was taken from the heap, with the state [`BlockStatus::Owned`].
     #[inline]
     pub(super) fn add(&mut self, block: BlockId, address: u64, units: Units) {
         if self.all.len() <= block as usize {
@@ -120,7 +123,7 @@ impl BlockTable {
     }
 
     /// Stores the requested size in bytes, and the information about the request. Called after the block's state was
-    /// set to [`BlockStatus::Owned`].
+    /// set to [`BlockStatus::Owned`], so that a running copy has saved the former state.
     #[inline]
     pub(super) fn set_request(&mut self, block: BlockId, requested: u64, info: RequestInfo) {
         self.all[block as usize].requested = requested;
@@ -133,7 +136,7 @@ impl BlockTable {
         self.copy_end = BlockId::try_from(self.all.len()).unwrap_or(BlockId::MAX);
     }
 
-    /// Appends the next part of the copy to `copy`: the next `most` records, and the states that were saved since the
+    /// Appends the next part of the copy to `copy`: at most `most` records, and the states that were saved since the
     /// last call. Returns true if there is more to copy.
     pub(super) fn copy_next(&mut self, copy: &mut Vec<InUse>, most: u32) -> bool {
         copy.append(&mut self.saved);
@@ -184,7 +187,7 @@ impl BlockTable {
         self.infos[block as usize]
     }
 
-    /// Returns a block's record, if the cache has taken the block.
+    /// Returns a block's record, if the cache has taken the block from the heap.
     pub(super) fn get(&self, block: BlockId) -> Option<&BlockMeta> {
         self.all.get(block as usize).filter(|meta| meta.status != BlockStatus::None)
     }
@@ -255,7 +258,7 @@ mod tests {
             during in prop::collection::vec((1..30u32, step()), 0..100),
         ) {
             let mut blocks = BlockTable::default();
-            // Twice: a copy leaves no state that would affect the next one.
+            // This runs twice: a copy leaves no state that would affect the next one.
             for _ in 0..2 {
                 before.iter().for_each(|(block, step)| apply(&mut blocks, *block, *step));
                 let all = BlockId::try_from(blocks.all.len()).unwrap();

@@ -71,7 +71,7 @@ pub enum ConfError {
     },
 }
 
-/// All keys that PyTorch knows. Those that have an effect here come first.
+/// All keys that PyTorch knows. Those that this crate evaluates come first.
 const KNOWN: [&str; 23] = [
     "backend",
     "expandable_segments",
@@ -164,10 +164,10 @@ fn mib(value: &str) -> Option<u64> {
     mib.checked_mul(MIB).filter(|bytes| (MIB..=MAX_BLOCK).contains(bytes))
 }
 
-/// Parses the value of `roundup_power2_divisions`: into how many steps [`Rounding`] divides the sizes between two
-/// powers of two. The value is one number of steps for all sizes, or a list of entries `MiB:steps`. An entry applies to
-/// sizes from its MiB up to twice that. The first entry also applies to all smaller sizes. An entry `>:steps` applies
-/// to all sizes beyond those of the entry before it. Returns `None` if the value is invalid.
+/// Parses the value of `roundup_power2_divisions`: the number of steps into which [`Rounding`] divides the sizes
+/// between two powers of two. The value is one number of steps for all sizes, or a list of entries `MiB:steps`. An
+/// entry applies to sizes from its MiB up to twice that. The first entry also applies to all smaller sizes. An entry
+/// `>:steps` applies to all sizes above those of the entry before it. Returns `None` if the value is invalid.
 fn divisions(value: &str) -> Option<Rounding> {
     let Some(list) = value.strip_prefix('[') else {
         return Rounding::divisions(value.parse().ok()?);

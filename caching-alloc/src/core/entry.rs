@@ -21,9 +21,10 @@ pub struct Entry {
     pub time_ns: u64,
     /// Ordinal of the device.
     pub device: u32,
-    /// The pool.
+    /// The pool. Entries about no pool, such as annotations, have the number of the default pool.
     pub pool: PoolId,
-    /// The stream that the memory belongs to.
+    /// The stream that the memory belongs to, or the stream of a request that failed. Entries about no stream, such
+    /// as annotations, have 0.
     pub stream: StreamId,
     /// The event.
     pub action: Action,
@@ -41,9 +42,9 @@ pub enum Action {
     FreeCompleted(BlockSpan),
     /// A segment was allocated from its source. Delivered before any block of it is handed out.
     SegmentAlloc(Segment),
-    /// A segment is about to be released to its source. None of its blocks is handed out, and all work that used it has
-    /// ended. A tracker that has registered the segment elsewhere removes the registration now, and then drops its
-    /// hold.
+    /// A segment, or a page of a dropped re-mappable pool, is about to be released to its source. None of its blocks
+    /// is handed out, and all work that used it has ended. A tracker that has registered the segment elsewhere
+    /// removes the registration now, and then drops its hold.
     SegmentFree(Segment),
     /// A page was mapped: a new page, or one that moved to this address. Delivered before any block there is handed
     /// out. The page neither moves nor is released while it is held.
@@ -67,7 +68,7 @@ pub enum Action {
         /// Free memory of the device, if it was reported.
         free: Option<u64>,
     },
-    /// An annotation of the program.
+    /// The text that the program passed to [`Allocator::annotate`](super::Allocator::annotate).
     Annotation(Arc<str>),
 }
 

@@ -7,7 +7,7 @@ use super::size::SizeError;
 use super::source::{MemoryInfo, SourceError};
 use super::stream::StreamId;
 
-/// Why a request failed.
+/// The reason why a block could not be allocated, or a pool could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
@@ -42,8 +42,8 @@ pub enum AllocError {
         /// The stream.
         stream: StreamId,
     },
-    /// A tracker called an operation that may have an entry for trackers. The operation would wait for the delivery that
-    /// the tracker itself is part of.
+    /// A method of a [`Tracker`](super::Tracker) called an operation that may deliver trace entries. The operation
+    /// would have to wait for the delivery that is calling the tracker.
     #[error(
         "{operation} inside a tracker: a tracker waits for nobody, so it may only allocate what is cached, and free"
     )]
@@ -69,7 +69,7 @@ pub enum AllocError {
         /// The stream for which a block was requested.
         stream: StreamId,
     },
-    /// Settings of a pool that contradict each other.
+    /// Settings of a pool that contradict each other, or that a graph pool must not have.
     #[error("pool {pool:?} cannot be made so: {what}")]
     PoolSettings {
         /// The name that was given.
@@ -96,10 +96,10 @@ pub enum AllocError {
         "a re-mappable pool needs a source whose pages can be mapped anew (`SegmentSource::as_pages`); this one's cannot"
     )]
     NoPages,
-    /// The source failed for a reason other than lack of memory.
+    /// A source failed for a reason other than lack of memory.
     #[error("a segment of {bytes} bytes could not be made")]
     Source {
-        /// The segment's size.
+        /// The size of the segment or, in a re-mappable pool, of the block.
         bytes: u64,
         /// The source's error.
         #[source]
@@ -108,7 +108,7 @@ pub enum AllocError {
 }
 
 impl AllocError {
-    /// The error for a request inside a tracker that cached memory does not serve.
+    /// Returns the error for a call that a tracker makes and that cached memory cannot serve.
     pub(super) fn reentrant() -> Self {
         Self::ReentrantTracker { operation: "a request that needs more memory" }
     }
@@ -183,11 +183,13 @@ impl std::error::Error for OutOfMemory {}
 /// The error that a tracker returns.
 pub type TrackerError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why a tracker could not be attached, or a snapshot or trim failed.
+/// The reason why a tracker could not be attached or detached, or why a snapshot, an annotation or a release of
+/// memory failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrackError {
-    /// The call was made inside a tracker.
+    /// A method of a [`Tracker`](super::Tracker) made the call, which would have to wait for the delivery that is
+    /// calling the tracker.
     #[error("{operation} inside a tracker would wait for the entry that is being delivered; do it elsewhere")]
     Reentrant {
         /// The operation.
@@ -220,7 +222,7 @@ pub enum Fault {
     TrackerFailed {
         /// The tracker's name.
         tracker: String,
-        /// Number of the first entry of the batch.
+        /// Number of the first of the entries that were being delivered.
         entry: u64,
         /// The error, with its causes.
         message: String,
@@ -229,7 +231,7 @@ pub enum Fault {
     TrackerPanicked {
         /// The tracker's name.
         tracker: String,
-        /// Number of the first entry of the batch.
+        /// Number of the first of the entries that were being delivered.
         entry: u64,
         /// The panic's message.
         message: String,
@@ -253,7 +255,8 @@ pub enum Fault {
         /// The error, with its causes.
         message: String,
     },
-    /// Addresses of a re-mappable pool could not be unmapped, or pages could not be released. They are leaked.
+    /// Addresses of a re-mappable pool could not be unmapped, or pages could not be released. These addresses or
+    /// pages are leaked.
     Unmapped {
         /// The pool.
         pool: PoolId,

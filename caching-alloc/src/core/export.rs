@@ -41,16 +41,17 @@ pub enum ExportError {
 }
 
 impl Block {
-    /// Exports the block to another process. Returns one part, except in a re-mappable pool, where a block may span
-    /// several pages. These pages do not move while the parts exist. `holder` is the name of the holds in reports.
+    /// Exports the block to another process. Returns one part for each segment that contains the block: one part, or
+    /// several in a re-mappable pool, where the segments are pages. The pages do not move while the parts exist.
+    /// `holder` is the name of the holds in reports.
     ///
     /// # Errors
-    /// [`ExportError`]; no hold is left then. [`SourceError::NotExportable`] if the pool's source has no handles of
-    /// that kind.
+    /// [`ExportError`]. No hold is left then. If the pool's source has no handles of this kind, the error is
+    /// [`ExportError::Source`] with [`SourceError::NotExportable`].
     pub fn export(&self, kind: ShareKind, holder: &str) -> Result<Vec<ExportedPart>, ExportError> {
         let (begin, end) = (self.address(), self.address() + self.bytes());
         let part = |segment: super::Segment| {
-            // The hold is taken first: the segment must not be released during the export.
+            // The hold is taken first, because the segment must not be released during the export.
             let hold = segment.hold(holder)?;
             let handle = segment.source().export(&segment.memory(), kind);
             let handle = handle.map_err(|source| ExportError::Source { address: begin, source })?;

@@ -6,7 +6,8 @@ use super::heap::{BlockId, Heap, State};
 use super::segment::Segment;
 use super::size::{SizeClass, UNIT, Units, bytes_of};
 
-/// Selects segments. Called with a segment and its age, as in [`Fixed::idle_ages`].
+/// A predicate that selects segments. Its arguments are a segment and the age of the segment, as in
+/// [`Fixed::idle_ages`].
 pub(super) type Fits<'a> = &'a dyn Fn(&Segment, u64) -> bool;
 
 #[derive(Debug)]
@@ -18,8 +19,9 @@ pub(super) struct Fixed {
     /// The ordinals of the segments, by address.
     by_address: BTreeMap<u64, usize>,
     splitting: Splitting,
-    /// For each segment, the value of `now` when a block of it was last in use.
+    /// For each segment, the value of `now` when a block of it was last known to be in use.
     used: Vec<u64>,
+    /// The number of calls of [`grow_older`](Self::grow_older) so far.
     now: u64,
 }
 
@@ -51,7 +53,7 @@ impl Splitting {
 pub(super) enum Place {
     /// The range lies in one free block.
     Free,
-    /// The range is that of this used block.
+    /// The range is exactly that of this used block.
     Used(BlockId),
     /// None of the others: for example, a used block lies in a part of the range.
     Overlapped,
@@ -123,7 +125,7 @@ impl Fixed {
         u32::try_from(ordinal).is_ok_and(|ordinal| self.heap.is_free(ordinal))
     }
 
-    /// Counts one growth of the allocator. Segments without used blocks become older.
+    /// Called before the allocator reserves more memory. Makes the segments without used blocks older by one.
     pub(super) fn grow_older(&mut self) {
         self.now += 1;
         for ordinal in 0..self.segments.len() {
@@ -133,8 +135,8 @@ impl Fixed {
         }
     }
 
-    /// Returns the ages of the segments without used blocks: the number of growths since a block of the segment was
-    /// last in use.
+    /// Returns the ages of the segments without used blocks. The age is the number of calls of
+    /// [`grow_older`](Self::grow_older) since a block of the segment was last in use.
     pub(super) fn idle_ages(&self) -> Vec<u64> {
         let idle = (0..self.segments.len()).filter(|ordinal| self.is_idle(*ordinal));
         idle.map(|ordinal| self.now - self.used[ordinal]).collect()

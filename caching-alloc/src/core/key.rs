@@ -1,5 +1,6 @@
-//! The keys of stream caches. A thread remembers the slot of a cache with its key, and so detects that the slot serves
-//! another cache now.
+//! The keys of stream caches. The state of a cache is in a slot, which another cache uses after the first one is
+//! dropped. A thread remembers the slot of a cache together with the key, and so detects that another cache uses the
+//! slot now.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,7 +14,7 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// The key of a retired cache. No pool has this number.
+    /// The key of a retired cache: one that was removed from its pool because it was empty. No pool has this number.
     pub(super) const RETIRED: Self = Self { pool: 0, stream: StreamId(0) };
 
     /// Returns a number that no other pool of the process has or had.

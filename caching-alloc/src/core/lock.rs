@@ -83,14 +83,16 @@ impl<T> std::ops::DerefMut for Guard<'_, T> {
     }
 }
 
-/// Panics if this thread holds a lock that hits take. The source and the streams may not be called under such a lock.
+/// Panics if this thread holds a lock that hits take. Does nothing without debug assertions. The source and the
+/// streams may not be called under such a lock.
 #[cfg(test)]
 pub(super) fn assert_may_call_out() {
     #[cfg(debug_assertions)]
     held::assert_none_from(Rank::StreamCache);
 }
 
-/// Panics if this thread holds a lock that requests take. Trackers may not be called under such a lock.
+/// Panics if this thread holds a lock that requests take. Does nothing without debug assertions. Trackers may not be
+/// called under such a lock.
 #[cfg(test)]
 pub(super) fn assert_may_call_trackers() {
     #[cfg(debug_assertions)]
@@ -122,8 +124,8 @@ mod held {
         pub(super) fn take(rank: Rank) -> Self {
             HELD.with(|held| {
                 let mut counts = held.get();
-                // Under the structure lock, a thread may hold several locks of the same rank, those of several caches. It
-                // takes several delivery locks under the lock on attachments.
+                // Under the structure lock, a thread may hold several locks of the same later rank: those of several
+                // caches. Under the lock on attachments, it may hold several delivery locks.
                 let together = match rank {
                     Rank::Attachments | Rank::Structure => false,
                     Rank::Delivery => counts[Rank::Attachments as usize] > 0,

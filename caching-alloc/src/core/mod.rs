@@ -1,5 +1,5 @@
-//! The allocator. It is safe code that calls no driver: memory comes from a [`SegmentSource`], and streams are ordered
-//! by [`StreamEvents`].
+//! The allocator. It is safe code and calls no driver: a [`SegmentSource`] provides the memory, and [`StreamEvents`]
+//! order the work of streams.
 
 #![forbid(unsafe_code)]
 

@@ -51,8 +51,8 @@ impl Drop for Observation {
         let mut state = locked(&self.observers.0);
         let at = state.list.iter().position(|(key, _)| *key == self.key);
         let gone = at.map(|at| state.list.remove(at));
-        // Dropped after the lock is released: the observer may have captured anything, even blocks of this
-        // allocator.
+        // The observer is dropped after the lock is released, because it may have captured anything, even blocks of
+        // this allocator.
         drop(state);
         drop(gone);
     }
@@ -63,7 +63,7 @@ per_thread! {
 }
 
 impl Observers {
-    /// Adds an observer.
+    /// Adds an observer, which stays attached until the returned value is dropped.
     pub(super) fn add(
         &self,
         observe: impl Fn(&OutOfMemory) -> OomAction + Send + Sync + 'static,
@@ -76,8 +76,8 @@ impl Observers {
         Observation { observers: self.clone(), key }
     }
 
-    /// Calls every observer, with no lock held. Returns true if one of them has freed memory. Does nothing and returns
-    /// false if this thread is already inside an observer.
+    /// Calls every observer, with no lock held. Returns true if one of them returned [`OomAction::Retry`]. Does
+    /// nothing and returns false if this thread is already inside an observer.
     pub(super) fn ask(&self, figures: &OutOfMemory, registry: &Registry) -> bool {
         let list: Vec<_> = locked(&self.0).list.iter().map(|(_, observe)| observe.clone()).collect();
         if list.is_empty() || ASKING.with(|asking| asking.replace(true)) {

@@ -13,8 +13,8 @@ pub(super) struct Pending {
     pub(super) waits: Vec<Wait>,
 }
 
-/// A stream's last use of a block, or of the old addresses of a page. The event marks the end of the use. It is `None`
-/// while no event can be recorded, for example because the stream is being captured.
+/// A stream's last use of a block, or of the old addresses of a page that has moved. The event marks the end of the
+/// use. It is `None` while no event can be recorded, for example because the stream is being captured.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wait {
     pub(super) stream: StreamId,

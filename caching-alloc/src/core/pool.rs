@@ -80,7 +80,7 @@ impl Pool {
     /// free block in the stream's cache are checked.
     ///
     /// # Errors
-    /// [`AllocError`]. Nothing is changed then.
+    /// [`AllocError`]. Cached memory may have been released before the request failed.
     #[inline]
     #[track_caller]
     pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<Block, AllocError> {
@@ -120,8 +120,9 @@ impl Pool {
     /// Returns a guard. Until it is dropped, the pool neither releases nor lends memory, and a request that needs a new
     /// segment fails with [`PoolWouldGrowDuringCapture`](AllocError::PoolWouldGrowDuringCapture).
     ///
-    /// Blocks while the pool grows or is trimmed, so that neither continues under the guard. Inside a tracker it does
-    /// not block: the growth or trim that called the tracker may still complete.
+    /// Blocks while any pool of the allocator grows or is trimmed, so that a growth or trim of this pool does not
+    /// continue under the guard. Inside a tracker, that is, in a call from a method of a [`Tracker`](super::Tracker),
+    /// it does not block: the growth or trim that called the tracker may still complete.
     pub fn freeze(&self) -> Freeze {
         self.handle.core.freeze()
     }
@@ -155,8 +156,8 @@ impl Pool {
     }
 
     /// Makes [`Allocator::allocate`](super::Allocator::allocate) on this thread use this pool until the guard is
-    /// dropped. If there are several guards, the newest one applies. Other threads and other allocators are not
-    /// affected.
+    /// dropped. If several guards, or a [capture](super::GraphPool::capture) of the stream, apply to a request, the
+    /// newest one wins. Other threads and other allocators are not affected.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -182,8 +183,8 @@ impl Pool {
     }
 
     /// Like [`use_on_this_thread`](Self::use_on_this_thread), but only for requests for which `selects` returns true.
-    /// For other requests, the next older guard applies. `selects` is called on this thread, at each of its requests to
-    /// the allocator. It must not create or drop such guards.
+    /// For other requests, the next older guard applies. `selects` is called on this thread, at each of its requests
+    /// to the allocator, and must not create or drop such guards.
     ///
     /// ```
     /// # use std::sync::Arc;

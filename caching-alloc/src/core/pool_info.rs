@@ -35,7 +35,7 @@ pub(super) struct PoolInfo {
     pub(super) arena: Option<Arc<Ranked<Arena>>>,
     /// In a re-mappable pool, the streams and the pending blocks of dropped caches.
     detached: Mutex<DetachedPending>,
-    /// The total memory of the source's device in bytes, after the first query.
+    /// The total memory of the source's device in bytes, after the first query. `u64::MAX` if that query failed.
     total: OnceLock<u64>,
 }
 

@@ -1,5 +1,6 @@
-//! Cache of freed blocks: the fast path of allocation and free. A cached block is not merged with its neighbours, so
-//! the next request of the same length can take it as it is.
+//! The quick list, a cache of freed blocks: the fast path of allocation and free. A cached block is not merged with
+//! its neighbours, so the next request of the same length can take it as it is. All other free blocks are in the
+//! heap, which merges them.
 //!
 //! Short blocks are cached in a table of linked lists, one list for each length. A length has two possible slots in
 //! the table. If other lengths have taken both, the block goes to the heap instead. The bytes in short blocks are

@@ -1,4 +1,4 @@
-//! The allocator's public handle.
+//! [`Allocator`]: the public handle of an allocator.
 
 mod raw;
 mod watch;
@@ -39,7 +39,7 @@ use super::sync::atomic::Ordering;
 /// let block = allocator.allocate(1000, stream)?;
 /// assert_eq!(block.bytes(), 1024);
 /// let address = block.address();
-/// drop(block); // freed on its stream: the next request there may have it at once
+/// drop(block); // freed on its stream, so the next request on that stream can reuse it at once
 /// assert_eq!(allocator.allocate(1000, stream)?.address(), address);
 /// # Ok(())
 /// # }
@@ -51,8 +51,8 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// Creates an allocator that requests memory from `source` and orders streams by `events`. It requests no memory
-    /// before the first allocation.
+    /// Creates an allocator that requests memory from `source`, and orders the work of streams through `events`. It
+    /// requests no memory before the first allocation.
     #[must_use]
     pub fn new(source: Arc<dyn SegmentSource>, events: Arc<dyn StreamEvents>, settings: Settings) -> Self {
         Self::with_default(source, events, settings, PoolKind::Cached)
@@ -61,7 +61,7 @@ impl Allocator {
     /// Like [`new`](Self::new), but the default pool is [`Remappable`](PoolKind::Remappable).
     ///
     /// # Errors
-    /// [`AllocError::NoPages`] if `source` has no pages ([`SegmentSource::as_pages`]).
+    /// [`AllocError::NoPages`] if `source` is not a source of pages: its [`SegmentSource::as_pages`] returns `None`.
     pub fn remapping(
         source: Arc<dyn SegmentSource>,
         events: Arc<dyn StreamEvents>,
@@ -105,7 +105,7 @@ impl Allocator {
     /// ([`GraphPool::capture`](super::GraphPool::capture)) has selected another pool.
     ///
     /// # Errors
-    /// [`AllocError`]. Nothing is changed then.
+    /// [`AllocError`]. Cached memory may have been released before the request failed.
     #[inline]
     #[track_caller]
     pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<Block, AllocError> {
@@ -162,15 +162,17 @@ impl Allocator {
     /// Creates a pool.
     ///
     /// # Errors
-    /// [`AllocError::ReentrantTracker`] inside a tracker. [`AllocError::PoolSettings`] if the settings contradict each
-    /// other. [`AllocError::OtherDevice`] if the pool's source allocates on another device than this allocator.
-    /// [`AllocError::NoPages`] if the pool is re-mappable but its source has no pages.
+    /// [`AllocError::ReentrantTracker`] inside a tracker, that is, if a method of a [`Tracker`](super::Tracker) makes
+    /// this call. [`AllocError::PoolSettings`] if the settings contradict each other. [`AllocError::OtherDevice`] if
+    /// the pool's source allocates on another device than this allocator. [`AllocError::NoPages`] if the pool is
+    /// re-mappable but its source is not a source of pages.
     pub fn pool(&self, settings: PoolSettings) -> Result<Pool, AllocError> {
         Ok(Pool::new(&self.engine, self.engine.add_pool(settings)?))
     }
 
-    /// Marks `stream` as one that carries collectives. From now on, the allocator makes it wait for no other stream,
-    /// and makes no other stream wait for it.
+    /// Marks `stream` as one that carries collectives. From now on, the allocator makes it wait on the device for no
+    /// other stream, and makes no other stream wait for it. Other ranks would not have the same waits, so such a wait
+    /// could deadlock a collective. [`forget_stream`](Self::forget_stream) removes the mark.
     pub fn mark_collective(&self, stream: StreamId) {
         self.engine.registry.mark_collective(stream);
     }
@@ -192,7 +194,8 @@ impl Allocator {
         Ok(limit)
     }
 
-    /// Sets [`Settings::collect_above`] for later requests.
+    /// Sets [`Settings::collect_above`] for later requests: the part of the memory limit above which idle segments
+    /// are released before new memory is requested. `None` turns this off.
     pub fn set_collect_above(&self, part: Option<Fraction>) {
         self.engine.registry.collect.store(part.map_or(u32::MAX, Fraction::millionths), Ordering::Relaxed);
     }
@@ -206,14 +209,15 @@ impl Allocator {
         self.engine.pools().iter().for_each(|pool| pool.reset(Gauge::reset_peak, Counters::reset_peaks));
     }
 
-    /// Resets the sums in the statistics: sets each [`Gauge::total`] to the gauge's current value, and each count of
-    /// calls or events, such as [`Stats::retries`], to 0.
+    /// Resets the sums in the statistics: sets each [`Gauge::total`] to the gauge's current value, and every other
+    /// running sum, such as [`Stats::retries`], to 0.
     pub fn reset_totals(&self) {
         self.engine.registry.totals().reset_totals();
         self.engine.pools().iter().for_each(|pool| pool.reset(Gauge::reset_total, Counters::reset_totals));
     }
 
-    /// Returns the usage of the memory of each stream, summed over all pools.
+    /// Returns the usage of the blocks in each stream's memory, summed over all pools. A block that another stream
+    /// has borrowed counts for the stream whose memory it is in.
     #[must_use]
     pub fn usage_by_stream(&self) -> Vec<(StreamId, Usages)> {
         let mut all: Vec<(StreamId, Usages)> = Vec::new();
@@ -227,8 +231,9 @@ impl Allocator {
         all
     }
 
-    /// Returns the device's memory, and how much of it this allocator and others have. Other processes and allocators
-    /// may allocate and free between the queries, so the numbers may not add up exactly.
+    /// Returns how much of the device's memory is free, is reserved by this allocator, and belongs to others. The
+    /// part of the others is computed as the remainder. It is inexact if this allocator reserves or releases memory
+    /// between the query of the device and the reading of its own statistics.
     ///
     /// # Errors
     /// The source's error if it cannot report the device's memory.
@@ -240,14 +245,14 @@ impl Allocator {
         Ok(MemoryReport { total, free, reserved, active: stats.all.active.current, foreign })
     }
 
-    /// Returns the statistics of the allocator, with those of all its pools.
+    /// Returns the statistics of the allocator, including those of all its pools.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.engine.stats()
     }
 
-    /// Returns the number of the newest structural [trace entry](super::Entry). Each change of the segments adds such
-    /// an entry, so while the number stays the same, no segment is added or removed.
+    /// Returns the number of the newest structural [trace entry](super::Entry), or 0 if there is none. Each change of
+    /// the segments adds such an entry, so while the number stays the same, no segment is added or removed.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.engine.registry.generation()
@@ -256,8 +261,9 @@ impl Allocator {
     /// Releases all idle segments. Returns the number of bytes released. A segment is idle if none of its blocks is
     /// handed out or still used by other streams.
     ///
-    /// Blocks the host until the work of the streams that used this memory has ended. Does not release memory of frozen
-    /// pools, memory that graphs use, or memory of streams that are being captured.
+    /// Blocks the host until the work of the streams that used this memory has ended. Does not release memory of
+    /// frozen pools, memory that graphs use, memory of streams that are being captured, or segments that are held
+    /// ([`Hold`](super::Hold)).
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.
@@ -303,8 +309,8 @@ impl Allocator {
     /// the host until the stream's work has ended. Call it before the stream is destroyed. Returns the number of bytes
     /// released.
     ///
-    /// Memory is not released in pools that are frozen or whose memory a graph uses. Segments in which a block is still
-    /// handed out are not released either. A later call or the next trim releases them.
+    /// Does not release memory of pools that are frozen or whose memory a graph uses, nor segments in which a block
+    /// is still handed out. A later call or the next trim releases them.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.
@@ -324,16 +330,18 @@ impl Allocator {
         self.engine.registry.faults()
     }
 
-    /// Returns the segment and the block that contain an address. Finds the segment in logarithmic time, and then walks
-    /// over the blocks of that segment, with the stream's cache locked.
+    /// Returns the segment and the block that contain an address, or `None` if no segment of the allocator's pools
+    /// contains it. Finds the segment in logarithmic time, and then walks over the blocks of that segment, with the
+    /// stream's cache locked.
     #[must_use]
     pub fn find(&self, address: u64) -> Option<AddressInfo> {
         self.engine.find(address)
     }
 
-    /// Attaches an observer. It is called when a request has found no memory, with the memory use at that time, on the
-    /// thread of the request and without any lock held. It may free blocks, allocate and trim. If it returns
-    /// [`OomAction::Retry`], the request is tried once more.
+    /// Attaches an observer until the returned guard is dropped. The observer is called when a request has found no
+    /// memory, and gets the memory use at that time. It runs on the thread of the request, without any lock of the
+    /// allocator. It may free blocks, allocate and trim. If it returns [`OomAction::Retry`], the request is tried
+    /// once more.
     ///
     /// Requests that the observer itself makes are not reported to observers. A panic of the observer is recorded as a
     /// [`Fault`], and the request continues.

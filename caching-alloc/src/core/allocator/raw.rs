@@ -9,7 +9,7 @@ use crate::core::registry::locked;
 use crate::core::snapshot::{AddressInfo, Usage};
 use crate::core::stream::StreamId;
 
-/// The reason why an address cannot be used to release a raw block.
+/// The reason why no raw block begins at an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RawError {
@@ -19,13 +19,13 @@ pub enum RawError {
         /// The address.
         address: u64,
     },
-    /// The memory at the address is free.
+    /// No block at the address is handed out. If one was freed there, other streams may still use it.
     #[error("the memory at {address:#x} is free: it was given back before; one of its users must not")]
     Free {
         /// The address.
         address: u64,
     },
-    /// The address is inside a block, after its first byte.
+    /// The address is inside a raw block, but is not its first byte.
     #[error("{address:#x} is inside the block at {begin:#x}; give back the block's first byte")]
     Inside {
         /// The address.
@@ -33,7 +33,7 @@ pub enum RawError {
         /// The block's first byte.
         begin: u64,
     },
-    /// The block is owned by a [`Block`] handle.
+    /// The address is in a block that a [`Block`] handle owns.
     #[error("the block at {address:#x} was not allocated raw: it is given back when its owner drops it")]
     Owned {
         /// The address.
@@ -42,9 +42,9 @@ pub enum RawError {
 }
 
 impl Allocator {
-    /// Like [`allocate`](Self::allocate), but returns an address. The allocator stores the block under this address
-    /// until [`release_raw`](Self::release_raw). If the last handle of the allocator is dropped before, the block stays
-    /// allocated.
+    /// Like [`allocate`](Self::allocate), but returns the address of a raw block. The allocator owns the block until
+    /// [`release_raw`](Self::release_raw). If the last handle of the allocator and of its pools is dropped before,
+    /// the block is freed then.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
@@ -61,14 +61,14 @@ impl Allocator {
     ///
     /// # Errors
     /// [`RawError`]. Nothing is changed then. If the memory was already released, and was handed out again as another
-    /// raw block at the same address, the second release frees that block: it cannot be detected.
+    /// raw block at the same address, the second release frees that other block. This mistake cannot be detected.
     pub fn release_raw(&self, address: u64) -> Result<(), RawError> {
         let block = locked(&self.engine.raw).remove(&address);
         block.map(drop).ok_or_else(|| self.not_raw(address))
     }
 
-    /// Calls `look` with a raw block, for instance to [record a stream](Block::record_stream), and returns its result.
-    /// No lock is held during the call. The block is not freed before `look` returns.
+    /// Calls `look` with the raw block at `address`, for instance to [record a stream](Block::record_stream), and
+    /// returns its result. No lock is held during the call. The block is not freed before `look` returns.
     ///
     /// # Errors
     /// As [`release_raw`](Self::release_raw).

@@ -1,4 +1,5 @@
-//! Attaching trackers, snapshots, and reading structural entries.
+//! Attaching trackers, which receive trace entries; taking snapshots; adding annotations; and reading structural
+//! entries without a tracker.
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use crate::core::stream::StreamId;
 use crate::core::sync::atomic::Ordering;
 use crate::core::tracker::{Filter, Slot, Tracker};
 
-/// The attachment of a tracker. Dropping it detaches the tracker.
+/// Keeps a tracker attached to an allocator. Dropping it detaches the tracker.
 #[derive(Debug)]
 #[must_use = "dropping an attachment detaches its tracker"]
 pub struct Attachment {
@@ -30,8 +31,8 @@ impl Attachment {
     /// Delivers all earlier entries to the tracker, and detaches it. The tracker is not called after this returns.
     ///
     /// # Errors
-    /// [`TrackError::Reentrant`] inside a tracker. The tracker is detached even then, but deliveries that run on other
-    /// threads may still call it.
+    /// [`TrackError::Reentrant`] inside a tracker, that is, if a method of any [`Tracker`] makes this call. The
+    /// tracker is detached even then, but deliveries that run on other threads may still call it.
     pub fn detach(self) -> Result<(), TrackError> {
         self.engine.detach(&self.slot)
     }
@@ -40,8 +41,8 @@ impl Attachment {
 impl Drop for Attachment {
     fn drop(&mut self) {
         if self.slot.attached.load(Ordering::Acquire) {
-            // This fails only inside a tracker, and the error cannot be returned. Deliveries that run on other threads
-            // may still call the tracker then.
+            // Detaching fails only inside a tracker, and the error cannot be returned. Deliveries that run on other
+            // threads may still call the tracker then.
             let _ = self.engine.detach(&self.slot);
         }
     }
@@ -57,8 +58,8 @@ impl Allocator {
         Ok(Attachment { engine: self.engine.clone(), slot })
     }
 
-    /// Returns the state of all segments and blocks, with the newest trace entries. When it returns, all entries from
-    /// before the snapshot have been delivered to trackers.
+    /// Returns the state of all segments and blocks, with the newest trace entries. Before it returns, it delivers
+    /// all entries from before the snapshot to trackers.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.
@@ -75,7 +76,7 @@ impl Allocator {
         Ok(snapshot)
     }
 
-    /// Adds an entry with an annotation of the program.
+    /// Adds a structural trace entry with this text, for example to mark the beginning of a phase of the program.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.
@@ -90,12 +91,13 @@ impl Allocator {
         Ok(())
     }
 
-    /// Returns the structural entries after `generation`, each exactly once. Pass the generation of a snapshot, or the
-    /// number of the last entry that the previous call returned. A new reader begins with a snapshot, or passes 0.
+    /// Returns the structural trace entries with numbers greater than `generation`, oldest first. A reader that calls
+    /// this repeatedly gets each entry exactly once. In its first call it passes the generation of a snapshot, or 0.
+    /// In each later call it passes the number of the last entry that it has got.
     ///
-    /// The allocator keeps the newest [`Settings::structural_entries`](super::Settings::structural_entries) entries. If
-    /// some of the entries after `generation` are no longer kept, or if `generation` is in the future, it returns a
-    /// snapshot instead.
+    /// The allocator keeps the newest [`Settings::structural_entries`](super::Settings::structural_entries) entries.
+    /// If some of the requested entries are no longer kept, or if `generation` is greater than the current
+    /// generation, this returns a snapshot instead.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -108,10 +110,10 @@ impl Allocator {
     /// let _block = allocator.allocate(1 << 20, StreamId(1))?;
     /// match allocator.since(seen)? {
     ///     Since::Entries(entries) => {
-    ///         assert_eq!(entries.len(), 1); // the segment that was made for the block
+    ///         assert_eq!(entries.len(), 1); // a segment was allocated for the block
     ///         seen = entries.last().map_or(seen, |entry| entry.number);
     ///     }
-    ///     Since::TooOld(snapshot) => seen = snapshot.generation, // and begin anew with what is in it
+    ///     Since::TooOld(snapshot) => seen = snapshot.generation, // begin again with the state in the snapshot
     /// }
     /// assert_eq!(seen, allocator.generation());
     /// # Ok(())

@@ -1,11 +1,15 @@
-//! The attempts to serve a request that misses, in order, as a state machine without I/O.
+//! The attempts to serve a request that misses, in order, as a state machine without I/O. A request misses if its
+//! stream's cache has no free block that fits.
 //!
-//! [`Attempts::step`] takes the outcome of the last effect and returns the next effect. If an effect finds a block, the
-//! request is served, and `step` is not called again. In a pool of fixed segments, the attempts are:
+//! An attempt consists of effects: actions that the engine carries out. [`Attempts::step`] takes the outcome of the
+//! last effect and returns the next effect. If an effect finds a block, the request is served, and `step` is not
+//! called again. In a pool of fixed segments, whose memory never moves, the attempts are:
 //!
 //! 1. Take over an idle segment of another stream of the pool, if the host has seen the end of that stream's work.
-//! 2. Make the stream wait, on the device, for the other streams' uses of its own pending blocks.
-//! 3. If more is reserved than the settings allow, release segments that have been idle longer than average.
+//! 2. Make the request's stream wait, on the device, for other streams' uses of its pending blocks. A pending block
+//!    was freed, but other streams may still use it.
+//! 3. If more is reserved than [`collect_above`](crate::core::Settings::collect_above) permits, release segments
+//!    whose idle time is at least average.
 //! 4. Release idle segments that are too short for the request. Allocate a segment: first of a generous size, then for
 //!    half as many blocks each time, down to one block.
 //! 5. Take over an idle segment of another stream after a wait on the device. Otherwise borrow a block of another
@@ -15,33 +19,38 @@
 //! 8. Release all cached memory of all pools, and allocate a segment.
 //! 9. Wait on the host until no block is pending. Repeat attempts 5 and 8.
 //!
-//! PyTorch makes attempts 3, 4, 7, 8 and 9 in the same order, and attempt 6 for the default pool. The others use idle
-//! memory of other streams. In a re-mappable pool, the attempts are:
+//! PyTorch's allocator also makes attempts 3, 4 (without the release, and with one size), 6 (only for the default
+//! pool), 7 and 8, in this order. It waits for pending blocks before the release in attempt 8. It has no counterpart
+//! of attempts 1, 2 and 5.
 //!
-//! 1. Complete pending blocks, and merge cached blocks, in all streams of the pool.
+//! In a re-mappable pool, whose pages can be mapped at other addresses, the attempts are:
+//!
+//! 1. In all streams of the pool, free the pending blocks whose uses have ended, and merge freed blocks that are
+//!    cached whole.
 //! 2. Order this stream behind the streams of neighbouring free blocks that together fit, and take these blocks.
-//! 3. If more is reserved than the settings allow, release segments of other pools that have been idle longer than
-//!    average. Then map pages at addresses where the block fits: new pages while the pool stays close to its peak use,
-//!    otherwise idle ones.
+//! 3. If more is reserved than `collect_above` permits, release segments of other pools whose idle time is at least
+//!    average. Then map pages at addresses where the block fits: new pages while the pool stays close to its peak
+//!    use, otherwise idle ones.
 //! 4. Take free memory of the other tier. A tier has the addresses for short blocks, or those for long ones.
-//! 5. Map idle and new pages. If there are not enough for the best hole, try every other hole, of both tiers.
+//! 5. Map idle and new pages in a hole: a range of addresses without memory. If there are not enough pages for the
+//!    best hole, try every other hole, of both tiers.
 //! 6. Borrow a block from a pool that lends to this one.
 //! 7. Release memory that other pools have cached, and repeat attempt 5. Wait on the host until no block is pending,
-//!    and repeat attempts 1, 4 and 5.
+//!    and repeat attempts 1 and 4, the release, and attempt 5.
 //!
-//! The last attempts (8 and 9, or 7) form a round, which searches all memory. A round that fails is repeated if other
-//! threads have allocated or freed blocks in the meantime. Such a thread may free a block in memory that the round has
-//! searched already, and take a block in memory that it has not searched yet. So one round can fail although there was
-//! enough free memory all the time.
+//! The last attempts (8 and 9, or 7) form a round, which searches all memory. A round that fails is repeated if
+//! blocks were allocated or freed in the meantime: by other threads, or because the round itself has waited for
+//! pending blocks. Another thread may free a block in memory that the round has already searched, and take a block in
+//! memory that the round has not yet searched. So one round can fail although there was enough free memory all the
+//! time.
 
 use super::sizes::SegmentSizes;
 use crate::core::settings::Reuse;
 
-/// Limit on the number of rounds. Each repetition means that other threads have allocated or freed blocks during the
-/// last round.
+/// Limit on the number of rounds. A round is repeated only if blocks were allocated or freed during the last one.
 const ROUNDS: u32 = 100;
 
-/// An attempt to find a block, or a step that prepares one.
+/// An action that tries to find a block, or that prepares a later action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
     /// Take over an idle segment of another stream whose work has ended. With `wait`, also of a stream whose work has
@@ -49,35 +58,36 @@ pub(super) enum Effect {
     Adopt { wait: bool },
     /// Make the stream wait on the device for other streams' uses of its pending blocks.
     OrderPending,
-    /// If more is reserved than the settings allow, release segments that have been idle longer than average.
+    /// If more is reserved than the settings permit, release segments whose idle time is at least average.
     CollectIdle,
     /// Release idle segments that are too short for the request, until `bytes` are released.
     ReplaceShort { bytes: u64 },
     /// Allocate a segment of `bytes`.
     Allocate { bytes: u64 },
-    /// Take a block of another stream whose work has ended. With `wait`, also of a stream whose work has not ended,
-    /// after a wait on the device.
+    /// Take a free block of another stream whose work has ended. With `wait`, also of a stream whose work has not
+    /// ended, after a wait on the device.
     Borrow { wait: bool },
-    /// Take a block of a pool that lends to this one.
+    /// Take a free block of a pool that lends to this one.
     BorrowFromPools,
     /// Release idle segments that are longer than the longest block that is split, until `bytes` are released.
     ReleaseUnsplit { bytes: u64 },
-    /// Release all cached memory of all pools.
+    /// Release all cached memory of all pools. A re-mappable pool keeps its own idle pages for its request, because
+    /// [`MapPages`](Self::MapPages) can move them.
     ReleaseCached,
     /// Block the host until no block of any pool is pending.
     SynchronizePending,
-    /// Complete pending blocks and merge cached blocks, in all streams of a re-mappable pool.
+    /// In all streams of a re-mappable pool, free the pending blocks whose uses have ended, and merge cached blocks.
     Merge,
     /// Take neighbouring free blocks of several streams, in the tier of the request.
     TakeFragments,
-    /// Take free memory of the other tier.
+    /// Take free memory of the other tier. A tier has the addresses for short blocks, or those for long ones.
     OtherTier,
-    /// Map pages at addresses where the block fits.
+    /// Map pages at addresses where the block fits. `extent` limits the new pages.
     MapPages { extent: Extent },
-    /// Count in the statistics that the request needs the last attempts.
+    /// Count in [`Stats::retries`](crate::core::Stats::retries) that cached memory must be released for the request.
     CountRetry,
-    /// Count the operations of all caches so far. Their number tells whether other threads have allocated or freed
-    /// blocks.
+    /// Count the operations of all caches so far. If this count differs from the one before the last round, blocks
+    /// were allocated or freed during that round.
     CountOperations,
     /// Fail with an out-of-memory error.
     GiveUp,
@@ -86,7 +96,7 @@ pub(super) enum Effect {
 /// The limit on the memory that a re-mappable pool may reserve for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extent {
-    /// Its peak use, and a slack.
+    /// The pool's peak use, plus a slack that avoids many moves of pages.
     Need,
     /// All memory that is available under the allocator's limit.
     All,
@@ -95,13 +105,13 @@ pub(super) enum Extent {
 /// The result of an effect that found no block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// It has no result that matters for the next effect.
+    /// The effect has no result that matters for the next effect.
     Nothing,
-    /// It released memory. Since the last attempt to allocate a segment, all threads together have released this many
-    /// bytes.
+    /// The effect was a release. Since the last attempt to allocate a segment, all threads together have released
+    /// this many bytes.
     Freed(u64),
-    /// It counted this many operations: blocks that were handed out, freed, or completed after their uses on other
-    /// streams.
+    /// The effect counted this many operations: blocks that were handed out, freed, or completed after their uses on
+    /// other streams, and changes of segments by other threads.
     Operations(u64),
 }
 
@@ -121,9 +131,9 @@ pub(super) struct Conditions {
 /// An entry in a list of attempts.
 #[derive(Clone, Copy, Debug)]
 enum Stage {
-    /// The effect.
+    /// Always this effect.
     Always(Effect),
-    /// The effect, if the settings allow at least this reuse of other streams' memory.
+    /// This effect, if the settings allow at least this reuse of other streams' memory.
     With(Reuse, Effect),
     /// Release idle segments that are too short, if the conditions allow it.
     Replace,

@@ -1,7 +1,8 @@
 //! Release of idle segments by age, before the memory limit is reached.
 //!
-//! The age of a segment is the number of calls of `collect_idle` since it last had a block. While more is reserved than
-//! the configured part of the limit, segments without blocks whose age is at least the average are released.
+//! The age of a segment is the number of calls of `collect_idle` since a block of it was last in use. While more is
+//! reserved than the configured part of the limit, segments without used blocks are released if their age is at least
+//! the average.
 
 use super::Engine;
 use crate::core::registry::StructureLock;
@@ -33,8 +34,8 @@ impl Engine {
                     self.release_cache(structure, cache, &|_, age| age > 0 && age >= average, left);
                 }
             }
-            // If nothing was released, the selected segments are held, or the host cannot wait for their streams. The
-            // next iteration would select them again.
+            // If nothing was released, all selected segments were held and are quarantined now, or the host cannot
+            // wait for their streams. In the second case, the next iteration would select them again.
             if structure.own_released() == before {
                 return;
             }

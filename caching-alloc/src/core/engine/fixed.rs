@@ -1,4 +1,5 @@
-//! Effects of misses in pools of fixed segments.
+//! Effects that serve a miss in a pool of fixed segments. A miss is a request for which the stream's cache has no
+//! free block that fits.
 
 use super::miss::Miss;
 use super::release::settle;
@@ -13,9 +14,9 @@ use crate::core::sync::atomic::Ordering;
 
 impl Miss<'_> {
     /// Moves an idle segment with room for the request from another stream of the pool to this stream, and allocates
-    /// the block there. Without `wait`, only from streams whose work has ended. With `wait`, this stream may have to
-    /// wait for the other one on the device. The caller holds the structure lock, because segments change streams only
-    /// under it.
+    /// the block there. Without `wait`, takes segments only from streams whose work has ended. With `wait`, this
+    /// stream may have to wait for the other one on the device. The caller holds the structure lock, because segments
+    /// change streams only under it.
     pub(super) fn adopt(self, structure: &mut StructureLock<'_>, wait: bool) -> Option<Block> {
         for other in self.others() {
             other.merge();
@@ -45,8 +46,8 @@ impl Miss<'_> {
         if is_enough { self.hit() } else { None }
     }
 
-    /// Releases idle segments of this stream that are shorter than the request, until at least `most` bytes are
-    /// released. Returns the number of bytes released.
+    /// Releases idle segments of this stream that have the class of the request but are shorter than the request,
+    /// until at least `most` bytes are released. Returns the number of bytes released.
     pub(super) fn replace_short(self, structure: &mut StructureLock<'_>, most: u64) -> u64 {
         let wanted = bytes_of(self.request.units);
         let is_short = |segment: &Segment, _| segment.class() == self.class && segment.bytes() < wanted;

@@ -1,5 +1,5 @@
-//! Misses: requests for which the stream's cache has no free block. This file carries out the effects of their
-//! attempts.
+//! Misses: requests for which the stream's cache has no free block that fits. This file carries out the effects that
+//! `attempts` selects.
 
 use std::sync::Arc;
 
@@ -22,14 +22,15 @@ use crate::core::stream::StreamId;
 use crate::core::stream_cache::StreamCache;
 use crate::core::tracker;
 
-/// A request that misses, with the pool and the stream's cache that it was made to.
+/// A request that misses, with the pool and the stream's cache to which it was made.
 #[derive(Clone, Copy)]
 pub(super) struct Miss<'a> {
     pub(super) engine: &'a Engine,
     pub(super) pool: &'a Arc<PoolCore>,
     pub(super) cache: &'a Arc<StreamCache>,
     pub(super) request: Request,
-    /// The class of segments that serves the request. In a re-mappable pool it is always [`SizeClass::Large`].
+    /// The class of segments that serves the request. In a re-mappable pool, and in a pool that does not split, it is
+    /// always [`SizeClass::Large`].
     pub(super) class: SizeClass,
 }
 
@@ -37,8 +38,8 @@ pub(super) struct Miss<'a> {
 pub(super) type Performed = Result<Result<Block, Outcome>, AllocError>;
 
 impl Engine {
-    /// Allocates a block if the thread-local list of recent caches does not have the stream's cache, or if that cache
-    /// has no free block.
+    /// Allocates a block. Called if the thread-local list of recent caches does not have the stream's cache, or if
+    /// that cache has found no free block that fits.
     #[cold]
     pub(in crate::core) fn allocate(
         &self,
@@ -58,14 +59,15 @@ impl Engine {
                 cache.deliver_batch();
                 return Ok(block);
             }
-            // The cache was retired meanwhile. The next iteration gets the stream's current cache.
+            // The cache was retired meanwhile: removed because it was empty. The next iteration gets the stream's
+            // current cache.
         }
     }
 }
 
 impl Miss<'_> {
     /// Makes all attempts. If they find no memory and an observer asks for a retry, makes them once more. Returns
-    /// `None` if the cache was retired meanwhile. The stream has another cache then.
+    /// `None` if the cache was retired meanwhile, so that the stream has another cache or none.
     fn run(self) -> Result<Option<Block>, AllocError> {
         let mut outcome = self.attempt();
         if let Err(AllocError::OutOfMemory(figures)) = &outcome
@@ -162,7 +164,8 @@ impl Miss<'_> {
                 None
             }
             Effect::CountOperations => {
-                // A change that is under way may have memory that would serve the request.
+                // While another thread's change of segments is under way, memory that would serve the request may be
+                // in no cache.
                 structure.wait_for_changes();
                 let operations = engine.operations() + structure.changes_of_others();
                 return Ok(Err(Outcome::Operations(operations)));
@@ -227,13 +230,14 @@ impl Miss<'_> {
     }
 
     /// Returns the size in bytes of the smallest segment that would serve the request. In a re-mappable pool, returns
-    /// the bytes of the smallest pages that would.
+    /// the length of the block, rounded up to whole pages of the smallest size.
     fn least_segment(self, sizes: Option<SegmentSizes>) -> u64 {
         let step = source::step(&*self.info().source);
         sizes.map_or_else(|| bytes_of(self.request.units).next_multiple_of(step), |sizes| sizes.least)
     }
 
-    /// Returns an error if the pool is frozen, and therefore must not grow.
+    /// Returns an error if the pool is frozen, and therefore must not grow. `missing` is the size in bytes of the
+    /// segment that the request needs, for the error.
     fn refuse_frozen(self, missing: u64) -> Result<(), AllocError> {
         if !self.info().is_frozen() {
             return Ok(());

@@ -11,8 +11,9 @@
 //! - `collect`: releases the segments that have been idle for long.
 //! - `watch`: snapshots, trackers, and the answer to readers that poll for structural entries.
 //!
-//! The structure lock is held during every effect, except while trackers are called. While an effect calls the driver or
-//! a tracker, it holds no lock that a hit takes.
+//! The structure lock guards the set of segments. It is held during every effect, except while trackers are called,
+//! and while the effect waits for other threads that change segments. A hit is a request that its stream's cache
+//! serves. While an effect calls the driver or a tracker, it holds no lock that a hit takes.
 
 mod attempts;
 mod collect;
@@ -97,8 +98,8 @@ impl Engine {
         let core = PoolCore::new(PoolInfo::new(&self.registry, structure, settings));
         let mut pools = locked(&self.pools);
         if pools.len() == pools.capacity() {
-            // Removes the entries of dropped pools before the list grows, so its length stays in proportion to the
-            // number of pools in use.
+            // This removes the entries of dropped pools before the list grows, so its length stays in proportion to
+            // the number of pools in use.
             pools.retain(|pool| pool.strong_count() > 0);
         }
         pools.push(Arc::downgrade(&core));
@@ -133,7 +134,7 @@ impl Engine {
         Stats { all, small, large, ..stats }
     }
 
-    /// Returns the segment and the block that contain an address.
+    /// Returns the segment and the block that contain an address, or `None` if no live segment contains it.
     pub(super) fn find(&self, address: u64) -> Option<AddressInfo> {
         let segment = self.registry.segment_at(address)?;
         let pools = self.pools();

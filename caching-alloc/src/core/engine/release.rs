@@ -11,9 +11,10 @@ use crate::core::stream::StreamId;
 use crate::core::stream_cache::StreamCache;
 
 impl Engine {
-    /// Releases idle segments of all pools, then idle pages of all re-mappable pools except `but`, until `wanted` bytes
-    /// are released or none are left. In each cache, the newest segments are released first. Returns the number of
-    /// bytes released. Segments that are held are quarantined, and do not count as released.
+    /// Releases idle segments of all pools, then idle pages of all re-mappable pools except `but`, until `wanted`
+    /// bytes are released or none are left. In each cache, the newest segments are released first. Returns the number
+    /// of bytes released. A segment that is held is quarantined: it is released later, and does not count as released
+    /// now.
     pub(in crate::core) fn release_cached(
         &self,
         structure: &mut StructureLock<'_>,
@@ -44,8 +45,8 @@ impl Engine {
 
     /// Blocks the host until the stream's work has ended. Then releases the memory that the pools have cached for the
     /// stream, and [retires](PoolCore::retire) those of its caches that are empty. Skips pools that must keep their
-    /// memory, and skips all pools while the stream is being captured. The stream no longer counts as one that carries
-    /// collectives.
+    /// memory, because they are frozen or used by a graph. Skips all pools while the stream is being captured. The
+    /// stream no longer counts as one that carries collectives.
     pub(in crate::core) fn forget_stream(&self, structure: &mut StructureLock<'_>, stream: StreamId) {
         self.registry.unmark_collective(stream);
         for pool in self.pools() {
@@ -59,9 +60,9 @@ impl Engine {
         }
     }
 
-    /// Blocks the host until the work of a re-mappable pool's streams has ended. Then releases idle pages, until
-    /// `wanted` bytes are released. A page that is held is not idle. Releases none while the pool must keep its memory,
-    /// or while one of its streams is being captured.
+    /// Releases idle pages of a re-mappable pool, until `wanted` bytes are released. A page that is held is not idle.
+    /// Before the release, blocks the host until the work of all the pool's streams has ended. Releases none while
+    /// the pool must keep its memory, or while one of its streams is being captured.
     fn release_pages(&self, structure: &mut StructureLock<'_>, pool: &PoolCore, wanted: u64) {
         let (caches, streams) = (pool.caches(), pool.streams());
         let Some(source) = pool.info.source.as_pages() else { return };
@@ -69,8 +70,8 @@ impl Engine {
             return;
         }
         caches.iter().for_each(|cache| cache.merge());
-        // Waits for all work that uses moved pages at their old addresses, because a page must be mapped nowhere else
-        // when it is released.
+        // This waits for all work that uses moved pages at their old addresses, because a page must be mapped nowhere
+        // else when it is released.
         if !pool.retire_old_mappings(true) {
             return;
         }
@@ -105,8 +106,8 @@ impl Engine {
             self.registry.count(|calls| calls.unmap += 1);
             match source.unmap(address, pages.iter().map(Segment::bytes).sum()) {
                 Ok(()) => pool.info.arena_mut().vacate(&fragments),
-                // Pages may still be mapped there, so the fragments stay out of every list, and their addresses are not
-                // used again.
+                // Pages may still be mapped there, so the blocks at these addresses stay out of every list of free
+                // memory, and their addresses are not used again.
                 Err(error) => {
                     self.registry.fault(Fault::Unmapped { pool: pool.info.id, message: chain(&error) });
                 }
@@ -162,8 +163,8 @@ impl Engine {
     }
 }
 
-/// Delivers the block entries of a cache that are not delivered yet, without the structure lock. Trackers get the
-/// entries of a segment's blocks before the entry that removes the segment.
+/// Delivers the block entries of a cache that are not delivered yet, without the structure lock. Called before the
+/// entry that removes or moves a segment, so that trackers get the entries of the segment's blocks first.
 pub(super) fn settle(structure: &mut StructureLock<'_>, cache: &StreamCache) {
     if cache.has_block_trackers() {
         structure.unlocked(|| cache.settle_entries());

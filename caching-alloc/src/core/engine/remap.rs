@@ -1,4 +1,5 @@
-//! Effects of misses in re-mappable pools.
+//! Effects that serve a miss in a re-mappable pool. Such a pool consists of pages, which it can map at other
+//! addresses. A miss is a request for which the stream's cache has no free block that fits.
 
 use super::attempts::Extent;
 use super::miss::Miss;
@@ -23,14 +24,14 @@ const SLACK: u64 = 8 << 20;
 /// Moving pages is expensive if it has needed more than one call of the source per this many operations of the pool.
 const OPERATIONS_PER_CALL: u64 = 80;
 
-/// Divisor for the quick list of each stream, which has at most the peak use divided by this. It is short because
-/// blocks in it do not merge.
+/// Divisor for the bytes in the quick list of each stream, the cache of whole freed blocks. The list has at most the
+/// pool's peak use divided by this. It is short because blocks in it do not merge.
 const KEPT_SHARE: u64 = 4096;
 
 /// Bytes of addresses to reserve at a time.
 const RANGE: u64 = 256 << 30;
 
-/// The failure to carry out a plan.
+/// The failure to carry out a [`Plan`]: to map pages for a block.
 struct Unmade {
     error: SourceError,
     /// True if no page is left mapped at the plan's addresses.
@@ -38,8 +39,8 @@ struct Unmade {
 }
 
 impl Miss<'_> {
-    /// Completes pending blocks and merges cached blocks, in all streams of the pool. Then allocates the block from
-    /// this stream's free memory.
+    /// In all streams of the pool, frees the pending blocks whose uses have ended, and merges cached blocks. Then
+    /// allocates the block from this stream's free memory.
     pub(super) fn merge_all(self) -> Option<Block> {
         for cache in self.pool.caches() {
             cache.poll_pending();
@@ -56,8 +57,9 @@ impl Miss<'_> {
         self.hit()
     }
 
-    /// Allocates a block from free memory of the other tier, first from that of this stream. Then tries neighbouring
-    /// free blocks of several streams, in both tiers.
+    /// Allocates a block from free memory of the other tier. A tier has the addresses for short blocks, or those for
+    /// long ones. First tries the free memory of this stream in that tier. Then tries neighbouring free blocks of
+    /// several streams, in both tiers.
     pub(super) fn other_tier(self) -> Option<Block> {
         self.hit_other_tier().or_else(|| self.take_fragments(false))
     }
@@ -147,7 +149,8 @@ impl Miss<'_> {
             match self.map(source, &plan) {
                 Ok(mapped) => {
                     self.publish(structure, plan, mapped);
-                    // Finds none only if another thread has taken the memory on this stream meanwhile.
+                    // The allocation finds no block only if another thread has taken the memory on this stream
+                    // meanwhile.
                     if let Some(block) = self.hit_now().or_else(|| self.hit_other_tier()) {
                         return Ok(Some(block));
                     }
@@ -156,7 +159,7 @@ impl Miss<'_> {
                     let wanted = plan.makes.iter().sum::<u64>();
                     self.arena().abandon(plan, is_undone);
                     match error {
-                        // From now on plans move idle pages before they request new memory.
+                        // With this ceiling, later plans move idle pages before they request new memory.
                         SourceError::OutOfMemory { .. } if budget.freely > 0 => {
                             self.arena().ceiling = reserved;
                         }
@@ -198,9 +201,10 @@ impl Miss<'_> {
         Budget { peak, freely, at_most, anywhere: extent == Extent::All }
     }
 
-    /// Creates the plan's new pages, and maps them behind the moved ones at the plan's addresses. Returns the mapped
-    /// memory, in order of address. After a failure, it unmaps all of these pages and discards the new ones. If the
-    /// unmapping fails too, [`is_undone`](Unmade::is_undone) is false.
+    /// Creates the plan's new pages. Maps the moved pages and, behind them, the new ones at the plan's addresses, and
+    /// gives the device access. Returns the mapped pages in order of address. After a failure, unmaps all pages from
+    /// the plan's addresses and discards the new ones. If the unmapping fails too, [`is_undone`](Unmade::is_undone)
+    /// is false.
     fn map(self, source: &dyn PageSource, plan: &Plan) -> Result<Vec<SegmentMemory>, Unmade> {
         let unmapped = |error| Unmade { error, is_undone: true };
         let made = self.make_pages(source, &plan.makes).map_err(unmapped)?;
@@ -317,7 +321,8 @@ impl Miss<'_> {
         self.info().arena_mut()
     }
 
-    /// Returns true if this stream may use the free memory of a list without being ordered behind another stream.
+    /// Returns true if this stream may use the free memory of a list without being ordered behind another stream. A
+    /// list has the free memory of one stream, or the free memory that all streams may use.
     fn has(self, list: List) -> bool {
         list == self.cache.list || list == Arena::SHARED_LIST
     }
@@ -327,8 +332,8 @@ impl Miss<'_> {
         self.registry().settings.reuse >= Reuse::HostSeen
     }
 
-    /// Orders this stream behind the streams of the lists. The error is the list of a stream behind which it cannot be
-    /// ordered.
+    /// Orders this stream behind the streams to which the lists belong. The error is the list of a stream behind
+    /// which it cannot be ordered.
     fn order_after(self, lists: impl IntoIterator<Item = List>) -> Result<(), List> {
         let wait = self.registry().settings.reuse >= Reuse::DeviceWait;
         let mut done = vec![self.cache.list, Arena::SHARED_LIST];

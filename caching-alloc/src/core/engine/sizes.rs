@@ -3,11 +3,12 @@
 use crate::core::settings::Settings;
 use crate::core::size::{MAX_BLOCK, SEGMENT_STEP, SizeClass};
 
-/// A segment is no longer than the available memory divided by this, unless its request needs more.
+/// A segment is no longer than the available memory divided by this (rounded up to a whole step), unless its request
+/// needs more.
 const SCARCE: u64 = 4;
 
-/// Factor for the share of the reserved memory by which segments grow: small requests get this many times the share of
-/// large ones.
+/// A new segment has at least a share of the memory that its pool and stream have reserved for its class. For small
+/// requests, that share is multiplied by this factor.
 const SMALL_FACTOR: u64 = 4;
 
 /// Sizes of a new segment, in bytes.
@@ -17,8 +18,8 @@ pub(super) struct SegmentSizes {
     block: u64,
     /// Segment lengths are multiples of this.
     step: u64,
-    /// A size that serves further requests too. It has room for a number of blocks of the requested length, so that
-    /// requests of one length fill the segment.
+    /// A size that also serves further requests. It is the length of several blocks of the requested length, rounded
+    /// up to the step, so that requests of one length fill the segment.
     pub(super) generous: u64,
     /// The smallest size that serves this request.
     pub(super) least: u64,

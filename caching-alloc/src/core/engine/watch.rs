@@ -1,7 +1,8 @@
 //! Snapshots, attaching and detaching of trackers, and the answer to readers that poll for structural entries.
 //!
-//! A snapshot is made under the structure lock, so each entry is either part of it or delivered after it. A cache is
-//! copied piece by piece, so a hit waits for the copy of one piece at most.
+//! A snapshot is made under the structure lock, under which structural entries are made. So each structural entry is
+//! either contained in the snapshot or comes after it. A cache is copied piece by piece, so a request on another
+//! thread waits for the copy of one piece at most.
 
 use std::collections::HashSet;
 use std::iter::Peekable;
@@ -27,8 +28,8 @@ use crate::core::tracker::{self, Filter, Slot, Slots, Tracker};
 pub enum Since {
     /// Every structural entry after the given generation, in order.
     Entries(Vec<Entry>),
-    /// The current state, without a trace, because some of the entries are no longer kept. Continue from the
-    /// snapshot's generation.
+    /// The current state, without a trace, because some of the entries are no longer kept, or because the given
+    /// generation is in the future. Continue from the snapshot's generation.
     TooOld(Box<Snapshot>),
 }
 
@@ -51,8 +52,8 @@ impl Engine {
     fn assemble(&self, structure: &Structure, states: States) -> Snapshot {
         let States { mut segments, mapped, mut trace } = states;
         segments.extend(locked(&self.registry.deferred).iter().flat_map(DeferredRelease::capture));
-        // While a cache is dropped, and hands its segments over to `deferred`, they are in neither list, but still
-        // live.
+        // While a cache is dropped, it hands its segments over to `deferred`. In between, they are in neither of the
+        // two, but still live.
         let mapped_ids = mapped.iter().flat_map(|range| &range.segments).map(Segment::id);
         let shown: HashSet<_> = segments.iter().map(|state| state.segment.id()).chain(mapped_ids).collect();
         let live = self.registry.live_segments();
@@ -98,7 +99,7 @@ impl Engine {
                     before.push((cache.origin(), cache.resubscribe(state, &for_blocks)));
                 });
             }
-            // Later entries have later turns.
+            // Entries that are made after this have later turns, so they are delivered after the snapshot.
             (before, self.assemble(structure, states), structure.turn())
         };
         let greeted = self.without_block_entries(register, |(before, snapshot, turn)| {
@@ -140,7 +141,8 @@ impl Engine {
         for cache in self.caches() {
             cache.settle_entries();
         }
-        // Taken out before delivery: a tracker may free the last block of a pool, which locks `deferred`.
+        // The entries are taken out before the delivery: a tracker may free the last block of a pool, which locks
+        // `deferred`.
         let last: Vec<_> =
             locked(&self.registry.deferred).iter_mut().map(DeferredRelease::take_entries).collect();
         for (slots, entries) in last {
@@ -162,7 +164,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Removes the slots of detached trackers. Waits for deliveries of block entries to them.
+    /// Removes the slots of detached trackers. Waits for running deliveries of block entries to them.
     fn sweep(&self) {
         let remove = |structure: &mut Structure, caches: &[Arc<StreamCache>]| {
             let attached = structure.trackers.iter().filter(|slot| slot.attached.load(Ordering::Acquire));
@@ -231,7 +233,7 @@ impl States {
     }
 }
 
-/// The used blocks of some memory, in order of address. Memory between them is free.
+/// The blocks of some memory that are handed out or pending, in order of address. Memory between them is free.
 struct BlockViews(Peekable<vec::IntoIter<InUse>>);
 
 impl BlockViews {

@@ -46,7 +46,7 @@ pub enum RestoreError {
         /// Its length in bytes.
         bytes: u64,
     },
-    /// The call was made inside a tracker.
+    /// A method of a [`Tracker`](crate::core::Tracker) made the call.
     #[error(
         "restoring a checkpoint inside a tracker would wait for the entry that is being delivered; do it elsewhere"
     )]
@@ -76,8 +76,9 @@ impl GraphPool {
     /// Returns a checkpoint: the blocks of the pool that are handed out now.
     ///
     /// Checkpoints are for trees of graphs that share a pool. After the capture of a graph, the blocks of its outputs
-    /// are handed out. When the graph is launched again later, it writes to the same memory, but nobody has allocated
-    /// it. [Restore](Self::restore) the checkpoint then, so that the next capture does not use this memory.
+    /// are handed out. The program drops them when it no longer needs the outputs, and may launch the graph again
+    /// later. The graph then writes to the same memory, although this memory is free in the pool.
+    /// [Restore](Self::restore) the checkpoint then, so that the next capture does not use this memory.
     ///
     /// ```
     /// # use std::sync::Arc;

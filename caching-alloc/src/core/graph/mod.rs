@@ -34,12 +34,12 @@ use super::stream::StreamId;
 /// streams.set_capturing(stream, true); // the driver's capture begins
 /// let block = allocator.allocate(1 << 20, stream)?;
 /// assert_eq!(block.pool(), pool.id());
-/// drop(block); // the next request of the capture may have it
-/// streams.set_capturing(stream, false); // and ends
+/// drop(block); // the next request of the capture can reuse it
+/// streams.set_capturing(stream, false); // the driver's capture ends
 /// let memory = capture.end();
 ///
 /// allocator.empty_cache().unwrap();
-/// assert!(pool.stats().reserved.current > 0); // as long as the graph can be launched
+/// assert!(pool.stats().reserved.current > 0); // the memory stays as long as the graph can be launched
 /// drop(memory);
 /// allocator.empty_cache().unwrap();
 /// assert_eq!(pool.stats().reserved.current, 0);
@@ -65,7 +65,7 @@ pub struct Capture {
 #[derive(Debug)]
 #[must_use = "the graph's memory can go when this is dropped"]
 pub struct GraphMemory {
-    // Dropped before `pool`, because the drop of a pool releases only segments that nobody holds.
+    // The holds are dropped before `pool`, because the drop of a pool releases only segments that nobody holds.
     holds: Vec<Hold>,
     _keep: Keep,
     pool: GraphPool,
@@ -112,8 +112,8 @@ impl GraphPool {
     /// guard is ended or dropped. Call it before the driver's capture begins, and end the guard after the driver's
     /// capture has ended.
     ///
-    /// Blocks while a pool of the allocator grows or is trimmed. After it returns, the allocator does not wait for the
-    /// streams, so it cannot invalidate the driver's capture.
+    /// Blocks while a pool of the allocator grows or is trimmed. After it returns and until the guard is gone, the
+    /// allocator does not make the host wait for the streams, because that would invalidate the driver's capture.
     pub fn capture(&self, streams: &[StreamId]) -> Capture {
         let route = self.0.begin_capture(streams);
         Capture { pool: self.clone(), route, keep: self.0.keep() }
@@ -136,7 +136,7 @@ impl Capture {
     pub fn end(self) -> GraphMemory {
         let segments = self.pool.0.segments();
         let name = format!("graph of pool {}", self.pool.name());
-        // All segments are live, because the pool releases none while `self` is there.
+        // All segments are live, because the pool releases none while `self` exists.
         let holds = segments.iter().filter_map(|segment| segment.hold(&name).ok()).collect();
         GraphMemory { holds, _keep: self.keep.clone(), pool: self.pool.clone() }
     }

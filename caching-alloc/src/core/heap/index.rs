@@ -1,11 +1,13 @@
-//! The index of the free blocks of one list, for best fit.
+//! The index of the free blocks of one [list](super::List), for best fit.
 //!
 //! The blocks are in bins of similar lengths. Most bins have one block or none, so a search needs few comparisons. A
 //! bitmap marks the bins that are not empty, and a second one marks the words of the first that are not zero. The
-//! blocks of a bin are linked through their records, in the order of length, segment ordinal and offset. Addresses have
-//! no influence, so equal histories of calls lead to equal places. A bin with more than [`ORDERED`] blocks is crowded:
-//! only its first blocks are in order. So the time of an operation does not grow with the number of blocks. The
-//! exceptions are [`FreeIndex::longest`], and a search that finds no block in higher bins.
+//! blocks of a bin are linked through their records, in the order of length, segment ordinal and offset. Addresses
+//! have no influence, so equal histories of calls lead to equal places.
+//!
+//! An insertion or a search examines at most [`ORDERED`] blocks of a bin, so its time does not grow with the number
+//! of blocks. The exceptions are [`FreeIndex::longest`], and a search that finds no block in higher bins. A bin that
+//! has had more than [`ORDERED`] blocks at one time is crowded: its blocks may be out of order.
 
 use super::{BlockId, NONE, Record};
 use crate::core::size::{BINS, Units, bin_of};
@@ -13,7 +15,8 @@ use crate::core::size::{BINS, Units, bin_of};
 const WORDS: usize = BINS.div_ceil(64);
 const _: () = assert!(WORDS <= 64, "a word has a bit for each");
 
-/// The number of blocks of a bin that an insertion or a search examines. So at least this many are in order.
+/// The largest number of blocks of a bin that an insertion or a search examines. The blocks of a bin that never had
+/// more are in order.
 pub(super) const ORDERED: usize = 16;
 
 #[derive(Debug)]
@@ -49,7 +52,7 @@ impl FreeIndex {
         }
     }
 
-    /// Removes a block. It has no branches, because whether the block is the first or the last of its bin cannot be
+    /// Removes a block. Avoids branches, because whether the block is the first or the last of its bin cannot be
     /// predicted.
     #[inline]
     pub(super) fn remove(&mut self, records: &mut [Record], id: BlockId) {
@@ -64,17 +67,18 @@ impl FreeIndex {
         self.words &= !(u64::from(*word == 0) << (bin / 64));
     }
 
-    /// Returns true if the rest of a block that was [found](Self::find), `left` units, belongs in the same bin. The
-    /// rest can then take the block's place in the index, because the block is the first of the bin. A found block that
-    /// is not the first was taken because the first is too short for the request. So the request belongs in the same
-    /// bin, and the rest, which is shorter than the width of the bin, belongs in a lower one.
+    /// Returns true if the rest of a block that was [found](Self::find), `left` units, belongs in the same bin as the
+    /// block. If so, the rest can take the block's place in the index, because the block is the first of its bin: a
+    /// found block that is not the first was taken because the first is too short for the request. In that case the
+    /// request belongs in this bin too, and the rest, which is shorter than the width of the bin, belongs in a lower
+    /// one.
     #[inline]
     pub(super) fn stays(records: &[Record], found: BlockId, left: Units) -> bool {
         bin_of(records[found as usize].units) == bin_of(left)
     }
 
-    /// Puts the rest of a block in the block's place in the index. Called if the rest [stays](Self::stays) in its bin,
-    /// with the links of the block in the record of the rest.
+    /// Puts the rest of a block, `id`, in the block's place in the index. Called if the rest [stays](Self::stays) in
+    /// its bin, and if the record of the rest has the links of the block.
     #[inline]
     pub(super) fn put_in_place(&mut self, records: &mut [Record], id: BlockId) {
         let Record { units, less, greater, .. } = records[id as usize];
@@ -83,8 +87,8 @@ impl FreeIndex {
         self.heads[bin_of(units)] = id;
     }
 
-    /// Returns the first block, in the order of the index, that has at least `units`. In a crowded bin, it may return
-    /// another block that is long enough.
+    /// Returns the first block, in the order of the index, that has at least `units`, if there is one. In a crowded
+    /// bin, it may return another block that is long enough.
     #[inline]
     pub(super) fn find(&self, records: &[Record], units: Units) -> Option<BlockId> {
         let bin = bin_of(units);

@@ -1,10 +1,10 @@
 //! Placement of blocks in segments: pure logic, without addresses.
 //!
-//! A segment is an ordinal and a length. A block is a span of one segment. The blocks of a segment cover it without
-//! gaps. Each free block is in a [list](List), and adjacent free blocks of the same list are always merged. The place
-//! of a new block depends only on the history of calls. The records of blocks are in one table, outside of the memory
-//! that they describe, and are reused. So once the table is large enough, no operation allocates host memory for
-//! records.
+//! A segment is an ordinal and a length. A block is a span of one segment. Lengths and offsets are in units of 512
+//! bytes. The blocks of a segment cover it without gaps. Each free block is in a [list](List), and adjacent free
+//! blocks of the same list are always merged. The place of a new block depends only on the history of calls. The
+//! records of blocks are in one table, outside of the memory that they describe, and are reused. So once the table is
+//! large enough, no operation allocates host memory for records.
 
 mod index;
 mod ranges;
@@ -34,12 +34,12 @@ pub(super) enum State {
     Free,
     /// In use by the heap's caller.
     Used,
-    /// Addresses where no usable memory is mapped (see `ranges`).
+    /// A part of a segment where no usable memory is mapped (see `ranges`).
     Hole,
 }
 
-/// The number of a list of free blocks. A block is allocated from one list, and free blocks of different lists are not
-/// merged. Callers have a list for each size class, or for each stream.
+/// The number of a list of free blocks. A block is allocated from one list, and free blocks of different lists are
+/// not merged. Callers use one list for each size class, or separate lists for each stream.
 pub(super) type List = u16;
 
 /// A block. Two records fit into a cache line.
@@ -94,7 +94,8 @@ impl Record {
 struct Span {
     units: Units,
     first: BlockId,
-    /// The first block that begins in each chunk, or `NONE`. Empty if the heap has no side tables.
+    /// The side table: the first block that begins in each chunk (see [`CHUNK`]), or `NONE`. Empty if the heap has no
+    /// side tables.
     firsts: Vec<BlockId>,
 }
 
@@ -116,8 +117,8 @@ pub(super) struct Heap {
 }
 
 impl Heap {
-    /// Makes an empty heap without side tables: to look a block up, it walks over the blocks of the segment. A new
-    /// segment gets the smallest unused ordinal.
+    /// Makes an empty heap without side tables: to find the block at an offset, it walks over the blocks of the
+    /// segment. A new segment gets the smallest unused ordinal.
     pub(super) fn new() -> Self {
         let nobody = Record { state: State::Used, ..Record::new(0, 0, 0, List::MAX) };
         let (records, segments, free) = (vec![nobody], Vec::new(), Vec::new());
@@ -125,8 +126,8 @@ impl Heap {
         Self { records, spare: NONE, segments, spare_ordinals, free, has_tables: false }
     }
 
-    /// Makes an empty heap with side tables, with which looking a block up is fast. Segments get the ordinals 0, 1, 2…,
-    /// which are never reused.
+    /// Makes an empty heap with side tables, so that it finds the block at an offset fast. Segments get the ordinals
+    /// 0, 1, 2…, which are never reused.
     pub(super) fn with_tables() -> Self {
         Self { has_tables: true, spare_ordinals: None, ..Self::new() }
     }
@@ -173,9 +174,9 @@ impl Heap {
     }
 
     /// Allocates the shortest free block of the list with at least `units`. With `split`, shortens it to that length,
-    /// and the rest stays free. Among blocks of equal length, takes the one in the segment with the lowest ordinal, and
-    /// there the one with the lowest offset. In a crowded bin of the index, it may take another block that is long
-    /// enough.
+    /// and the rest stays free. Among blocks of equal length, takes the one in the segment with the lowest ordinal,
+    /// and there the one with the lowest offset. If the list has had many blocks of similar length (see [`index`]),
+    /// it may take another block that is long enough.
     pub(super) fn allocate(&mut self, units: Units, list: List, split: bool) -> Option<BlockId> {
         self.allocate_within(units, Units::MAX, list, split)
     }

@@ -60,10 +60,11 @@ impl Heap {
         taken
     }
 
-    /// Allocates the shortest free block of the list with at least `units`, and shortens it to that length. If only one
-    /// neighbour is a hole or the end of the range, the rest is left on that side, where mapped memory can lengthen it.
-    /// Otherwise, if only the next block has the requested length, the new block is placed next to that one: blocks of
-    /// one length are often freed together, and then merge into one free block.
+    /// Allocates the shortest free block of the list with at least `units`, and shortens it to that length. If only
+    /// one neighbour is a hole or the end of the range, the rest is left on that side, where mapped memory can
+    /// lengthen it. Otherwise the new block is at the beginning of the free block, with one exception: if only the
+    /// next neighbour is a used block of the requested length, the new block is placed next to it. Blocks of one
+    /// length are often freed together, and then merge into one free block.
     pub(in crate::core) fn allocate_off_holes(&mut self, units: Units, list: List) -> Option<BlockId> {
         let id = self.allocate_within(units, Units::MAX, list, false)?;
         let Record { units: whole, prev, next, .. } = self.records[id as usize];
@@ -111,8 +112,8 @@ impl Heap {
         self.records[id as usize].state = State::Hole;
     }
 
-    /// Sets the state of a rest that [`take_part`](Self::take_part) has left. The rest cannot merge: the block before
-    /// it or behind it is the same as that of the whole block.
+    /// Sets the state of a rest that [`take_part`](Self::take_part) has left. The rest cannot merge: one of its
+    /// neighbours is the part that was taken, and the other is a neighbour with which the whole block had not merged.
     fn put_as(&mut self, id: BlockId, state: State) {
         match state {
             State::Free => self.put_in_index(id),

@@ -54,7 +54,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => prop_oneof![1..8u32, 1..300u32, Just(64)].prop_map(Step::Allocate),
         7 => any::<prop::sample::Index>().prop_map(Step::Free),
-        // A long segment stays in its bin when a short block is split off.
+        // The free block of such a long segment stays in its bin when a short block is split off.
         1 => prop_oneof![2 => 1..2000u32, 1 => Just((1 << 20) + 8000)].prop_map(Step::Grow),
         1 => any::<prop::sample::Index>().prop_map(Step::Shrink),
     ]
@@ -70,8 +70,8 @@ proptest! {
         for step in steps {
             match step {
                 Step::Allocate(units) => {
-                    // The expected block is the best fit, found by a full search. In a crowded bin, any block that fits
-                    // is accepted.
+                    // The expected block is the best fit, found by a full search. In a bin with more than
+                    // `index::ORDERED` blocks, any block that fits is accepted.
                     let free: Vec<_> = (0..u32::try_from(heap.segments.len()).unwrap())
                         .flat_map(|ordinal| heap.blocks(ordinal))
                         .filter(|(_, block)| block.state == State::Free)

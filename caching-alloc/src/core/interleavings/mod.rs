@@ -7,12 +7,12 @@
 //! - Built with `--cfg shuttle`: runs [`models`] and [`flows`], in `SHUTTLE_ORDERS` random orders (300 unless set).
 //!   Then runs them in as many orders of the PCT scheduler with depth 3: the thread with the highest priority runs, and
 //!   at two random steps the running thread gets the lowest priority.
-//! - Otherwise: runs both, on threads of the operating system, in the order of its scheduler.
+//! - Otherwise: runs both 30 times, on threads of the operating system, in the order of its scheduler.
 //!
 //! A program checks visible effects. No two blocks in its [`Ledger`] overlap. At its end, the source, the streams and
-//! the statistics show that nothing is in use. A [`Reader`] is a tracker, and checks that the entries that it got are
-//! consistent. The source, the streams and the readers also check the calls that they get from the allocator. During
-//! these, the thread must not hold a lock that is needed for serving an allocation from a stream's cache.
+//! the statistics show that nothing is in use. A [`Reader`] is a tracker, and checks that the trace entries that it
+//! got are consistent. The source, the streams and the readers also check that the thread that calls them does not
+//! hold a lock that is needed for serving an allocation from a stream's cache.
 
 #[cfg(not(loom))]
 mod flows;

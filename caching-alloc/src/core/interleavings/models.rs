@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// A length of which the quick list caches many blocks, and one of which it caches at most one.
+/// The quick list, the cache of whole freed blocks, caches many blocks of the length `SHORT`, and at most one of the
+/// length `LONG`.
 const SHORT: u64 = 1000;
 const LONG: u64 = 3 * MIB;
 
@@ -78,7 +79,8 @@ fn a_block_borrowed_of_a_pool_that_goes_keeps_it() {
         // The block is borrowed, or comes from the default pool. The request fails while the lender's memory is being
         // released.
         let mine = mine.unwrap_or_else(|_| program.allocate(LONG, 1));
-        // If the lender's slot were free already, the cache of this pool would get it.
+        // The lender's slot has the state of its cache. If the slot were free already, the cache of this pool would
+        // get it.
         let next = program.pool(PoolSettings::default());
         assert!(next.allocate(LONG, StreamId(1)).is_err(), "there is no more memory");
         assert_eq!(mine.block().requested(), LONG);

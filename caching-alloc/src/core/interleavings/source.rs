@@ -1,5 +1,5 @@
 //! A source for the models, with addresses but no memory. Each call about memory checks that the calling thread holds
-//! no lock that hits take.
+//! no lock that is needed for serving a request from a stream's cache.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Host streams for which every call is a step that a checker can reorder.
+//! Host streams with a lock that a model checker sees. Calls about a stream or an event take it, so the checker can
+//! try different orders of them.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;

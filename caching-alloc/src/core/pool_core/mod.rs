@@ -29,16 +29,18 @@ use super::sync::Mutex;
 pub(super) struct PoolCore {
     pub(super) info: Arc<PoolInfo>,
     caches: Mutex<CacheTable>,
-    /// The usage of blocks in retired caches.
+    /// The usage statistics of retired caches. A cache is retired, which removes it from the pool, when it is empty.
     past: Mutex<PastUsages>,
 }
 
-/// The part of a pool that its handles share. When the last handle is dropped, the pool is closed.
+/// The part of a pool that its handles share. When the last handle is dropped, the pool is closed: it serves no more
+/// requests, and each of its caches is dropped when its last block is freed.
 #[derive(Debug)]
 pub(super) struct PoolHandle {
     pub(super) core: Arc<PoolCore>,
     /// Non-zero while any stream may be capturing; see
-    /// [`StreamEvents::captures`](super::stream::StreamEvents::captures).
+    /// [`StreamEvents::captures`](super::stream::StreamEvents::captures). Always 0 if that method returned no
+    /// counter.
     pub(super) captures: Arc<CaptureCount>,
     /// The rounding of requests. `None` if they are only rounded up to whole units.
     pub(super) rounding: Option<Rounding>,
@@ -78,7 +80,7 @@ impl PoolCore {
         locked(&self.caches).all()
     }
 
-    /// Returns the cache of a stream, if there is one. A closed pool has none.
+    /// Returns the cache of a stream, if there is one. Returns `None` after the pool is closed.
     pub(super) fn find(&self, stream: StreamId) -> Option<Arc<StreamCache>> {
         locked(&self.caches).find(stream)
     }
@@ -130,9 +132,9 @@ impl PoolCore {
     /// Retires those of `caches` that are empty, and returns them. The caller holds the structure lock, and must hold
     /// no other lock when it drops the returned caches.
     ///
-    /// In a re-mappable pool, a cache without blocks may still have free memory in the arena. If the work of its stream
-    /// has ended, this memory is given to the other streams, and the cache is empty. With `wait`, the host waits for
-    /// the end of that work. Otherwise it queries an event.
+    /// In a re-mappable pool, a cache without blocks may still have free memory in the arena, which the streams of
+    /// the pool share. If the work of its stream has ended, this memory is given to the other streams, and the cache
+    /// is empty. With `wait`, the host waits for the end of that work. Without it, the host only queries an event.
     pub(super) fn retire(&self, caches: &[Arc<StreamCache>], wait: bool) -> Vec<Arc<StreamCache>> {
         let mut retired = caches.to_vec();
         retired.retain(|cache| self.leave_arena(cache, wait));
@@ -197,7 +199,7 @@ impl PoolCore {
         Keep::counted(self.info.clone())
     }
 
-    /// Adds a guard to the pool's count, after waiting for the end of a running growth or release.
+    /// Adds a guard to the pool's count, and then waits for the end of a running growth or release.
     ///
     /// Inside a tracker it does not wait for the end. It only makes sure that a running release has either withdrawn
     /// its memory already or will see the guard.

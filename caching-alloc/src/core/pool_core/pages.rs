@@ -9,7 +9,7 @@ use crate::core::source::PageSource;
 impl PoolCore {
     /// Returns all pages of a re-mappable pool in order of address. The caller holds the structure lock.
     pub(in crate::core) fn pages(&self) -> Vec<Segment> {
-        /// Granules that are examined per acquisition of the arena's lock.
+        /// Granules (the length of the smallest page) that are examined per acquisition of the arena's lock.
         const CHUNK: usize = 1024;
         let Some(arena) = &self.info.arena else { return Vec::new() };
         let mut pages = Vec::new();
@@ -31,8 +31,8 @@ impl PoolCore {
     /// ended. The moved pages are still mapped in the holes too. They must be unmapped from a hole before other pages
     /// are mapped in it.
     ///
-    /// With `wait`, blocks the host until the work has ended. Otherwise only queries the events. Returns true if no old
-    /// addresses are left.
+    /// With `wait`, blocks the host until the work has ended. Otherwise only queries the events. Returns true if all
+    /// old addresses were turned into holes.
     pub(in crate::core) fn retire_old_mappings(&self, wait: bool) -> bool {
         let registry = self.registry();
         let mut left = Vec::new();

@@ -8,8 +8,9 @@ use crate::core::remap::Arena;
 use crate::core::stream::StreamId;
 use crate::core::stream_cache::StreamCache;
 
-/// Number of the most recently created caches, which are not retired even if they are empty. Their streams may allocate
-/// again, and their traces stay readable. Model checkers use a smaller number because their programs have few streams.
+/// Number of the most recently created caches, which a search for empty caches skips. Their streams may allocate
+/// again, and their traces stay readable. Model checkers use a smaller number because their programs have few
+/// streams.
 const RECENT: usize = if cfg!(all(test, any(loom, shuttle))) { 1 } else { 32 };
 
 /// The stream caches of a pool, by stream and in order of creation.
@@ -22,7 +23,8 @@ pub(super) struct CacheTable {
     next_index: u64,
     /// The number of caches at which the next search for empty ones starts.
     search_at: usize,
-    /// Arena lists of retired caches, for new caches.
+    /// Arena lists of retired caches, for new caches. In a re-mappable pool, an arena list has the free memory of one
+    /// stream.
     spare_lists: Vec<List>,
     /// The first arena list that no cache has had yet.
     next_list: List,
@@ -96,8 +98,8 @@ impl CacheTable {
         }
     }
 
-    /// Removes all streams when the pool is closed, and returns their caches. A cache lives on until its last block is
-    /// freed.
+    /// Removes all streams when the pool is closed, and returns their caches. A cache then lives on until its last
+    /// block is freed.
     pub(super) fn close(&mut self) -> Vec<Arc<StreamCache>> {
         std::mem::take(&mut self.by_stream).into_values().collect()
     }
