@@ -40,8 +40,8 @@
 //!   Trackers get structural entries one after another, each before the memory is handed out or released; so a request
 //!   that adds memory waits for the trackers that are being called.
 //! - A hit calls no source, stream or tracker, and after warm-up allocates no host memory. There are two exceptions.
-//!   Block trackers get their batches after the hit, on the same thread. While any stream captures, a hit queries
-//!   whether the stream of its request does.
+//!   Block trackers get their batches after the hit, on the same thread. While any stream captures, a hit queries the
+//!   capture status of its own stream.
 //! - Memory of a stream that captures is not released. Such a stream gets only memory that stays allocated.
 //! - A lock that a hit takes is held only for a bounded amount of work: a snapshot copies a cache piece by piece, and a
 //!   free moves only a few blocks to the heap.

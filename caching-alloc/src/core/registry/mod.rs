@@ -132,8 +132,8 @@ impl Registry {
         self.limit().map(|limit| part.of(limit))
     }
 
-    /// Returns the number of bytes that may still be reserved under the limit. Without a limit, it is a very large
-    /// number.
+    /// Returns the number of bytes that may still be reserved under the limit. Without a limit, it is `u64::MAX` less
+    /// the reserved bytes.
     pub(super) fn room(&self) -> u64 {
         self.limit.load(Ordering::Relaxed).saturating_sub(self.totals().reserved.current)
     }

@@ -1,5 +1,5 @@
 //! The ordering of streams. This file records events that mark uses of memory, and waits for these events. It also
-//! has the set of streams that must neither wait nor be waited for.
+//! has the sets of streams for which waits are restricted.
 
 use std::collections::HashSet;
 use std::sync::PoisonError;
@@ -10,8 +10,9 @@ use crate::core::pending::Wait;
 use crate::core::stream::{EventError, EventId, StreamId};
 use crate::core::sync::RwLock;
 
-/// Streams with a restriction on waits: the allocator adds no device-side waits for collective streams, and the host
-/// does not wait for streams whose capture was announced.
+/// Streams with a restriction on waits. The allocator adds no device-side waits for streams that carry collectives.
+/// It does not release the memory of streams whose capture was announced, because the host would have to wait for
+/// them.
 #[derive(Debug, Default)]
 pub(super) struct StreamMarks {
     /// Streams that carry collectives.

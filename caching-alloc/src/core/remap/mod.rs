@@ -19,10 +19,10 @@
 //!   of old addresses than reserved memory. One call unmaps all neighbouring old addresses.
 //! - While the source is called to create, map, unmap or release pages, the structure lock is held and no other lock.
 //! - A pool's reserved memory has an upper bound while all pages may move: no page is held, no stream is being
-//!   captured, and the streams may wait for each other. The bound is the sum of the peak use, a slack, and the length
-//!   of `2 * n` of the longest pages. `n` is the largest number of blocks that were handed out at one time. The slack
-//!   is 8 MiB, or 1/64 of the peak if that is more. The pool grows beyond peak and slack only when each of its pages
-//!   has a block in it. It usually reserves far less than the bound (see `plan`).
+//!   captured, and the streams may wait for each other. The bound is the sum of the peak use, a slack, and `2 * n`
+//!   times the length of the longest page. `n` is the largest number of blocks that were handed out at one time. The
+//!   slack is 8 MiB, or 1/64 of the peak if that is more. The pool grows beyond peak and slack only when each of its
+//!   pages has a block in it. It usually reserves far less than the bound (see `plan`).
 
 mod arena;
 mod plan;
