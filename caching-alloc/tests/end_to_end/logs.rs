@@ -206,7 +206,8 @@ fn every_call_for_pages_is_logged_when_one_fails() {
     every_call_is_logged_when_one_fails(remapping);
 }
 
-/// A sink that loses most records: by an error, by a panic, or by a panic whose payload panics too.
+/// A sink that loses three of four records: by an error, by a panic, and by a panic whose payload panics when it is
+/// dropped.
 #[derive(Default)]
 struct Unreliable(AtomicU64);
 
