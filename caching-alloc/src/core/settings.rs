@@ -50,7 +50,7 @@ pub struct Settings {
     /// [`max_split`](Self::max_split). The value is rounded up to the granularity of segments.
     #[doc(alias = "max_non_split_rounding_mb")]
     pub max_unsplit_waste: u64,
-    /// The memory of other streams of its pool that a request may use.
+    /// The memory of other streams that a request may use in its own pool.
     pub reuse: Reuse,
     /// Block entries kept per pool and stream (rounded up to a power of two, at most 2^24).
     pub ring_entries: usize,
@@ -78,9 +78,9 @@ impl Default for Settings {
     }
 }
 
-/// The memory of other streams in its pool that a request may use. If one of the two streams carries collectives or is
-/// being captured, `DeviceWait` permits no more than `HostSeen`. Memory of a stream that is being captured is never
-/// used by other streams.
+/// The memory of other streams that a request may use in its own pool. If one of the two streams carries collectives
+/// or is being captured, `DeviceWait` permits no more than `HostSeen`. Memory of a stream that is being captured is
+/// never used by other streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reuse {
     /// No memory of other streams.
