@@ -36,7 +36,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Bytes that this thread has got from the heap and not given back.
+/// Returns the bytes that this thread has allocated on the heap and not freed.
 pub(crate) fn held_bytes() -> i64 {
     HELD.get()
 }

@@ -1,4 +1,4 @@
-//! The structure lock, and what happens outside it during a change.
+//! The structure lock, and the parts of a change that run without it.
 //!
 //! A *change* is one step of an operation that adds, moves or removes segments. It has the structure lock, except while
 //! trackers are called. Meanwhile other threads may make changes of their own. Memory that a change has taken out of a
