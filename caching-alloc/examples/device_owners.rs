@@ -1,9 +1,10 @@
-//! Threads share streams and device memory in which every block names its owner. Each thread fills its blocks with a
-//! word of its own on the device, and reads them back before it frees them: in part on another stream, with the free
-//! before the copy has run. A block that two owners had, or that was reused too early, has a foreign word.
+//! Several threads share streams and device memory. A thread fills each of its blocks on the device with a word that
+//! names the thread and the block. Later it enqueues a copy of the block to the host, on the block's stream or on
+//! another one, and frees the block before the copy has run. If the allocator gave a block to two owners, or reused
+//! it too early, the copy contains a foreign word.
 //!
-//! `cargo run --release -p lockstep-caching-alloc --example device_owners [SECONDS] [fixed|remap]` takes the first GPU,
-//! or the embedded device if there is none. It exits with 1 at the first foreign word.
+//! `cargo run --release -p lockstep-caching-alloc --example device_owners [SECONDS] [fixed|remap]` runs on the first
+//! GPU, or on the simulated device of `gpu_sim` if there is none. It exits with 1 at the first foreign word or error.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -23,9 +24,9 @@ const MIB: u64 = 1 << 20;
 const CAPACITY: u64 = 256 * MIB;
 /// Blocks that a thread has at most.
 const HELD: usize = 12;
-/// Blocks whose copies a thread waits for together.
+/// Blocks that a thread copies before it waits for all of these copies.
 const COPIES: usize = 32;
-/// Bytes of a block that are read back: all of a short one, the beginning and the end of a long one.
+/// Bytes that are read back at the beginning and at the end of each block. Of a shorter block, all bytes are read.
 const READ: usize = 64 << 10;
 const SIZES: [u64; 9] = [512, 512, 1000, 4096, 70_000, 300_000, MIB, 3 * MIB, 9 * MIB];
 
@@ -64,7 +65,8 @@ fn run() -> Result<()> {
     Ok(())
 }
 
-/// Returns the driver of the first GPU. Without one, returns that of an embedded device, which must be kept.
+/// Loads the driver of the GPUs. If there is no GPU, starts a simulated device and returns its driver. The caller
+/// must then keep the returned `World`.
 fn open() -> Result<(Driver, Option<gpu_sim::World>)> {
     if let Ok(driver) = Driver::load()
         && driver.device_count()? > 0
@@ -86,7 +88,8 @@ struct Shared {
     end: Instant,
 }
 
-/// Runs a case; returns the numbers of blocks, and of those at an address that their thread had used before.
+/// Runs a case. Returns the number of blocks, and the number of those at an address that their thread had used
+/// before.
 fn share(
     context: &Context,
     kind: PoolKind,
@@ -137,15 +140,16 @@ struct Worker<'a> {
     shared: &'a Shared,
     me: u32,
     random: u64,
-    /// The stream on which the thread reads some of its blocks, and the event for its waits.
+    /// The stream on which the thread reads some of its blocks.
     side: (Stream, StreamId),
+    /// The event for which the side stream waits before it reads a block.
     filled: Event,
     held: Vec<Owned>,
     /// Pinned memory, with a place of twice [`READ`] bytes for each copy.
     place: PinnedMemory,
     /// For each copy under way, the word that it must show, and its length in bytes.
     copies: Vec<(u32, usize)>,
-    /// The addresses of the thread's last blocks.
+    /// The addresses of all blocks that the thread has had.
     seen: std::collections::HashSet<u64>,
     blocks: u64,
     reuses: u64,
@@ -243,8 +247,8 @@ impl<'a> Worker<'a> {
         let part = bytes.min(READ);
         let first = self.place.as_ptr().wrapping_add(self.copies.len() * 2 * READ);
         let end = DevicePtr(block.address() + (bytes - part) as u64);
-        // SAFETY: the block has these bytes, and so does the place; both stay until the copies have ended: the block
-        // because it is freed on this stream, or after its recorded use.
+        // SAFETY: the block has these bytes, and so does the place. Both stay allocated until the copies have ended:
+        // the block is freed on this stream, or its use on this stream is recorded.
         unsafe {
             queue.copy_to_host(first.cast(), DevicePtr(block.address()), part)?;
             queue.copy_to_host(first.wrapping_add(READ).cast(), end, part)?;

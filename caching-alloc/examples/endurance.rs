@@ -1,8 +1,10 @@
-//! Measures whether the allocator stays as it is: memory and time per call after many streams and segments, requests that
-//! fail although there is memory, and the longest hits beside snapshots and growth.
+//! Checks that the allocator does not degrade. Measures memory and time per call after many streams and segments have
+//! come and gone, the requests that fail although there is enough memory, and the longest hits while other threads
+//! take snapshots and allocate segments. A hit is a request that cached memory serves.
 //!
-//! `cargo run --release -p lockstep-caching-alloc --example endurance [PART]…`, with any of the parts `streams`, `segments`,
-//! `sharing` and `pauses`. It needs no GPU, prints one line for each part, and exits with 1 if a bar does not hold.
+//! `cargo run --release -p lockstep-caching-alloc --example endurance [PART]…`, with any of the parts `streams`,
+//! `segments`, `sharing` and `pauses`. It needs no GPU, prints one line for each part, and exits with 1 if a result
+//! exceeds its limit, the *bar*.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -16,7 +18,7 @@ use caching_alloc::host::{HostSource, HostStreams};
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 const MIB: u64 = 1 << 20;
-/// Parts of a run whose times are compared.
+/// Number of equal parts of a run. Their times are compared.
 const PARTS: u64 = 10;
 
 /// A name, and a measurement that returns whether its bars hold.
@@ -49,7 +51,7 @@ fn allocator(capacity: u64) -> Allocator {
     Allocator::new(Arc::new(HostSource::new(capacity)), Arc::new(HostStreams::new()), Settings::default())
 }
 
-/// Memory of this process in KiB.
+/// Returns the resident memory of this process in KiB.
 fn resident() -> Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line =
@@ -57,8 +59,9 @@ fn resident() -> Result<u64> {
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 
-/// Makes `calls` calls in ten parts. The bars: 10 MiB more memory after the last part than after the first, and 10 % more time
-/// for it than for the fastest of the first three.
+/// Makes `calls` calls in ten parts. Returns true if the memory has grown by at most 10 MiB since the end of the
+/// first part, and the fastest of the last three parts takes at most 10 % more time than the fastest of the first
+/// three.
 fn repeat(what: &str, calls: u64, mut call: impl FnMut(u64) -> Result<()>) -> Result<bool> {
     let (mut times, mut memory) = (Vec::new(), Vec::new());
     for part in 0..PARTS {
@@ -102,7 +105,8 @@ fn segments() -> Result<bool> {
     })
 }
 
-/// Eight threads on four streams have one block each, and all of them together exactly the capacity.
+/// Eight threads on four streams allocate one block each at a time. The eight blocks together fill exactly the
+/// capacity, so no request may fail.
 fn sharing() -> Result<bool> {
     const THREADS: u64 = 8;
     const REQUESTS: u64 = 1_000_000;
@@ -130,7 +134,8 @@ fn sharing() -> Result<bool> {
     Ok(failed == 0)
 }
 
-/// Hits of one thread while another takes snapshots and a third makes and releases segments.
+/// Measures the hits of one thread while a second thread takes snapshots, and a third one allocates and releases
+/// segments.
 fn pauses() -> Result<bool> {
     const BLOCKS: usize = 200_000;
     const HITS: usize = 2_000_000;

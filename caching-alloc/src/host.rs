@@ -64,9 +64,9 @@ pub struct Calls {
     pub peak_bytes: u64,
     /// The part of `live_bytes` whose release failed.
     pub lost_bytes: u64,
-    /// Reserved ranges of addresses.
+    /// Number of reserved ranges of addresses.
     pub ranges: u64,
-    /// Invalid calls, for example for memory that is not allocated, or over an existing mapping.
+    /// Number of invalid calls, for example for memory that is not allocated, or over an existing mapping.
     pub broken: u64,
 }
 

@@ -8,24 +8,25 @@
 //! - [`sources`]: adapters that limit the memory of a source, or log its calls.
 //! - `cudarc` (with the feature `cudarc`): use of blocks as memory of the `cudarc` crate, on streams of that crate.
 //!
-//! Modules of [`core`], lowest first. A module uses only modules in earlier rows of this table:
+//! Modules of [`core`], lowest first. A module uses only modules in its own row and in earlier rows of this table:
 //!
 //! | module | purpose |
 //! | --- | --- |
 //! | `size`, `stream`, `rounding`, `lock`, `sync` | units and size classes; streams and events; rounding of requests; locks with a fixed order |
 //! | `source`, `segment`, `request` | the source of memory; a segment and its holds; a request and its caller |
-//! | `heap`, `fixed`, `remap` | placement: best fit over merged blocks; segments at fixed addresses; pages that move |
+//! | `heap`, `fixed` | placement: best fit over merged blocks; segments at fixed addresses |
 //! | `entry`, `stats`, `settings`, `snapshot`, `error`, `tracker` | trace entries, counters, settings, snapshots, errors; delivery to trackers |
 //! | `block_meta`, `quick_list`, `ring`, `pending` | metadata of blocks; freed blocks for the next request; recent trace entries; freed blocks that other streams still use |
+//! | `remap` | placement in pages that move |
 //! | `registry` | the state that all pools share: live segments, trackers and the order of structural entries, limits, deferred releases |
-//! | `pool_info`, `slot`, `block`, `stream_cache` | a pool's settings and guards; the state under the only lock that a hit takes; a block; the cache of one stream |
-//! | `pool_core`, `route`, `observer` | a pool's stream caches; selection of the pool; out-of-memory observers |
+//! | `key`, `pool_info`, `slot`, `block`, `stream_cache` | the key of a cache: its pool and stream; a pool's settings and guards; the state under the only lock that a hit takes; a block; the cache of one stream |
+//! | `pool_core`, `recent`, `route`, `observer` | a pool's stream caches; the caches that a thread used last; selection of the pool; out-of-memory observers |
 //! | `engine` | attempts to serve a request that misses (a state machine without I/O) and their effects; release; snapshots |
-//! | `pool`, `graph`, `allocator`, `export` | the public handles |
+//! | `pool`, `graph`, `allocator`, `export`, `conf` | the public handles; settings from PyTorch's configuration strings |
 //! | [`symmetric`](core::symmetric) | placement as a function of the requests alone, for `symm-mem` |
 //!
-//! The allocator does not serve pageable host memory. It knows nothing of collectives: code that registers its memory
-//! with a communication library attaches as a tracker.
+//! The allocator does not serve pageable host memory. It registers no memory with communication libraries: code that
+//! does so attaches as a tracker.
 //!
 //! A *hit* is a request that cached memory serves.
 //!
@@ -40,8 +41,8 @@
 //!   Trackers get structural entries one after another, each before the memory is handed out or released; so a request
 //!   that adds memory waits for the trackers that are being called.
 //! - A hit calls no source, stream or tracker, and after warm-up allocates no host memory. There are two exceptions.
-//!   Block trackers get their batches after the hit, on the same thread. While any stream captures, a hit queries
-//!   whether the stream of its request does.
+//!   Block trackers get their batches after the hit, on the same thread. While any stream captures, a hit queries the
+//!   capture status of its own stream.
 //! - Memory of a stream that captures is not released. Such a stream gets only memory that stays allocated.
 //! - A lock that a hit takes is held only for a bounded amount of work: a snapshot copies a cache piece by piece, and a
 //!   free moves only a few blocks to the heap.

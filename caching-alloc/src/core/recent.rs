@@ -1,6 +1,8 @@
-//! The caches that each thread has used last. With them, a hit finds its cache without a lock or a shared counter.
+//! A table per thread of the stream caches that the thread used last. A *hit* is a request that the free memory of
+//! its stream's cache serves. With this table, a hit finds its cache without a lock or a shared counter.
 //!
-//! An entry is a hint. Its slot may serve another cache by now, which [`CacheSlot::lock_of`] detects.
+//! An entry is a hint. A slot is memory for the state of one cache at a time. The slot of an entry may have the state
+//! of another cache by now, which [`CacheSlot::lock_of`] detects.
 
 use std::cell::Cell;
 

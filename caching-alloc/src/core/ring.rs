@@ -1,7 +1,7 @@
 //! The ring of a cache's newest block entries, and the outbox of entries that are not delivered to trackers yet.
 //!
-//! An entry has 48 bytes, and adding one needs no clock query. It gets the cache's time stamp, which is renewed every
-//! [`STAMP`] entries, and when a miss adds memory to the cache.
+//! An entry takes 48 bytes. Its time is the cache's time stamp, so adding an entry needs no clock query. The stamp is
+//! renewed every [`STAMP`] entries, and when memory is added to the cache because a request found no free block.
 
 use std::time::Instant;
 
@@ -193,8 +193,8 @@ impl Ring {
         self.outbox.len()
     }
 
-    /// Moves the entries of the outbox to `batch`. Its previous entries are dropped, but their memory is used for later
-    /// ones.
+    /// Moves the entries of the outbox to `batch`. The previous entries of `batch` are dropped, and the outbox reuses
+    /// their memory.
     pub(super) fn take_outbox(&mut self, batch: &mut Batch) {
         batch.raw.clear();
         std::mem::swap(&mut batch.raw, &mut self.outbox);
@@ -260,7 +260,7 @@ mod tests {
 
     const ORIGIN: Origin = Origin { device: 0, pool: PoolId(0), stream: StreamId(1) };
 
-    /// Adds `count` entries. Divided by 512, the address of each is its raw number.
+    /// Adds `count` entries. The address of each one is 512 times the number of raw entries before it.
     fn push(ring: &mut Ring, count: u64) {
         for _ in 0..count {
             let event = if ring.pushed.is_multiple_of(3) { BlockEvent::Free } else { BlockEvent::Alloc };

@@ -54,7 +54,8 @@ impl Rounding {
         self.with(Self::range(power)..RANGES, divisions)
     }
 
-    /// Like [`for_power`](Self::for_power), for all sizes below 2^`power` bytes.
+    /// Like [`for_power`](Self::for_power), for all sizes below 2^`power` bytes. Has no effect for a `power` up to
+    /// 20, because sizes below 1 MiB have no steps of their own.
     #[must_use]
     pub fn below_power(self, power: u32, divisions: u64) -> Option<Self> {
         self.with(0..Self::range(power), divisions)
@@ -125,7 +126,7 @@ impl Fraction {
         f64::from(self.0) / f64::from(WHOLE)
     }
 
-    /// The inverse of [`millionths`](Self::millionths); `None` above 1.
+    /// The inverse of [`millionths`](Self::millionths). Returns `None` for more than 1,000,000.
     pub(super) fn from_millionths(millionths: u32) -> Option<Self> {
         (millionths <= WHOLE).then_some(Self(millionths))
     }

@@ -1,8 +1,9 @@
 //! Selection of the pool for a request to the allocator.
 //!
-//! Guards route requests away from the default pool: those of one thread, or those of a capture's streams on every
-//! thread. They nest: among those that apply to a request, the newest wins. The allocator counts the active guards, so
-//! without guards a hit costs one load of that count, and no thread-local access.
+//! Guards route requests away from the default pool. The guard of a thread routes the requests of that thread. The
+//! guard of a capture routes the requests for the capture's streams, on every thread. Guards nest: among the guards
+//! that apply to a request, the newest wins. The allocator counts the active guards. While there are none, the
+//! selection of the pool costs one load of that count, and no thread-local access.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -40,7 +41,7 @@ pub(super) type Selects = Rc<dyn Fn(RoutedRequest) -> bool>;
 struct ThreadPool {
     made: u64,
     pool: Arc<PoolHandle>,
-    /// The requests concerned; `None`: all.
+    /// Selects the requests that the guard routes. `None` means all.
     selects: Option<Selects>,
 }
 
@@ -116,11 +117,12 @@ impl Routes {
             let at = routes.iter().rposition(|route| route.made == made);
             at.map(|at| routes.remove(at))
         });
-        // Dropping the last handle of a pool releases its memory, which calls trackers, so nothing is borrowed here.
+        // Dropping the last handle of a pool releases its memory, and that calls trackers. So `HERE` is not borrowed
+        // any more.
         drop(gone);
     }
 
-    /// Routes the requests of streams, on every thread, to a pool; returns the route's number.
+    /// Routes the requests for these streams, on every thread, to a pool. Returns the route's number.
     pub(super) fn begin_capture(&self, pool: Arc<PoolHandle>, streams: &[StreamId]) -> u64 {
         let made = MADE.fetch_add(1, Ordering::Relaxed);
         let registry = pool.core.registry().clone();

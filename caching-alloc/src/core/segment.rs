@@ -196,7 +196,8 @@ impl Segment {
 }
 
 impl Drop for Inner {
-    /// Releases quarantined memory that has outlived its allocator, now that the last hold is dropped.
+    /// Releases quarantined memory that has outlived its allocator. Runs when the last hold and the last handle of
+    /// the segment are dropped.
     fn drop(&mut self) {
         let holds = self.holds.get_mut().unwrap_or_else(PoisonError::into_inner);
         if holds.fate == Fate::Quarantined {
@@ -229,8 +230,8 @@ impl fmt::Debug for Segment {
 }
 
 /// Keeps a segment's memory from being released or moved. Dropping a hold does not release the memory: a quarantined
-/// segment is released when the allocator next grows, trims or [reaps](super::Allocator::reap). Only if the allocator
-/// is gone, dropping the last hold releases it.
+/// segment is released when the allocator next grows, trims or [reaps](super::Allocator::reap). If the allocator is
+/// gone, the segment is released when the last hold and the last [`Segment`] handle are dropped.
 #[derive(Debug)]
 pub struct Hold {
     segment: Segment,

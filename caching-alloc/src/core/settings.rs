@@ -15,15 +15,18 @@ pub struct Settings {
     /// the limit, only the one freed last is cached. Re-mappable pools cache only up to 1/4096 of their peak need, and
     /// none of the long blocks, because their free memory must be visible to all streams.
     pub quick_list_bytes: u64,
-    /// The smallest segment for requests of up to 1 MiB.
+    /// The length of the first segment of a pool and stream for requests of up to 1 MiB, before the adjustments that
+    /// [`growth_divisor`](Self::growth_divisor) describes.
     pub small_segment: u64,
-    /// The smallest segment for larger requests.
+    /// Like [`small_segment`](Self::small_segment), but for larger requests.
     pub large_segment: u64,
-    /// A new segment for requests larger than 1 MiB has at least 1/`growth_divisor` of the memory that its pool and
-    /// stream already have for such requests. A segment for smaller requests has four times that fraction. A segment
-    /// consists of whole blocks of the requested length. It has at most a quarter of the remaining memory, unless one
-    /// block is larger. If the source fails to allocate it, segments of ever fewer blocks are tried, down to one. Large
-    /// divisors waste less memory, and small ones make fewer segments.
+    /// Determines the length of a new segment. For requests larger than 1 MiB, it is 1/`growth_divisor` of the memory
+    /// that the pool and stream already have for such requests, but not less than
+    /// [`large_segment`](Self::large_segment). For smaller requests, it is four times that fraction, but not less
+    /// than [`small_segment`](Self::small_segment). The length is then limited to a quarter of the remaining memory,
+    /// and adjusted to a whole number of blocks of the requested length, at least one. If the source fails to
+    /// allocate the segment, segments of ever fewer blocks are tried, down to one. Large divisors waste less memory,
+    /// and small ones make fewer segments.
     pub growth_divisor: u64,
     /// If true, idle segments that are too short for a request are replaced. Before a segment for a request larger than
     /// 1 MiB is made, short idle segments of the same pool and stream are released, until they have about as many
@@ -44,10 +47,10 @@ pub struct Settings {
     #[doc(alias = "max_split_size_mb")]
     pub max_split: Option<u64>,
     /// The most bytes by which a block may be longer than its request, for requests longer than
-    /// [`max_split`](Self::max_split).
+    /// [`max_split`](Self::max_split). The value is rounded up to the granularity of segments.
     #[doc(alias = "max_non_split_rounding_mb")]
     pub max_unsplit_waste: u64,
-    /// The memory of other streams that a request may use before a new segment is made.
+    /// The memory of other streams that a request may use in its own pool.
     pub reuse: Reuse,
     /// Block entries kept per pool and stream (rounded up to a power of two, at most 2^24).
     pub ring_entries: usize,
@@ -75,9 +78,9 @@ impl Default for Settings {
     }
 }
 
-/// The memory of other streams in its pool that a request may use. If one of the two streams carries collectives or is
-/// being captured, `DeviceWait` permits no more than `HostSeen`. Memory of a stream that is being captured is never
-/// used by other streams.
+/// The memory of other streams that a request may use in its own pool. If one of the two streams carries collectives
+/// or is being captured, `DeviceWait` permits no more than `HostSeen`. Memory of a stream that is being captured is
+/// never used by other streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reuse {
     /// No memory of other streams.
@@ -94,7 +97,7 @@ pub enum Reuse {
 pub struct PoolSettings {
     /// A name for reports.
     pub name: String,
-    /// The source of its segments; `None`: the allocator's source.
+    /// The source of the pool's segments. `None` means the allocator's source.
     pub source: Option<Arc<dyn SegmentSource>>,
     /// The kind of the pool.
     pub kind: PoolKind,
@@ -122,13 +125,13 @@ impl PoolSettings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum PoolKind {
-    /// Splits, merges and reuses blocks, like the default pool.
+    /// Splits, merges and reuses blocks, like the default pool of [`Allocator::new`](super::Allocator::new).
     #[default]
     Cached,
-    /// Like [`Cached`](Self::Cached), but the memory consists of pages, which the pool maps at the addresses where they
-    /// are needed. The reserved memory of all its streams stays within a few per cent of the memory in use. Because
-    /// pages move, the memory must be used by its own device alone, and not by peers, other processes or communicators.
-    /// Needs a source of pages ([`SegmentSource::as_pages`]).
+    /// Like [`Cached`](Self::Cached), but the memory consists of pages, which the pool maps at the addresses where
+    /// they are needed. The reserved memory of all its streams usually stays within a few per cent of the peak of the
+    /// memory in use. Because pages move, the memory must be used by its own device alone, and not by peers, other
+    /// processes or communicators. Needs a source of pages ([`SegmentSource::as_pages`]).
     Remappable,
     /// Gives each block a segment of its own, so each block can be registered, exported or mapped by itself.
     NoSplit,

@@ -1,10 +1,10 @@
 //! Slots: memory for the state of caches. Slots are never freed, so blocks and threads refer to them without counting
 //! references.
 //!
-//! A hit takes one lock. Counting references would add half of the lock's cost. When a cache is removed, the next new
-//! cache of any pool uses its slot again. So the number of slots is the largest number of caches that existed at one
-//! time. A thread that remembers a cache's slot passes the cache's key to [`lock_of`](CacheSlot::lock_of), because
-//! another cache may use the slot now.
+//! A request that a cache's free memory serves takes one lock. Counting references would add half of the lock's cost.
+//! When a cache is removed, the next new cache of any pool uses its slot again. So the number of slots is the largest
+//! number of caches that existed at one time. A thread that remembers a cache's slot passes the cache's key to
+//! [`lock_of`](CacheSlot::lock_of), because another cache may use the slot now.
 
 use std::sync::PoisonError;
 
@@ -16,7 +16,7 @@ use super::ring::BlockEvent;
 use super::stream_cache::{BATCH, CacheState};
 use super::sync::{Mutex, global};
 
-/// The state of a cache, behind the lock that a hit takes. `None` while no cache uses the slot.
+/// The state of a cache, behind the lock that guards it. `None` while no cache uses the slot.
 #[derive(Debug)]
 pub(super) struct CacheSlot(Ranked<Option<CacheState>>);
 

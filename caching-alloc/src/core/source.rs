@@ -121,11 +121,12 @@ pub(super) fn allocate(source: &dyn SegmentSource, bytes: u64) -> Result<Segment
     Err(SourceError::BadSegment { wanted: bytes, given, what })
 }
 
-/// A source of memory, for example of device allocations or of virtual memory with exportable handles. Sources for
-/// tests return addresses without memory.
+/// A source of memory, for example of device allocations or of virtual memory with exportable handles. A source for
+/// tests may return addresses without memory.
 ///
-/// The allocator calls a source only while it holds no lock that a hit takes. Calls of one allocator that allocate,
-/// release, map or unmap memory do not overlap while the allocator exists. [`memory_info`](Self::memory_info) and
+/// While the allocator calls a source, it holds no lock that is needed to serve a request from cached memory. Calls
+/// of one allocator that allocate, release, map or unmap memory do not overlap while the allocator exists. Later, any
+/// thread may release a segment by dropping its last [`Hold`](super::Hold). [`memory_info`](Self::memory_info) and
 /// [`export`](Self::export) may be called by several threads at any time. A source must not call the allocator.
 pub trait SegmentSource: Send + Sync + fmt::Debug {
     /// Returns the ordinal of the device whose memory this is.

@@ -282,7 +282,8 @@ impl PastUsages {
     }
 }
 
-/// An allocator's or a pool's statistics.
+/// An allocator's or a pool's statistics. In a pool's statistics, only `all`, `small`, `large` and `reserved` are
+/// filled in, and the other values are 0.
 ///
 /// The usage of blocks is counted per stream, and summed when it is read. The peaks are summed as well, so a peak is an
 /// upper bound; it is exact if only one stream is used. `reserved` and `segments` are exact.

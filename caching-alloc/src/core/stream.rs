@@ -72,14 +72,15 @@ pub trait StreamEvents: Send + Sync + fmt::Debug {
     /// Takes an event back for reuse, whether it has completed or not.
     fn recycle(&self, event: EventId);
 
-    /// Returns true if the stream exists. Called before a pool makes its first block for the stream, and when a use of
-    /// a block by the stream is recorded.
+    /// Returns true if the implementation knows the stream. Called before a pool makes its first block for the
+    /// stream, and when a use of a block by the stream is recorded.
     fn is_registered(&self, _stream: StreamId) -> bool {
         true
     }
 
-    /// Returns a counter of the captures that the implementation knows of without a driver call; `None` if it has no
-    /// such counter. Each pool calls this method once, and reads the counter on every request.
+    /// Returns a counter that is not zero while any stream may be captured. The implementation updates it without
+    /// driver calls. Returns `None` if there is no such counter. Each pool calls this method once, and reads the
+    /// counter on every request.
     ///
     /// While the counter is not zero, every request calls [`is_capturing`](Self::is_capturing). While it is zero, or if
     /// there is none, only requests that find no free block in their stream's cache call `is_capturing`.

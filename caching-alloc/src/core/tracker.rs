@@ -64,7 +64,8 @@ impl Filter {
         Self { kinds: u16::MAX, device: None }
     }
 
-    /// Returns a filter for all entries except block entries. It costs nothing on a hit.
+    /// Returns a filter for all entries except block entries. A request that cached memory serves then does no work
+    /// for the tracker.
     #[must_use]
     pub fn structural() -> Self {
         use ActionKind::{Alloc, FreeCompleted, FreeRequested};
@@ -107,7 +108,7 @@ impl Filter {
 /// An attached tracker.
 pub(super) struct Slot {
     pub(super) tracker: Arc<dyn Tracker>,
-    /// `None`: no entry of this device passes.
+    /// `None` if no entry of this device passes.
     pub(super) filter: Option<Filter>,
     pub(super) attached: AtomicBool,
 }
@@ -170,7 +171,7 @@ per_thread! {
     static INSIDE: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Returns true if this thread is inside a tracker, of any allocator.
+/// Returns true if this thread is inside a call of a tracker, of any allocator.
 pub(super) fn inside() -> bool {
     INSIDE.with(Cell::get) > 0
 }

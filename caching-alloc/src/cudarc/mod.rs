@@ -2,7 +2,7 @@
 //!
 //! | type | purpose |
 //! | --- | --- |
-//! | [`Adopted`] | a cudarc context, with what the allocator needs of it: the context of the source, and the streams |
+//! | [`Adopted`] | a cudarc context, with the context for the allocator's source and the allocator's [`DriverEvents`] |
 //! | [`BlockSlice`] | a block as typed memory of cudarc: [`DevicePtr`], [`DevicePtrMut`], a kernel's argument, [views](CudaView) |
 //!
 //! ```no_run
@@ -29,9 +29,9 @@
 //!
 //! # What is shared
 //! - **The driver.** cudarc and `cuda-driver` each have their own loader and types. cudarc has loaded the driver
-//!   already, since it made the context, and [`Driver::load`] uses the copy that the process has loaded.
-//!   [`Adopted::new`] [checks](CudarcError::NotShared) that both copies have the same primary context, and so are the
-//!   same.
+//!   already, since it made the context, and [`Driver::load`] uses a copy that the process has loaded.
+//!   [`Adopted::new`] [checks](CudarcError::NotShared) that it is cudarc's copy: both must have the same primary
+//!   context.
 //! - **The context** is the device's primary one, which both crates retain. Other contexts are
 //!   [refused](CudarcError::NotPrimary).
 //! - **Streams** are passed from cudarc to the allocator, which keeps them until [`Adopted::forget`]. The per-thread
@@ -80,7 +80,8 @@ pub struct Adopted {
 }
 
 impl Adopted {
-    /// Retains the same context in the driver that this process has loaded.
+    /// Retains the primary context of the device of `cuda` through the driver that this process has loaded. Checks
+    /// that it is the context of `cuda`.
     ///
     /// # Errors
     /// [`CudarcError::NotPrimary`], [`CudarcError::NotShared`]; [`CudarcError::Driver`] if the driver cannot be loaded,
@@ -106,7 +107,7 @@ impl Adopted {
         &self.context
     }
 
-    /// Returns the streams, for the allocator. Several allocators may share them.
+    /// Returns the registered streams and their events, for the allocator. Several allocators may share them.
     #[must_use]
     pub fn events(&self) -> &Arc<DriverEvents> {
         &self.events

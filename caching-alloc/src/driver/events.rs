@@ -33,15 +33,15 @@ struct Streams {
 }
 
 impl DriverEvents {
-    /// Makes events in `context`, for streams that are captured only by [`Stream::begin_capture`]. A hit does not
-    /// notice captures that begin in another way.
+    /// Makes events in `context`, for streams that are captured only by [`Stream::begin_capture`]. A request that the
+    /// allocator serves from cached memory does not notice captures that begin in another way.
     #[must_use]
     pub fn new(context: &Context) -> Self {
         Self::with(context, context.driver().open_captures().clone())
     }
 
-    /// Like [`new`](Self::new), for streams whose captures may begin in any way. Every request queries the driver
-    /// whether its stream captures.
+    /// Like [`new`](Self::new), for streams whose captures may begin in any way. Every request queries the driver for
+    /// the capture status of its stream.
     #[cfg(feature = "cudarc")]
     pub(crate) fn with_uncounted_captures(context: &Context) -> Self {
         Self::with(context, Arc::new(AtomicUsize::new(1)))
@@ -79,9 +79,10 @@ impl DriverEvents {
         lock(&self.streams).by_handle.get(&handle.addr()).copied()
     }
 
-    /// Removes a stream, and drops the handle that kept it alive. Calls with its number fail from now on. Memory that
-    /// the allocator has cached under the number is released when memory is scarce or trimmed. To release it at once,
-    /// call [`Allocator::forget_stream`](crate::core::Allocator::forget_stream) before this.
+    /// Removes a stream, and drops the handle that kept it alive. Calls of this object with the stream's number fail
+    /// from now on. Memory that the allocator has cached under the number is released when memory is scarce or
+    /// trimmed. To release it at once, call [`Allocator::forget_stream`](crate::core::Allocator::forget_stream)
+    /// before this.
     pub fn forget(&self, stream: StreamId) {
         let mut streams = lock(&self.streams);
         let gone = streams.known.remove(&stream);

@@ -36,8 +36,8 @@ pub use self::plain::DriverSource;
 pub use self::virtual_memory::{Sharing, VirtualMemorySource};
 use crate::core::{MemoryInfo, SegmentMemory, SourceError};
 
-/// The alignment of segments in bytes. Sizes of segments are multiples of it too. It is the page size of the devices,
-/// and all releases of the communication libraries accept it.
+/// The granularity of segments in bytes: their sizes are multiples of it, and virtual memory is aligned to it. It is
+/// the page size of the devices, and all releases of the communication libraries accept it.
 const SEGMENT_GRANULARITY: u64 = 2 << 20;
 
 /// The live segments of a source, keyed by address.

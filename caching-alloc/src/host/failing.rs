@@ -59,7 +59,7 @@ impl StreamCall {
     ];
 }
 
-/// Which calls of a kind fail, and with which error.
+/// Selects the calls of a kind that fail, and their error.
 #[derive(Debug, Clone, Copy)]
 pub struct Failing {
     after: u64,

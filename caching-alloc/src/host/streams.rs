@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::failing::{Failing, Failures, StreamCall};
 use crate::core::{EventError, EventId, StreamEvents, StreamId};
 
-/// Streams whose work completes when the program calls [`complete`](Self::complete).
+/// Streams whose work completes when the program calls [`complete`](Self::complete), or when the host waits for it.
 #[derive(Debug, Default)]
 pub struct HostStreams {
     state: Mutex<StreamsState>,

@@ -107,7 +107,8 @@ impl<S: SegmentSource> LimitingSource<S> {
         }
     }
 
-    /// Subtracts bytes from the count if `result`, the source's release, is a success. Returns `result`.
+    /// Subtracts bytes from the count if `result`, which the release by the source returned, is a success. Returns
+    /// `result`.
     fn released(&self, bytes: u64, result: Result<(), SourceError>) -> Result<(), SourceError> {
         if result.is_ok() {
             give_back(&self.allocated, bytes);

@@ -16,8 +16,8 @@ use crate::core::{
 
 /// Passes a record of each call of a source to a sink: the method, address, bytes, token, outcome and duration.
 ///
-/// It logs [`export`](SegmentSource::export), and all methods that change the state of the source. The sink is called
-/// after the source. The adapter holds no lock meanwhile. If the sink fails or panics, the record is lost and
+/// It logs [`export`](SegmentSource::export), and all methods that change the state of the source. The adapter calls
+/// the sink after the source, and holds no lock meanwhile. If the sink fails or panics, the record is lost and
 /// [counted](Self::lost), and the call still returns the result of the source.
 ///
 /// ```
@@ -205,7 +205,7 @@ impl<S: SegmentSource, L: CallSink> PageSource for LoggingSource<S, L> {
             pages.unreserve(address, bytes);
             Ok(())
         };
-        // It cannot fail.
+        // `unreserve` cannot fail.
         let _ = self.logged_as(SourceMethod::Unreserve, Subject::range(address, bytes), unreserve);
     }
 

@@ -86,7 +86,7 @@ fn settings_at_their_ends_panic_nobody() {
         allocator.trim_to(u64::MAX).unwrap();
         allocator.empty_cache().unwrap();
     }
-    // The longest ring takes a while to allocate.
+    // A ring with the maximum capacity.
     let settings = Settings { ring_entries: usize::MAX, ..tight() };
     drop(bench(u64::MAX, settings).allocator.allocate(1, s(1)).unwrap());
     for part in [f64::NAN, f64::INFINITY, -0.1, 1e300] {
@@ -198,7 +198,7 @@ fn an_address_that_is_no_raw_block_is_named() {
         }
         allocator.release_raw(raw).unwrap();
         assert_eq!(allocator.release_raw(raw), Err(RawError::Free { address: raw }), "freed twice");
-        // It is somebody else's now.
+        // The memory now belongs to another block.
         let again = allocator.allocate(3 * MIB, s(1)).unwrap();
         assert_eq!(again.address(), raw);
         assert_eq!(allocator.release_raw(raw), Err(RawError::Owned { address: raw }));
@@ -225,7 +225,7 @@ fn a_hold_on_what_has_gone_is_refused_and_a_late_one_harms_nobody() {
         let held: u64 = segments.iter().map(|segment| segment.bytes()).sum();
         assert_eq!(source.calls().live_bytes, held, "{kind:?}");
         drop(allocator);
-        // Nobody is left to give it back but who holds it last: it is the source's.
+        // The allocator is gone, so it can no longer release the memory after the last hold.
         drop(holds);
         drop(streams);
         let gone = Allocator::new(source.clone(), Arc::new(HostStreams::new()), tight());
@@ -264,7 +264,7 @@ fn captures_that_cross_each_other_end_in_any_order() {
     assert_eq!(allocator.allocate(MIB, s(1)).unwrap().pool(), second.id());
     let again = second.capture(&[]);
     again.add_stream(s(3));
-    // The outer one ends first.
+    // The outer capture ends first.
     let memory = outer.end();
     assert_eq!(memory.segments().count(), 0);
     assert_eq!(allocator.allocate(MIB, s(1)).unwrap().pool(), second.id());
@@ -278,7 +278,7 @@ fn captures_that_cross_each_other_end_in_any_order() {
     let error = allocator.allocate(64 * MIB, s(3)).unwrap_err();
     assert!(matches!(error, AllocError::PoolWouldGrowDuringCapture { .. }), "{error}");
     drop((frozen, capture, first, second, allocator));
-    // A graph outlives all handles, and its memory is there until it goes.
+    // A graph's memory outlives all handles of its pool and of the allocator.
     assert!(source.calls().live_bytes > 0);
     drop((memory, block));
     assert!(kept.segments().count() > 0 && source.calls().live_bytes > 0);
@@ -286,7 +286,7 @@ fn captures_that_cross_each_other_end_in_any_order() {
     assert_eq!((source.calls().live_bytes, streams.live_events()), (0, 0));
 }
 
-/// Is told everything and does nothing.
+/// A tracker that ignores all entries.
 struct Deaf;
 
 impl Tracker for Deaf {
@@ -298,7 +298,7 @@ impl Tracker for Deaf {
     }
 }
 
-/// One of everything that an allocator gives out.
+/// Makes one object of each kind that an allocator returns.
 fn everything(remapping: bool) -> (Arc<HostSource>, Arc<HostStreams>, Vec<Box<dyn std::any::Any>>) {
     let Bench { source, streams, allocator: fixed } = bench(u64::MAX, tight());
     let allocator = match remapping {

@@ -83,7 +83,7 @@ fn a_capture_begins_after_a_trim_that_is_under_way() {
             allocator.empty_cache().unwrap();
             streams.hook.in_record.open();
         });
-        // The trim has found that nothing keeps the pool.
+        // The trim has checked that no guard keeps the pool's memory.
         streams.hook.in_is_capturing.wait_until_reached();
         let graph = scope.spawn(|| {
             let capture = graphs.capture(&[s(7)]);
@@ -94,7 +94,7 @@ fn a_capture_begins_after_a_trim_that_is_under_way() {
             (capture.end(), baked)
         });
         streams.hook.in_is_capturing.release_after(&graph);
-        // It has taken the memory out of the pool, and waits for the stream.
+        // The trim has taken the memory out of the pool, and is about to wait for the stream.
         streams.hook.in_record.wait_until_reached();
         streams.hook.in_record.release_after(&graph);
         trim.join().unwrap();
@@ -108,14 +108,15 @@ fn a_capture_begins_after_a_trim_that_is_under_way() {
     });
 }
 
-/// Freezes a pool while a request for it waits for another structure, in this order or the other.
+/// Freezes a pool and makes a request to it, while another request keeps the structure lock. `freeze_first` tells
+/// which of the two waits for the lock first. The frozen pool must not grow.
 fn freeze_beside_a_request(freeze_first: bool) {
     let (source, _, allocator) = paused();
     let pool = private_pool(&allocator);
     drop(pool.allocate(MIB, s(1)).unwrap());
     source.in_allocate.arm();
     std::thread::scope(|scope| {
-        // Holds up every structure.
+        // Keeps the structure lock until the pause ends.
         let slow = scope.spawn(|| allocator.allocate(30 * MIB, s(2)).unwrap());
         source.in_allocate.wait_until_reached();
         let freeze = || {
@@ -123,7 +124,7 @@ fn freeze_beside_a_request(freeze_first: bool) {
             (freeze, pool.stats().reserved.current)
         };
         let request = || pool.allocate(20 * MIB, s(1));
-        // Locks are given to waiting threads in turn, mostly.
+        // Gives a thread time to wait for the lock. A lock mostly goes to the thread that has waited longest.
         let turn = || std::thread::sleep(Duration::from_millis(200));
         let (frozen, waiting) = if freeze_first {
             let frozen = scope.spawn(freeze);
@@ -183,7 +184,7 @@ fn a_stream_that_captures_gets_no_memory_that_may_move_or_go() {
     }
 }
 
-/// Stops a thread that asks whether stream 7 captures, after some questions that pass.
+/// Stops a thread that calls `is_capturing` for stream 7. The first `passing` calls are not stopped.
 #[derive(Debug, Default)]
 struct PausedQuestion {
     passing: AtomicUsize,
@@ -201,7 +202,7 @@ impl StreamHook for PausedQuestion {
     }
 }
 
-/// Keeps a pool frozen from its first entry on.
+/// A tracker that freezes a pool at its first entry, and keeps it frozen.
 struct StaysFrozen(Pool, Mutex<Option<Freeze>>);
 
 impl Tracker for StaysFrozen {
@@ -214,8 +215,8 @@ impl Tracker for StaysFrozen {
     }
 }
 
-/// Freezes a pool inside a tracker while a trim, which has found that nothing keeps the pool, asks whether its stream
-/// captures. `passing` questions come before that one.
+/// Freezes a pool inside a tracker, while a trim calls `is_capturing` for the pool's stream. The trim has already
+/// checked that no guard keeps the pool's memory. `passing` is the number of calls for that stream that come before.
 fn freeze_beside_a_trim(kind: PoolKind, passing: usize) {
     let source = Arc::new(HostSource::new(1 << 30));
     let streams = Arc::new(HookedStreams::<PausedQuestion>::default());
@@ -245,11 +246,11 @@ fn freeze_beside_a_trim(kind: PoolKind, passing: usize) {
 #[test]
 fn a_trim_sees_a_freeze_that_did_not_wait_for_it() {
     freeze_beside_a_trim(PoolKind::Cached, 0);
-    // The first question is about segments of the stream, of which there are none.
+    // The first call is made for the release of the stream's segments, of which there are none.
     freeze_beside_a_trim(PoolKind::Remappable, 1);
 }
 
-/// Freezes a pool whenever it is told of something.
+/// A tracker that freezes a pool at each delivery, and thaws it at once.
 struct Freezes(Pool);
 
 impl Tracker for Freezes {

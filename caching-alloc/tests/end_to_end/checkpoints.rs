@@ -90,7 +90,7 @@ proptest! {
     }
 }
 
-/// A graph pool, a stream of it, and a block.
+/// Makes a graph pool, and allocates a block from it. Returns the pool, the block's stream and the block.
 fn with_block(bench: &Bench) -> (GraphPool, StreamId, Block) {
     let pool = bench.allocator.graph_pool(PoolSettings::default()).unwrap();
     let capture = pool.capture(&[s(1)]);

@@ -10,7 +10,7 @@ use super::stress::Yields;
 use caching_alloc::core::{Allocator, Block, Filter, Reuse, Settings, StreamId};
 use caching_alloc::host::HostSource;
 
-/// Stops a thread inside a query.
+/// Stops a thread that queries an event.
 #[derive(Debug, Default)]
 struct PausedQuery(Pause);
 
@@ -43,7 +43,8 @@ fn a_block_that_another_thread_asks_about_is_not_overlooked() {
     });
 }
 
-/// Threads that allocate and free `bytes` each, with uses by another stream that have ended.
+/// Runs threads that each allocate a block of `bytes`, record a use by an idle stream, and free the block, `rounds`
+/// times. Checks that no request fails.
 fn fill(allocator: &Allocator, threads: u64, one_stream: bool, bytes: u64, rounds: u32) {
     let failed = AtomicU64::new(0);
     let start = Barrier::new(threads as usize);
@@ -76,7 +77,7 @@ fn threads_that_together_want_all_memory_get_it() {
         let capacity = threads * bytes;
         for bench in [bench(capacity, exact.clone()), remapping_bench(capacity, exact.clone())] {
             fill(&bench.allocator, threads, one_stream, bytes, 20_000 / threads as u32);
-            // Beside a tracker, memory is in no cache for a while.
+            // While a tracker is called, memory that moves between caches or to the source is in no cache.
             let yields = bench.allocator.attach(Arc::new(Yields), Filter::all()).unwrap();
             fill(&bench.allocator, threads, one_stream, bytes, 4_000 / threads as u32);
             yields.detach().unwrap();
@@ -85,8 +86,8 @@ fn threads_that_together_want_all_memory_get_it() {
     }
 }
 
-/// Plays another thread of the program. During calls of streams it exchanges its block of stream 1 for one of stream 2,
-/// and back. One of the two blocks is always free: the one that the allocator has already passed by.
+/// Plays another thread of the program. During calls of streams it exchanges its block of stream 1 for one of stream
+/// 2, and back. One of the two is always free, but it is the one that the running request has already passed by.
 #[derive(Debug, Default)]
 struct Exchanges {
     theirs: Mutex<Option<(Allocator, Block)>>,

@@ -27,7 +27,7 @@ const CHILD: &str = "CACHING_ALLOC_TEST_CUDARC";
 /// Longer than any test takes.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Runs a test of this file over each driver that there is.
+/// Runs a test of this file with each available driver, in a process of its own.
 fn over_each_driver(name: &str, test: fn(Arc<CudaContext>)) {
     if env::var_os(CHILD).is_some() {
         thread::spawn(|| {
@@ -64,7 +64,8 @@ fn over_each_driver(name: &str, test: fn(Arc<CudaContext>)) {
     }
 }
 
-/// The embedded device: named, or where cargo leaves it beside this program.
+/// Returns the shared library of the embedded device: the one that `EMBEDDED_LIBRARY` names, or else the one that
+/// cargo has built beside this program.
 fn embedded_library() -> Option<PathBuf> {
     let beside = || Some(env::current_exe().ok()?.parent()?.parent()?.join("examples/libshared_library.so"));
     let named = env::var_os("EMBEDDED_LIBRARY").map(PathBuf::from);
@@ -84,7 +85,8 @@ fn run(name: &str, libraries: Option<&Path>) {
     told.lines().filter(|line| line.starts_with("skipped: ")).for_each(|line| println!("{line}"));
 }
 
-/// The context with allocators over it: of fixed segments, and of pages that move.
+/// Returns two allocators over the context, each with its adopted context: one with fixed segments, and one with
+/// pages that move.
 fn allocators(cuda: &Arc<CudaContext>) -> Vec<(Adopted, Allocator)> {
     let adopted = || Adopted::new(cuda).unwrap();
     let (fixed, moving) = (adopted(), adopted());
@@ -96,7 +98,8 @@ fn allocators(cuda: &Arc<CudaContext>) -> Vec<(Adopted, Allocator)> {
     vec![(fixed, allocator), (moving, remapping)]
 }
 
-/// Holds back what is enqueued on a stream from now on until something is sent, or the sender is gone.
+/// Holds back the work that is enqueued on a stream from now on. The work runs after a message was sent to the
+/// returned sender, or the sender was dropped.
 fn hold(adopted: &Adopted, stream: &CudaStream) -> mpsc::Sender<()> {
     let (release, held) = mpsc::channel();
     // SAFETY: the stream is of this context, and alive until the end of this function.
@@ -116,7 +119,7 @@ fn a_stream_that_cudarc_captures_gets_no_memory_that_may_move_or_go() {
             drop(allocate().unwrap());
             stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
             let captured = allocate().map(drop);
-            // SAFETY: the stream's capture has begun, and its graph is given back.
+            // SAFETY: the stream's capture has begun, and its graph is destroyed once.
             unsafe {
                 let graph = result::stream::end_capture(stream.cu_stream()).unwrap();
                 result::graph::destroy(graph).unwrap();
@@ -205,7 +208,7 @@ fn streams_wait_for_each_other_as_over_cudarcs_own_memory() {
 #[test]
 fn what_a_registered_stream_uses_is_kept_back_by_the_allocator() {
     over_each_driver("what_a_registered_stream_uses_is_kept_back_by_the_allocator", |cuda| {
-        // SAFETY: the test orders its streams itself; events are what it does without.
+        // SAFETY: the test orders its streams itself, without the events of cudarc.
         unsafe { cuda.disable_event_tracking() };
         for (adopted, allocator) in allocators(&cuda) {
             let (stream, other) = (cuda.new_stream().unwrap(), cuda.new_stream().unwrap());
@@ -230,7 +233,7 @@ fn what_a_registered_stream_uses_is_kept_back_by_the_allocator() {
             allocator.empty_cache().unwrap();
             assert_eq!(used(&allocator.snapshot().unwrap()), HashMap::new());
 
-            // It stays alive for as long as the allocator may name it, and no longer.
+            // A registered stream is kept alive until it is forgotten.
             let owners = Arc::strong_count(&other);
             adopted.forget(&other);
             assert_eq!(Arc::strong_count(&other), owners - 1);
@@ -246,7 +249,7 @@ fn what_cannot_be_shared_is_an_error() {
     over_each_driver("what_cannot_be_shared_is_an_error", |cuda| {
         #[repr(align(1024))]
         struct Wide;
-        // SAFETY: it is no bytes.
+        // SAFETY: the type has no bytes.
         unsafe impl ::cudarc::driver::DeviceRepr for Wide {}
 
         let (adopted, allocator) = allocators(&cuda).swap_remove(0);
@@ -263,7 +266,7 @@ fn what_cannot_be_shared_is_an_error() {
         assert!(matches!(per_thread, CudarcError::PerThreadStream));
         let number = adopted.register(&stream).unwrap();
         let block = |bytes| allocator.allocate(bytes, number).unwrap();
-        // SAFETY: none of these is made.
+        // SAFETY: no slice is made, because each call returns an error.
         unsafe {
             let long = adopted.slice::<u32>(block(512), &stream, 129).unwrap_err();
             assert!(matches!(long, CudarcError::TooLong { len: 129, size: 4, bytes: 512 }));
@@ -275,7 +278,7 @@ fn what_cannot_be_shared_is_an_error() {
             let elsewhere = adopted.slice::<u8>(block(512), &other, 1).unwrap_err();
             assert!(matches!(elsewhere, CudarcError::ForeignBlock { .. }));
         }
-        // The same number, of another allocator's streams.
+        // The stream has the same number among the streams of another allocator.
         let events = Arc::new(DriverEvents::new(adopted.context()));
         let source = Arc::new(DriverSource::new(adopted.context()));
         events.register(&Stream::legacy_default(adopted.context()));

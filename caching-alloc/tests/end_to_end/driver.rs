@@ -1,5 +1,5 @@
-//! The driver's sources and events on the embedded device. A process has one world at a time, so tests take
-//! turns.
+//! The driver's sources and events on the embedded device. A process can have one [`World`], a simulated machine, at
+//! a time, so tests take turns.
 
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -141,7 +141,7 @@ fn a_failure_on_the_way_to_a_segment_leaves_nothing_behind() {
         ] {
             world.faults().inject(Injection::new(function, Action::Fail(code))).unwrap();
             let error = source.allocate(4 * MIB).unwrap_err();
-            // Addresses that run out are no memory that the allocator could make room in.
+            // A lack of addresses is not a lack of memory: the allocator could not make room by releasing segments.
             let out_of_memory = code == 2 && function != "cuMemAddressReserve";
             assert_eq!(
                 matches!(error, SourceError::OutOfMemory { .. }),

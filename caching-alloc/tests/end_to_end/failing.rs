@@ -1,5 +1,5 @@
-//! Makes every upstream call fail, once and for ever, at every index of a mixed scenario. Errors are typed,
-//! nothing leaks, no memory is handed out twice, and the allocator stays usable.
+//! Makes every call of the source and the streams in a mixed scenario fail, alone and with all later calls of its
+//! kind. Errors are typed, nothing leaks, no memory is handed out twice, and the allocator stays usable.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -12,15 +12,15 @@ use caching_alloc::core::{
 };
 use caching_alloc::host::{Failing, HostSource, HostStreams, SourceCall, StreamCall};
 
-/// Stream 3 carries collectives; 4 is captured at times.
+/// The number of streams. Stream 3 carries collectives, and stream 4 is captured at times.
 const STREAMS: u64 = 5;
 
 const CAPACITY: u64 = 160 * MIB;
 
-/// More than the allocator ever uses.
+/// A size that exceeds the capacity, in bytes.
 const TOO_MUCH: u64 = 200 * MIB;
 
-/// Numbers of the live segments, by what trackers are told.
+/// The numbers of the live segments, according to the entries that trackers get.
 #[derive(Default)]
 struct Segments(Mutex<HashSet<u64>>);
 
@@ -55,6 +55,7 @@ struct Use {
 /// Makes the allocator.
 type Make = fn(Arc<HostSource>, Arc<HostStreams>, Settings) -> Allocator;
 
+/// A run of the scenario: an allocator, and the test's own record of blocks and uses.
 struct FreeSpan {
     bench: Bench,
     segments: Arc<Segments>,
@@ -64,7 +65,7 @@ struct FreeSpan {
     errors: Vec<AllocError>,
 }
 
-/// A block's physical memory.
+/// Returns a block's physical memory, as tokens with ranges of offsets in bytes.
 fn physical(source: &HostSource, block: &Block) -> Vec<(u64, Range<u64>)> {
     let end = block.address() + block.bytes();
     let parts = block.segments().into_iter().map(|segment| {
@@ -145,7 +146,7 @@ impl FreeSpan {
         (0..STREAMS).for_each(|stream| self.bench.streams.complete(s(stream)));
     }
 
-    /// A bit of everything. The pools that it makes go with it.
+    /// Runs a mixture of all operations. Its pools are dropped at its end.
     fn everything(&mut self) {
         let allocator = self.bench.allocator.clone();
         let pool = |settings: PoolSettings| allocator.pool(settings).expect("no driver is asked");
@@ -206,7 +207,8 @@ impl FreeSpan {
         self.bench.allocator.set_memory_limit(None);
     }
 
-    /// Drops everything; returns the faults, except the expected ones.
+    /// Frees all blocks, completes all work, and releases the cached memory. Returns the faults, except those about
+    /// quarantined segments.
     fn request_free(&mut self) -> Vec<Fault> {
         while !self.live.is_empty() {
             self.free(0);
@@ -217,7 +219,7 @@ impl FreeSpan {
         faults.filter(|fault| !matches!(fault, Fault::Quarantined { .. })).collect()
     }
 
-    /// Nothing is left but what the source could not take back.
+    /// Checks that no memory is left, except memory that the source failed to release.
     fn check_that_all_is_back(&mut self) {
         let faults = self.request_free();
         let stats = self.bench.allocator.stats();
@@ -229,7 +231,7 @@ impl FreeSpan {
         assert!(self.segments.0.lock().unwrap().is_empty());
     }
 
-    /// Drops the allocator; what is left of its source and its streams.
+    /// Drops the allocator. Returns its source and its streams.
     fn end(self) -> (Arc<HostSource>, Arc<HostStreams>) {
         let Self { bench: Bench { source, streams, allocator }, attachment, live, .. } = self;
         drop((live, attachment, allocator));
@@ -264,9 +266,9 @@ impl Call {
         matches!(self, Self::Source(SourceCall::Allocate | SourceCall::Create | SourceCall::Map))
     }
 
-    /// Returns true if the failure must be reported. For lack of memory, everything is retried after making
-    /// room. Stream calls and queries of free memory have a fallback: keep the memory longer, wait for more,
-    /// or report less.
+    /// Returns true if the failure must be reported. After a lack of memory, the allocator makes room and tries
+    /// again. For failed stream calls and queries of free memory, it has a fallback: it keeps the memory longer,
+    /// waits for more work, or reports less.
     fn is_told(self, failing: Failing) -> bool {
         match self {
             Self::Source(call) => call != SourceCall::MemoryInfo && !failing.is_scarce(),
@@ -306,7 +308,7 @@ fn survive_every_failure(make: Make) {
                 if call.can_be_scarce() {
                     survive(make, &[(call, failing.for_want_of_memory())]);
                 }
-                // Undoing the earlier calls fails too.
+                // The calls that undo the earlier ones fail too.
                 if matches!(call, Call::Source(SourceCall::Map | SourceCall::Enable | SourceCall::Create)) {
                     let undoing = [SourceCall::Unmap, SourceCall::Discard].map(Call::Source);
                     let undoing = undoing.map(|call| (call, Failing::for_ever(0)));
@@ -335,7 +337,7 @@ fn survive(make: Make, failures: &[(Call, Failing)]) {
     let hit = run.bench.source.failed() + run.bench.streams.failed() > 0;
     let told = errors.len() > 1 || !faults.is_empty();
     assert!(told || !hit || !failures[0].0.is_told(failures[0].1), "nobody heard");
-    // All is as if it had not been.
+    // Once the failures have ended, the allocator works as if they had not happened.
     run.bench.source.heal();
     run.bench.streams.heal();
     let lost = run.bench.source.calls().lost_bytes;

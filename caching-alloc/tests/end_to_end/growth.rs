@@ -20,13 +20,13 @@ fn held_by(calls: u64, mut call: impl FnMut(u64)) -> i64 {
 #[test]
 fn streams_that_come_and_go_leave_nothing() {
     const STREAMS: u64 = 5000;
-    // Segments that change streams are entries, of which few are kept here.
+    // Each segment that changes streams adds a structural entry, so only few entries are kept here.
     let settings = Settings { structural_entries: 16, ..Settings::default() };
     for Bench { allocator, source, .. } in
         [bench(u64::MAX, settings.clone()), remapping_bench(u64::MAX, settings)]
     {
         let grown = held_by(STREAMS, |stream| drop(allocator.allocate(4096, s(1 + stream)).unwrap()));
-        // The host source keeps a little about every stream that another one waited for.
+        // `HostStreams` keeps some data about every stream that another one waited for.
         assert!(grown < 64 * STREAMS as i64, "{grown} bytes of {STREAMS} streams");
         assert!(source.calls().peak_bytes <= 4 * MIB, "later streams have what earlier ones are done with");
         let stats = allocator.stats().all;
@@ -89,7 +89,8 @@ fn a_stream_that_comes_back_gets_no_memory_of_those_that_came_after_it() {
     let bench = bench(u64::MAX, tight());
     drop(bench.allocator.allocate(4096, s(1)).unwrap());
     bench.allocator.empty_cache().unwrap();
-    // This thread remembers where the first stream's cache was, which one of these takes over.
+    // This thread remembers the slot of the first stream's cache. The cache of one of these streams takes over that
+    // slot.
     let allocate = || (2..200).map(|stream| bench.allocator.allocate(4096, s(stream)).unwrap()).collect();
     let others: Vec<Block> = std::thread::scope(|scope| scope.spawn(allocate).join().unwrap());
     let again = bench.allocator.allocate(4096, s(1)).unwrap();

@@ -1,4 +1,5 @@
-//! A hit allocates nothing on the host and calls neither source nor streams; with trackers or without.
+//! A hit, which is a request that cached memory serves, allocates nothing on the host and calls neither source nor
+//! streams, with trackers or without.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -35,7 +36,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Bytes that this thread has got from the heap and not given back.
+/// Returns the bytes that this thread has allocated on the heap and not freed.
 pub(crate) fn held_bytes() -> i64 {
     HELD.get()
 }
@@ -55,7 +56,7 @@ impl StreamHook for CallCount {
 
 type Asked = HookedStreams<CallCount>;
 
-/// Is told everything and does nothing.
+/// A tracker that ignores all entries.
 struct Deaf;
 
 impl Tracker for Deaf {
@@ -67,7 +68,7 @@ impl Tracker for Deaf {
     }
 }
 
-/// Blocks of many sizes, some kept for a while.
+/// Allocates and frees blocks of many sizes, and keeps some for a while.
 fn churn(allocator: &Allocator, blocks: &mut [Option<Block>]) {
     let mut numbers = 1u64;
     for _ in 0..20_000 {
@@ -83,7 +84,8 @@ fn churn(allocator: &Allocator, blocks: &mut [Option<Block>]) {
 /// Makes the allocator.
 type Make = fn(Arc<HostSource>, Arc<Asked>, Settings) -> Allocator;
 
-/// Untraced but for the rings, then with a tracker of what is not about single blocks, then with one of everything.
+/// Checks that hits cost nothing: without a tracker, with a tracker of structural entries, and with one of all
+/// entries.
 fn check_hits(make: Make) {
     for filter in [None, Some(Filter::structural()), Some(Filter::all())] {
         let source = Arc::new(HostSource::new(u64::MAX));
@@ -97,8 +99,9 @@ fn check_hits(make: Make) {
         let allocator = make(source.clone(), streams.clone(), settings);
         let _attachment = filter.map(|filter| allocator.attach(Arc::new(Deaf), filter).unwrap());
         let mut blocks: Vec<Option<Block>> = (0..200).map(|_| None).collect();
-        // Room for everything, then the same again and again until every table is as long as it gets: a length of
-        // free block that was never seen before still makes one longer.
+        // These two requests make segments with room for all blocks. The loop then repeats the same requests until
+        // all tables have their final lengths. A free block of a length that has not occurred before can still
+        // lengthen a table.
         allocator.allocate(1, s(1)).unwrap();
         allocator.allocate(1 << 30, s(1)).unwrap();
         let cost = || {
@@ -143,6 +146,6 @@ fn pools_that_come_and_go_leave_nothing_on_the_host() {
     let held = HELD.get();
     (0..POOLS).for_each(|_| come_and_go());
     let left = HELD.get() - held;
-    // Other tests take slots too, so some may have to be allocated.
+    // Other tests run at the same time, and may take the slots of dropped caches. Then new slots are allocated here.
     assert!(left < 100 * POOLS, "{left} bytes of {POOLS} pools");
 }

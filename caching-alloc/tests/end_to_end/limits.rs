@@ -49,7 +49,8 @@ fn taken<T>(list: &mut Vec<T>, at: Index) -> Option<T> {
     (!list.is_empty()).then(|| list.swap_remove(at.index(list.len())))
 }
 
-/// Checks the result of a request for `bytes` that found `before` bytes counted.
+/// Checks the result of a request for `bytes` that found `before` bytes counted. `made` is the number of requests
+/// that the source under the adapter had received before.
 fn check_request<T>(
     result: &Result<T, SourceError>,
     before: u64,
@@ -115,7 +116,7 @@ proptest! {
                     host.set_capacity(bytes);
                 }
             }
-            // Memory that could not be released is still the source's.
+            // Memory that the source failed to release stays counted.
             prop_assert_eq!(source.allocated(), host.calls().live_bytes);
             prop_assert!(source.allocated() <= LIMIT);
         }
@@ -146,7 +147,7 @@ fn the_limit_is_exact_when_threads_ask_at_once() {
                     }
                     barrier.wait();
                     assert_eq!(granted.load(Ordering::Relaxed), FIT * (round + 1));
-                    // Released memory counts back before the next round.
+                    // Released memory is subtracted from the count before the next round.
                     segment.iter().for_each(|segment| source.release(segment).unwrap());
                 }
             });
@@ -156,7 +157,7 @@ fn the_limit_is_exact_when_threads_ask_at_once() {
     assert_eq!((source.allocated(), calls.live_bytes, calls.peak_bytes), (0, 0, FIT * 2 * MIB));
 }
 
-/// Counts bytes, fast enough for threads to meet inside the adapter.
+/// A source that only counts bytes. It is fast enough for threads to meet inside the adapter.
 #[derive(Debug, Default)]
 struct Counting {
     live: AtomicU64,
@@ -220,7 +221,8 @@ fn an_allocator_over_the_limit_is_out_of_memory_until_memory_is_free() {
         other => panic!("{other:?}"),
     }
     drop(block);
-    // Cached memory does not fit the request: it is released, and counts back, before the request fails.
+    // The cached segment is too short for the request. It is released, and subtracted from the count, before the
+    // request could fail.
     let block = allocator.allocate(15 * MIB, s(1)).unwrap();
     assert_eq!(source.allocated(), 16 * MIB);
     drop(block);

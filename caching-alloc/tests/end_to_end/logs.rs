@@ -56,8 +56,8 @@ fn remapping(source: Arc<dyn SegmentSource>, settings: Settings) -> Allocator {
     Allocator::remapping(source, Arc::new(HostStreams::new()), settings).unwrap()
 }
 
-/// Grows, splits, moves, runs out of memory and releases; returns the results of the requests, without
-/// addresses.
+/// Lets the allocator grow, split blocks, move pages, run out of memory and release memory. Returns the results of
+/// the requests, without addresses.
 fn scenario(allocator: &Allocator) -> Vec<Result<u64, String>> {
     let mut live: Vec<Block> = Vec::new();
     let mut results = Vec::new();
@@ -98,7 +98,8 @@ fn method_of(call: SourceCall) -> Option<SourceMethod> {
     })
 }
 
-/// Replays the records: what they say is allocated, as sizes by address or token.
+/// Replays the records, and checks that they agree with each other. Returns the number of bytes that are allocated at
+/// their end.
 fn replay(calls: &[LoggedCall]) -> u64 {
     let (mut segments, mut pages) = (HashMap::new(), HashMap::new());
     let mut ranges = HashMap::new();
@@ -182,7 +183,8 @@ fn every_call_is_logged_when_one_fails(make: Make) {
                 let Some(method) = method_of(call) else { continue };
                 let calls = source.sink().calls();
                 if host.failed() > 0 && !scarce {
-                    // A page's release fails in its own name.
+                    // The release of a mapped page is one record, even if the unmapping or discarding inside it
+                    // failed.
                     let failed = calls.iter().filter(|logged| {
                         let same = logged.method == method || logged.method == SourceMethod::Release;
                         same && matches!(&logged.outcome, CallOutcome::Failed(why) if why.contains("told to fail"))
@@ -204,7 +206,8 @@ fn every_call_for_pages_is_logged_when_one_fails() {
     every_call_is_logged_when_one_fails(remapping);
 }
 
-/// Loses records in every way there is.
+/// A sink that loses three of four records: by an error, by a panic, and by a panic whose payload panics when it is
+/// dropped.
 #[derive(Default)]
 struct Unreliable(AtomicU64);
 
@@ -267,7 +270,7 @@ fn a_csv_log_has_a_header_and_a_line_for_each_call() {
     assert_eq!(lines.count() as u64, made.allocate + made.release);
 }
 
-/// A tracker that wants nothing.
+/// A tracker that ignores all entries.
 struct Quiet;
 
 impl caching_alloc::core::Tracker for Quiet {
@@ -285,7 +288,7 @@ impl caching_alloc::core::Tracker for Quiet {
 
 #[test]
 fn a_writer_that_fails_loses_lines_and_no_memory() {
-    /// Takes only the header.
+    /// A writer that fails after the first line, which is the header.
     struct Full(bool);
     impl std::io::Write for Full {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {

@@ -47,7 +47,7 @@ impl Bench {
         PinnedAllocator::new(source, self.events.clone(), settings)
     }
 
-    /// Lets a stream wait until the sender is used or dropped.
+    /// Makes a stream wait until the returned sender is used or dropped, for at most 60 seconds.
     fn gate(&self, stream: usize) -> mpsc::Sender<()> {
         let (open, gate) = mpsc::channel::<()>();
         let wait = move || _ = gate.recv_timeout(Duration::from_secs(60));
@@ -56,7 +56,7 @@ impl Bench {
     }
 }
 
-/// Keeps what a tracker is told about segments and blocks.
+/// A tracker that keeps the actions of its entries.
 #[derive(Default)]
 struct Told(Mutex<Vec<Action>>);
 
@@ -220,7 +220,7 @@ fn staging_on_an_idle_stream_needs_no_wait() {
         let mut found = vec![0u8; 8000];
         memory.copy_to_host(0, &mut found).unwrap();
         assert!(found.chunks(1000).zip(0u8..).all(|(chunk, round)| chunk == [round; 1000]));
-        // Once the rest of the segment is full, they are reused.
+        // Once the rest of the segment is full, the buffers are reused.
         let _rest = [MIB, MIB - 8 * 1024].map(|bytes| pinned.allocate(bytes, *staging).unwrap());
         let blocks: Vec<_> = (0..8).map(|_| pinned.allocate(1000, *staging).unwrap()).collect();
         assert!(blocks.iter().all(|block| addresses.contains(&block.as_ptr())));
@@ -249,7 +249,7 @@ fn flags_decide_what_the_device_can_reach() {
         let info = bench.context.driver().pointer_info(DevicePtr(block.as_ptr().addr() as u64));
         assert_eq!(info.unwrap().unwrap().kind, MemoryKind::Host);
 
-        // The same for a block of a plain allocator over the source.
+        // The source finds the same address for the underlying block.
         let block = block.into_block();
         assert_eq!(source.device_ptr(&block), Some(device));
         let other = Allocator::new(bench.source(), bench.events.clone(), tight());
@@ -295,7 +295,7 @@ fn a_block_that_is_not_of_the_source_is_refused() {
         assert!(matches!(refused, PinnedError::NotPinned { .. }), "{refused}");
         assert_eq!(pinned.allocator().stats().all.active.current, 0, "it was freed");
 
-        // Through another source, which returns memory that this one has handed out.
+        // The block is borrowed from a pool with another source, which returns memory that `source` has allocated.
         let source = bench.source();
         let pinned = bench.allocator(source.clone(), tight());
         let block = pinned.allocate(MIB, id).unwrap();
@@ -310,7 +310,7 @@ fn a_block_that_is_not_of_the_source_is_refused() {
     });
 }
 
-/// Returns one segment of another source.
+/// A source that returns one segment of another source.
 #[derive(Debug)]
 struct Again(caching_alloc::core::SegmentMemory, Arc<PinnedHostSource>);
 

@@ -18,11 +18,12 @@ const USERS: u64 = 1000;
 /// A part of a program. Lengths in bytes.
 #[derive(Clone, Debug)]
 enum Part {
-    /// Each layer leaves tensors for the way back, and needs scratch memory on both ways.
+    /// Each layer leaves tensors for the backward pass, and needs scratch memory in both passes.
     Layers { layers: usize, tensors: Vec<u64>, scratch: u64, stream: u64 },
-    /// Gathered on stream 1 while stream 0 uses what was gathered before; let go while that still goes on.
+    /// Blocks are gathered on stream 1 while stream 0 uses the ones gathered before. They are freed while that use
+    /// still goes on.
     Ahead { lengths: Vec<u64>, work: u64 },
-    /// Each block lives until so many others have come.
+    /// Blocks, as (bytes, lifetime, stream). A lifetime is the number of blocks after which the block is freed.
     Any { blocks: Vec<(u64, usize, u64)> },
 }
 
@@ -47,7 +48,7 @@ fn part() -> impl Strategy<Value = Part> {
 #[derive(Clone, Debug)]
 enum Tenure {
     Live,
-    /// Its uses, as (stream, position).
+    /// The block was freed. Its uses, as (stream, position).
     Left(Vec<(StreamId, u64)>),
 }
 
@@ -57,18 +58,18 @@ struct Owned {
     memory: Vec<Span>,
 }
 
-/// A pool and what the world outside knows of its memory.
+/// A run: an allocator, and the test's own record of its memory.
 struct FreeSpan {
     source: Arc<HostSource>,
     streams: Arc<HostStreams>,
     allocator: Allocator,
     tenures: Intervals<Tenure>,
-    /// Blocks that were let go while another stream used them: that stream, and their bytes.
+    /// Blocks that were freed while another stream used them, as (stream, bytes).
     late: VecDeque<(StreamId, u64)>,
     users: u64,
     active: u64,
     blocks: u64,
-    /// The most of each, at a time.
+    /// The largest values of `active` and of `blocks` so far.
     peak: u64,
     most: u64,
 }
@@ -116,7 +117,7 @@ impl FreeSpan {
         Owned { block, memory }
     }
 
-    /// The memory of a block, by page.
+    /// Returns the physical memory of a block, by page.
     fn memory_of(&self, block: &Block) -> Vec<Span> {
         let (mut at, end) = (block.address(), block.address() + block.bytes());
         let spans = block.segments().into_iter().map(|page| {
@@ -139,7 +140,7 @@ impl FreeSpan {
         self.blocks -= 1;
     }
 
-    /// Lets go of a block that another stream uses; the use ends later.
+    /// Frees a block while another stream uses it. The use ends later.
     fn free_in_use(&mut self, Owned { block, memory }: Owned) {
         self.users += 1;
         let user = s(self.users);
@@ -154,7 +155,7 @@ impl FreeSpan {
         memory.iter().for_each(|span| self.tenures.set(*span, Tenure::Left(uses.to_vec())));
     }
 
-    /// Ends uses of blocks that have gone, but for the last `left`.
+    /// Ends the uses of freed blocks, except of the last `left` ones.
     fn settle(&mut self, left: usize) {
         while self.late.len() > left {
             let Some((user, bytes)) = self.late.pop_front() else { break };
@@ -225,7 +226,7 @@ impl FreeSpan {
         self.late.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// The most that the pool says it reserves.
+    /// Returns the documented upper bound on the reserved memory of a re-mappable pool, in bytes.
     fn bound(&self) -> u64 {
         let slack = (8 * MIB).max(self.peak / 64);
         let page = (2 * MIB).max(self.peak / 256);

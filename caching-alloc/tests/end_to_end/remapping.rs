@@ -1,5 +1,5 @@
-//! Re-mappable pools over the driver's virtual memory, on the embedded device. A process has one world at a
-//! time, so tests take turns.
+//! Re-mappable pools over the driver's virtual memory, on the embedded device. A process can have one `World`, a
+//! simulated machine, at a time, so tests take turns.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ fn size(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap()
 }
 
-/// An allocator over pages, with streams, whose every block is filled when it is handed out and looked at before it is
-/// let go, in stream order.
+/// An allocator over pages, with streams. Each of its blocks is filled when it is handed out, and checked before it
+/// is freed, in stream order.
 struct Bench {
     context: Context,
     streams: Vec<(Stream, StreamId)>,
@@ -32,7 +32,7 @@ struct Bench {
     next: u8,
 }
 
-/// A block, the place in [`Bench::streams`] of its stream, and what it was filled with.
+/// A block, the index of its stream in [`Bench::streams`], and the byte that fills it.
 struct Filled {
     block: Block,
     stream: usize,
@@ -55,17 +55,17 @@ impl Bench {
         Ok(Self { context: context.clone(), streams, allocator, next: 0 })
     }
 
-    /// Asks for a block and fills it, in the order of its stream.
+    /// Allocates a block, and enqueues a fill of it on its stream.
     fn fill(&mut self, bytes: u64, stream: usize) -> Result<Filled, Box<dyn std::error::Error>> {
         let (queue, id) = &self.streams[stream];
         let block = self.allocator.allocate(bytes, *id)?;
         self.next = self.next % 250 + 1;
-        // SAFETY: the block is let go in the order of the same stream.
+        // SAFETY: the block is freed in the order of the same stream.
         unsafe { queue.fill_u8(DevicePtr(block.address()), self.next, size(block.bytes()))? };
         Ok(Filled { block, stream, byte: self.next })
     }
 
-    /// Waits for a block's stream, looks whether every byte is what was put there, and lets go of it.
+    /// Waits for a block's stream, checks every byte of the block, and frees the block.
     fn check(&self, filled: Filled) -> cuda_driver::Result<()> {
         let Filled { block, stream, byte } = filled;
         self.streams[stream].0.synchronize()?;
@@ -81,7 +81,8 @@ impl Bench {
     }
 }
 
-/// Blocks of rising sizes, which no freed one fits, over three streams: what is idle has to move.
+/// Allocates blocks of rising sizes on three streams. No freed block is long enough for the next one, so idle pages
+/// must move.
 fn rise(bench: &mut Bench) -> Result<(), Box<dyn std::error::Error>> {
     let mut live = VecDeque::new();
     for step in 0..24u64 {
@@ -106,7 +107,7 @@ fn blocks_keep_what_was_put_there_while_pages_move() {
         let stats = bench.allocator.stats();
         assert!(stats.remapped > 0, "something moved: {stats:?}");
         assert!(stats.reserved.peak <= CAPACITY && stats.all.allocated.current == 0, "{stats:?}");
-        // A run of several pages is enabled, and unmapped, by one call.
+        // Several neighbouring pages are enabled, and unmapped, by one call.
         let calls = ["cuMemMap", "cuMemSetAccess", "cuMemUnmap"].map(|function| world.calls(function));
         assert!(calls[1] < calls[0] && calls[2] < calls[0], "{calls:?}");
         assert_eq!(bench.allocator.empty_cache().unwrap(), stats.reserved.current);
@@ -116,7 +117,7 @@ fn blocks_keep_what_was_put_there_while_pages_move() {
     });
 }
 
-/// Pages of 2 MiB in neighbouring places from `base` on, enabled.
+/// Makes `count` pages of 2 MiB, maps them next to each other from `base` on, and enables them. Returns their memory.
 fn map_pages(source: &dyn PageSource, base: u64, count: u64) -> Vec<SegmentMemory> {
     let pages = (0..count).map(|at| SegmentMemory {
         address: base + at * 2 * MIB,
@@ -136,7 +137,7 @@ fn a_page_is_the_same_at_its_old_addresses_and_its_new_ones() {
         let pages = source.as_pages().unwrap();
         let base = pages.reserve(256 << 30).unwrap();
         let old = map_pages(pages, base, 3);
-        // The other way round, behind the old ones.
+        // Maps the pages once more, in reverse order, behind the old addresses.
         let moved = old
             .iter()
             .rev()
@@ -147,7 +148,7 @@ fn a_page_is_the_same_at_its_old_addresses_and_its_new_ones() {
         pages.enable(base + 6 * MIB, 6 * MIB).unwrap();
         let words: Vec<u32> = (0..3 * 2 * MIB as u32 / 4).collect();
         let mut found = vec![0u32; words.len()];
-        // SAFETY: six pages are mapped, and nobody else uses them.
+        // SAFETY: three pages are mapped at each of the two places, and nothing else uses them.
         unsafe {
             contexts[0].copy_from_host(DevicePtr(base), &words).unwrap();
             contexts[0].copy_to_host(&mut found, DevicePtr(base + 6 * MIB)).unwrap();
@@ -159,7 +160,7 @@ fn a_page_is_the_same_at_its_old_addresses_and_its_new_ones() {
         assert_eq!(["cuMemSetAccess", "cuMemUnmap"].map(|function| world.calls(function)), [2, 1]);
         assert!(source.physical(base).is_none());
         assert_eq!(source.physical(base + 6 * MIB).unwrap().raw(), moved[0].token);
-        // The addresses go with the last page.
+        // The addresses are released with the last page.
         pages.unreserve(base, 256 << 30);
         for page in moved {
             assert_eq!(world.calls("cuMemAddressFree"), 0);
@@ -279,7 +280,7 @@ fn mixed(context: &Context) -> Vec<Box<dyn std::error::Error>> {
     for (step, mib) in (0..).zip([1, 3, 2, 5, 4, 12]) {
         let stream = step % 3;
         if mib > 7 {
-            // Idle blocks are dropped to make room for it.
+            // The live blocks are freed to make room for this one.
             live.drain(..)
                 .for_each(|filled| bench.check(filled).unwrap_or_else(|error| wrong.push(error.into())));
         }
@@ -306,7 +307,7 @@ fn mixed(context: &Context) -> Vec<Box<dyn std::error::Error>> {
     wrong
 }
 
-/// Functions whose failure leaks a resource: their own, or the one of a release that calls them.
+/// Driver functions whose failure leaks a resource, because they release it, or because a release calls them.
 const RELEASES: &[&str] = &[
     "cuCtxGetCurrent",
     "cuCtxPopCurrent_v2",
@@ -318,7 +319,7 @@ const RELEASES: &[&str] = &[
     "cuStreamDestroy_v2",
 ];
 
-/// Functions whose failure nobody need hear of: without their answer there is another way, such as to wait for the whole
+/// Driver functions whose failure need not be reported, because there is a fallback, such as a wait for the whole
 /// device.
 const SILENT: &[&str] = &[
     "cuDeviceGetAttribute",
@@ -334,7 +335,7 @@ const SILENT: &[&str] = &[
 /// The number of tests that share the calls.
 const PARTS: u64 = 4;
 
-/// Lets the calls of this part fail: each [`PARTS`]-th call of each function.
+/// Runs `mixed` once for each [`PARTS`]-th call of each driver function, and lets that call fail.
 fn every_driver_call_may_fail(part: u64) {
     let mut calls = std::collections::BTreeMap::new();
     in_a_world(
@@ -357,7 +358,8 @@ fn every_driver_call_may_fail(part: u64) {
                 1,
                 |world, contexts| {
                     world.faults().inject(Injection::new(function, Action::Fail(INJECTED)).nth(nth)).unwrap();
-                    // The current context and the capture mode are the thread's: a failed restore stays with it.
+                    // The current context and the capture mode belong to the thread, so a failed restore affects only
+                    // this thread.
                     let context = contexts[0].clone();
                     let run = move || mixed(&context).iter().map(|error| chain(&**error)).collect::<Vec<_>>();
                     std::thread::spawn(run).join().unwrap_or_else(|_| panic!("{place}: it panicked"))
@@ -370,9 +372,9 @@ fn every_driver_call_may_fail(part: u64) {
                     told.extend(drops);
                     let heard = told.iter().any(|text| text.contains(function.as_str()));
                     assert!(heard || SILENT.contains(&function.as_str()), "{place}: nobody heard; {told:?}");
-                    // Pages are unmapped once more in the end; a fixed segment is left.
+                    // A page is unmapped once more when its range is released. A fixed segment stays mapped.
                     let is_segment = function == "cuMemUnmap" && told[0].contains("ReleaseFailed");
-                    // `finish` would wait for what a failed release leaves behind.
+                    // `finish` would wait for resources that a failed release has leaked.
                     if !RELEASES.contains(&function.as_str()) && !is_segment {
                         world.finish().unwrap_or_else(|left| panic!("{place}: {left}; {told:?}"));
                     }
@@ -429,7 +431,7 @@ fn stumble(bench: &mut Bench) -> Vec<Box<dyn std::error::Error>> {
     wrong
 }
 
-/// Lets the driver fail from a call of a function on; this part has each [`PARTS`]-th function.
+/// Runs `stumble` while a driver function fails from one of its calls on. Each part tests each [`PARTS`]-th function.
 fn every_driver_call_may_fail_for_ever(part: usize) {
     let mut calls = std::collections::BTreeMap::new();
     on_devices(1, |world, contexts| {
@@ -441,7 +443,7 @@ fn every_driver_call_may_fail_for_ever(part: usize) {
         calls.retain(|_, count| *count > 0);
     });
     for (function, count) in calls.iter().skip(part).step_by(PARTS as usize) {
-        // From the first on, from the last on, and from some between.
+        // From the first call on, from the last one on, and from some between.
         for nth in (1..=*count).step_by(usize::try_from(count.div_ceil(8)).unwrap()).chain([*count]) {
             let place = format!("from call {nth} of {count} of {function} on");
             in_a_world(
@@ -456,14 +458,15 @@ fn every_driver_call_may_fail_for_ever(part: usize) {
                             told.extend(stumble(bench).iter().map(|error| chain(&**error)));
                         }
                         world.faults().clear();
-                        // Whatever it was is over, and all is as before.
+                        // The failures have ended, so the allocator must work as before.
                         let mut bench = bench.or_else(|()| Bench::new(&contexts[0])).unwrap();
                         let kept = bench.allocator.faults().len();
                         let wrong = stumble(&mut bench);
                         assert!(wrong.len() <= kept, "{place}: {wrong:?} after {told:?}");
                         told
                     };
-                    // The current context and the capture mode are the thread's: a failed restore stays with it.
+                    // The current context and the capture mode belong to the thread, so a failed restore affects only
+                    // this thread.
                     let told = std::thread::scope(|scope| scope.spawn(run).join());
                     told.unwrap_or_else(|_| panic!("{place}: it panicked"))
                 },
@@ -473,7 +476,7 @@ fn every_driver_call_may_fail_for_ever(part: usize) {
                     let heard = told.iter().any(|text| text.contains(function.as_str()));
                     let silent = SILENT.contains(&function.as_str()) || !was_hit;
                     assert!(heard || silent, "{place}: nobody heard; {told:?}");
-                    // `finish` would wait for what a failed release leaves behind.
+                    // `finish` would wait for resources that a failed release has leaked.
                     if !RELEASES.contains(&function.as_str()) {
                         world.finish().unwrap_or_else(|left| panic!("{place}: {left}; {told:?}"));
                     }
@@ -503,7 +506,7 @@ fn every_driver_call_may_fail_for_ever_3() {
     every_driver_call_may_fail_for_ever(3);
 }
 
-/// An error with its sources.
+/// Returns an error's message, followed by those of its sources.
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")

@@ -1,5 +1,5 @@
-//! Selection of the pool for a request: by thread, by capture, and, before memory runs out, a pool that
-//! lends.
+//! Selection of the pool for a request: by thread, by capture, and, before a request fails for lack of memory, by
+//! lending.
 
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -35,7 +35,7 @@ fn guards_nest_on_their_thread_alone() {
         assert_eq!(other, default, "another thread");
     });
     assert_eq!(here.allocator.default_pool().allocate(1, s(1)).unwrap().pool(), default, "by name");
-    // Whatever the order in which they go.
+    // The guards may be dropped in any order.
     drop(first);
     assert_eq!(asked(&here.allocator), inner.id());
     drop(second);
@@ -119,7 +119,7 @@ fn what_a_graph_has_stays_as_long_as_the_graph() {
     assert_eq!(held.holders().len(), 2);
     assert!(held.holders()[0].contains("graphs"));
 
-    // Neither trimming nor want of memory takes it, on whatever stream.
+    // Neither a trim nor a lack of memory releases the graphs' memory, on any stream.
     assert_eq!(allocator.empty_cache().unwrap(), 0);
     for stream in [1, 2] {
         assert!(matches!(allocator.allocate(50 * MIB, s(stream)), Err(AllocError::OutOfMemory(_))));
@@ -171,8 +171,8 @@ fn graphs_have_pools_of_segments_that_stay() {
     assert!(allocator.graph_pool(whole).is_ok());
 }
 
-/// A pool with 12 of 16 MiB, of which 8 are free on stream 1, where their last use has not ended; the default pool has
-/// nothing.
+/// Makes a pool that has 12 of the 16 MiB of memory. 8 of its 12 MiB are free on stream 1, whose work has not ended.
+/// The default pool has no memory.
 fn poor(lends: bool) -> (Bench, Pool, Block) {
     let bench = bench(16 * MIB, tight());
     let pool = bench.allocator.pool(PoolSettings { lends, ..PoolSettings::default() }).unwrap();
@@ -214,7 +214,7 @@ fn what_is_lent_to_another_stream_is_ordered() {
     assert_eq!(bench.streams.waits().last(), Some(&(s(1), s(2))));
 }
 
-/// Drops a pool when stream 1 is asked for an event.
+/// Drops a pool when an event is recorded on stream 1.
 #[derive(Debug, Default)]
 struct DropsPool(Mutex<Option<Pool>>);
 
@@ -254,7 +254,7 @@ fn a_pool_borrows_only_if_it_is_to() {
         if let Ok(block) = got {
             assert_eq!((block.pool(), block.segment()), (keep.pool(), keep.segment()));
         }
-        // A capture does not borrow: the block would be used by the lender while the graph uses it.
+        // A capture does not borrow: the lender could use the block while the graph uses it.
         bench.streams.set_capturing(s(2), true);
         let refused = pool.allocate(8 * MIB, s(2));
         assert!(matches!(refused, Err(AllocError::CaptureOutsideGraphPool { .. })), "{refused:?}");

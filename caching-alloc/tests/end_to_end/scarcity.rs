@@ -1,4 +1,4 @@
-//! When memory runs out.
+//! The allocator's behaviour when memory runs out.
 
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ fn the_limit_holds_and_can_be_moved() {
     bench.allocator.set_memory_limit(Some(12 * MIB));
     let second = bench.allocator.allocate(4 * MIB, s(1)).unwrap();
     drop(first);
-    // Within the limit once what is cached has gone.
+    // This fits into the limit once cached memory was released.
     let third = bench.allocator.allocate(7 * MIB, s(2)).unwrap();
     assert!(bench.allocator.stats().reserved.peak <= 12 * MIB);
     bench.allocator.set_memory_limit(None);
@@ -100,7 +100,7 @@ fn when_memory_is_scarce_streams_wait_for_each_other() {
     assert_eq!(bench.streams.waits(), [(s(2), s(1))]);
     drop((moved, keep));
 
-    // Part of a segment that is in use is lent, and goes home when it is freed.
+    // A part of a segment that is in use is lent to another stream, and returns to its own stream when it is freed.
     let bench = common::bench(16 * MIB, tight());
     drop(bench.allocator.allocate(16 * MIB, s(1)).unwrap());
     let keep = bench.allocator.allocate(6 * MIB, s(1)).unwrap();
@@ -158,7 +158,7 @@ fn collectives_and_captures_wait_for_no_memory() {
         bench.streams.set_capturing(s(1), capturing);
         let got = bench.allocator.allocate(8 * MIB, s(2));
         assert!(bench.streams.waits().is_empty());
-        // The host may wait for a stream of collectives to release its memory; for a captured one it cannot.
+        // To release memory, the host may wait for a stream that carries collectives, but not for a captured one.
         assert_eq!(got.is_ok(), collective, "{got:?}");
     }
 }
@@ -261,7 +261,7 @@ fn idle_pages_move_to_where_the_rest_of_a_page_makes_up_for_what_is_missing() {
     let bench = remapping_bench(8 * MIB, tight());
     let short = bench.allocator.allocate(1000, s(1)).unwrap();
     drop(bench.allocator.allocate(6 * MIB, s(1)).unwrap());
-    // The idle pages have room for another one behind them, but there is none.
+    // Behind the idle pages there are addresses for another page, but the source has no memory for it.
     let long = bench.allocator.allocate(7 * MIB + MIB / 2, s(1)).unwrap();
     check_tiling(&bench.allocator.snapshot().unwrap());
     assert_eq!(bench.allocator.stats().remapped, 6 * MIB);
@@ -288,8 +288,8 @@ fn old_addresses_stay_mapped_until_memory_goes_back() {
     check_tiling(&bench.allocator.snapshot().unwrap());
 }
 
-/// A lower bound on the bytes available for a block, from pages of 2 MiB: free memory at the end of the last
-/// neighbourhood of pages, idle pages elsewhere, and pages that can still be made.
+/// A lower bound on the bytes available for a block, from pages of 2 MiB: free memory at the end of the last group of
+/// neighbouring pages, idle pages elsewhere, and `unmade` bytes of pages that can still be made.
 fn could_have(snapshot: &Snapshot, unmade: u64) -> u64 {
     let mut best = unmade;
     let mut idle = 0;

@@ -63,7 +63,7 @@ fn blocks_that_are_not_split_go_first_when_memory_is_scarce() {
         let other = PoolSettings { kind: PoolKind::NoSplit, ..PoolSettings::default() };
         let other = allocator.pool(other).unwrap();
         drop(other.allocate(4 * MIB, s(1)).unwrap());
-        // Neither fits: 20 and 8 MiB are idle elsewhere, 4 are left.
+        // No idle segment is long enough: they have 20, 8 and 4 MiB. Another 4 MiB are left to allocate.
         let block = allocator.allocate(22 * MIB, s(1)).unwrap();
         assert_eq!(block.bytes(), 22 * MIB);
         assert_eq!(cached.hold("still there").is_ok(), max_split.is_some());
@@ -76,7 +76,7 @@ fn what_has_been_idle_longest_is_collected_before_the_limit() {
         let settings = Settings { memory_limit: Some(100 * MIB), collect_above: part, ..apart() };
         let Bench { allocator, .. } = bench(u64::MAX, settings);
         let old = allocator.allocate(20 * MIB, s(1)).unwrap().segment();
-        // Further structure, in whose course another one is used again and again.
+        // While further segments are allocated, this one is used again and again.
         let young = allocator.allocate(22 * MIB, s(2)).unwrap().segment();
         let mut live = Vec::new();
         for _ in 0..3 {

@@ -129,7 +129,7 @@ fn the_trace_of_pages_that_move_leads_to_the_state() {
 #[test]
 fn the_viewer_undoes_what_a_pool_left_behind() {
     let kinds = [PoolKind::Cached, PoolKind::NoSplit, PoolKind::Remappable];
-    // While its stream captures, it gives nothing back.
+    // While its stream captures, a dropped pool releases nothing.
     for (kind, captures) in kinds.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
         let bench = remapping_bench(400 * MIB, tight());
         let pool = bench.allocator.pool(PoolSettings { kind, ..PoolSettings::default() }).unwrap();
@@ -188,7 +188,7 @@ fn undo(json: &Value) {
             "alloc" => assert_eq!(blocks.remove(&at), Some(end), "{entry}"),
             "free_requested" => assert_eq!(blocks.get(&at), Some(&end), "{entry}"),
             "free_completed" => assert_eq!(blocks.insert(at, end), None, "{entry}"),
-            // The stream may be another by now.
+            // The segment may have moved to another stream since then.
             "segment_alloc" => {
                 assert_eq!(segments.remove(&at).map(|(end, _)| end), Some(end), "{entry}");
             }
@@ -220,7 +220,7 @@ fn undo(json: &Value) {
     }
 }
 
-/// Every block lies in a segment, and no two overlap.
+/// Checks that every block lies in a segment, and that no two blocks overlap.
 fn fit(blocks: &BTreeMap<u64, u64>, segments: &BTreeMap<u64, (u64, u64)>) {
     let mut end = 0;
     for (at, until) in blocks {
@@ -304,7 +304,7 @@ fn a_short_ring_keeps_the_last_entries() {
     }
     let snapshot = bench.allocator.snapshot().unwrap();
     let blocks: Vec<_> = snapshot.trace.iter().filter(|entry| entry.action.kind().is_block()).collect();
-    // Eight hand-outs and frees; a free is two entries.
+    // The ring has four hand-outs and four frees. A free is shown as two entries.
     assert_eq!(blocks.len(), 12);
     assert_eq!(blocks.last().unwrap().number, 49 * 3);
     assert!(blocks.windows(2).all(|pair| pair[1].number == pair[0].number + 1));

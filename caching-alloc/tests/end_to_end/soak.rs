@@ -43,7 +43,7 @@ fn main() -> ExitCode {
         }
         Err(failure) => {
             println!("{failure}\n{rate:.0} operations a second until then");
-            // Once more, for where it is.
+            // Runs the failing scenario once more, so that the panic shows its location.
             failure.minimal.run();
             ExitCode::FAILURE
         }

@@ -132,7 +132,7 @@ fn a_tracker_misses_nothing_while_others_allocate() {
     std::thread::scope(|scope| {
         for worker in 0..4 {
             let (allocator, running) = (&bench.allocator, &running);
-            // Two streams of their own, and one that two threads share.
+            // Two threads have a stream of their own, and the other two share one.
             scope.spawn(move || {
                 work(allocator, s(worker.min(2)), worker, 3000);
                 running.fetch_sub(1, Ordering::Release);
@@ -170,7 +170,7 @@ fn a_tracker_misses_nothing_while_others_allocate() {
     assert!(bench.allocator.faults().is_empty());
 }
 
-/// A mirror that takes its time over the snapshot: until others have allocated meanwhile.
+/// A mirror that applies its snapshot only after other threads have allocated.
 struct Slow {
     mirror: Mirror,
     begun: Mutex<mpsc::Sender<()>>,
@@ -219,7 +219,7 @@ fn hits_go_on_while_a_tracker_attaches_and_reach_it_after_its_snapshot() {
     attachment.detach().unwrap();
 }
 
-/// Knows the segments that it was told of.
+/// A tracker that knows the live segments from its entries.
 #[derive(Default)]
 struct Known(Mutex<HashSet<u64>>);
 
@@ -265,7 +265,7 @@ fn a_segment_is_told_before_its_blocks_are_handed_out() {
     });
 }
 
-/// Allocates whenever it is told of a segment; keeps the results.
+/// A tracker that allocates a block at each delivery, and keeps the results.
 struct Allocates(Allocator, Mutex<Vec<Result<Block, AllocError>>>);
 
 impl Tracker for Allocates {
@@ -295,7 +295,7 @@ fn a_segment_serves_no_hit_before_trackers_are_told_of_it() {
     }
 }
 
-/// Does what it is told to at its first entry.
+/// A tracker that calls a function at its first delivery.
 struct Once<F>(F, AtomicBool);
 
 impl<F: Fn() -> Result<(), TrackerError> + Send + Sync> Tracker for Once<F> {
@@ -366,7 +366,7 @@ fn a_tracker_that_fails_or_panics_is_reported_and_harms_nobody() {
     bench.allocator.allocate(20 * MIB, s(1)).unwrap();
 }
 
-/// Refuses or panics over its snapshot.
+/// A tracker that returns an error or panics when it gets its snapshot.
 struct Unwilling(bool);
 
 impl Tracker for Unwilling {
@@ -393,7 +393,7 @@ fn a_tracker_that_refuses_its_snapshot_is_not_attached() {
     assert!(bench.allocator.faults().is_empty());
 }
 
-/// Holds every segment, and lets go of it when told that it goes, if it is willing.
+/// A tracker that holds every segment. It drops the hold when the segment is removed, unless it is `stubborn`.
 #[derive(Default)]
 struct Registrar {
     holds: Mutex<HashMap<u64, Hold>>,
@@ -442,13 +442,13 @@ fn what_is_held_stays_until_it_is_let_go() {
     let late = bench.allocator.allocate(8 * MIB, s(1)).unwrap();
     assert_eq!(registrar.holds.lock().unwrap().len(), 2);
 
-    // A willing holder: told, lets go, the memory goes.
+    // The tracker drops its hold, so the memory is released.
     let segment = late.segment();
     drop(late);
     assert!(bench.allocator.empty_cache().unwrap() >= 8 * MIB);
     assert!(segment.hold("too late").is_err());
 
-    // One that fails: the memory stays, and that is reported.
+    // The tracker fails and keeps its hold, so the memory stays, and a fault reports that.
     registrar.stubborn.store(true, Ordering::Relaxed);
     let segment = early.segment();
     drop(early);
@@ -463,7 +463,7 @@ fn what_is_held_stays_until_it_is_let_go() {
         matches!(fault, Fault::Quarantined { segment: held, holders }
             if *held == segment && holders.len() == 1 && &*holders[0] == "registrar")
     }));
-    // It is nobody's any more: new requests get other memory.
+    // The allocator does not use quarantined memory, so new requests get other memory.
     let other = bench.allocator.allocate(MIB, s(1)).unwrap();
     assert_ne!(other.segment(), segment);
     assert_eq!(bench.allocator.reap().unwrap(), 0);
@@ -518,7 +518,7 @@ fn a_segment_that_another_stream_takes_over_is_an_entry() {
     assert_eq!(moved.action, Action::SegmentMoved { segment, from: s(1) });
 }
 
-/// Stops the thread that delivers a new segment.
+/// A tracker that stops the thread that delivers a new segment.
 #[derive(Default)]
 struct StopsGrowth {
     pause: Pause,

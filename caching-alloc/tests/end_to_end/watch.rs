@@ -19,7 +19,7 @@ fn pool(allocator: &Allocator, kind: PoolKind) -> Pool {
     allocator.pool(PoolSettings { kind, ..PoolSettings::default() }).unwrap()
 }
 
-/// Segments by number, as (address, bytes): a reader's view of the structure.
+/// A reader's view of the live segments: (address, bytes), by the segment's number.
 #[derive(Debug, Default)]
 struct Reader {
     segments: BTreeMap<u64, (u64, u64)>,
@@ -174,7 +174,7 @@ fn an_observer_may_free_and_ask_for_another_try() {
         allocator.on_out_of_memory(move |figures| {
             asked.fetch_add(1, Ordering::Relaxed);
             assert_eq!((figures.wanted, figures.reserved), (10 * MIB, 12 * MIB));
-            // No lock is held, and nobody is asked about a request of an observer's own.
+            // No lock is held here, and no observer is called for an observer's own request.
             inside.empty_cache().unwrap();
             assert!(inside.allocate(15 * MIB, s(2)).is_err());
             let freed: Option<Block> = kept.lock().unwrap().pop();

@@ -25,7 +25,7 @@ pub(in crate::core) struct DeferredRelease {
     pub(in crate::core) entries: Vec<Entry>,
     /// The trackers that receive these entries.
     pub(in crate::core) slots: Slots,
-    /// Old addresses of moved pages, as (address, bytes). The pages are still mapped there.
+    /// Old addresses of moved pages, as (address, bytes). The pages are still mapped there too.
     pub(in crate::core) old: Vec<(u64, u64)>,
     /// Events that mark the last uses of the old addresses.
     pub(in crate::core) events: Vec<EventId>,

@@ -1,8 +1,10 @@
-//! The registry: the state that all pools and streams of an allocator share. It has the source, the streams, the live
-//! segments, the trackers, the structural entries, the limits, totals and faults.
+//! The registry: the state that all pools and streams of an allocator share. It has the source of segments, the
+//! [`StreamEvents`], the live segments, the trackers, the structural trace entries (those about segments and pages),
+//! the limits, the totals and the faults.
 //!
-//! The set of segments and the set of trackers change only under the structure lock. It is held while the source is
-//! called, but not while a tracker is. No lock that a hit takes is held in either case.
+//! The set of segments and the set of trackers change only under the structure lock. The lock is held while the
+//! source allocates or releases memory, but not while a tracker is called. In neither case does the thread hold a
+//! lock that a hit takes. A *hit* is a request that the free memory of its stream's cache serves.
 
 mod deferred;
 mod ordering;
@@ -38,7 +40,8 @@ pub(super) struct Registry {
     pub(super) events: Arc<dyn StreamEvents>,
     pub(super) settings: Settings,
     structure: Ranked<Structure>,
-    /// The deliveries to trackers, and the changes that wait for them.
+    /// The progress of deliveries to trackers, and of changes that have released the structure lock (see
+    /// `structure`).
     progress: Progress,
     /// The number of the newest structural entry.
     generation: AtomicU64,
@@ -49,13 +52,14 @@ pub(super) struct Registry {
     pub(super) deferred: Mutex<Vec<DeferredRelease>>,
     /// The limit on the total length of all segments in bytes. `u64::MAX` means no limit.
     pub(super) limit: AtomicU64,
-    /// The part of the limit, in millionths, above which idle segments are released before growth. `u32::MAX` means
-    /// never.
+    /// The fraction of the limit, in millionths. While more than this fraction is reserved, idle segments are
+    /// released before the allocator grows. `u32::MAX` means never.
     pub(super) collect: AtomicU32,
     /// The live segments, by address. A segment is live from the emission of its creation entry to that of its removal
     /// entry.
     live: Mutex<BTreeMap<u64, Segment>>,
-    /// Statistics of segments. Stream caches count the blocks.
+    /// Statistics of segments, of calls of sources, and of requests that found no free block. The stream caches count
+    /// the blocks.
     totals: Mutex<Stats>,
     /// For each pool in use, the total length of its segments in bytes.
     reserved: Mutex<HashMap<PoolId, Gauge>>,
@@ -71,7 +75,7 @@ pub(super) struct Registry {
 pub(super) struct Notice {
     entries: Vec<Entry>,
     trackers: Slots,
-    /// The turn of the delivery. `None` if there are no trackers.
+    /// The place of the delivery in the order of deliveries. `None` if there are no trackers.
     turn: Option<Turn>,
 }
 
@@ -121,14 +125,15 @@ impl Registry {
         Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit != u64::MAX)
     }
 
-    /// Returns the threshold in reserved bytes above which idle segments are released before growth. `None` means
-    /// never.
+    /// Returns the number of reserved bytes above which idle segments are released before the allocator grows.
+    /// Returns `None` if they are never released for that reason: there is no limit, or no threshold.
     pub(super) fn collect_above(&self) -> Option<u64> {
         let part = Fraction::from_millionths(self.collect.load(Ordering::Relaxed))?;
         self.limit().map(|limit| part.of(limit))
     }
 
-    /// Returns how many more bytes may be reserved under the limit.
+    /// Returns the number of bytes that may still be reserved under the limit. Without a limit, it is `u64::MAX` less
+    /// the reserved bytes.
     pub(super) fn room(&self) -> u64 {
         self.limit.load(Ordering::Relaxed).saturating_sub(self.totals().reserved.current)
     }
@@ -173,7 +178,7 @@ impl Registry {
         self.change_pool_reserved(pool, |reserved| reserved.add(bytes));
     }
 
-    /// Counts the release of a segment of `bytes`.
+    /// Counts the release of one segment of the pool, with a length of `bytes`.
     pub(super) fn count_out(&self, pool: PoolId, bytes: u64) {
         let mut totals = self.totals();
         totals.source_releases += 1;
@@ -215,8 +220,8 @@ impl Registry {
         }
     }
 
-    /// Makes a structural entry with the next number, and keeps it for snapshots. The caller delivers the returned
-    /// notice.
+    /// Makes a structural entry for each action, with the next numbers, and keeps the entries for snapshots. The
+    /// caller delivers the returned notice.
     pub(super) fn note(
         &self,
         structure: &mut Structure,
@@ -252,8 +257,8 @@ impl Registry {
         entry
     }
 
-    /// Delivers the entries of a notice to the trackers, after all earlier notices. The caller holds neither the
-    /// structure lock nor one that a hit takes.
+    /// Delivers the entries of a notice to the trackers, after all earlier turns have ended. The caller holds neither
+    /// the structure lock nor one that a hit takes.
     pub(super) fn deliver(&self, notice: Notice) {
         let Notice { entries, trackers, turn: Some(turn) } = notice else { return };
         self.in_turn(turn, || {
@@ -278,8 +283,9 @@ impl Registry {
         time_ns
     }
 
-    /// Notifies trackers that a segment is removed. Then releases it to its source, or quarantines it if it is held.
-    /// The caller ensures that the segment has no blocks, that no work uses it any more, and that no cache has it.
+    /// Notifies trackers that a segment is removed. Then releases it to its source, or quarantines it if a
+    /// [`Hold`](super::Hold) keeps it. The caller ensures that the segment has no blocks, that no work uses it any
+    /// more, and that no cache has it.
     pub(super) fn remove_segment(&self, structure: &mut StructureLock<'_>, segment: Segment) {
         self.emit(structure, segment.pool(), segment.stream(), [Action::SegmentFree(segment.clone())]);
         if segment.try_release() {
@@ -305,8 +311,9 @@ impl Registry {
 
 impl Drop for Registry {
     fn drop(&mut self) {
-        // The last reference may be dropped inside a tracker, of another allocator. Nobody else refers to this registry,
-        // so its lock is free, and it delivers nothing.
+        // The last reference may be dropped inside a tracker of another allocator. The lock may be taken even there:
+        // nothing else refers to this registry, so the lock is free. No tracker is attached to it, so nothing is
+        // delivered.
         if let Some(mut structure) = self.try_structure() {
             self.reap(&mut structure);
         }

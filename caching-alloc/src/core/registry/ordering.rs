@@ -1,4 +1,5 @@
-//! The ordering of streams: events that mark uses, waits for them, and the streams that must not wait or be waited for.
+//! The ordering of streams. This file records events that mark uses of memory, and waits for these events. It also
+//! has the sets of streams for which waits are restricted.
 
 use std::collections::HashSet;
 use std::sync::PoisonError;
@@ -9,7 +10,9 @@ use crate::core::pending::Wait;
 use crate::core::stream::{EventError, EventId, StreamId};
 use crate::core::sync::RwLock;
 
-/// Streams for which the allocator adds no waits.
+/// Streams with a restriction on waits. The allocator adds no device-side waits for streams that carry collectives.
+/// It does not release the memory of streams whose capture was announced, because the host would have to wait for
+/// them.
 #[derive(Debug, Default)]
 pub(super) struct StreamMarks {
     /// Streams that carry collectives.
@@ -56,9 +59,9 @@ impl Registry {
         self.announced(stream).is_some() || self.events.is_capturing(stream).unwrap_or(false)
     }
 
-    /// Returns true if the allocator may make a stream wait for others on the device, and others for it. Returns false
-    /// for a stream that carries collectives, because other ranks would not add the same waits. Also returns false for
-    /// a stream that is being captured.
+    /// Returns true if the allocator may make a stream wait for others on the device, and others for it. Returns
+    /// false for a stream that carries collectives, because other ranks would not add the same waits. Also returns
+    /// false for a stream that is being captured, or that cannot be queried.
     pub(in crate::core) fn may_wait(&self, stream: StreamId) -> bool {
         !self.is_collective(stream) && !self.events.is_capturing(stream).unwrap_or(true)
     }
@@ -83,8 +86,8 @@ impl Registry {
     /// yet, tries to record one first.
     pub(in crate::core) fn has_ended(&self, wait: &mut Wait) -> bool {
         let Some(event) = wait.event else {
-            // Work of a capture runs when the graph is launched, in an order that the program ensures. This event only
-            // marks work that was enqueued on the stream after the capture.
+            // Work that was captured runs when the graph is launched, and the program orders these launches. So this
+            // event covers only work that was enqueued on the stream outside of a capture.
             wait.event = self.mark(wait.stream);
             return wait.event.is_some() && self.has_ended(wait);
         };
@@ -96,8 +99,9 @@ impl Registry {
         ended
     }
 
-    /// Blocks the host until a use has ended, and recycles its event. Returns true if the use has ended. Returns false
-    /// without waiting if the stream is being captured.
+    /// Blocks the host until a use has ended, and recycles its event. If there is no event to wait for, blocks the
+    /// host until all work of the device has ended. Returns true if the use has ended. Returns false without waiting
+    /// if the stream is being captured.
     pub(in crate::core) fn wait_for(&self, wait: &Wait) -> bool {
         if self.events.is_capturing(wait.stream).unwrap_or(false) {
             return false;

@@ -1,4 +1,4 @@
-//! The structure lock, and what happens outside it during a change.
+//! The structure lock, and the parts of a change that run without it.
 //!
 //! A *change* is one step of an operation that adds, moves or removes segments. It has the structure lock, except while
 //! trackers are called. Meanwhile other threads may make changes of their own. Memory that a change has taken out of a
@@ -25,16 +25,17 @@ pub(in crate::core) struct Structure {
     pub(in crate::core) trackers: Slots,
     /// The newest structural entries, oldest first.
     pub(in crate::core) ring: VecDeque<Entry>,
-    /// The time of the newest structural entry. Times increase strictly.
+    /// The time of the newest structural entry, in nanoseconds since the allocator was created. Each entry has a
+    /// later time than the one before it.
     pub(super) last_time: u64,
     /// Segments that should have been released, but are held.
     pub(in crate::core) quarantine: Vec<Segment>,
     next_segment: u64,
     next_pool: u32,
     next_turn: u64,
-    /// The number of changes so far that have released the lock.
+    /// The number of changes that have released the lock so far.
     changes: u64,
-    /// The number of bytes so far that were released to sources.
+    /// The number of bytes that all threads have released to sources so far.
     pub(in crate::core) released: u64,
 }
 
@@ -91,9 +92,9 @@ pub(super) struct Progress {
 
 #[derive(Debug, Default)]
 struct ProgressState {
-    /// The turn that may deliver.
+    /// The turn whose delivery may run.
     turn: u64,
-    /// The changes that have released the structure lock and have not ended.
+    /// The numbers of the changes that have released the structure lock and have not ended.
     changes: BTreeSet<u64>,
 }
 
@@ -117,9 +118,9 @@ pub(in crate::core) struct StructureLock<'a> {
     registry: &'a Registry,
     /// `None` only while the lock is released.
     guard: Option<Guard<'a, Structure>>,
-    /// The number of this thread's change, if it has released the lock.
+    /// The number that identifies this thread's current change. `None` if the change has not released the lock.
     change: Option<u64>,
-    /// The number of changes of this thread that have released the lock.
+    /// The number of changes that this thread has made through this value and that have released the lock.
     own: u64,
     /// The number of bytes that this thread has released to sources since it took the lock.
     own_released: u64,
@@ -146,7 +147,7 @@ impl<'a> StructureLock<'a> {
         result
     }
 
-    /// Ends this thread's change. All memory that it has not released is in the caches again.
+    /// Ends this thread's change. The caller has put all memory that it did not release into the caches.
     pub(in crate::core) fn end_change(&mut self) {
         if let Some(number) = self.change.take() {
             self.registry.progress.end(|state| _ = state.changes.remove(&number));
@@ -186,7 +187,8 @@ impl<'a> StructureLock<'a> {
         self.own_released
     }
 
-    /// Returns the number of changes of other threads so far that have released the lock.
+    /// Returns a count of changes that have released the lock. While this thread keeps the lock, or waits for it
+    /// inside a method of this type, only changes of other threads increase the count.
     pub(in crate::core) fn changes_of_others(&self) -> u64 {
         self.changes - self.own
     }
@@ -228,7 +230,8 @@ impl Registry {
         self.structure.try_lock().map(|guard| StructureLock::new(self, guard))
     }
 
-    /// Calls `deliver` after all earlier turns. The caller holds neither the structure lock nor one that a hit takes.
+    /// Calls `deliver` after all earlier turns have ended. The caller holds neither the structure lock nor one that a
+    /// hit takes.
     pub(in crate::core) fn in_turn<R>(&self, turn: Turn, deliver: impl FnOnce() -> R) -> R {
         /// Ends the turn even if `deliver` panics.
         struct End<'a>(&'a Progress);

@@ -30,7 +30,7 @@ pub(in crate::core) struct Arena {
     pub(super) stale: Vec<FreeSpan>,
     /// Units in the blocks that caches have allocated.
     taken: u64,
-    /// The pool's peak: the largest number of bytes in use and requested in any call of
+    /// The pool's peak in bytes: the largest sum of the bytes in use and the bytes requested, over all calls of
     /// [`note_active`](Self::note_active).
     active_peak: u64,
     /// Number of calls of the source for moving pages so far.
@@ -66,6 +66,7 @@ pub(super) fn stream_of(list: List) -> List {
 pub(super) struct Range {
     pub(super) tier: Tier,
     pub(super) base: u64,
+    /// Length of the reserved addresses.
     pub(super) limit: Units,
     /// For each granule, the page that begins there.
     pub(super) pages: Vec<Option<Segment>>,
@@ -207,7 +208,7 @@ impl Arena {
         bytes_of(self.granule)
     }
 
-    /// Removes the ceiling if more than that is reserved, because the source then had more memory.
+    /// Removes the ceiling if `reserved` bytes exceed it, because the source then had more memory.
     pub(in crate::core) fn raise_ceiling(&mut self, reserved: u64) {
         if reserved > self.ceiling {
             self.ceiling = u64::MAX;
@@ -339,7 +340,8 @@ impl Arena {
         (self.ranges[run.range as usize].base + bytes_of(run.offset), bytes_of(run.units))
     }
 
-    /// Takes a span out of its holes, because unmapping it has failed. Its addresses are then never used again.
+    /// Takes the addresses of a span out of the holes, because unmapping them has failed. They are then never used
+    /// again.
     pub(in crate::core) fn leak_span(&mut self, run: FreeSpan) {
         let mut at = run.offset;
         while let Some(id) = (at < run.end()).then(|| self.heap.block_over(run.range, at)).flatten() {
@@ -353,7 +355,7 @@ impl Arena {
         }
     }
 
-    /// Returns true if a hole has room for a block of `units`.
+    /// Returns true if any hole has room for a block of `units`, in the tier of that block.
     pub(in crate::core) fn has_room(&self, units: Units) -> bool {
         self.site(&[], units, 0).is_some()
     }

@@ -374,7 +374,7 @@ impl Arena {
     }
 
     /// Completes a plan after `pages` were mapped at its addresses, in order. The memory becomes one free block of
-    /// `stream`. The old addresses of moved pages become free once the use in `wait` has ended.
+    /// `stream`. The old addresses of moved pages become holes once the use in `wait` has ended.
     pub(in crate::core) fn settle(
         &mut self,
         plan: Plan,

@@ -4,13 +4,15 @@
 //! The layout follows from the way in which the browser viewer works:
 //! - It computes a block's address by adding the lengths of the blocks before it to the address of the segment. So
 //!   blocks cover their segments without gaps.
-//! - It replays the trace backwards from the final state. So the trace must have no gaps: where the entries of one ring
-//!   begin late because older ones were dropped, earlier entries of all rings are left out.
+//! - It replays the trace backwards from the final state. So the trace must have no gaps. The allocator keeps the
+//!   structural entries in one ring, and the block entries of each stream of a pool in another. If a ring has dropped
+//!   its oldest entries, all entries that come before the first one left in that ring are left out.
 //! - It shows neighbouring pages of one stream as one segment. All streams of a pool share its pages, so all pages are
 //!   written with the same stream.
 //! - It expects the requested size as the length of a block in the trace.
-//! - Its pickle reader is limited to integers below 2^53, so numbers are written as signed ones. Addresses are below
-//!   that limit.
+//! - Its pickle reader accepts integers of at most 8 bytes. `serde_pickle` writes large unsigned integers with 9
+//!   bytes, so all fields are signed. The reader converts them to floating-point numbers, which are exact below 2^53.
+//!   Addresses are below that limit.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -91,7 +93,7 @@ struct Annotation<'a> {
     time_us: i64,
 }
 
-/// The settings that the viewer shows, as far as this allocator has them.
+/// The settings that the viewer shows. Settings that this allocator does not have are left out.
 #[derive(Serialize)]
 struct Settings {
     expandable_segments: bool,

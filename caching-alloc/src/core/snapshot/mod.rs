@@ -24,7 +24,8 @@ pub struct Snapshot {
     pub time_ns: u64,
     /// Ordinal of the device.
     pub device: u32,
-    /// Live segments in order of address, except those of re-mappable pools.
+    /// Live segments in order of address. The pages of a re-mappable pool are in `mapped` instead, until the pool is
+    /// dropped.
     pub segments: Vec<SegmentState>,
     /// Mapped memory of re-mappable pools.
     pub mapped: Vec<MappedState>,

@@ -144,8 +144,8 @@ impl StreamCache {
         while self.state.lock().merge_some() {}
     }
 
-    /// If the cache is empty, retires it and returns true. A thread that has found the cache before then sees that it
-    /// is retired, and looks up the stream's cache again. The caller holds the structure lock.
+    /// If the cache is empty, retires it and returns true. A thread that looked the cache up earlier then sees that
+    /// it is retired, and looks the stream's cache up again. The caller holds the structure lock.
     pub(super) fn retire(&self) -> bool {
         // Another thread that has this lock is processing pending blocks, so the cache is treated as not empty.
         let Some(pending) = self.pending.try_lock() else { return false };
@@ -171,8 +171,8 @@ impl StreamCache {
         }
     }
 
-    /// Returns a guard that prevents the retirement of the cache, or `None` if it is retired already, so that the stream
-    /// has another one or none.
+    /// Returns a guard that prevents the retirement of the cache. Returns `None` if the cache is retired already. The
+    /// stream may have a new cache then.
     pub(super) fn pin(&self) -> Option<Pin<'_>> {
         let mut state = self.state.lock();
         if state.key == Key::RETIRED {

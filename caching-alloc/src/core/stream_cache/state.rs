@@ -67,7 +67,8 @@ pub(in crate::core) struct CacheState {
     pub(in crate::core) counters: Counters,
 }
 
-/// Maximum number of cached blocks that are merged per acquisition of the lock.
+/// Maximum number of cached blocks that are merged per acquisition of the lock. Cached blocks are those in the quick
+/// list.
 const CHUNK: usize = 256;
 /// Maximum number of cached blocks that are evicted to make room for a freed one.
 const EVICTED: usize = 32;
@@ -122,7 +123,7 @@ impl CacheState {
         Some(block)
     }
 
-    /// Moves the cached long block to the heap, if there is one.
+    /// Moves the long block of the quick list to the heap, if there is one.
     #[inline]
     fn end_long(&mut self) {
         if let Some(long) = self.quick.give_long() {
@@ -230,7 +231,8 @@ impl CacheState {
         }
     }
 
-    /// Adds a segment of `units`, as one free block. Later block entries are not older than `now`.
+    /// Adds a segment of `units`, as one free block. Later block entries have a time of at least `now`, in
+    /// nanoseconds since the allocator was created.
     pub(in crate::core) fn publish(&mut self, segment: Segment, units: Units, now: u64) {
         self.ring.renew(now);
         self.fixed.publish(segment, units);

@@ -8,7 +8,7 @@ use crate::host::HostSource;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// SplitMix64.
+/// The SplitMix64 random number generator.
 struct Random(u64);
 
 impl Random {
@@ -55,9 +55,9 @@ fn mixture(seed: u64, most: u64) -> Vec<u64> {
     sizes
 }
 
-/// Allocates the sizes that `next` returns, given the largest hole, until `enough` bytes are in use. Returns
-/// the segments of the pool and the bytes in use. Checks that after the first segment, at most twice the
-/// bytes in use are ever reserved.
+/// Calls `next` with the length of the largest hole, and allocates the size that it returns. Repeats this until
+/// `enough` bytes are in use. Returns the sizes of the pool's segments, and the bytes in use. Checks that after the
+/// first segment, at most twice the bytes in use are ever reserved, except for tolerance and rounding.
 fn grow(geometry: Geometry, enough: u64, mut next: impl FnMut(u64) -> u64) -> (Vec<u64>, u64) {
     let mut arena = SymmetricArena::new(Arc::new(HostSource::at(1 << 40, u64::MAX)), geometry).unwrap();
     let (mut used, mut reserved) = (0, 0);
@@ -78,8 +78,8 @@ fn grow(geometry: Geometry, enough: u64, mut next: impl FnMut(u64) -> u64) -> (V
     (segments, used)
 }
 
-/// Returns the segments of a pool with the default geometry when at least 8 GiB are in use. Checks that at most 10.7
-/// GiB are reserved for each 8 GiB in use.
+/// Returns the sizes of the segments of a pool with the default geometry when at least 8 GiB are in use. Checks that
+/// at most 10.7 GiB are reserved for each 8 GiB in use.
 fn grow_to_eight_gib(next: impl FnMut(u64) -> u64) -> Vec<u64> {
     let (segments, used) = grow(Geometry::default(), 8 * GIB, next);
     let rounding = segments.len() as u64 * SEGMENT_STEP;
@@ -87,8 +87,8 @@ fn grow_to_eight_gib(next: impl FnMut(u64) -> u64) -> Vec<u64> {
     segments
 }
 
-/// Runs `times` mixtures with requests up to each of several sizes, and returns those that took more than 8
-/// segments to reach 8 GiB.
+/// For each size in `mosts`, runs `times` mixtures with requests up to that size. Returns the segment sizes of the
+/// runs that took more than 8 segments to reach 8 GiB.
 fn beyond_eight(times: u64, mosts: &[u64]) -> Vec<Vec<u64>> {
     let free_spans = mosts.iter().flat_map(|most| (0..times).map(move |seed| mixture(seed, *most)));
     let grown = free_spans.map(|sizes| {

@@ -8,8 +8,8 @@ use super::Geometry;
 use super::Placement;
 use crate::core::size::UNIT;
 
-/// The length of a log, and the hash of its operations. Equal states mean equal geometries and equal operations. Tags
-/// and source locations are not hashed, so they may differ.
+/// The length of a log, and the hash of its operations. Unless hashes collide, equal states mean equal geometries and
+/// equal operations. Tags and source locations are not hashed, so they may differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct LogState {
@@ -73,8 +73,8 @@ impl std::fmt::Display for Operation {
     }
 }
 
-/// The hash of all operations, the hashes that the log had at the lengths 0, 1, 2, 4, 8…, and the last operations in
-/// full.
+/// A log of operations. It keeps the hash of all operations, the hashes that it had at the lengths 0, 1, 2, 4, 8…,
+/// and the last operations in full.
 #[derive(Debug, Clone)]
 pub struct Log {
     state: LogState,

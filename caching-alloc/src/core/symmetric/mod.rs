@@ -71,19 +71,19 @@ pub struct Placement {
 /// segments to 2 MiB: After the first segment, at most twice the memory in use is reserved. From 8 GiB in use on, at
 /// most 4/3 of it is reserved (10.7 GiB at 8 GiB). A single request that fits into no hole may exceed these bounds.
 ///
-/// Blocks of 8 GiB together take at most 8 segments if no request is larger than 64 MiB. So do all but about one of
-/// 10,000 random mixtures of requests up to 1 GiB. A rule that does not know future requests cannot guarantee that for
-/// every sequence. Assume that each request is a little larger than the largest hole, which has `h` bytes. Then each
-/// segment serves one request. With `u` bytes in use and `r` bytes reserved, `2u - r` more bytes may be reserved. A
-/// segment for just the request increases this by `h`, and leaves the holes unchanged. A longer segment decreases it by
-/// the length by which its new hole exceeds `h`. So holes at best triple in three segments. With this rule, such a
-/// sequence takes 33 segments for 8 GiB.
+/// Blocks with 8 GiB in total take at most 8 segments if no request is larger than 64 MiB. So do all but about one of
+/// 10,000 random mixtures of requests up to 1 GiB. A rule that does not know future requests cannot guarantee that
+/// for every sequence. Assume that each request is a little larger than the largest hole, which has `h` bytes. Then
+/// each segment serves one request. With `u` bytes in use and `r` bytes reserved, `2u - r` more bytes may be
+/// reserved. A segment for just the request increases this by `h`, and leaves the holes unchanged. A longer segment
+/// decreases it by the length by which its new hole exceeds `h`. So holes at best triple in three segments. With this
+/// rule, such a sequence takes 33 segments for 8 GiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Geometry {
-    /// The first segment.
+    /// Size of the first segment.
     pub first_segment: u64,
-    /// The largest segment, unless a single request is larger.
+    /// Size of the largest segment, unless a single request is larger.
     pub largest_segment: u64,
 }
 

@@ -88,7 +88,8 @@ impl PinnedAllocator {
     /// for the uses of memory in graphs.
     ///
     /// # Errors
-    /// [`PinnedError::Alloc`], also for a stream that captures; [`PinnedError::NotPinned`].
+    /// [`PinnedError::Alloc`], also for a stream that captures, unless the default pool is frozen;
+    /// [`PinnedError::NotPinned`].
     #[track_caller]
     pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<PinnedBlock, PinnedError> {
         let block = self.allocator.default_pool().allocate(bytes, stream)?;

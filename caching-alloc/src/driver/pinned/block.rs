@@ -22,8 +22,8 @@ use crate::driver::DriverEvents;
 /// - The block is not dropped before they are enqueued.
 /// - No slice of the bytes is in use until they have ended.
 pub struct PinnedBlock {
-    // Dropped before `block`: while the block is allocated, the source owns the segment too. The source then frees the
-    // memory, and can report a failure.
+    // Dropped before `block`. Until the block is freed, the source owns the segment too, so this is not its last
+    // reference. The source frees the memory later, and can report a failure.
     segment: Arc<PinnedSegment>,
     block: Block,
     offset: usize,
@@ -34,8 +34,8 @@ pub struct PinnedBlock {
 }
 
 impl PinnedBlock {
-    /// `block` must lie entirely in `segment`, at `offset` bytes from its start, and be the only block there. `events`
-    /// are those of its allocator.
+    /// Makes a pinned block of `block`, which must lie entirely in `segment`, at `offset` bytes from its start, and
+    /// be the only block there. `events` are those of its allocator.
     pub(super) fn new(
         block: Block,
         (segment, offset): (Arc<PinnedSegment>, usize),
@@ -87,7 +87,7 @@ impl PinnedBlock {
     }
 
     /// Blocks the host until all work enqueued so far on the block's stream, and on the recorded ones, has ended, and
-    /// then returns the bytes. That includes all uses of the memory by earlier blocks.
+    /// then returns the bytes. This work includes all uses of the memory by earlier blocks.
     ///
     /// The bytes are always initialised, but may hold data of an earlier block.
     ///

@@ -11,7 +11,7 @@ use super::host_memory;
 use crate::core::{Block, MemoryInfo, SegmentMemory, SegmentSource, SourceError};
 use crate::driver::{SEGMENT_GRANULARITY, Segments, failed, host_size, not_of_this_source, source_error};
 
-/// Segments of pinned (page-locked) host memory from `cuMemHostAlloc`.
+/// A source of segments of pinned (page-locked) host memory, from `cuMemHostAlloc`.
 ///
 /// Addresses of segments and blocks are host addresses. With [`PinnedFlags::DEVICE_MAPPED`] the device can access the
 /// memory too, at [`device_ptr`](Self::device_ptr). Segments are zeroed when they are made. Reused blocks are not.

@@ -1,4 +1,4 @@
-//! Streams of the host with a test's hook around their calls.
+//! [`HostStreams`] with a hook of the test around their calls.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub(crate) enum Call {
     IsCapturing(StreamId),
 }
 
-/// A test's code around calls of streams.
+/// Code of a test that runs around calls of the streams.
 pub(crate) trait StreamHook: Debug + Send + Sync {
     /// Runs before each call.
     fn before(&self, _call: Call) {}
@@ -32,7 +32,7 @@ pub(crate) trait StreamHook: Debug + Send + Sync {
     }
 }
 
-/// Streams of the host with a hook.
+/// [`HostStreams`] with a hook around their calls.
 #[derive(Debug, Default)]
 pub(crate) struct HookedStreams<H> {
     pub(crate) host: HostStreams,

@@ -26,7 +26,7 @@ pub(crate) fn bench(capacity: u64, settings: Settings) -> Bench {
     Bench { source, streams, allocator }
 }
 
-/// The same with re-mappable memory, in pages of 2 MiB.
+/// Like [`bench`], but the default pool is re-mappable, with pages of at least 2 MiB.
 pub(crate) fn remapping_bench(capacity: u64, settings: Settings) -> Bench {
     let source = Arc::new(HostSource::new(capacity));
     let streams = Arc::new(HostStreams::new());
@@ -43,7 +43,7 @@ pub(crate) fn s(number: u64) -> StreamId {
     StreamId(number)
 }
 
-/// Checks what holds for every snapshot: blocks tile their segments, segments do not overlap.
+/// Checks the invariants of every snapshot: blocks cover their segments without gaps, and segments do not overlap.
 pub(crate) fn check_tiling(snapshot: &Snapshot) {
     let mut end = 0;
     let fixed = snapshot.segments.iter().map(|state| (std::slice::from_ref(&state.segment), &state.blocks));
@@ -69,7 +69,7 @@ pub(crate) fn check_tiling(snapshot: &Snapshot) {
     }
 }
 
-/// Blocks of a snapshot that are not free: address to (bytes, pending).
+/// Returns the blocks of a snapshot that are not free, as a map from address to (bytes, true if pending).
 pub(crate) fn used(snapshot: &Snapshot) -> HashMap<u64, (u64, bool)> {
     let fixed = snapshot.segments.iter().flat_map(|state| &state.blocks);
     let mapped = snapshot.mapped.iter().flat_map(|state| &state.blocks);

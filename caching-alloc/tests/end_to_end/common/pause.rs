@@ -53,7 +53,8 @@ impl Pause {
         self.open();
     }
 
-    /// Stops no thread any more, and lets go whoever has been stopped or waits for that.
+    /// Disarms the pause. The stopped thread goes on, and so does a thread in
+    /// [`wait_until_reached`](Self::wait_until_reached).
     pub(crate) fn open(&self) {
         self.set(State::Open);
     }

@@ -20,12 +20,12 @@ impl<V> Default for Intervals<V> {
 }
 
 impl<V: Clone> Intervals<V> {
-    /// The values in the range, including partly overlapping ones.
+    /// Returns the values of the intervals that overlap the span.
     pub(crate) fn over(&self, span: Span) -> impl Iterator<Item = &V> {
         self.keys(span).into_iter().map(|key| &self.0[&key].1)
     }
 
-    /// Empties the range; returns the values that were in it.
+    /// Empties the span. Returns the values that were in it.
     pub(crate) fn cut(&mut self, span: Span) -> Vec<V> {
         let mut values = Vec::new();
         for key in self.keys(span) {
@@ -41,7 +41,7 @@ impl<V: Clone> Intervals<V> {
         values
     }
 
-    /// Overwrites the range.
+    /// Sets the value of the whole span.
     pub(crate) fn set(&mut self, span: Span, value: V) {
         self.cut(span);
         self.0.insert((span.space, span.begin), (span.end, value));

@@ -16,22 +16,23 @@ pub(super) type Uses = Arc<[(StreamId, u64)]>;
 /// work end.
 const HOST: StreamId = StreamId(u64::MAX);
 
+/// The state of some memory.
 #[derive(Clone, Debug)]
 enum Tenure {
-    /// A block has it.
+    /// A block that is handed out has it.
     Live,
-    /// The last block that had it has gone.
+    /// The last block that had it was freed. These uses of it may not have ended.
     Left(Uses),
 }
 
 #[derive(Debug)]
 pub(super) struct Ledger {
     streams: Arc<HostStreams>,
-    /// By address, in space 0.
+    /// The state of each range of addresses. All ranges are in space 0.
     addresses: Intervals<Tenure>,
-    /// By offset, each token a space.
+    /// The state of physical memory: each token is a space, and positions are offsets.
     physical: Intervals<Tenure>,
-    /// The pool that each fragment of memory has served.
+    /// The pool that the memory of each token has served.
     pools: HashMap<u64, PoolId>,
     /// Held memory, by token: its addresses, and the number of holds.
     held: HashMap<u64, (Span, u64)>,
@@ -48,7 +49,7 @@ pub(super) fn at(address: u64, bytes: u64) -> Span {
     Span { space: 0, begin: address, end: address + bytes }
 }
 
-/// The span of all of a piece of memory.
+/// The span of all memory with this token.
 fn all_of(token: u64) -> Span {
     Span { space: token, begin: 0, end: u64::MAX }
 }
@@ -78,7 +79,7 @@ impl Ledger {
         self.wrong.take()
     }
 
-    /// Records that a block of this physical memory is handed out.
+    /// Checks that a block of this physical memory may be handed out on `stream`, and records that it is.
     pub(super) fn take(&mut self, block: Span, memory: &[Span], pool: PoolId, stream: StreamId) {
         if self.has_blocks(block) {
             self.complain(format!("{block:x?} overlaps a block that is handed out"));
@@ -106,17 +107,18 @@ impl Ledger {
         }
     }
 
-    /// Records that it is freed; these uses of it may go on.
+    /// Records that a block is freed. The uses in `uses` may not have ended.
     pub(super) fn leave(&mut self, block: Span, memory: &[Span], uses: &Uses) {
         self.addresses.set(block, Tenure::Left(uses.clone()));
         memory.iter().for_each(|span| self.physical.set(*span, Tenure::Left(uses.clone())));
     }
 
-    /// A segment's memory is to stay, at its address.
+    /// Records a hold: the memory of a segment must stay, at its address.
     pub(super) fn hold(&mut self, memory: SegmentMemory) {
         self.held.entry(memory.token).or_insert((at(memory.address, memory.bytes), 0)).1 += 1;
     }
 
+    /// Records that a hold is dropped.
     pub(super) fn request_free(&mut self, memory: SegmentMemory) {
         if let Some((_, count)) = self.held.get_mut(&memory.token) {
             *count -= 1;
@@ -126,7 +128,7 @@ impl Ledger {
         }
     }
 
-    /// A structural entry is told.
+    /// Checks a structural entry that trackers receive.
     pub(super) fn observe(&mut self, entry: &Entry) {
         if let Err(what) = self.mirror.read(entry) {
             self.complain(what);
@@ -179,7 +181,7 @@ impl Ledger {
         }
     }
 
-    /// Records that the source unmaps these addresses.
+    /// Checks that the source may unmap these addresses, and records that it does.
     pub(super) fn unmap(&mut self, address: u64, bytes: u64) {
         let span = at(address, bytes);
         if !self.addresses.cut(span).iter().all(|tenure| self.is_over(tenure)) {
@@ -193,7 +195,7 @@ impl Ledger {
         }
     }
 
-    /// The source is told to map a page, perhaps at one more address.
+    /// Checks that the source may map a page, perhaps at one more address.
     pub(super) fn map(&mut self, token: u64) {
         self.check_free("mapping", token);
         if self.physical.over(all_of(token)).any(|tenure| matches!(tenure, Tenure::Live)) {
@@ -201,7 +203,7 @@ impl Ledger {
         }
     }
 
-    /// Records that the source releases memory.
+    /// Checks that the source may release memory, and records that it does.
     pub(super) fn discard(&mut self, token: u64) {
         self.check_free("giving back", token);
         self.pools.remove(&token);

@@ -1,4 +1,4 @@
-//! The allocator beside the model, step by step.
+//! Runs the allocator and the model side by side, step by step.
 
 use std::sync::Arc;
 
@@ -28,12 +28,12 @@ pub(super) struct Machine {
     pub(super) source: Arc<Watched>,
     pub(super) streams: Arc<HostStreams>,
     pub(super) ledger: Arc<Shared>,
-    /// By [`Which`], but for the graph pool.
+    /// The pools, indexed by [`Which`], without the graph pool.
     pub(super) pools: Vec<Pool>,
     graph_pool: GraphPool,
     pub(super) live: Vec<Live>,
     freezes: Vec<(Which, Freeze)>,
-    /// The guards that route requests; the newest one is asked first.
+    /// The guards that route requests. The newest one takes precedence.
     guards: Vec<Guard>,
     capturing: [bool; STREAMS as usize],
     graphs: Vec<GraphMemory>,
@@ -47,7 +47,7 @@ pub(super) struct Machine {
 
 pub(super) struct Live {
     pub(super) block: Block,
-    /// Its addresses, and the memory that is there.
+    /// The block's addresses, and its physical memory.
     span: Span,
     memory: Vec<Span>,
     users: Vec<StreamId>,
@@ -58,7 +58,7 @@ enum Guard {
     Capture { stream: StreamId, capture: Capture },
 }
 
-/// Whom a request goes to.
+/// The pool that a request goes to.
 #[derive(Clone, Copy)]
 struct Target {
     which: Which,
@@ -105,7 +105,7 @@ impl Machine {
         machine
     }
 
-    /// Does a step; whether there was anything to do.
+    /// Does a step. Returns true if there was anything to do. Panics if the model finds an inconsistency.
     pub(super) fn apply(&mut self, step: Step) -> bool {
         let done = self.step(step);
         self.check_waits();
@@ -318,7 +318,7 @@ impl Machine {
         let Live { block, span, memory, users } = self.live.swap_remove(index);
         let streams: Vec<_> = users.iter().chain([&block.stream()]).copied().collect();
         streams.iter().for_each(|stream| self.streams.enqueue(*stream));
-        // Work of a captured stream runs when the graph is launched, in the order of whoever launches it.
+        // Work of a captured stream runs when the graph is launched, and the program orders these launches.
         let counts = |stream: &StreamId| *stream == block.stream() || !self.is_capturing(*stream);
         let uses = streams.into_iter().filter(counts);
         let uses: Uses = uses.map(|stream| (stream, self.streams.position(stream))).collect();
@@ -373,7 +373,7 @@ impl Machine {
         self.freezes.iter().map(|(which, _)| id(*which)).collect()
     }
 
-    /// Which pools give nothing back from now on.
+    /// Updates the ledger's list of pools that must keep their memory.
     fn note_kept(&mut self) {
         let mut kept = self.ids_of_frozen();
         let captured = self.guards.iter().any(|guard| matches!(guard, Guard::Capture { .. }));
@@ -393,7 +393,7 @@ impl Machine {
         }
     }
 
-    /// Ends everything that keeps memory where it is.
+    /// Ends all captures, drops all guards, holds, graphs and blocks, and completes all work.
     pub(super) fn release_all(&mut self) {
         self.freezes.clear();
         (0..STREAMS).for_each(|stream| self.set_capturing(s(stream), false));
@@ -411,7 +411,7 @@ impl Machine {
         (0..STREAMS).for_each(|stream| self.streams.complete(s(stream)));
     }
 
-    /// Drops the allocator with its pools; what the source has out then, in bytes.
+    /// Drops the allocator with its pools. Returns the number of bytes that the source has not got back.
     pub(super) fn dismantle(self) -> u64 {
         let Self { allocator, pools, graph_pool, attachment, late, source, ledger, .. } = self;
         ledger.open().kept.clear();

@@ -1,4 +1,4 @@
-//! An allocator's structure, rebuilt from its entries.
+//! An allocator's live segments, rebuilt from its entries.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ pub(super) struct Mirror {
 }
 
 impl Mirror {
-    /// From a snapshot on.
+    /// Returns the state that a snapshot shows.
     pub(super) fn of(snapshot: &Snapshot) -> Self {
         let fixed = snapshot.segments.iter().map(|state| &state.segment);
         let pages = snapshot.mapped.iter().flat_map(|state| &state.segments);
@@ -25,7 +25,7 @@ impl Mirror {
         self.segments.get(&address)
     }
 
-    /// The next entry.
+    /// Applies the next entry. Returns an error if it does not fit the state.
     pub(super) fn read(&mut self, entry: &Entry) -> Result<(), String> {
         self.generation += 1;
         if entry.number != self.generation {
@@ -49,7 +49,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Reads what it has missed.
+    /// Applies the entries that the allocator has added since the last one.
     pub(super) fn catch_up(&mut self, allocator: &Allocator) -> Result<(), String> {
         match allocator.since(self.generation).map_err(|error| error.to_string())? {
             Since::Entries(entries) => entries.iter().try_for_each(|entry| self.read(entry)),
@@ -61,7 +61,7 @@ impl Mirror {
     }
 }
 
-/// A tracker that came late.
+/// A tracker that is attached in the course of a scenario.
 #[derive(Debug, Default)]
 pub(super) struct Late(Mutex<Mirror>);
 

@@ -1,4 +1,4 @@
-//! Settings and steps.
+//! Scenarios: settings and steps for a run.
 
 use std::fmt;
 
@@ -9,9 +9,9 @@ use super::super::common::{MIB, tight};
 use super::machine::Machine;
 use super::step::Step;
 
-/// Steps of a scenario, at most. Long ones reach more states, short ones shrink faster.
+/// Limit on the steps of a scenario. Long scenarios reach more states, short ones shrink faster.
 const STEPS: usize = 2000;
-/// Steps between two checks of the whole.
+/// Steps between two calls of [`Machine::check_whole`].
 const STRIDE: usize = 128;
 
 #[derive(Clone)]
@@ -32,7 +32,7 @@ impl fmt::Debug for Scenario {
 }
 
 impl Scenario {
-    /// Runs it to its end; how many operations that were. Panics where allocator and model differ.
+    /// Runs the scenario. Returns the number of operations. Panics if allocator and model differ.
     pub(crate) fn run(&self) -> u64 {
         let mut machine = Machine::new(self);
         let mut operations = 0;

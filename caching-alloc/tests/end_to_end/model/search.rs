@@ -18,7 +18,7 @@ pub(crate) struct Search {
     /// The number of operations to run.
     pub(crate) operations: u64,
     pub(crate) threads: usize,
-    /// FreeSpan only this scenario.
+    /// Run only the scenario with this number.
     pub(crate) only: Option<u64>,
 }
 
@@ -42,7 +42,7 @@ impl fmt::Display for Failure {
 }
 
 impl Search {
-    /// Runs scenarios until there have been enough operations; returns how many there were. `done` counts them.
+    /// Runs scenarios until there have been enough operations. Adds their number to `done`, and returns its value.
     pub(crate) fn run(&self, done: &AtomicU64) -> Result<u64, Box<Failure>> {
         if let Some(index) = self.only {
             self.scenario(index, done)?;
@@ -85,7 +85,7 @@ impl Search {
     }
 }
 
-/// Runs a scenario; how many operations that were, or with which words it panicked.
+/// Runs a scenario. Returns the number of operations, or the message of the panic.
 fn attempt(scenario: &Scenario) -> Result<u64, String> {
     catch_unwind(|| scenario.run()).map_err(|panic| match panic.downcast::<String>() {
         Ok(words) => *words,
@@ -93,7 +93,8 @@ fn attempt(scenario: &Scenario) -> Result<u64, String> {
     })
 }
 
-/// Takes out steps, many at a time and then fewer, as long as it still fails.
+/// Removes steps, many at a time and then fewer, as long as the scenario still fails. Returns the shortened scenario,
+/// and the message of its panic.
 fn shrink(mut scenario: Scenario, mut reason: String) -> (Scenario, String) {
     let mut taken = scenario.steps.len().div_ceil(2);
     while taken > 0 {

@@ -2,7 +2,7 @@
 
 use super::super::common::MIB;
 
-/// Streams that programs use; the last carries collectives.
+/// Number of streams that programs use. The last one carries collectives.
 pub(super) const STREAMS: u64 = 4;
 
 /// The pools that programs use.
@@ -15,14 +15,14 @@ pub(super) enum Which {
     Whole,
     /// One whose pages move.
     Remapped,
-    /// One that only captures take from.
+    /// The graph pool. Only captures use it.
     Graph,
 }
 
 impl Which {
     pub(super) const ALL: [Self; 5] =
         [Self::Default, Self::Private, Self::Whole, Self::Remapped, Self::Graph];
-    /// All but the graph pool.
+    /// The number of pools without the graph pool.
     const OPEN: u64 = 4;
 
     fn open(bits: &mut Bits) -> Self {
@@ -30,10 +30,10 @@ impl Which {
     }
 }
 
-/// Indices count what there is, modulo its number.
+/// A step of a scenario. An index selects one of the existing objects, modulo their number.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
-    /// From a pool, or from whichever takes this thread's requests on the stream.
+    /// Allocates from this pool. `None` means the pool to which this thread's requests for the stream are routed.
     Allocate {
         bytes: u64,
         stream: u64,
@@ -44,30 +44,31 @@ pub(super) enum Step {
     Record(usize, u64),
     /// All work of a stream ends.
     Complete(u64),
-    /// A capture that the allocator is not told of begins or ends.
+    /// A capture that is not announced to the allocator begins or ends.
     Capture(u64, bool),
-    /// A capture with the graph pool begins; or it ends, and there is a graph, or none.
+    /// A capture of the stream with the graph pool begins, or ends if it is running. With true, the memory of its
+    /// graph is kept.
     Graph(u64, bool),
     DropGraph(usize),
     Freeze(Which, bool),
     Trim(u64),
     Route(Which),
     Unroute(usize),
-    /// Somebody holds the segments of a block.
+    /// The segments of a block are held.
     Hold(usize),
     LetGo(usize),
     /// A pool is dropped, and another one takes its place.
     Renew(Which),
-    /// The limit is set anew.
+    /// The memory limit changes. 0 means no limit.
     Limit(u64),
-    /// A tracker comes late, and the one before it goes.
+    /// A tracker is attached, and the one of the last `Attach` is detached.
     Attach,
-    /// The reader of entries reads on.
+    /// The reader polls for new entries.
     CatchUp,
 }
 
 impl Step {
-    /// Every number is a step, and small ones are simple: so shrinking a number simplifies its step.
+    /// Decodes a step. Every number is a step, and small numbers give simple steps.
     pub(super) fn of(number: u64) -> Self {
         let bits = &mut Bits(number);
         match bits.below(128) {

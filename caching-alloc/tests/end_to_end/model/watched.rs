@@ -31,7 +31,7 @@ impl Shared {
 }
 
 impl Watched {
-    /// The source has given memory.
+    /// Checks the size of memory that the source has just returned, and that the limit still holds.
     fn check_given(&self, bytes: u64) {
         let out = self.host.calls().live_bytes;
         let mut ledger = self.ledger.open();

@@ -8,7 +8,7 @@ use super::mirror::Mirror;
 use super::step::STREAMS;
 
 impl Machine {
-    /// Checks everything, at any moment.
+    /// Checks all invariants that hold between any two steps.
     pub(super) fn check_whole(&mut self) {
         let snapshot = self.allocator.snapshot().unwrap();
         check_tiling(&snapshot);
@@ -29,7 +29,7 @@ impl Machine {
         self.check_faults();
     }
 
-    /// Statistics are what they should be: nothing is lost, nothing counted twice.
+    /// Checks the statistics: no memory is missing, and none is counted twice.
     fn check_figures(&self, snapshot: &Snapshot) {
         let stats = self.allocator.stats();
         let calls = self.source.host.calls();
@@ -40,7 +40,7 @@ impl Machine {
         let reserved: u64 = segments().map(Segment::bytes).sum();
         assert_eq!((stats.reserved.current, reserved), (calls.live_bytes, calls.live_bytes), "conservation");
         assert_eq!(stats.quarantined, snapshot.quarantined.iter().map(Segment::bytes).sum::<u64>());
-        // Pages that were made in vain are the source's peak alone.
+        // Pages of a plan that then failed count only in the peak of the source.
         assert!(stats.reserved.peak == calls.peak_bytes || calls.discard > 0);
         assert!(stats.reserved.peak <= calls.peak_bytes);
         assert_eq!(stats.segments.current, segments().count() as u64);
@@ -69,7 +69,8 @@ impl Machine {
         assert!(faults.is_empty(), "{faults:?}");
     }
 
-    /// There is no memory: all that could be waited for has been waited for, and has gone.
+    /// Checks that a request failed for a reason: no idle memory is left, and no block is pending that could be
+    /// waited for. `but` is as in [`check_nothing_idle`](Self::check_nothing_idle).
     pub(super) fn check_exhausted(&self, but: Option<PoolId>) {
         self.check_nothing_idle(but);
         let stats = self.allocator.stats();
@@ -77,7 +78,7 @@ impl Machine {
         assert!(waited || self.is_anything_captured(), "blocks were not waited for");
     }
 
-    /// Everything that can go back has gone: what is left is used, or kept; `but` for one pool.
+    /// Checks that all idle memory was released, except memory that must be kept, and pages of the pool `but`.
     pub(super) fn check_nothing_idle(&self, but: Option<PoolId>) {
         let snapshot = self.allocator.snapshot().unwrap();
         for state in &snapshot.segments {
@@ -98,7 +99,7 @@ impl Machine {
         }
     }
 
-    /// After a trim, what can be merged is.
+    /// Checks that a trim has merged all free neighbours, except in segments that must be kept.
     pub(super) fn check_merged(&self) {
         let snapshot = self.allocator.snapshot().unwrap();
         for state in snapshot.segments.iter().filter(|state| self.may_go(&state.segment)) {

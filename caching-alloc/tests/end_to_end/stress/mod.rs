@@ -21,7 +21,7 @@ use memory::{HeapSource, Span};
 use streams::Streams;
 
 const MIB: u64 = 1 << 20;
-/// Host memory for one process, in bytes.
+/// Host memory that the source may allocate, in bytes.
 const CAPACITY: u64 = 96 * MIB;
 /// Blocks that a thread has at most.
 const HELD: usize = 12;
@@ -31,7 +31,7 @@ const SIZES: [u64; 8] = [512, 512, 1000, 4096, 70_000, 300_000, MIB, 3 * MIB];
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stress {
     pub(crate) threads: u64,
-    /// Processors that they share; 0: all.
+    /// Number of processors that the threads share. 0 means all.
     pub(crate) cores: usize,
     pub(crate) length: Duration,
     pub(crate) seed: u64,
@@ -48,15 +48,15 @@ struct Shared {
     operations: AtomicU64,
 }
 
-/// The owner of blocks that are in [`Shared::passed`].
+/// The owner number of blocks that are in [`Shared::passed`].
 const NO_USES: u64 = 0xffff;
-/// With a thread's number: the side stream that the thread uses blocks on.
+/// Combined with a thread's number, the side stream: the thread uses some of its blocks there.
 const SIDE: u64 = 0x10000;
-/// With a thread's number: the stream that the thread captures.
+/// Combined with a thread's number, the stream that the thread captures.
 const CAPTURED: u64 = 0x20000;
 
 impl Stress {
-    /// Allocates and frees one length on one stream; returns how many operations that were.
+    /// Allocates and frees blocks of one length on one stream. Returns the number of operations.
     pub(crate) fn one_length(self) -> u64 {
         self.run(|shared, me, _| {
             let block = shared.allocator.allocate(512, StreamId(1)).unwrap();
@@ -66,7 +66,8 @@ impl Stress {
         })
     }
 
-    /// A bit of everything that threads may do to each other's memory.
+    /// Runs a mixture of all operations, in which threads also pass blocks to each other. Returns the number of
+    /// operations.
     pub(crate) fn everything(self) -> u64 {
         self.run(|shared, me, worker| worker.step(shared, me))
     }
@@ -127,7 +128,7 @@ impl Drop for StopOnPanic<'_> {
     }
 }
 
-/// Lets this thread run on the first `cores` of the processors that it may run on.
+/// Restricts this thread to the first `cores` of the processors that it may run on. 0 means no restriction.
 fn pin(cores: usize) {
     if cores == 0 {
         return;
@@ -240,7 +241,7 @@ impl Worker {
         drop(block);
     }
 
-    /// Makes a pool, and lets go of it while a block is out.
+    /// Makes a pool, and drops it while a block of it is handed out.
     fn private_pool(&mut self, shared: &Shared, me: u64) {
         let pool = shared.allocator.pool(PoolSettings { lends: true, ..PoolSettings::default() }).unwrap();
         if let Ok(block) = pool.allocate(SIZES[self.below(8) as usize], StreamId(1)) {
@@ -250,7 +251,7 @@ impl Worker {
     }
 }
 
-/// Captures a graph, and replays it once: it writes where its block was.
+/// Captures a graph, and replays it once. The replay writes to the addresses of the block that the capture allocated.
 fn capture(shared: &Shared, me: u64) {
     let stream = StreamId(CAPTURED | me);
     let warm = shared.graphs.capture(&[stream]);
@@ -276,7 +277,7 @@ fn capture(shared: &Shared, me: u64) {
     drop(graph);
 }
 
-/// Blocks tile their segments.
+/// Checks that the blocks cover their segments without gaps.
 fn check(snapshot: &Snapshot) {
     for state in &snapshot.segments {
         let mut at = state.segment.address();

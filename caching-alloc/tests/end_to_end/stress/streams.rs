@@ -7,7 +7,7 @@ use caching_alloc::core::{EventError, EventId, StreamEvents, StreamId};
 
 use super::memory::Span;
 
-/// In-order streams. A fragment of work is the use of a span; its end clears the span's ownership words.
+/// In-order streams. An item of work is the use of a span. Its end clears the span's ownership words.
 #[derive(Debug, Default)]
 pub(crate) struct Streams(Mutex<State>);
 
