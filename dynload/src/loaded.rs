@@ -106,7 +106,7 @@ impl<T: Table> Loaded<T> {
         // function of that name is as the table declares it. An opened library is never closed.
         unsafe {
             let table = T::resolve(&mut |name| opened.symbol(name));
-            Self::new(table, Some(opened.path), opened.variable)
+            Self::new(table, opened.path, opened.variable)
         }
     }
 

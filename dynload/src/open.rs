@@ -24,7 +24,8 @@ fn lock() -> MutexGuard<'static, ()> {
 /// An opened library. It has all required symbols, and is never closed.
 pub(crate) struct Opened {
     handle: ManuallyDrop<unix::Library>,
-    pub(crate) path: PathBuf,
+    /// The library's file; `None` if it is not known.
+    pub(crate) path: Option<PathBuf>,
     /// The environment variable that named the library's file, if one did.
     pub(crate) variable: Option<&'static str>,
 }
@@ -38,10 +39,13 @@ impl Opened {
         path: Option<PathBuf>,
         variable: Option<&'static str>,
     ) -> Result<Self, LoadError> {
-        demand(library, &mut |name| address(&handle, name), path.as_deref(), variable)?;
         // The mappings tell which file the loader opened, even if it searched for a name and `path` is `None`.
-        let first = library.required.first().map(|name| by_name(&mut |name| address(&handle, name), name));
-        let path = first.and_then(|first| maps::file_at(first.addr())).or(path).unwrap_or_default();
+        let symbols = library.required.iter().map(|name| by_name(&mut |name| address(&handle, name), name));
+        let path = symbols
+            .filter(|symbol| !symbol.is_null())
+            .find_map(|symbol| maps::file_at(symbol.addr()))
+            .or(path);
+        demand(library, &mut |name| address(&handle, name), path.as_deref(), variable)?;
         Ok(Self { handle: ManuallyDrop::new(handle), path, variable })
     }
 
@@ -82,7 +86,7 @@ pub(crate) fn find(
     let mut tried = Vec::new();
     for name in packaged.into_iter().chain(library.names.iter().map(PathBuf::from)) {
         match dlopen(name.as_os_str(), 0) {
-            Ok(handle) => return Opened::new(library, handle, None, None),
+            Ok(handle) => return Opened::new(library, handle, Some(name), None),
             Err(error) => tried.push((name, error)),
         }
     }

@@ -150,7 +150,7 @@ impl Stream {
             stream: self.clone(),
             ended: false,
             open: None,
-            _counted: counted,
+            counted: Some(counted),
             thread: PhantomData,
         };
         capture.open = OpenCapture::begin(self)?;
@@ -178,7 +178,7 @@ pub struct Capture {
     stream: Stream,
     ended: bool,
     open: Option<OpenCapture>,
-    _counted: CountedCapture,
+    counted: Option<CountedCapture>,
     thread: PhantomData<*const ()>,
 }
 
@@ -191,31 +191,37 @@ impl Capture {
     /// work of another stream that became part of the capture. The capture has ended even then.
     #[doc(alias = "cuStreamEndCapture")]
     pub fn end(mut self) -> Result<Graph> {
-        self.ended = true;
-        let mut graph = end(&self.stream)?;
+        let mut graph = self.finish()?;
         graph.kept = self.open.take().map(OpenCapture::take).unwrap_or_default();
         Ok(graph)
     }
-}
 
-fn end(stream: &Stream) -> Result<Graph> {
-    let _current = stream.enter_if_implicit()?;
-    let mut raw = std::ptr::null_mut();
-    // SAFETY: the stream is alive; writes one handle, to a local that outlives the call.
-    let ended = unsafe { call!(stream.api(), cuStreamEndCapture(stream.raw(), &mut raw)) };
-    // The stream does not capture any more, even if the call failed.
-    stream.context().driver().open_captures().fetch_sub(1, Ordering::Relaxed);
-    ended?;
-    // SAFETY: the driver made the graph for this call, so nobody else owns it. The callers that enqueued the captured
-    // work promised to keep its contract for every launch.
-    Ok(unsafe { Graph::from_raw(stream.context(), raw) })
+    fn finish(&mut self) -> Result<Graph> {
+        self.ended = true;
+        let stream = &self.stream;
+        let current = stream.enter_if_implicit();
+        if current.is_err() {
+            // The driver's capture stays open. It counts as open for ever, and the objects that it needs stay alive.
+            std::mem::forget((self.open.take(), self.counted.take()));
+        }
+        let _current = current?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the stream is alive; writes one handle, to a local that outlives the call.
+        let ended = unsafe { call!(stream.api(), cuStreamEndCapture(stream.raw(), &mut raw)) };
+        // The stream does not capture any more, even if the call failed.
+        stream.context().driver().open_captures().fetch_sub(1, Ordering::Relaxed);
+        ended?;
+        // SAFETY: the driver made the graph for this call, so nobody else owns it. The callers that enqueued the
+        // captured work promised to keep its contract for every launch.
+        Ok(unsafe { Graph::from_raw(stream.context(), raw) })
+    }
 }
 
 impl Drop for Capture {
     fn drop(&mut self) {
         if !self.ended {
             // The errors of an invalidated or unjoined capture are not reported, since the capture is discarded anyway.
-            let abandoned = end(&self.stream).map(drop);
+            let abandoned = self.finish().map(drop);
             let code = abandoned.as_ref().err().and_then(crate::Error::code);
             if !matches!(
                 code,

@@ -85,7 +85,9 @@ impl OpenCapture {
         let key = (stream.context().driver().identity(), id);
         COUNT.fetch_add(1, Ordering::SeqCst);
         let (stream, thread) = (stream.clone(), thread::current().id());
-        open().insert(key, Open { kept: Kept::default(), stream, thread });
+        // The entry of a capture that could not be ended may have the same key, if the driver uses its number again. It
+        // is dropped after the lock is released, because dropping an owner may call the driver.
+        let _former = open().insert(key, Open { kept: Kept::default(), stream, thread });
         Ok(Some(Self(key)))
     }
 
@@ -97,7 +99,7 @@ impl OpenCapture {
 
 impl Drop for OpenCapture {
     fn drop(&mut self) {
-        // The entry is dropped after the lock is released, because dropping an owner may call the driver.
+        // As in `begin`, the entry is dropped after the lock is released.
         let _open = open().remove(&self.0);
         COUNT.fetch_sub(1, Ordering::SeqCst);
     }

@@ -245,8 +245,8 @@ impl Stream {
         let copied = enqueue(self, &[slice.memory()], DuringCapture::Refuse, || {
             earlier.iter().try_for_each(|event| self.wait_uncounted(event))?;
             is_enqueued = true;
-            copy()?;
-            let recorded = self.record(&event);
+            // The driver may have enqueued the copy even if it returns an error.
+            let recorded = copy().and_then(|()| self.record(&event));
             is_recorded = recorded.is_ok();
             if !is_recorded && synchronize(self).is_err() {
                 pinned.lose();

@@ -145,6 +145,16 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn a_loaded_copy_without_a_symbol_is_named() {
+        let Some(workshop) = Workshop::open() else { return };
+        set_variable(None);
+        let (missing, rest) = LIBRARY.required[1..].split_last().unwrap();
+        let path = workshop.make(&Recipe { symbols: rest.to_vec(), ..recipe() });
+        preload(&path);
+        text_with(&Api::load().unwrap_err(), &[&path, &missing]);
+    }
+
+    #[test]
     fn a_copy_that_is_loaded_is_taken() {
         let Some(workshop) = Workshop::open() else { return };
         set_variable(None);

@@ -2,7 +2,7 @@
 
 use std::sync::{Barrier, Mutex, mpsc};
 
-use cuda_driver::graph::CaptureMode;
+use cuda_driver::graph::{CaptureMode, CaptureStatus};
 use cuda_driver::module::{JitOptions, LaunchConfig, LaunchError, Module};
 use cuda_driver::sys::{CUdeviceptr, CUresult, CUstream, CUstreamCaptureMode};
 use cuda_driver::{
@@ -10,6 +10,7 @@ use cuda_driver::{
 };
 use gpu_sim::{Action, Injection, World};
 use proptest::prelude::*;
+use rusty_fork::rusty_fork_test;
 
 use super::kept::{begin_raw, end_raw};
 use super::kernels::{self, PTX};
@@ -371,6 +372,30 @@ fn the_per_thread_stream_owns_no_slices_but_uses_them() {
     });
 }
 
+// In a process of its own, because the capture counts as open for ever.
+rusty_fork_test! {
+    #[test]
+    fn a_capture_that_could_not_be_ended_keeps_its_memory() {
+        let _turn = turn();
+        let world = start(1);
+        let driver = driver(world.cuda());
+        let context = context(&driver, 0);
+        let stream = stream_of(&context);
+        // SAFETY: the handle is `CU_STREAM_PER_THREAD`, which always exists.
+        let of_thread = unsafe { Stream::borrowed(&context, std::ptr::without_provenance_mut(2)) };
+        let mut slice = stream.alloc::<u8>(4).unwrap();
+        let capture = of_thread.begin_capture(CaptureMode::Relaxed).unwrap();
+        of_thread.memset_zeros(&mut slice).unwrap();
+        world.faults().inject(Injection::new("cuCtxGetCurrent", Action::Fail(INJECTED))).unwrap();
+        assert_eq!(failed(&capture.end().unwrap_err()), ("cuCtxGetCurrent", INJECTED));
+        drop(slice);
+        assert_eq!(world.calls("cuMemFreeAsync"), 0, "the stream still captures");
+        assert_eq!(of_thread.capture_status().unwrap(), CaptureStatus::Active);
+        drop((of_thread, stream, context, driver));
+        world.finish().expect_err("the capture is still open");
+    }
+}
+
 #[test]
 fn a_graph_holds_its_slices_and_each_launch_is_a_use() {
     on_stream(|world, context, stream| {
@@ -640,16 +665,23 @@ fn a_copy_that_cannot_be_followed_is_waited_for_or_its_memory_kept() {
     let error = stream.memcpy_dtoh_async(&slice, &mut pinned).unwrap_err();
     assert_eq!(failed(&error), ("cuEventRecord", INJECTED));
     assert_eq!(pinned.as_slice().unwrap(), [1; 4], "the copy was waited for");
-    fail("cuEventRecord");
-    fail("cuStreamSynchronize");
-    stream.memcpy_dtoh_async(&slice, &mut pinned).unwrap_err();
-    assert!(matches!(pinned.as_slice(), Err(Error::UnknownEnd { .. })));
-    assert!(matches!(
-        stream.memcpy_htod_async(&pinned, &mut stream.alloc(4).unwrap()),
-        Err(Error::UnknownEnd { .. })
-    ));
-    drop(pinned);
+    fail("cuMemcpyDtoHAsync_v2");
+    let error = stream.memcpy_dtoh_async(&slice, &mut pinned).unwrap_err();
+    assert_eq!(failed(&error), ("cuMemcpyDtoHAsync_v2", INJECTED));
+    assert_eq!(pinned.as_slice().unwrap(), [1; 4], "the stream was waited for");
+    for function in ["cuEventRecord", "cuMemcpyDtoHAsync_v2"] {
+        let mut pinned = context.alloc_pinned::<u8>(4).unwrap();
+        fail(function);
+        fail("cuStreamSynchronize");
+        stream.memcpy_dtoh_async(&slice, &mut pinned).unwrap_err();
+        assert!(matches!(pinned.as_slice(), Err(Error::UnknownEnd { .. })), "{function}");
+        assert!(matches!(
+            stream.memcpy_htod_async(&pinned, &mut stream.alloc(4).unwrap()),
+            Err(Error::UnknownEnd { .. })
+        ));
+    }
     assert_eq!(world.calls("cuMemFreeHost"), 0);
+    drop(pinned);
     drop((slice, stream, context, driver));
     world.finish().expect_err("the pinned memory is left");
 }
