@@ -38,6 +38,7 @@ enum Task {
     #[command(after_long_help = notes::VIZ)]
     Viz(viz::Options),
     /// Measure the crates, and compare them with PyTorch and NCCL where those are installed
+    #[command(after_long_help = notes::BENCH)]
     Bench(bench::Options),
     /// Kill or stop one rank of a job, and measure how soon the other ranks notice and recover
     #[command(after_long_help = notes::KILL_TEST)]

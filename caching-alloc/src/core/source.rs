@@ -201,7 +201,7 @@ pub trait PageSource: SegmentSource {
     /// [`SourceError::OutOfMemory`] if there is not enough memory, so a smaller page or a later try might succeed.
     fn create(&self, bytes: u64) -> Result<u64, SourceError>;
 
-    /// Releases a page that is mapped nowhere.
+    /// Releases a page. It is mapped nowhere, except where an [`unmap`](Self::unmap) has failed.
     ///
     /// # Errors
     /// The allocator records the error and does not try again, so the source remains responsible for the memory.

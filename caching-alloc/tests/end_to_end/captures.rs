@@ -161,6 +161,25 @@ fn a_stream_that_is_to_capture_is_not_waited_for() {
 }
 
 #[test]
+fn a_use_on_a_stream_that_is_to_capture_is_marked_afterwards() {
+    let bench = bench(8 * MIB, tight());
+    let graphs = graph_pool(&bench.allocator);
+    let block = bench.allocator.allocate(6 * MIB, s(2)).unwrap();
+    block.record_stream(s(1)).unwrap();
+    bench.streams.enqueue(s(1));
+    let capture = graphs.capture(&[s(1)]);
+    let calls = || [StreamCall::Record, StreamCall::Synchronize].map(|call| bench.streams.made(call));
+    let before = calls();
+    drop(block);
+    let refused = bench.allocator.allocate(6 * MIB, s(2));
+    assert!(matches!(refused, Err(AllocError::OutOfMemory(_))), "the block is pending");
+    assert_eq!(calls(), before, "the driver's capture may begin at any time");
+    drop(capture);
+    bench.allocator.allocate(6 * MIB, s(2)).expect("the allocator waits for the use");
+    assert!(calls()[0] > before[0]);
+}
+
+#[test]
 fn a_stream_that_captures_gets_no_memory_that_may_move_or_go() {
     for bench in [bench(16 * MIB, tight()), remapping_bench(16 * MIB, tight())] {
         let refused = |result| matches!(result, Err(AllocError::CaptureOutsideGraphPool { stream, .. }) if stream == s(1));

@@ -56,7 +56,7 @@ struct Use {
 type Make = fn(Arc<HostSource>, Arc<HostStreams>, Settings) -> Allocator;
 
 /// A run of the scenario: an allocator, and the test's own record of blocks and uses.
-struct FreeSpan {
+struct TestRun {
     bench: Bench,
     segments: Arc<Segments>,
     attachment: Attachment,
@@ -77,7 +77,7 @@ fn physical(source: &HostSource, block: &Block) -> Vec<(u64, Range<u64>)> {
     parts.collect()
 }
 
-impl FreeSpan {
+impl TestRun {
     fn new(make: Make) -> Self {
         let Bench { source, streams, .. } = bench(CAPACITY, tight());
         let allocator = make(source.clone(), streams.clone(), tight());
@@ -209,7 +209,7 @@ impl FreeSpan {
 
     /// Frees all blocks, completes all work, and releases the cached memory. Returns the faults, except those about
     /// quarantined segments.
-    fn request_free(&mut self) -> Vec<Fault> {
+    fn drop_all(&mut self) -> Vec<Fault> {
         while !self.live.is_empty() {
             self.free(0);
         }
@@ -221,7 +221,7 @@ impl FreeSpan {
 
     /// Checks that no memory is left, except memory that the source failed to release.
     fn check_that_all_is_back(&mut self) {
-        let faults = self.request_free();
+        let faults = self.drop_all();
         let stats = self.bench.allocator.stats();
         assert_eq!((stats.reserved.current, stats.all.active.current), (0, 0), "{faults:?}");
         let calls = self.bench.source.calls();
@@ -288,7 +288,7 @@ fn is_of_the_source(error: &AllocError) -> bool {
 }
 
 fn survive_every_failure(make: Make) {
-    let mut clean = FreeSpan::new(make);
+    let mut clean = TestRun::new(make);
     clean.everything();
     assert!(matches!(clean.errors[..], [AllocError::OutOfMemory(_)]), "too much: {:?}", clean.errors);
     let of_source = SourceCall::ALL.into_iter().map(Call::Source);
@@ -296,7 +296,7 @@ fn survive_every_failure(make: Make) {
         .chain(StreamCall::ALL.into_iter().map(Call::Stream))
         .map(|call| (call, call.made(&clean.bench)))
         .collect();
-    let faults = clean.request_free();
+    let faults = clean.drop_all();
     assert!(faults.is_empty(), "{faults:?}");
     clean.check_that_all_is_back();
     assert_eq!(clean.end().0.calls().ranges, 0);
@@ -316,7 +316,7 @@ fn survive_every_failure(make: Make) {
                 }
             }
             // The failure persists while the allocator is dropped.
-            let mut run = FreeSpan::new(make);
+            let mut run = TestRun::new(make);
             call.fail(&run.bench, Failing::for_ever(index));
             run.everything();
             run.end();
@@ -327,13 +327,13 @@ fn survive_every_failure(make: Make) {
 /// Runs everything while calls fail, and once more afterwards.
 fn survive(make: Make, failures: &[(Call, Failing)]) {
     println!("{failures:?}");
-    let mut run = FreeSpan::new(make);
+    let mut run = TestRun::new(make);
     failures.iter().for_each(|(call, failing)| call.fail(&run.bench, *failing));
     run.everything();
     let errors = std::mem::take(&mut run.errors);
     assert_eq!(run.bench.source.calls().broken, 0, "{errors:?}");
     assert!(errors.iter().all(is_of_the_source), "{errors:?}");
-    let faults = run.request_free();
+    let faults = run.drop_all();
     let hit = run.bench.source.failed() + run.bench.streams.failed() > 0;
     let told = errors.len() > 1 || !faults.is_empty();
     assert!(told || !hit || !failures[0].0.is_told(failures[0].1), "nobody heard");

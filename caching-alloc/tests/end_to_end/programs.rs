@@ -59,7 +59,7 @@ struct Owned {
 }
 
 /// A run: an allocator, and the test's own record of its memory.
-struct FreeSpan {
+struct TestRun {
     source: Arc<HostSource>,
     streams: Arc<HostStreams>,
     allocator: Allocator,
@@ -74,7 +74,7 @@ struct FreeSpan {
     most: u64,
 }
 
-impl FreeSpan {
+impl TestRun {
     fn new() -> Self {
         let source = Arc::new(HostSource::new(u64::MAX));
         let streams = Arc::new(HostStreams::new());
@@ -242,7 +242,7 @@ proptest! {
         parts in prop::collection::vec(part(), 1..5),
         scales in prop::collection::vec(50..200u64, 1..5),
     ) {
-        let mut run = FreeSpan::new();
+        let mut run = TestRun::new();
         for scale in scales {
             for part in &parts {
                 run.run(part, scale);

@@ -325,7 +325,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         },
     };
     if options.json {
-        writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&report)?)?;
+        writeln!(std::io::stdout(), "{}", serde_json::to_string(&report)?)?;
     } else {
         writeln!(std::io::stdout(), "{}", report.table())?;
     }

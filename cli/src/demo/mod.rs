@@ -37,7 +37,9 @@ pub(crate) use options::{Options, RankOptions};
 pub(crate) fn run(options: &Options) -> ExitCode {
     let (outcome, json) = match launcher::run(options) {
         Ok(figures) => {
-            report::table(&figures);
+            if !options.json {
+                report::table(&figures);
+            }
             (figures.verdict(), report::json(&figures))
         }
         Err(error) => {

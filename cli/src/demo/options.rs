@@ -25,7 +25,7 @@ pub(crate) struct Options {
     /// Do not start this rank, to see the errors of the other ranks
     #[arg(long, value_name = "RANK")]
     pub(crate) absent: Option<u32>,
-    /// Print the figures as one JSON object on the last line
+    /// Print one JSON object in place of the tables
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -195,6 +195,11 @@ impl Figures {
         self.of_group(number, &self.committed).next().map_or(0, |committed| committed.windows)
     }
 
+    /// The slowest member's time for the commit, in milliseconds.
+    fn slowest_commit(&self, number: u32) -> Option<f64> {
+        self.of_group(number, &self.committed).map(|committed| committed.milliseconds).reduce(f64::max)
+    }
+
     /// The slowest member's time for one pass, in milliseconds.
     fn slowest(&self, number: u32, mode: Mode) -> Option<f64> {
         let passes = self.of_group(number, &self.reduced).flatten().filter(|reduced| reduced.mode == mode);
@@ -257,13 +262,12 @@ pub(crate) fn table(figures: &Figures) {
         "after divergence",
     ]);
     for (number, group) in (0..).zip(&figures.groups) {
-        let commit = figures.of_group(number, &figures.committed).map(|committed| committed.milliseconds);
         let refused = figures.of_group(number, &figures.refused).next();
         by_group.add_row([
             group.to_string(),
             group.ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(","),
             figures.windows(number).to_string(),
-            ms(commit.reduce(f64::max)),
+            ms(figures.slowest_commit(number)),
             mib(figures.verified_bytes(number)),
             ms(figures.slowest(number, Mode::Eager)),
             ms(figures.slowest(number, Mode::Graph)),
@@ -320,6 +324,9 @@ struct TraceReport {
     segments: u64,
     peak_active: u64,
     peak_reserved: u64,
+    registrations: u64,
+    /// The time of the slowest rank.
+    milliseconds: f64,
 }
 
 #[derive(Serialize)]
@@ -328,6 +335,12 @@ struct GroupReport<'a> {
     ranks: &'a [u32],
     windows: u64,
     verified_bytes: u64,
+    /// Times of the slowest member.
+    commit_ms: Option<f64>,
+    eager_ms: Option<f64>,
+    graph_ms: Option<f64>,
+    /// The error after the divergence; `None` for a group that goes on.
+    refused: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -351,6 +364,8 @@ pub(crate) fn json(figures: &Figures) -> String {
             segments: replayed.segments,
             peak_active: replayed.peak_active,
             peak_reserved: replayed.peak_reserved,
+            registrations: replayed.registrations,
+            milliseconds: figures.replayed.values().map(|replayed| replayed.milliseconds).fold(0.0, f64::max),
         }),
         groups: (0..)
             .zip(&figures.groups)
@@ -359,6 +374,13 @@ pub(crate) fn json(figures: &Figures) -> String {
                 ranks: &group.ranks,
                 windows: figures.windows(number),
                 verified_bytes: figures.verified_bytes(number),
+                commit_ms: figures.slowest_commit(number),
+                eager_ms: figures.slowest(number, Mode::Eager),
+                graph_ms: figures.slowest(number, Mode::Graph),
+                refused: figures
+                    .of_group(number, &figures.refused)
+                    .next()
+                    .map(|refusal| refusal.kind.as_str()),
             })
             .collect(),
         divergence: DivergenceReport {

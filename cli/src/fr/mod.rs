@@ -35,7 +35,7 @@ enum Task {
         /// The folder with the dumps, one file for each rank
         #[arg(value_name = "DIR")]
         folder: PathBuf,
-        /// Print JSON
+        /// Print one object of JSON
         #[arg(long)]
         json: bool,
         #[command(flatten)]
@@ -53,7 +53,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     };
     let report = analyze::analyze(&load::folder(folder, limit)?);
     if *json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        println!("{}", serde_json::to_string(&report)?);
     } else {
         print!("{report}");
     }

@@ -15,10 +15,10 @@ pub(crate) enum Policy {
 /// The memory that the allocator manages in a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Backend {
-    /// No memory: bytes are only counted
+    /// No memory: bytes are only counted, and work ends at once
     Host,
-    /// The first GPU
+    /// The first GPU. Work ends later, so reuse and reserved memory depend on its timing
     Cuda,
-    /// An embedded device in host memory
+    /// An embedded device in host memory, with work that ends later, as on a GPU
     Sim,
 }

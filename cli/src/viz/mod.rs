@@ -25,8 +25,8 @@ pub(crate) struct Options {
     /// A memory snapshot from these crates or PyTorch (pickle or JSON), or an allocation trace in text form; may be gzipped
     #[arg(value_name = "SNAPSHOT|TRACE", required_unless_present = "check_torch")]
     file: Option<PathBuf>,
-    /// The page to write [default: FILE.html beside the input]
-    #[arg(short, long, value_name = "FILE.html")]
+    /// The page to write [default: the input's name with `.html` appended, in its folder]
+    #[arg(short, long, value_name = "PAGE.html")]
     output: Option<PathBuf>,
     /// How the allocator that replays a trace reuses free memory that fits no request
     #[arg(long, value_enum, default_value_t = Policy::Fixed)]
@@ -61,6 +61,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         name.into()
     });
     fs::write(&output, &page).with_context(|| format!("cannot write {}", output.display()))?;
-    println!("{} ({} KB)", output.display(), page.len().div_ceil(1000));
+    println!("wrote {} ({} KB)", output.display(), page.len().div_ceil(1000));
     Ok(())
 }

@@ -88,7 +88,10 @@ impl fmt::Display for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut missing = self.not_joined().peekable();
         if missing.peek().is_none() {
-            write!(f, "all members of {} have called collective {}", self.group, self.front())?;
+            match self.front() {
+                0 => write!(f, "no member of {} has called a collective", self.group)?,
+                front => write!(f, "all members of {} have called collective {front}", self.group)?,
+            }
             return self.not_done(f);
         }
         for (place, member) in missing.enumerate() {

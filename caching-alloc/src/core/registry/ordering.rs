@@ -67,11 +67,12 @@ impl Registry {
     }
 
     /// Records an event after all work that was enqueued on the stream so far. Returns `None` if the stream is being
-    /// captured, or if a call fails; a failure is recorded as a fault.
+    /// captured or will be, because the capture could take the event in. Also returns `None` if a call fails; the
+    /// failure is recorded as a fault.
     pub(in crate::core) fn mark(&self, stream: StreamId) -> Option<EventId> {
         match self.events.is_capturing(stream) {
-            Ok(false) => {}
-            Ok(true) => return None,
+            Ok(false) if self.announced(stream).is_none() => {}
+            Ok(_) => return None,
             Err(error) => return self.unmarked(stream, &error),
         }
         self.events.record(stream).map_or_else(|error| self.unmarked(stream, &error), Some)
@@ -101,9 +102,9 @@ impl Registry {
 
     /// Blocks the host until a use has ended, and recycles its event. If there is no event to wait for, blocks the
     /// host until all work of the device has ended. Returns true if the use has ended. Returns false without waiting
-    /// if the stream is being captured.
+    /// if the stream [is captured](Self::is_captured).
     pub(in crate::core) fn wait_for(&self, wait: &Wait) -> bool {
-        if self.events.is_capturing(wait.stream).unwrap_or(false) {
+        if self.is_captured(wait.stream) {
             return false;
         }
         let event = wait.event.or_else(|| self.events.record(wait.stream).ok());

@@ -90,8 +90,8 @@ fn grow_to_eight_gib(next: impl FnMut(u64) -> u64) -> Vec<u64> {
 /// For each size in `mosts`, runs `times` mixtures with requests up to that size. Returns the segment sizes of the
 /// runs that took more than 8 segments to reach 8 GiB.
 fn beyond_eight(times: u64, mosts: &[u64]) -> Vec<Vec<u64>> {
-    let free_spans = mosts.iter().flat_map(|most| (0..times).map(move |seed| mixture(seed, *most)));
-    let grown = free_spans.map(|sizes| {
+    let mixtures = mosts.iter().flat_map(|most| (0..times).map(move |seed| mixture(seed, *most)));
+    let grown = mixtures.map(|sizes| {
         let mut sizes = sizes.iter().cycle();
         grow_to_eight_gib(|_| *sizes.next().unwrap())
     });

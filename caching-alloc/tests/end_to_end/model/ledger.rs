@@ -119,7 +119,7 @@ impl Ledger {
     }
 
     /// Records that a hold is dropped.
-    pub(super) fn request_free(&mut self, memory: SegmentMemory) {
+    pub(super) fn drop_hold(&mut self, memory: SegmentMemory) {
         if let Some((_, count)) = self.held.get_mut(&memory.token) {
             *count -= 1;
             if *count == 0 {

@@ -129,7 +129,7 @@ impl Machine {
             Step::Graph(stream, keep) => self.graph(s(stream), keep),
             Step::DropGraph(index) if !self.graphs.is_empty() => {
                 let graph = self.graphs.swap_remove(index % self.graphs.len());
-                graph.segments().for_each(|segment| self.ledger.open().request_free(segment.memory()));
+                graph.segments().for_each(|segment| self.ledger.open().drop_hold(segment.memory()));
                 drop(graph);
                 self.note_kept();
             }
@@ -163,7 +163,7 @@ impl Machine {
             }
             Step::LetGo(index) if !self.holds.is_empty() => {
                 let hold = self.holds.swap_remove(index % self.holds.len());
-                self.ledger.open().request_free(hold.segment().memory());
+                self.ledger.open().drop_hold(hold.segment().memory());
             }
             Step::Renew(which) => {
                 self.freezes.retain(|(frozen, _)| *frozen != which);
@@ -399,10 +399,10 @@ impl Machine {
         (0..STREAMS).for_each(|stream| self.set_capturing(s(stream), false));
         self.guards.clear();
         for hold in self.holds.drain(..) {
-            self.ledger.open().request_free(hold.segment().memory());
+            self.ledger.open().drop_hold(hold.segment().memory());
         }
         for graph in self.graphs.drain(..) {
-            graph.segments().for_each(|segment| self.ledger.open().request_free(segment.memory()));
+            graph.segments().for_each(|segment| self.ledger.open().drop_hold(segment.memory()));
         }
         self.note_kept();
         while !self.live.is_empty() {

@@ -49,7 +49,7 @@ struct Shared {
 }
 
 /// The owner number of blocks that are in [`Shared::passed`].
-const NO_USES: u64 = 0xffff;
+const NOBODY: u64 = 0xffff;
 /// Combined with a thread's number, the side stream: the thread uses some of its blocks there.
 const SIDE: u64 = 0x10000;
 /// Combined with a thread's number, the stream that the thread captures.
@@ -144,7 +144,7 @@ impl Shared {
     fn end(self) -> u64 {
         let Self { allocator, streams, graphs, passed, operations, .. } = self;
         for block in passed.into_inner().unwrap() {
-            Span::of(&block).pass(NO_USES, 0);
+            Span::of(&block).pass(NOBODY, 0);
         }
         let stats = allocator.stats();
         assert_eq!((stats.all.blocks.current, stats.all.allocated.current), (0, 0));
@@ -191,14 +191,14 @@ impl Worker {
             }
             800..850 => {
                 if let Some(block) = self.any_held() {
-                    Span::of(&block).pass(me, NO_USES);
+                    Span::of(&block).pass(me, NOBODY);
                     shared.passed.lock().unwrap().push(block);
                 }
             }
             850..900 => {
                 let block = shared.passed.lock().unwrap().pop();
                 if let Some(block) = block {
-                    Span::of(&block).pass(NO_USES, me);
+                    Span::of(&block).pass(NOBODY, me);
                     self.held.push(block);
                 }
             }

@@ -80,7 +80,7 @@ pub(super) fn run(options: &Options, json: bool) -> Result<()> {
     }
     let mut out = std::io::stdout();
     if json {
-        writeln!(out, "{}", serde_json::to_string_pretty(&rows)?)?;
+        writeln!(out, "{}", serde_json::to_string(&rows)?)?;
     } else {
         let rows = rows.iter().map(|row| (row.attack, row.calls, &row.wait_ms));
         writeln!(out, "{}", percentiles::table("attack", rows))?;

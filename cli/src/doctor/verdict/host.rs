@@ -105,7 +105,7 @@ impl Findings {
                 Weight::Note,
                 "locked memory",
                 &[],
-                format!("{} KiB at most: network adapters register host memory against it; on one host nothing does", soft / 1024),
+                format!("{} KiB at most: the limit for host memory that network adapters register; a job on one host registers none", soft / 1024),
                 Some("`ulimit -l unlimited` for jobs of several hosts".into()),
             );
         }
