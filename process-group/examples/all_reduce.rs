@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! cargo build -p lockstep-process-group --example all_reduce
-//! cargo xtask launch -n 4 -- target/debug/examples/all_reduce
+//! lockstep launch -n 4 -- target/debug/examples/all_reduce
 //! torchrun --no-python --nproc-per-node 4 target/debug/examples/all_reduce
 //! mpirun -n 4 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=29500 target/debug/examples/all_reduce
 //! ```
@@ -29,6 +29,11 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
+            let mut cause = error.source();
+            while let Some(error) = cause {
+                eprintln!("  caused by: {error}");
+                cause = error.source();
+            }
             ExitCode::FAILURE
         }
     }
