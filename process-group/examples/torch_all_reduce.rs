@@ -10,7 +10,7 @@
 //!     exec python process-group/examples/torch_all_reduce.py || exec target/debug/examples/torch_all_reduce'
 //! ```
 //!
-//! `cargo xtask launch --no-secret -n 2 -- sh -c …` works like `torchrun`, without a secret, which PyTorch
+//! `lockstep launch --no-secret -n 2 -- sh -c …` works like `torchrun`, without a secret, which PyTorch
 //! does not support. Ranks of Rust alone run without GPUs on the embedded device; see the example
 //! `all_reduce`.
 

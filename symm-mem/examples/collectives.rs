@@ -4,8 +4,8 @@
 //!
 //! ```text
 //! cargo build -p lockstep-symm-mem --features twins --example collectives
-//! cargo xtask launch -n 2 -- target/debug/examples/collectives
-//! cargo xtask launch -n 3 -- target/debug/examples/collectives --embedded
+//! lockstep launch -n 2 -- target/debug/examples/collectives
+//! lockstep launch -n 3 -- target/debug/examples/collectives --embedded
 //! ```
 //!
 //! With `--embedded` it needs no GPU: the kernels' twins run on the embedded device.

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! cargo build -p lockstep-symm-mem --features twins --example symmetric_memory
-//! cargo xtask launch -n 2 -- target/debug/examples/symmetric_memory
-//! cargo xtask launch -n 2 -- target/debug/examples/symmetric_memory --embedded
+//! lockstep launch -n 2 -- target/debug/examples/symmetric_memory
+//! lockstep launch -n 2 -- target/debug/examples/symmetric_memory --embedded
 //! ```
 //!
 //! With `--embedded` it needs no GPU: each process has an embedded device of its own, and they share memory all the same.

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! cargo build -p lockstep-symm-mem --features twins --example user_kernel
-//! cargo xtask launch -n 2 -- target/debug/examples/user_kernel
-//! cargo xtask launch -n 4 -- target/debug/examples/user_kernel --embedded
+//! lockstep launch -n 2 -- target/debug/examples/user_kernel
+//! lockstep launch -n 4 -- target/debug/examples/user_kernel --embedded
 //! ```
 //!
 //! The kernel is CUDA C++ (`strided_gather.cu`). Its PTX is committed too (`cargo xtask codegen kernels`), so no
