@@ -38,9 +38,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     // By itself, since its benchmarks must not measure the adapters of the tests.
     let program = ["build", "--package", &shell::package("cli"), "--bin", "lockstep"];
     let mut program = release(&root, "target/bundle", &program);
-    // One command: others would build the libraries again, with other features.
+    // One command: others would build the libraries again, with other features. Unit tests are left out, because they run
+    // without GPUs.
     let features = shell::test_features(None);
-    let tests = ["test", "--no-run", "--workspace", "--exclude", "xtask", "--features", &features];
+    let tests = ["build", "--workspace", "--exclude", "xtask", "--test", "*", "--examples", "--bins"];
+    let tests = [&tests[..], &["--features", &features]].concat();
     let mut tests = release(&root, "target/bundle-tests", &tests);
     // Tests measure nothing, so they are built in less time and optimised less. Without optimisation, they would be too
     // large for the archive.
