@@ -6,9 +6,10 @@ use dynload::features;
 use crate::Table;
 
 features! {
-    /// Parts of the driver's interface that depend on the release, one flag for each part. The documentation of a flag
-    /// gives, in parentheses, the first release that has the part in the revisions that this crate declares. Parts of
-    /// release 11.7 or older exist in every supported driver.
+    /// Parts of the driver's interface that depend on the release, one flag for each part. The documentation of a
+    /// flag gives, in parentheses, the first release that supports the part. If a function has several revisions,
+    /// such as `cuIpcOpenMemHandle` and `cuIpcOpenMemHandle_v2`, the release is that of the revision that this crate
+    /// declares. Parts of release 11.7 or older exist in every supported driver.
     pub struct Feature of Table;
 
     /// Allocating physical memory, reserving ranges of addresses, and mapping the memory there (10.2).

@@ -28,7 +28,7 @@
 //! | [`memory`] | [`DevicePtr`], untyped memory, memory pools, legacy IPC handles, pointer queries |
 //! | [`module`] | device code (PTX and binaries), the log of the driver's compiler, kernels and their launches |
 //! | [`vmm`] | physical memory, address reservations, mappings, page tables for frequent remapping, shareable handles |
-//! | [`vmm::multicast`] | memory of several devices behind one address; available only to a program that opts in |
+//! | [`vmm::multicast`] | memory of several devices behind one address; a program must opt in with the `unsafe` [`Multicast::opt_in`](vmm::multicast::Multicast::opt_in) |
 //!
 //! # Invariants
 //! - **Objects are released in the right order.** Every object keeps its parents alive: an event keeps its context, a
@@ -37,11 +37,14 @@
 //! - **The current context of a thread does not change.** A method that needs a current context makes its own context
 //!   current, and restores the former one before it returns. Most calls on a stream or an event need no current
 //!   context, because the driver takes the context from the handle.
-//! - **Objects of two drivers do not mix.** A call on objects of two drivers returns [`Error::DifferentDrivers`]. Such
-//!   objects are never equal.
-//! - **`Drop` never panics and never hides a failure.** The hook of [`set_drop_error_hook`] receives the error. Where
-//!   the outcome matters, a method that consumes the object returns it ([`vmm::Mapping::unmap`],
-//!   [`memory::DeviceMemory::free`]).
+//! - **Objects of two drivers do not mix.** Two [`Driver`] values are the same driver if they call the same loaded
+//!   library, as after two calls of [`Driver::load`]. A call on objects of different drivers returns
+//!   [`Error::DifferentDrivers`]. Such objects are never equal.
+//! - **`Drop` never panics, and reports failures.** The hook of [`set_drop_error_hook`] receives the error; without
+//!   a hook it is written to standard error. Three failures are not reported: any after the driver has shut down,
+//!   that of discarding an invalidated or unjoined capture, and a failure to relax the thread's capture mode before
+//!   a release. Where the outcome matters, call the method that consumes the object and returns the outcome
+//!   ([`vmm::Mapping::unmap`], [`memory::DeviceMemory::free`]).
 //! - **Unknown values are kept.** A code, attribute, flag or kind of memory that this crate does not know is passed
 //!   on as the driver reported it. There are two exceptions: an unknown capture status is
 //!   [`Invalidated`](graph::CaptureStatus::Invalidated), and unknown access rights are

@@ -40,7 +40,8 @@ impl<T: Table> Loaded<T> {
     }
 
     /// Like [`load`](Self::load), but tries the files that `files` returns before it asks the system's loader. `files`
-    /// is called at most once, and only if the variable is not set and no copy is loaded.
+    /// is called at most once, and only if the library's environment variable is not set or is empty, and no copy is
+    /// loaded.
     ///
     /// # Errors
     /// [`LoadError`], as for [`load`](Self::load).

@@ -8,7 +8,8 @@ use crate::library::Library;
 use crate::requirement::Requirement;
 use crate::version::Version;
 
-/// A table of a library's functions, which [`functions!`](macro@crate::functions) defines.
+/// A table of a library's functions. [`functions!`](macro@crate::functions) defines the structure `Table`, and the raw
+/// crate implements this trait for it.
 ///
 /// # Safety
 /// The functions of the library that [`LIBRARY`](Self::LIBRARY) names must be as the table declares them. It must be
@@ -34,7 +35,7 @@ pub unsafe trait Table: Sized + Send + Sync + 'static {
     /// [`VersionFault`] if the version function is absent, fails, or reports a number that is no release.
     ///
     /// # Safety
-    /// The table's functions must be the library's.
+    /// Every function of the table must keep the contract of the C function whose name it has.
     unsafe fn version(&self) -> Result<Version, VersionFault>;
 
     /// Returns the address of the function with this C symbol; `None` if the library lacks the function, or the table
@@ -42,7 +43,7 @@ pub unsafe trait Table: Sized + Send + Sync + 'static {
     fn address(&self, name: &str) -> Option<*const c_void>;
 }
 
-/// Flags of a library's features, which [`features!`](macro@crate::features) defines.
+/// Flags of a library's features. [`features!`](macro@crate::features) defines them and implements this trait.
 pub trait Features: Copy + fmt::Debug + Send + Sync + 'static {
     /// The requirements of each feature.
     const REQUIREMENTS: &'static [Requirement];

@@ -10,7 +10,8 @@ fn mark(there: Option<bool>) -> char {
     there.map_or(' ', |there| if there { '+' } else { '-' })
 }
 
-/// Lists the releases of one of the two crates, which have the same interface.
+/// Lists the releases of one library. `$sys` is the crate that binds it: `nccl_sys` and `cuda_driver_sys` have the same
+/// interface.
 macro_rules! list {
     ($out:ident, $sys:ident, $library:literal) => {{
         let api = $sys::Api::load();

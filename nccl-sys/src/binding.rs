@@ -46,7 +46,7 @@ impl Api {
     /// library from the first of these sources that applies:
     /// 1. the file that the environment variable [`VARIABLE`] names, if it is set and not empty;
     /// 2. a copy that this process has loaded already;
-    /// 3. the files in Python environments, those of the active environment first;
+    /// 3. the files that [`python::libraries`] returns, in that order;
     /// 4. the file that the system's loader (`dlopen`) finds for one of the names in [`NAMES`].
     ///
     /// # Errors
@@ -94,7 +94,7 @@ unsafe impl dynload::Table for Table {
         let function = LIBRARY.required[0];
         let ask = self.ncclGetVersion.ok_or(VersionFault::Absent(function))?;
         let mut code = 0;
-        // SAFETY: by the caller's contract this is NCCL's function, which writes one integer.
+        // SAFETY: by the caller's contract the function is as `ncclGetVersion` is declared: it writes one integer.
         match unsafe { ask(&mut code) } {
             ncclResult_t::ncclSuccess if code >= 1_000 => Ok(version_from_code(code)),
             ncclResult_t::ncclSuccess => Err(VersionFault::Nonsense { function, code }),

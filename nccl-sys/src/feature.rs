@@ -83,13 +83,15 @@ features! {
     CAPTURED_WINDOWS: ["ncclCommWindowRegister", "ncclCommWindowDeregister"] since (2, 30, 7);
     /// Windows whose sizes differ between ranks (2.30.7).
     UNEQUAL_WINDOWS: ["ncclCommWindowRegister", "ncclCommWindowDeregister"] since (2, 30, 7);
-    /// Encryption between hosts (2.32.3).
+    /// TLS encryption of NCCL's own TCP connections, in libraries built with OpenSSL. Other transports, such as
+    /// InfiniBand, are not encrypted (2.32.3).
     ENCRYPTION: ["ncclSetEncryption"];
-    /// Querying the capabilities of a communicator: windows, multicast, one-sided transfers (2.29.2).
+    /// Querying a communicator's rank and device, and its support for the device interface and multicast; since
+    /// 2.29.7 also for one-sided transfers (2.29.2).
     PROPERTIES: ["ncclCommQueryProperties"];
     /// Device addresses of the other ranks' windows (2.29.2).
     PEER_POINTERS: ["ncclGetLsaDevicePointer", "ncclGetPeerDevicePointer"];
-    /// Device addresses that reach all ranks' windows at once (2.29.2).
+    /// Multicast device addresses, each of which reaches the windows of all ranks of a team at once (2.29.2).
     MULTICAST_POINTERS: ["ncclGetLsaMultimemDevicePointer", "ncclGetMultimemDevicePointer"];
     /// Device communicators, which kernels use (2.29.2). Those of 2.28 were experimental, and later releases refuse
     /// the structures of 2.28.
@@ -98,8 +100,9 @@ features! {
     ] since (2, 29, 2);
     /// Teams of ranks, for example those that can access each other's memory, and rank numbers in teams (2.28.3).
     TEAMS: ["ncclTeamWorld", "ncclTeamLsa", "ncclTeamRail", "ncclTeamRankToWorld", "ncclTeamRankToLsa"];
-    /// Counted fabric transfers (CFT): their teams of ranks, and the logical endpoints of windows (2.31.2).
-    COUNTED_TRANSFERS: [
+    /// Compute Fabric Transport (CFT), by which kernels move data through logical endpoints of the CUDA fabric: its
+    /// teams of ranks, and the endpoints of windows (2.31.2).
+    COMPUTE_FABRIC: [
         "ncclTeamCft", "ncclTeamCftMultimem", "ncclGetCftDeviceLeInfo", "ncclGetPeerDeviceLeInfo",
         "ncclGetMultimemDeviceLeInfo",
     ];

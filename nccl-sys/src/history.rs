@@ -2,7 +2,7 @@
 //! value that this crate declares. For each structure: its size in every release.
 //!
 //! The tables are generated. Layouts and values come from the newest headers, and releases from a comparison of the
-//! headers of all releases.
+//! headers of all releases from 2.13.4 on. What is older is dated 2.13.4.
 
 use crate::{STRUCTURES, Version};
 
@@ -108,7 +108,8 @@ macro_rules! constants {
         enumerations {$( $enumeration:ident { $($constant:ident $since:tt,)* } )*}
         macros { $($name:ident $macro_since:tt,)* }
     ) => {
-        /// Every constant of the headers.
+        /// The constants of the headers that are numbers: those of the enumerations, and the macros that the code generator can
+        /// evaluate.
         pub static CONSTANTS: &[crate::Constant] = &[
             $($(crate::Constant {
                 name: stringify!($constant),

@@ -1,8 +1,9 @@
 //! Finds NCCL in the folders of Python's package managers, which the system's loader does not search.
 //!
-//! These folders are searched only on request: [`Api::load_with_python`](crate::Api::load_with_python), or
-//! [`libraries`] and [`Api::load_from`](crate::Api::load_from). A program that runs in one process with PyTorch needs
-//! the same copy as PyTorch, since two copies in a process do not share state.
+//! `Api::load` does not search these folders. [`Api::load_with_python`](crate::Api::load_with_python) does.
+//! [`candidates`](crate::candidates) lists the files in them, and so does [`libraries`], whose paths
+//! [`Api::load_from`](crate::Api::load_from) can load. A program that runs in one process with PyTorch needs the same
+//! copy as PyTorch, since two copies in a process do not share state.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -64,7 +65,8 @@ fn prefix(variable: &str) -> Option<PathBuf> {
     env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// Returns the package folders of an environment, one for each version of Python in it.
+/// Returns the package folders of an environment: one for each version of Python, in each of `lib` and `lib64`. Both
+/// may name the same folder. A folder need not exist.
 fn folders_of(prefix: &Path) -> Vec<PathBuf> {
     let libraries = ["lib", "lib64"].map(|name| prefix.join(name));
     let versions = libraries.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();

@@ -27,7 +27,8 @@ pub enum Meaning {
     InProgress,
     /// The operation timed out; since 2.30.3.
     Timeout,
-    /// The release gives this number no meaning: it comes from a newer release or from a vendor.
+    /// This crate knows no meaning of the number in the release: a vendor added it, or the release is newer than this
+    /// crate.
     Undefined(u32),
 }
 
@@ -75,7 +76,8 @@ impl Meaning {
 }
 
 impl fmt::Display for Meaning {
-    /// Writes the constant's name in C, and its number.
+    /// Writes the C name and the number of the constant with this meaning. For [`Undefined`](Self::Undefined), writes
+    /// the number and says that it is no result of the release.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self, MEANINGS.iter().find(|(_, meaning, _)| meaning == self)) {
             (_, Some((code, ..))) => write!(f, "{code:?} ({})", code.0),

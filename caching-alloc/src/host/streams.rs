@@ -29,7 +29,8 @@ struct HostStream {
     enqueued: u64,
     completed: u64,
     capturing: bool,
-    /// For each other stream, the number of its first work items that later work of this stream waits for.
+    /// For each other stream, how many of its work items, counted from the first, later work of this stream waits
+    /// for.
     after: HashMap<StreamId, u64>,
 }
 
@@ -116,8 +117,8 @@ impl HostStreams {
         self.state().events.len()
     }
 
-    /// Returns all calls of [`wait`](StreamEvents::wait) so far, as pairs: the stream that waits, and the event's
-    /// stream.
+    /// Returns all successful calls of [`wait`](StreamEvents::wait) so far, as pairs: the stream that waits, and the
+    /// event's stream.
     #[must_use]
     pub fn waits(&self) -> Vec<(StreamId, StreamId)> {
         self.waits_after(0)

@@ -1,5 +1,5 @@
-//! Re-mappable pools over the driver's virtual memory, on the embedded device. A process can have one `World`, a
-//! simulated machine, at a time, so tests take turns.
+//! Re-mappable pools over the driver's virtual memory, on the simulated device of `gpu_sim`. A process can have one
+//! `World`, a simulated machine, at a time, so tests take turns.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,15 +16,15 @@ use gpu_sim::{Action, Injection};
 use super::common::{MIB, check_tiling};
 use super::driver::{CAPACITY, in_a_world, on_devices};
 
-/// A code that no driver has.
+/// The error code of injected failures, which no driver function returns.
 const INJECTED: u32 = 99_999;
 
 fn size(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap()
 }
 
-/// An allocator over pages, with streams. Each of its blocks is filled when it is handed out, and checked before it
-/// is freed, in stream order.
+/// An allocator over pages, with three streams. [`fill`](Self::fill) allocates a block and fills it on its stream.
+/// [`check`](Self::check) checks the contents of a block and frees it.
 struct Bench {
     context: Context,
     streams: Vec<(Stream, StreamId)>,
@@ -256,8 +256,9 @@ fn insist<T>(
     }
 }
 
-/// A mix of operations: blocks with and without a fitting free block, uses by other streams, releases of
-/// memory, a pool of fixed segments beside, blocks that keep their contents throughout.
+/// Runs a mix of operations: requests for which a free block fits and others for which none does, uses by other
+/// streams, releases of memory, and a request to a pool of fixed segments of the same allocator. Checks the contents
+/// of blocks. Returns the errors, and the allocator's faults.
 fn mixed(context: &Context) -> Vec<Box<dyn std::error::Error>> {
     let mut wrong = Vec::new();
     let mut bench = insist(&mut wrong, || Bench::new(context));
@@ -332,7 +333,7 @@ const SILENT: &[&str] = &[
     "cuThreadExchangeStreamCaptureMode",
 ];
 
-/// The number of tests that share the calls.
+/// The number of tests among which the failing driver calls, or the failing driver functions, are divided.
 const PARTS: u64 = 4;
 
 /// Runs `mixed` once for each [`PARTS`]-th call of each driver function, and lets that call fail.
@@ -404,8 +405,8 @@ fn every_driver_call_may_fail_3() {
     every_driver_call_may_fail(3);
 }
 
-/// Blocks with and without a fitting free block, over three streams, with little memory. Errors are recorded,
-/// and the rest goes on.
+/// Makes requests for which a free block fits and others for which none does, on three streams with little memory.
+/// Continues after errors. Returns the errors, and the allocator's faults.
 fn stumble(bench: &mut Bench) -> Vec<Box<dyn std::error::Error>> {
     let mut wrong: Vec<Box<dyn std::error::Error>> = Vec::new();
     let mut live: VecDeque<Filled> = VecDeque::new();

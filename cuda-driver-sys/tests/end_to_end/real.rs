@@ -1,5 +1,6 @@
-//! Tests with the machine's own driver, if it has one. They check that the driver has every function that the table
-//! dates at or before its release, and that it names result codes as the header does.
+//! Tests with the machine's own driver, if it has one. They check that the driver has every function whose first
+//! release, in the driver and in the header, is not newer than the driver; that the table holds the addresses that
+//! the driver gives; and that the driver names result codes as the header does.
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;

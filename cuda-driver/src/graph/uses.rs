@@ -42,8 +42,8 @@ pub(crate) fn keep_in_capture(stream: &Stream, memory: &[BoundMemory]) -> Result
     if kept::keep_in_open(stream, &[], memory)? { Ok(()) } else { Err(while_capturing()) }
 }
 
-/// Calls `work`, which enqueues work on `stream` that uses `memory`. Orders the enqueued work with other uses of the
-/// memory. If the order is then uncertain, the memory is never freed.
+/// Calls `work`, which enqueues work on `stream` that uses `memory`, and orders that work with other uses of the
+/// memory. If failed calls or a race with a capture leave the order unknown, the memory is never freed.
 ///
 /// The work may have been enqueued even if the result is an error.
 pub(crate) fn enqueue(
@@ -96,8 +96,9 @@ pub(crate) fn enqueue(
     ordered
 }
 
-/// Returns the capture that `stream` is part of, after handing it `memory` for its graph to hold; `None` if the stream
-/// does not capture.
+/// Hands `memory` to the capture that `stream` is part of, whose graph will hold it, and returns the number of the
+/// capture; `None` if the stream does not capture. Returns an error if `during_capture` is
+/// [`Refuse`](DuringCapture::Refuse), if the capture is invalidated, or if another library began it.
 fn capture_of(stream: &Stream, memory: &[BoundMemory], during_capture: DuringCapture) -> Result<Option<u64>> {
     let info = stream.capture_info()?;
     if info.status == CaptureStatus::None {

@@ -61,8 +61,8 @@ impl PinnedMemory {
         Ok(memory)
     }
 
-    /// Returns the bytes for reading. Does not wait for enqueued work that writes them. The caller of the `unsafe` call
-    /// that enqueued such work promised that nothing reads the bytes until the work has completed.
+    /// Returns the bytes for reading. Does not wait for enqueued work that writes them. The calls that enqueue such
+    /// work are `unsafe`, and their contract forbids reading the bytes before the work has completed.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: the memory is initialised and `self` owns it. Callers of the `unsafe` calls that enqueue work
@@ -70,9 +70,9 @@ impl PinnedMemory {
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
     }
 
-    /// Returns the bytes for writing. Does not wait for enqueued work that reads or writes them. The caller of the
-    /// `unsafe` call that enqueued such work promised that nothing accesses the bytes in conflict with the work until
-    /// the work has completed.
+    /// Returns the bytes for writing. Does not wait for enqueued work that reads or writes them. The calls that
+    /// enqueue such work are `unsafe`, and their contract forbids conflicting access to the bytes before the work has
+    /// completed.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as in `as_slice`; `self` is borrowed exclusively.

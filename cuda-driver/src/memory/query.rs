@@ -132,7 +132,7 @@ impl Driver {
         Ok((kind != 0).then(|| PointerDetails {
             info: PointerInfo { kind: memory_kind(kind), device: u32::try_from(device).ok() },
             range: AddressRange { start: DevicePtr(start), bytes },
-            handle_types: HandleTypes::from_bits_truncate(u32::try_from(types).unwrap_or(0)),
+            handle_types: HandleTypes::from_bits_truncate(types as u32),
             buffer_id: buffer,
             host_address: (host != 0).then_some(host),
             is_mapped: mapped != 0,

@@ -1,5 +1,6 @@
-//! For random sets of symbols and releases: the symbols and the release determine the features, and the symbols
-//! determine which functions can be called.
+//! Tests of features, addresses and calls on tables that the tests build. The property tests take a random release
+//! and a random set of present functions. They check that both together determine the features, and that the set
+//! determines the addresses in the table.
 
 use std::cell::Cell;
 use std::collections::HashSet;

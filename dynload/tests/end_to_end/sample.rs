@@ -30,11 +30,11 @@ dynload::features! {
     SUMS: ["sampleAdd_v2"];
     /// A new value of an enumeration, without a function of its own (1.4).
     VALUE: [] since (1, 4, 0);
-    /// Resetting (1.1; wrong in 1.2, and from 1.3 to 1.4.2).
+    /// Resetting (1.1; wrong in 1.2, and from 1.3 until 1.4.2).
     RESET: ["sampleReset"]
         wrong (1, 2, 0) until (1, 3, 0) "resets nothing"
         wrong (1, 3, 0) until (1, 4, 2) "resets too much";
-    /// Two functions, the newer of which came later (2.0).
+    /// Two functions from different releases, 1.9 and 2.0; the newer one dates the feature (2.0).
     NEW: ["sampleWait", "sampleNew"];
 }
 

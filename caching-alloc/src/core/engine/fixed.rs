@@ -1,4 +1,5 @@
-//! Effects that serve a miss in a pool of fixed segments. A miss is a request for which the stream's cache has no
+//! The actions ([`Effect`](super::attempts::Effect)s) with which the engine serves a miss in a pool of fixed
+//! segments, whose memory never moves to other addresses. A miss is a request for which the stream's cache has no
 //! free block that fits.
 
 use super::miss::Miss;
@@ -37,7 +38,8 @@ impl Miss<'_> {
     }
 
     /// Makes the stream wait on the device for other streams' uses of its pending blocks, oldest first, until a free
-    /// block is long enough. Then allocates the request's block.
+    /// block is long enough. Then allocates the request's block. A pending block was freed, but other streams may
+    /// still use it.
     pub(super) fn order_pending(self) -> Option<Block> {
         let is_enough = self.cache.order_pending(|cache| {
             cache.merge();
@@ -47,17 +49,17 @@ impl Miss<'_> {
     }
 
     /// Releases idle segments of this stream that have the class of the request but are shorter than the request,
-    /// until at least `most` bytes are released. Returns the number of bytes released.
-    pub(super) fn replace_short(self, structure: &mut StructureLock<'_>, most: u64) -> u64 {
+    /// until at least `bytes` bytes are released. Returns the number of bytes released.
+    pub(super) fn replace_short(self, structure: &mut StructureLock<'_>, bytes: u64) -> u64 {
         let wanted = bytes_of(self.request.units);
         let is_short = |segment: &Segment, _| segment.class() == self.class && segment.bytes() < wanted;
         let before = structure.own_released();
-        self.engine.release_cache(structure, self.cache, &is_short, most);
+        self.engine.release_cache(structure, self.cache, &is_short, bytes);
         structure.own_released() - before
     }
 
-    /// Releases idle segments of the pool that are longer than the longest block that is split, until `wanted` bytes
-    /// are released. Returns the number of bytes released.
+    /// Releases idle segments of the pool that are too long to be split (longer than `Splitting::longest`), until at
+    /// least `wanted` bytes are released. Returns the number of bytes released.
     pub(super) fn release_unsplit(self, structure: &mut StructureLock<'_>, wanted: u64) -> u64 {
         let longest = bytes_of(self.info().splitting().longest);
         let before = structure.own_released();

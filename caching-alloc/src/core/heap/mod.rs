@@ -59,8 +59,10 @@ pub(super) struct Record {
     /// The previous block of the segment. In a spare record, the next spare record.
     prev: BlockId,
     next: BlockId,
-    /// For a free block, the previous and the next block in its bin of the index.
+    /// For a free block, the previous block in its bin. [`FreeIndex`] has bins of blocks with similar lengths, each
+    /// linked in the order of [`is_before`](Self::is_before).
     less: BlockId,
+    /// For a free block, the next block in its bin.
     greater: BlockId,
 }
 
@@ -299,9 +301,9 @@ impl Heap {
         self.free[list].remove(&mut self.records, id);
     }
 
-    /// Shortens a block to `units`. The rest becomes a block with the same state, but is not added to an index. If the
-    /// shortened block is in an index, the caller must remove it from there before this call, or afterwards put the
-    /// rest in its place in the index.
+    /// Shortens a block to `units`. The rest becomes a block with the same state, but is not added to an index. If
+    /// the block is in an index, the caller must either remove it before this call, or let the rest replace it there
+    /// after the call ([`FreeIndex::put_in_place`]).
     #[inline]
     fn split(&mut self, id: BlockId, units: Units) -> BlockId {
         let whole = self.records[id as usize];

@@ -13,7 +13,7 @@ use crate::core::segment::Segment;
 use crate::core::size::{UNIT, Units, bytes_of};
 use crate::core::stream::EventId;
 
-/// A block is short if it is no longer than the longest page divided by this.
+/// A block is short if it is no longer than the limit on the length of new pages ([`longest_page`]) divided by this.
 const SHORT_SHARE: u64 = 64;
 
 #[derive(Debug)]
@@ -41,8 +41,8 @@ pub(in crate::core) struct Arena {
     pub(in crate::core) ceiling: u64,
 }
 
-/// Short and long blocks are in separate ranges. A page cannot move while a block is in it, so a short block would keep
-/// a long page in place.
+/// The kind of a range: for short blocks or for long ones. A page cannot move while a block is in it, so a short
+/// block would keep a long page in place. A block is placed in the other tier only as a fallback.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Tier {
     Short,
@@ -72,7 +72,8 @@ pub(super) struct Range {
     pub(super) pages: Vec<Option<Segment>>,
 }
 
-/// Old addresses of moved pages. The pages stay mapped there at least until the use in `wait` has ended.
+/// Old addresses of moved pages. The pages stay mapped there at least until the last use of these addresses, which
+/// `wait` describes, has ended.
 #[derive(Debug)]
 pub(in crate::core) struct OldMapping {
     pub(in crate::core) wait: Wait,
@@ -83,8 +84,9 @@ pub(in crate::core) struct OldMapping {
 #[derive(Debug, Default)]
 pub(in crate::core) struct Remains {
     pub(in crate::core) pages: Vec<Segment>,
-    /// Old addresses of moved pages as (address, bytes), and the events that mark their last uses.
+    /// Old addresses of moved pages, as (address, bytes).
     pub(in crate::core) old: Vec<(u64, u64)>,
+    /// The events that mark the last uses of old addresses.
     pub(in crate::core) events: Vec<EventId>,
     /// The ranges, as (base, bytes).
     pub(in crate::core) ranges: Vec<(u64, u64)>,
@@ -122,7 +124,8 @@ impl FreeSpan {
 impl Arena {
     /// The maximum number of streams. They are numbered from 1.
     pub(in crate::core) const STREAMS: usize = List::MAX as usize / 2 - 1;
-    /// The number for free memory that any stream may use, because the host has seen the end of all its uses.
+    /// Used in place of a stream's number, for the free memory that any stream may use. The host has seen the end of
+    /// all uses of this memory.
     pub(in crate::core) const SHARED_LIST: List = 0;
 
     /// Makes an arena without ranges. The lengths of its pages are multiples of `granularity` bytes, which is a

@@ -6,11 +6,11 @@ use super::source::PinnedHostSource;
 use crate::core::SegmentSource;
 use crate::sources::{CallSink, LimitingSource, LoggingSource};
 
-/// A source whose segments all come from one [`PinnedHostSource`], each segment once: the source itself, adapters over
-/// it, and `Arc`s of these.
+/// A source that returns only segments of one [`PinnedHostSource`], and never returns a live segment twice: a
+/// `PinnedHostSource`, an adapter over one, or an `Arc` of these.
 ///
-/// The trait is sealed, since [`PinnedAllocator`](super::PinnedAllocator) relies on this property when it gives memory
-/// to the host.
+/// The trait is sealed, since [`PinnedAllocator`](super::PinnedAllocator) relies on this property when it lets the
+/// host access a block.
 pub trait PinnedSource: SegmentSource + sealed::Sealed {
     /// Returns the source from which the segments come.
     fn pinned(&self) -> &PinnedHostSource;

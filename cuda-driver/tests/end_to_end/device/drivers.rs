@@ -1,4 +1,5 @@
-//! Tests that a call on objects of two drivers is refused before either driver is called.
+//! Tests that the crate refuses a call on objects of two drivers, and that a driver that is loaded twice counts as
+//! one.
 
 use std::sync::atomic::Ordering;
 
@@ -13,8 +14,9 @@ use gpu_sim::World;
 use super::kernels::{self, PTX};
 use super::{context, driver, on_devices};
 
-/// Returns a second driver of the same world. Only its `cuInit` differs, by which the crate identifies a driver. A
-/// call that the crate does not refuse would therefore succeed, and the test would notice.
+/// Returns a second driver of the same [`World`], the simulated machine. The crate identifies a driver by the address
+/// of its `cuInit`, and only that function differs from the first driver's. A call that the crate failed to refuse
+/// would therefore succeed, and the test would notice.
 fn second_driver(world: &World) -> Driver {
     unsafe extern "C" fn another(_: u32) -> CUresult {
         CUresult::CUDA_SUCCESS

@@ -1,4 +1,5 @@
-//! Device memory, host memory, and queries of both.
+//! Sections of the exercise (see the parent module): device memory, host memory, queries of both, and legacy IPC
+//! handles.
 
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
