@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::io;
 use std::path::PathBuf;
 
-use crate::file::FileFault;
+use crate::file::{FileFault, Unfit};
 
 /// The reason why a library could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -115,7 +115,7 @@ pub enum LoadError {
     },
 }
 
-/// The message of an error of the system's loader.
+/// The message of an error of the system's loader, or of the check of a file before it is loaded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct LoaderError(String);
@@ -123,6 +123,15 @@ pub struct LoaderError(String);
 impl LoaderError {
     pub(crate) fn new(error: &libloading::Error) -> Self {
         Self(std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string))
+    }
+}
+
+impl From<Unfit> for LoaderError {
+    fn from(unfit: Unfit) -> Self {
+        Self(match unfit {
+            Unfit::Unreadable(error) => error.to_string(),
+            Unfit::Fault(fault) => fault.to_string(),
+        })
     }
 }
 

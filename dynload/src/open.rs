@@ -85,7 +85,9 @@ pub(crate) fn find(
     }
     let mut tried = Vec::new();
     for name in packaged.into_iter().chain(library.names.iter().map(PathBuf::from)) {
-        match dlopen(name.as_os_str(), 0) {
+        // A bare name is not checked, because the loader searches its folders for the file.
+        let checked = if name.is_absolute() { file::check(&name) } else { Ok(()) };
+        match checked.map_err(LoaderError::from).and_then(|()| dlopen(name.as_os_str(), 0)) {
             Ok(handle) => return Opened::new(library, handle, Some(name), None),
             Err(error) => tried.push((name, error)),
         }

@@ -44,9 +44,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let tests = ["build", "--workspace", "--exclude", "xtask", "--test", "*", "--examples", "--bins"];
     let tests = [&tests[..], &["--features", &features]].concat();
     let mut tests = release(&root, "target/bundle-tests", &tests);
-    // Tests measure nothing, so they are built in less time and optimised less. Without optimisation, they would be too
-    // large for the archive.
-    tests.env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16").env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
+    // Tests measure nothing, so they are built in less time: in parts, and optimised little or not at all. Without any
+    // optimisation, they would be too large for the archive.
+    let quick = ["codegen-units=16", "opt-level=1", "package.'*'.opt-level=0"].map(str::to_owned);
+    let slow =
+        ["process-group", "symm-mem"].map(|name| format!("package.{}.opt-level=0", shell::package(name)));
+    for setting in quick.iter().chain(&slow) {
+        tests.args(["--config", &format!("profile.release.{setting}")]);
+    }
     // At the same time, because the program's crates are compiled one after another.
     let (program, artifacts) = thread::scope(|scope| {
         let program = scope.spawn(|| artifacts::build(&mut program));

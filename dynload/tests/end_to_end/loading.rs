@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 
-use dynload::{Features as _, Item, LoadError, Origin, VersionFault, Why};
+use dynload::{Features as _, Item, LoadError, Loaded, Origin, VersionFault, Why};
 use libloading::os::unix::Library;
 use rusty_fork::rusty_fork_test;
 
@@ -373,6 +373,20 @@ rusty_fork_test! {
         drop(loaded);
         assert_eq!(Api::load().unwrap().path(), Some(&*path));
         assert_eq!(other.version(), from_code(OTHER_RELEASE));
+    }
+
+    #[test]
+    fn a_packaged_file_that_is_cut_off_is_passed_over() {
+        let Some(workshop) = Workshop::open() else { return };
+        set_variable(None);
+        let path = workshop.make(&Recipe { file: "whole.so".into(), ..recipe() });
+        let (whole, cut) = (fs::read(&path).unwrap(), workshop.path().join("cut.so"));
+        fs::write(&cut, &whole[..whole.len() / 2]).unwrap();
+        // SAFETY: libraries of these tests keep the declarations of the table.
+        let load = |files| unsafe { Loaded::<Table>::load_with(|| files) };
+        let error = load(vec![cut.clone()]).unwrap_err();
+        text_with(&error, &[&cut, &"cut off"]);
+        assert_eq!(load(vec![cut, path.clone()]).unwrap().path(), Some(&*path));
     }
 
     #[test]

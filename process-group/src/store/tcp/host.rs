@@ -18,6 +18,7 @@ use rustix::{
     buffer::spare_capacity,
     event::{EventfdFlags, Timespec, epoll, eventfd},
     io::Errno,
+    net::{SocketFlags, accept_with},
     process::{Resource, getrlimit},
 };
 
@@ -176,6 +177,8 @@ struct Serving {
 struct Client {
     stream: TcpStream,
     interest: epoll::EventFlags,
+    /// True once it has sent something. The options of its socket are set then, so that silent connections cost less.
+    is_tuned: bool,
     /// True if it is in the epoll of waiting clients.
     is_waiting: bool,
 }
@@ -314,12 +317,13 @@ impl Serving {
             if self.spare.is_none() {
                 return self.pause();
             }
-            let stream = match self.listener.accept() {
-                Ok((stream, _)) => stream,
-                Err(error) => match error.kind() {
+            // Without blocking at once, in one call: while clients come faster than they are accepted, all of them wait.
+            let stream = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(stream) => TcpStream::from(stream),
+                Err(error) => match io::Error::from(error).kind() {
                     io::ErrorKind::WouldBlock => return,
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => continue,
-                    _ if socket::is_local(&error) && self.spare.take().is_some() => {
+                    _ if socket::is_local(&error.into()) && self.spare.take().is_some() => {
                         let turned_away = self.listener.accept().map(|(_, peer)| peer);
                         self.spare = spare();
                         // The system checks for a descriptor first, so perhaps no client is waiting.
@@ -334,11 +338,8 @@ impl Serving {
             let id = self.next;
             self.next += 1;
             let interest = epoll::EventFlags::IN;
-            let watched = stream.set_nonblocking(true).and_then(|()| socket::tune(&stream)).and_then(|()| {
-                Ok(epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(id), interest)?)
-            });
-            if watched.is_ok() {
-                self.clients.insert(id, Client { stream, interest, is_waiting: false });
+            if epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(id), interest).is_ok() {
+                self.clients.insert(id, Client { stream, interest, is_tuned: false, is_waiting: false });
                 self.step(Input::Accepted(id));
             }
         }
@@ -370,7 +371,9 @@ impl Serving {
         let mut received = std::mem::take(&mut self.received);
         match client.stream.read(&mut received) {
             Ok(0) => self.gone(id),
+            Ok(_) if !client.is_tuned && socket::tune(&client.stream).is_err() => self.gone(id),
             Ok(length) => {
+                client.is_tuned = true;
                 self.step(Input::Received(id, &received[..length]));
                 self.watch(id);
             }
