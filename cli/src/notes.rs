@@ -1,4 +1,4 @@
-//! What the help texts of the commands say beside their options.
+//! Texts that follow the options in the help of the commands.
 
 pub(crate) const DEMO: &str = "\
 Every rank replays a recorded training run through its caching allocator, while a tracker registers every segment with \
@@ -21,8 +21,8 @@ pub(crate) const DOCTOR: &str = "\
 The exit code is 0 when the host was examined, whatever was found.
 
 Keys of --json: `cuda` and `nccl` hold the library that a program would load (`taken`) and all copies on this host (`found`); \
-`devices`, `host` and `variables` hold the facts of each part. A part that could not be read is an object with the key `error`. `findings` go from bad to worst (`weight`: note, limit, fault; `subject`, `cause`, \
-`remedy`, `crates`). `crates` has the verdicts (`crate`; `outcome`: works, limited, unavailable; `why`).";
+`devices`, `host` and `variables` hold the facts of each part. A part that could not be read is an object with the key \
+`error`. `findings` go from bad to worst (`weight`: note, limit, fault; `subject`, `cause`, `remedy`, `crates`). `crates` has the verdicts (`crate`; `outcome`: works, limited, unavailable; `why`).";
 
 pub(crate) const LAUNCH: &str = "\
 Hosts the store with a random secret, prefixes each line of output with its rank, and ends all ranks when one fails. Names \

@@ -187,6 +187,11 @@ impl Figures {
         by.range((number, 0)..=(number, u32::MAX)).map(|(_, value)| value)
     }
 
+    /// The first member's refusal; all members have the same.
+    fn refusal(&self, number: u32) -> Option<&Refusal> {
+        self.of_group(number, &self.refused).next()
+    }
+
     fn verified_bytes(&self, number: u32) -> u64 {
         self.of_group(number, &self.reduced).flatten().map(|reduced| reduced.verified_bytes).sum()
     }
@@ -262,7 +267,7 @@ pub(crate) fn table(figures: &Figures) {
         "after divergence",
     ]);
     for (number, group) in (0..).zip(&figures.groups) {
-        let refused = figures.of_group(number, &figures.refused).next();
+        let refused = figures.refusal(number);
         by_group.add_row([
             group.to_string(),
             group.ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(","),
@@ -282,7 +287,7 @@ pub(crate) fn table(figures: &Figures) {
         println!("without windows: {reason}");
     }
     for (number, group) in (0..).zip(&figures.groups) {
-        if let Some(refusal) = figures.of_group(number, &figures.refused).next() {
+        if let Some(refusal) = figures.refusal(number) {
             println!("caught in {group}: {}", refusal.text);
         }
     }
@@ -377,10 +382,7 @@ pub(crate) fn json(figures: &Figures) -> String {
                 commit_ms: figures.slowest_commit(number),
                 eager_ms: figures.slowest(number, Mode::Eager),
                 graph_ms: figures.slowest(number, Mode::Graph),
-                refused: figures
-                    .of_group(number, &figures.refused)
-                    .next()
-                    .map(|refusal| refusal.kind.as_str()),
+                refused: figures.refusal(number).map(|refusal| refusal.kind.as_str()),
             })
             .collect(),
         divergence: DivergenceReport {

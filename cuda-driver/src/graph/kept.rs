@@ -99,7 +99,7 @@ impl OpenCapture {
 
 impl Drop for OpenCapture {
     fn drop(&mut self) {
-        // As in `begin`, the entry is dropped after the lock is released.
+        // The entry is dropped after the lock is released, as in `begin`.
         let _open = open().remove(&self.0);
         COUNT.fetch_sub(1, Ordering::SeqCst);
     }
