@@ -49,7 +49,7 @@
 //!   on as the driver reported it. There are two exceptions: an unknown capture status is
 //!   [`Invalidated`](graph::CaptureStatus::Invalidated), and unknown access rights are
 //!   [`ReadWrite`](vmm::Access::ReadWrite).
-//! - Sizes and offsets are in bytes unless a name says otherwise. Times are in µs.
+//! - Sizes and offsets are in bytes unless a name or its documentation says otherwise. Times are in µs.
 
 mod address;
 mod call;
@@ -67,6 +67,7 @@ pub mod module;
 pub mod slice;
 mod stream;
 mod teardown;
+mod unwind;
 pub mod vmm;
 
 pub use address::DevicePtr;

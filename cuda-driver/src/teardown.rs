@@ -1,23 +1,24 @@
 //! Reports failures in `Drop`, which cannot return them. Ignoring such a failure would hide a leak.
 
 use std::io::Write as _;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use cuda_driver_sys::CUresult;
 
+use crate::unwind::ignore_panic;
 use crate::{Error, Result};
 
 type Hook = Arc<dyn Fn(&Error) + Send + Sync>;
 
 static HOOK: RwLock<Option<Hook>> = RwLock::new(None);
 
-/// Sets the function that receives every failure in a `Drop` of this crate, for the whole process. Replaces the
-/// former function. Without a hook, each failure is written to standard error as one line.
+/// Sets the function that receives the failures in a `Drop` of this crate, for the whole process. Replaces the former
+/// function. Without a hook, each failure is written to standard error as one line.
 ///
-/// The hook runs on the thread that drops the object. A panic inside the hook is ignored. After such a failure the
-/// object's resource may be leaked. Failures are not reported if the driver has already shut down at the end of the
-/// process, because all objects of the driver are gone then.
+/// The hook runs on the thread that drops the object. If a `Drop` fails, the resource of the object may be leaked. A
+/// panic inside the hook is ignored. Some failures are not reported; the [crate documentation](crate#invariants) lists
+/// them. Among them are all failures after the driver has shut down at the end of the process, when all objects of the
+/// driver are gone.
 pub fn set_drop_error_hook(hook: impl Fn(&Error) + Send + Sync + 'static) {
     let former = HOOK.write().unwrap_or_else(PoisonError::into_inner).replace(Arc::new(hook));
     // The lock is not held here, because the former hook may own an object whose drop fails. Reporting that failure
@@ -33,10 +34,10 @@ pub(crate) fn report(result: Result<()>) {
         return;
     }
     let hook = HOOK.read().unwrap_or_else(PoisonError::into_inner).clone();
-    let _ = catch_unwind(AssertUnwindSafe(|| match hook {
+    ignore_panic(|| match hook {
         Some(hook) => hook(&error),
         None => {
             let _ = writeln!(std::io::stderr(), "cuda-driver: while dropping: {error}");
         }
-    }));
+    });
 }

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use cuda_driver_sys::CUresult;
+
 use crate::graph::{BoundMemory, CaptureStatus, StreamBound, Watch, keep_in_capture, refuse_capture};
 use crate::memory::StreamMemory;
 use crate::{DevicePtr, Error, Result, Stream, device, teardown};
@@ -63,15 +65,20 @@ impl Drop for Allocation {
             Ok(CaptureStatus::None) => drop(memory),
             Ok(_) => free_with_graph(&self.stream, memory),
             Err(error) => {
+                // The stream is the legacy one, and a stream that synchronizes with it captures. The driver would refuse
+                // the free, and would invalidate that capture.
+                if error.code() == Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) {
+                    std::mem::forget(memory);
+                }
                 teardown::report(Err(error));
-                drop(memory);
             }
         }
     }
 }
 
-/// Hands memory that is dropped during a capture of its stream to the graph of this capture. The memory is freed with
-/// the last graph or executable that holds it. A free that is enqueued now would become part of the graph.
+/// Makes the graph of the stream's capture hold memory that is dropped during this capture, because a free that is
+/// enqueued now would become part of the graph. The memory is freed with the last graph or executable that holds it.
+/// If the graph cannot hold the memory, the memory is never freed.
 fn free_with_graph(stream: &Stream, memory: StreamMemory) {
     let again: BoundMemory = Arc::new(Allocation {
         memory: Some(memory),

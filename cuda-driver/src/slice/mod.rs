@@ -31,10 +31,12 @@
 //!
 //! # Order
 //! A device slice belongs to the stream that allocated it, and is freed in that stream's order. Any stream of the
-//! same context may use it. Copies between devices and launches of graphs also use slices of other contexts. On
-//! another stream than its own, each call makes the two streams wait for each other: the using stream for all earlier
-//! work of the slice's stream, and the slice's stream for the use. Calls on a slice therefore take effect in the
-//! order in which they are made. This costs two events per call; keep a slice on its own stream where that matters.
+//! same context may use it. Copies between devices and launches of graphs also use slices of other contexts.
+//!
+//! A call that enqueues a use of a slice on another stream makes the two streams wait for each other: the using stream
+//! waits for all earlier work of the slice's stream, and the slice's stream waits for the use. Calls on a slice
+//! therefore take effect in the order in which they are made. Such a call costs one event, and one more for each other
+//! stream that its slices belong to. Where this cost matters, use a slice only on its own stream.
 //!
 //! This crate does not order raw work that uses the address of a slice
 //! ([`Stream::launch_kernel`](crate::Stream::launch_kernel) with [`DeviceSlice::device_ptr`]). The caller orders such
@@ -48,18 +50,25 @@
 //! # Captures
 //! A capture that [`Stream::begin_capture`](crate::Stream::begin_capture) began records launches, fills and copies
 //! between device slices. The graph and its executables hold the slices, and each launch of the graph is a use of all
-//! of them. A slice that is dropped while its stream captures is freed with the graph. Allocation and copies from and
-//! to the host are refused ([`Error::WhileCapturing`](crate::Error::WhileCapturing)), and so is work on slices in a
-//! capture that another library began.
+//! of them. A slice that is dropped while its stream is in such a capture is freed with the graph. Allocation and
+//! copies from and to the host are refused ([`Error::WhileCapturing`](crate::Error::WhileCapturing)).
+//!
+//! While a stream without [`NON_BLOCKING`](crate::StreamFlags::NON_BLOCKING) captures, the driver refuses all work on the
+//! legacy default stream, and invalidates the capture. Copies from and to plain host slices are such work, whatever
+//! stream they are called on. A slice of the legacy default stream that is dropped meanwhile is never freed.
+//!
+//! In a capture that another library began, all work on slices is refused. A slice that is dropped while its stream is
+//! in such a capture, or in an invalidated one, is never freed.
 //!
 //! # Failures
 //! If this crate cannot find out when a use ends, it never frees the memory, and host access to a pinned slice is an
 //! error. Forgetting any value ([`std::mem::forget`]) only leaks memory.
 //!
 //! One such case is a race of threads: while one thread enqueues work on a stream, another thread begins a capture of
-//! the stream, or makes it wait for an event while any capture is open. The work may then be part of a graph, and the
-//! call returns [`Error::CaptureRace`](crate::Error::CaptureRace). This cannot happen to streams that only one thread
-//! at a time uses.
+//! the stream with [`Stream::begin_capture`](crate::Stream::begin_capture), or makes it wait for an event while such a
+//! capture is open. The work may then be part of a graph, and the call returns
+//! [`Error::CaptureRace`](crate::Error::CaptureRace). This cannot happen to streams that only one thread at a time uses.
+//! Such a race with a capture that another library began is not detected.
 
 /// Defines the methods that report the length of a slice or view, from its field `len` and its parameter `T`.
 macro_rules! length_methods {

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use super::Stream;
 use crate::call::call;
 use crate::graph::CaptureStatus;
+use crate::unwind::ignore_panic;
 use crate::{Error, Result};
 
 type HostFn = Box<dyn FnOnce() + Send>;
@@ -17,8 +17,8 @@ type HostFn = Box<dyn FnOnce() + Send>;
 ///
 /// The driver may call [`run`] several times with the same key: if another thread begins a capture just before the
 /// call is enqueued, the call becomes part of a graph, which can be launched more than once. The driver may also
-/// never call [`run`], because the stream's context is destroyed first. With a key, the function is still freed at
-/// most once, and never read after it was freed.
+/// never call [`run`], if that graph is never launched or the stream's context is destroyed first. With a key, the
+/// function is still freed at most once, and never read after it was freed.
 static ENQUEUED: LazyLock<Mutex<HashMap<usize, HostFn>>> = LazyLock::new(Mutex::default);
 static NEXT_KEY: AtomicUsize = AtomicUsize::new(1);
 
@@ -27,13 +27,9 @@ fn take(key: usize) -> Option<HostFn> {
 }
 
 unsafe extern "C" fn run(key: *mut c_void) {
-    let Some(function) = take(key.addr()) else { return };
-    // The panic hook has printed the message. The panic must not unwind further, because this thread belongs to the
-    // driver.
-    let Err(payload) = catch_unwind(AssertUnwindSafe(function)) else { return };
-    // Dropping the payload may panic too, and so may dropping the payload of that panic. The second payload is leaked.
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-        std::mem::forget(payload);
+    // A panic must not unwind further, because this thread belongs to the driver.
+    if let Some(function) = take(key.addr()) {
+        ignore_panic(function);
     }
 }
 
@@ -44,9 +40,14 @@ impl Stream {
     /// The function must not call the driver or wait for work of a stream. A panic in the function is caught. If the
     /// context is destroyed before the stream reaches the function, the function never runs and is leaked.
     ///
+    /// If another thread begins a capture of the stream during this call, the graph may contain the function. The
+    /// function then runs only at the first launch of the graph. If the graph is never launched, the function is
+    /// leaked.
+    ///
     /// # Errors
     /// [`Error::WhileCapturing`] if the stream captures, because each launch of the graph would run the function again
-    /// (use [`launch_raw_host_fn`](Self::launch_raw_host_fn) instead); [`Error::Driver`] from `cuLaunchHostFunc`.
+    /// (use [`launch_raw_host_fn`](Self::launch_raw_host_fn) instead); [`Error::Driver`] from `cuStreamIsCapturing` or
+    /// `cuLaunchHostFunc`.
     #[doc(alias = "cuLaunchHostFunc")]
     pub fn launch_host_fn(&self, function: impl FnOnce() + Send + 'static) -> Result<()> {
         if self.capture_status()? != CaptureStatus::None {

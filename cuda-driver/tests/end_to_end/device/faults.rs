@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use cuda_driver::memory::DeviceMemory;
 use cuda_driver::vmm::{HandleTypes, PageTable, PhysicalMemory, Reservation};
-use cuda_driver::{Event, EventFlags, Result, set_drop_error_hook};
+use cuda_driver::{Event, EventFlags, Result, Stream, StreamFlags, set_drop_error_hook};
 use gpu_sim::{Action, Injection, World};
 
 use super::exercise;
@@ -67,6 +67,34 @@ fn a_hook_that_owns_an_object_is_replaced() {
     set_drop_error_hook(|error| drops().push(error.to_string()));
     let said = std::mem::take(&mut *drops());
     assert!(matches!(&said[..], [only] if only.contains("cuMemFree_v2")), "{said:?}");
+    world.finish().unwrap();
+}
+
+/// Panics when it is dropped, unless that happens during a panic.
+struct PanicsOnDrop;
+
+impl Drop for PanicsOnDrop {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            panic!("on purpose, while a payload is dropped");
+        }
+    }
+}
+
+#[test]
+fn no_panic_leaves_a_drop_or_a_host_function() {
+    let _turn = turn();
+    let world = start(1);
+    let context = context(&driver(world.cuda()), 0);
+    let memory = DeviceMemory::new(&context, 4096).unwrap();
+    world.faults().inject(Injection::new("cuMemFree_v2", Action::Fail(INJECTED))).unwrap();
+    set_drop_error_hook(|_| std::panic::panic_any(PanicsOnDrop));
+    drop(memory);
+    set_drop_error_hook(|error| drops().push(error.to_string()));
+    let stream = Stream::new(&context, StreamFlags::NON_BLOCKING).unwrap();
+    stream.launch_host_fn(|| std::panic::panic_any(PanicsOnDrop)).unwrap();
+    stream.synchronize().unwrap();
+    drop((stream, context));
     world.finish().unwrap();
 }
 

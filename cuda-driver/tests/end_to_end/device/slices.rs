@@ -461,6 +461,27 @@ fn a_slice_dropped_during_a_capture_is_freed_with_it() {
     });
 }
 
+/// A free on the legacy stream would invalidate the capture of a stream that synchronizes with it.
+#[test]
+fn a_slice_of_the_legacy_stream_is_kept_while_a_blocking_stream_captures() {
+    let _turn = turn();
+    let world = start(1);
+    let driver = driver(world.cuda());
+    let context = context(&driver, 0);
+    let legacy = Stream::legacy_default(&context);
+    let blocking = Stream::new(&context, StreamFlags::empty()).unwrap();
+    let slice = legacy.alloc_zeros::<u32>(4).unwrap();
+    drops().clear();
+    let capture = blocking.begin_capture(CaptureMode::ThreadLocal).unwrap();
+    drop(slice);
+    drop(capture.end().expect("the capture is whole"));
+    let said = std::mem::take(&mut *drops());
+    assert!(matches!(&said[..], [only] if only.contains("STREAM_CAPTURE_IMPLICIT")), "{said:?}");
+    drop((legacy, blocking, context, driver));
+    let left = world.finish().unwrap_err().to_string();
+    assert!(left.contains("0 cases of misuse"), "{left}");
+}
+
 #[test]
 fn captures_of_several_streams_use_slices_of_their_own() {
     on_stream(|_, context, stream| {
