@@ -1,7 +1,7 @@
 //! A source and streams without a device. Addresses are plain numbers, and the program decides when the work of a
 //! stream completes.
 //!
-//! They are for tests, replays of traces and examples. No memory exists at the addresses.
+//! The source and the streams are for tests, replays of traces and examples. No memory exists at the addresses.
 
 mod failing;
 mod streams;
@@ -50,13 +50,13 @@ pub struct Calls {
     pub release: u64,
     /// Calls of [`create`](PageSource::create).
     pub create: u64,
-    /// Calls of [`discard`](PageSource::discard), and releases of a mapped page.
+    /// Calls of [`discard`](PageSource::discard), including those that the release of a mapped page makes.
     pub discard: u64,
     /// Calls of [`map`](PageSource::map).
     pub map: u64,
     /// Calls of [`enable`](PageSource::enable).
     pub enable: u64,
-    /// Calls of [`unmap`](PageSource::unmap), and releases of a mapped page.
+    /// Calls of [`unmap`](PageSource::unmap), including those that the release of a mapped page makes.
     pub unmap: u64,
     /// Bytes of the live segments and pages.
     pub live_bytes: u64,
@@ -363,8 +363,9 @@ impl SegmentSource for HostSource {
         }
         if state.mapped.get(&memory.address).is_some_and(|(_, token, _)| *token == memory.token) {
             drop(state);
-            self.unmap(memory.address, memory.bytes)?;
-            return self.discard(memory.token, memory.bytes);
+            // Discarded even if it cannot be unmapped, so that the memory is counted as lost.
+            let unmapped = self.unmap(memory.address, memory.bytes);
+            return unmapped.and(self.discard(memory.token, memory.bytes));
         }
         if state.live.remove(&memory.address) != Some(memory.bytes) {
             let what = format!("no segment of {} bytes at {:#x}", memory.bytes, memory.address);

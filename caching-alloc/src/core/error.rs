@@ -7,7 +7,8 @@ use super::size::SizeError;
 use super::source::{MemoryInfo, SourceError};
 use super::stream::StreamId;
 
-/// The reason why a block could not be allocated, or a pool could not be created.
+/// The reason why a block could not be allocated, the use of a block could not be recorded, or an allocator or a pool
+/// could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
@@ -17,7 +18,8 @@ pub enum AllocError {
     /// No memory is left, even after all cached memory that may be released was released.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
-    /// The pool is frozen for capture, so it may allocate only from its existing segments.
+    /// The pool is frozen for capture, and the free memory of the stream has no room for the block. A frozen pool gets
+    /// no new segments, and its streams do not take memory from each other.
     #[error(
         "pool {} is frozen for capture and has no room for {wanted} bytes: a new segment of {missing} bytes would be \
          needed; run the captured region once before the capture, or reserve the memory before freezing", pool.0
@@ -30,8 +32,8 @@ pub enum AllocError {
         /// Bytes of the new segment that would be needed.
         missing: u64,
     },
-    /// The stream is being captured, but the pool is neither frozen nor kept for a graph. So it might reuse the block's
-    /// memory while the graph can still be launched.
+    /// The stream is being captured, but the pool is neither frozen nor kept for a graph. So the pool might reuse the
+    /// block's memory while the graph can still be launched.
     #[error(
         "{stream} captures, and pool {} keeps nothing for graphs: begin a capture of a graph pool for the stream \
          (`GraphPool::capture`) before the driver's, or freeze the pool for as long as the graph can be launched", pool.0
@@ -42,8 +44,8 @@ pub enum AllocError {
         /// The stream.
         stream: StreamId,
     },
-    /// A method of a [`Tracker`](super::Tracker) called an operation that may deliver trace entries. The operation
-    /// would have to wait for the delivery that is calling the tracker.
+    /// A method of a [`Tracker`](super::Tracker) made a request that cached memory does not serve, or created a pool.
+    /// Such a call might have to wait for the delivery that is calling the tracker.
     #[error(
         "{operation} inside a tracker: a tracker waits for nobody, so it may only allocate what is cached, and free"
     )]
@@ -108,7 +110,7 @@ pub enum AllocError {
 }
 
 impl AllocError {
-    /// Returns the error for a call that a tracker makes and that cached memory cannot serve.
+    /// Returns the error for a tracker's request that cached memory does not serve.
     pub(super) fn reentrant() -> Self {
         Self::ReentrantTracker { operation: "a request that needs more memory" }
     }
@@ -183,8 +185,8 @@ impl std::error::Error for OutOfMemory {}
 /// The error that a tracker returns.
 pub type TrackerError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The reason why a tracker could not be attached or detached, or why a snapshot, an annotation or a release of
-/// memory failed.
+/// The reason why a tracker could not be attached or detached, or why a snapshot, an annotation, the reading of
+/// structural entries, or a release of memory failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrackError {
@@ -271,7 +273,7 @@ pub enum Fault {
         /// The error, with its causes.
         message: String,
     },
-    /// A source did not report the memory of its device, so the allocator treats it as unlimited.
+    /// A source did not report the memory of its device, so the allocator treats that memory as unlimited.
     MemoryUnknown {
         /// The pool that uses the source.
         pool: PoolId,

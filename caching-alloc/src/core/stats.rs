@@ -89,6 +89,8 @@ struct ClassCounters {
     requested: Flow,
     /// Bytes in freed blocks that other streams may still use.
     pending: u64,
+    /// The value of `pending` when the totals were last reset.
+    pending_at_reset: u64,
     peaks: Peaks,
 }
 
@@ -199,7 +201,8 @@ impl Counters {
     /// Resets every total to the current value.
     pub(super) fn reset_totals(&mut self) {
         for tally in &mut self.classes {
-            let ClassCounters { blocks, allocated, requested, .. } = tally;
+            let ClassCounters { blocks, allocated, requested, pending, pending_at_reset, .. } = tally;
+            *pending_at_reset = *pending;
             for flow in [blocks, allocated, requested] {
                 *flow = Flow { added: flow.current(), removed: 0 };
             }
@@ -214,7 +217,11 @@ impl Counters {
                 blocks: tally.blocks.gauge(tally.peaks.blocks),
                 allocated: tally.allocated.gauge(tally.peaks.allocated),
                 requested: tally.requested.gauge(tally.peaks.requested),
-                active: Gauge { current: active, peak: tally.peaks.active, total: tally.allocated.added },
+                active: Gauge {
+                    current: active,
+                    peak: tally.peaks.active,
+                    total: tally.allocated.added + tally.pending_at_reset,
+                },
             }
         });
         let mut all = small;
@@ -285,8 +292,9 @@ impl PastUsages {
 /// An allocator's or a pool's statistics. In a pool's statistics, only `all`, `small`, `large` and `reserved` are
 /// filled in, and the other values are 0.
 ///
-/// The usage of blocks is counted per stream, and summed when it is read. The peaks are summed as well, so a peak is an
-/// upper bound; it is exact if only one stream is used. `reserved` and `segments` are exact.
+/// The usage of blocks is counted for each stream of each pool, and summed when it is read. The peaks are summed as
+/// well, so a peak is an upper bound. It is exact if only one stream of one pool is used. The usage that dropped pools
+/// have counted is not included. `reserved` and `segments` are exact.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Stats {

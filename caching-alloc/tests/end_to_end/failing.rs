@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use super::common::{Bench, MIB, bench, check_tiling, s, tight};
 use caching_alloc::core::{
-    Action, AllocError, Allocator, Attachment, Block, Entry, Fault, Filter, Pool, PoolKind, PoolSettings,
-    Settings, SourceError, StreamId, Tracker, TrackerError,
+    Action, AllocError, Allocator, Attachment, Block, Entry, Fault, Filter, PageSource, Pool, PoolKind,
+    PoolSettings, SegmentMemory, SegmentSource, Settings, SourceError, StreamId, Tracker, TrackerError,
 };
 use caching_alloc::host::{Failing, HostSource, HostStreams, SourceCall, StreamCall};
 
@@ -359,4 +359,16 @@ fn every_failure_of_pages_that_move_is_survived() {
     survive_every_failure(|source, streams, settings| {
         Allocator::remapping(source, streams, settings).unwrap()
     });
+}
+
+#[test]
+fn a_released_page_that_cannot_be_unmapped_is_counted_as_lost() {
+    let source = HostSource::new(CAPACITY);
+    let (bytes, address) = (2 * MIB, source.reserve(8 * MIB).unwrap());
+    let page = SegmentMemory { address, bytes, token: source.create(bytes).unwrap() };
+    source.map(&page).unwrap();
+    source.fail(SourceCall::Unmap, Failing::once(0));
+    assert!(matches!(source.release(&page), Err(SourceError::Failed { call: "unmap", .. })));
+    let calls = source.calls();
+    assert_eq!((calls.live_bytes, calls.lost_bytes, calls.broken), (bytes, bytes, 0));
 }

@@ -84,7 +84,10 @@ impl Engine {
         if settings.kind == PoolKind::Remappable && source.as_pages().is_none() {
             return Err(AllocError::NoPages);
         }
-        let mut structure = self.registry.lock_structure().ok_or_else(AllocError::reentrant)?;
+        let mut structure = self
+            .registry
+            .lock_structure()
+            .ok_or(AllocError::ReentrantTracker { operation: "creating a pool" })?;
         Ok(self.insert_pool(&mut structure, settings))
     }
 
@@ -134,7 +137,9 @@ impl Engine {
         Stats { all, small, large, ..stats }
     }
 
-    /// Returns the segment and the block that contain an address, or `None` if no live segment contains it.
+    /// Returns the segment and the block that contain an address. Returns `None` if no live segment contains it. Also
+    /// returns `None` if that segment is in no cache, because its cache was dropped, or because another thread is
+    /// adding, moving or removing the segment.
     pub(super) fn find(&self, address: u64) -> Option<AddressInfo> {
         let segment = self.registry.segment_at(address)?;
         let pools = self.pools();

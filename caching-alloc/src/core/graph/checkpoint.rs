@@ -24,7 +24,8 @@ pub enum RestoreError {
         /// The pool that should restore it.
         pool: PoolId,
     },
-    /// A block of the checkpoint cannot be handed out, because some of its memory is used by another block.
+    /// A block of the checkpoint cannot be handed out, because some of its memory is in use: another block there is
+    /// handed out, or another stream may still use a block that was freed there.
     #[error(
         "the block of {bytes} bytes at {address:#x} cannot be restored: a block that was handed out later lies there, or \
          another stream still uses one; drop it, and wait for the stream"
@@ -105,6 +106,7 @@ impl GraphPool {
     /// # Ok(())
     /// # }
     /// ```
+    /// Blocks while a pool of the allocator grows or is trimmed, except inside a tracker.
     #[must_use]
     #[doc(alias = "getCheckpointState")]
     pub fn checkpoint(&self) -> Checkpoint {
@@ -112,8 +114,8 @@ impl GraphPool {
     }
 
     /// Hands out those blocks of a checkpoint that are not handed out now, each at its address. Returns these blocks.
-    /// Blocks of the checkpoint that are still handed out stay with their owners. Blocks that are not in the checkpoint
-    /// are not changed.
+    /// Blocks of the checkpoint that are still handed out stay with their owners. A newer block with the same address
+    /// and length counts as the block of the checkpoint. Blocks that are not in the checkpoint are not changed.
     ///
     /// Blocks while a pool of the allocator grows or is trimmed. Makes no driver call.
     ///

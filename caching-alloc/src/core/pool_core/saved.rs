@@ -40,6 +40,9 @@ impl SavedBlock {
 impl PoolCore {
     /// Returns the blocks that are handed out, grouped by stream cache.
     pub(in crate::core) fn owned_blocks(&self) -> Vec<SavedBlock> {
+        // A request that borrows from another cache holds the structure lock while its block is reserved there but not
+        // handed out. Inside a tracker the lock is not available.
+        let _structure = self.registry().lock_structure();
         let saved = |cache: Arc<StreamCache>| {
             let owned = cache.state.lock().blocks.owned();
             let stream = cache.stream;
@@ -51,8 +54,8 @@ impl PoolCore {
     /// Hands out those saved blocks that are not handed out now, or none if that fails for any of them. Returns the
     /// blocks that it handed out.
     pub(in crate::core) fn restore(&self, saved: &[SavedBlock]) -> Result<Vec<Block>, Conflict> {
-        // While the structure lock is held and no change is under way, every segment is in a cache, and a thread may lock
-        // several caches.
+        // While the structure lock is held and no change is under way, every segment is in a cache, and a thread may
+        // lock several caches.
         let mut structure = self.registry().lock_structure().ok_or(Conflict::Reentrant)?;
         structure.wait_for_all_changes();
         let caches = self.caches();
