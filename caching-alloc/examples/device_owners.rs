@@ -1,7 +1,8 @@
 //! Several threads share streams and device memory. A thread fills each of its blocks on the device with a word that
-//! names the thread and the block. Later it enqueues a copy of the block to the host, on the block's stream or on
-//! another one, and frees the block before the copy has run. If the allocator gave a block to two owners, or reused
-//! it too early, the copy contains a foreign word.
+//! names the thread and the block. Later it enqueues copies of the two ends of the block to the host, on the block's
+//! stream or on another one, and frees the block without waiting for the copies. A *foreign* word is one that names
+//! another thread or block. If the allocator gives a block to two owners, or reuses it too early, a copy can contain a
+//! foreign word.
 //!
 //! `cargo run --release -p lockstep-caching-alloc --example device_owners [SECONDS] [fixed|remap]` runs on the first
 //! GPU, or on the simulated device of `gpu_sim` if there is none. It exits with 1 at the first foreign word or error.
@@ -145,9 +146,9 @@ struct Worker<'a> {
     /// The event for which the side stream waits before it reads a block.
     filled: Event,
     held: Vec<Owned>,
-    /// Pinned memory, with a place of twice [`READ`] bytes for each copy.
+    /// Pinned memory, with a place of twice [`READ`] bytes for each copied block.
     place: PinnedMemory,
-    /// For each copy under way, the word that it must show, and its length in bytes.
+    /// For each block whose copies are under way, its word, and the length in bytes of each of the two copies.
     copies: Vec<(u32, usize)>,
     /// The addresses of all blocks that the thread has had.
     seen: std::collections::HashSet<u64>,
@@ -155,7 +156,7 @@ struct Worker<'a> {
     reuses: u64,
 }
 
-/// A block, filled with a word on the stream of this index.
+/// A block that a thread holds. It is filled with `word`, on the stream with index `stream` in [`Shared::streams`].
 struct Owned {
     block: Block,
     stream: usize,
@@ -218,13 +219,14 @@ impl<'a> Worker<'a> {
         self.blocks += 1;
         self.reuses += u64::from(!self.seen.insert(block.address()));
         let word = self.me << 24 | (self.blocks as u32 & 0xff_ffff);
-        // SAFETY: the block has these bytes, and is freed on this stream or after its recorded uses.
+        // SAFETY: the block has these bytes, and is freed on this stream, so its memory is reused only after the fill.
         unsafe { queue.fill_u32(DevicePtr(block.address()), word, block.bytes() as usize / 4)? };
         self.held.push(Owned { block, stream, word });
         Ok(())
     }
 
-    /// Copies a block to the host, on its stream or on the side stream, and frees it while the copy is under way.
+    /// Copies the two ends of a block to the host, on its stream or on the side stream, and frees the block without
+    /// waiting for the copies.
     fn free_any(&mut self) -> Result<()> {
         if self.held.is_empty() {
             return Ok(());
@@ -247,8 +249,9 @@ impl<'a> Worker<'a> {
         let part = bytes.min(READ);
         let first = self.place.as_ptr().wrapping_add(self.copies.len() * 2 * READ);
         let end = DevicePtr(block.address() + (bytes - part) as u64);
-        // SAFETY: the block has these bytes, and so does the place. Both stay allocated until the copies have ended:
-        // the block is freed on this stream, or its use on this stream is recorded.
+        // SAFETY: the block has these bytes, and so does the place. The block's memory is not reused before the copies
+        // have ended, because it is freed on this stream, or its use on this stream is recorded. The place is dropped
+        // after `compare` has waited for the copies, unless an error ends the example.
         unsafe {
             queue.copy_to_host(first.cast(), DevicePtr(block.address()), part)?;
             queue.copy_to_host(first.wrapping_add(READ).cast(), end, part)?;

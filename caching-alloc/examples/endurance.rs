@@ -3,8 +3,8 @@
 //! take snapshots and allocate segments. A hit is a request that cached memory serves.
 //!
 //! `cargo run --release -p lockstep-caching-alloc --example endurance [PART]…`, with any of the parts `streams`,
-//! `segments`, `sharing` and `pauses`. It needs no GPU, prints one line for each part, and exits with 1 if a result
-//! exceeds its limit, the *bar*.
+//! `segments`, `sharing` and `pauses`, or all of them if none is named. It needs no GPU, and prints one line for each
+//! part. It exits with 1 if a part fails or a result exceeds its limit, the *bar*, and with 2 for an unknown part.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use caching_alloc::host::{HostSource, HostStreams};
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 const MIB: u64 = 1 << 20;
-/// Number of equal parts of a run. Their times are compared.
+/// Number of equal groups into which [`repeat`] divides its calls, to compare their times.
 const PARTS: u64 = 10;
 
 /// A name, and a measurement that returns whether its bars hold.
@@ -59,9 +59,9 @@ fn resident() -> Result<u64> {
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 
-/// Makes `calls` calls in ten parts. Returns true if the memory has grown by at most 10 MiB since the end of the
-/// first part, and the fastest of the last three parts takes at most 10 % more time than the fastest of the first
-/// three.
+/// Runs `call` `calls` times, in ten groups. Returns true if the process's memory has grown by at most 10 MiB since
+/// the end of the first group, and the fastest of the last three groups takes at most 10 % more time than the fastest
+/// of the first three.
 fn repeat(what: &str, calls: u64, mut call: impl FnMut(u64) -> Result<()>) -> Result<bool> {
     let (mut times, mut memory) = (Vec::new(), Vec::new());
     for part in 0..PARTS {

@@ -38,8 +38,9 @@
 //!   released. The segments of a re-mappable pool are pages. A page that moves becomes a new segment, and no block ever
 //!   lies in the old one again.
 //! - No source or stream is called under a lock that a hit takes, and no tracker under a lock that a request takes.
-//!   Trackers get structural entries one after another, each before the memory is handed out or released; so a request
-//!   that adds memory waits for the trackers that are being called.
+//!   Trackers get structural entries (see [`Entry`](core::Entry)) one after another. An entry about memory is delivered
+//!   before the memory is handed out or released. So a request that adds memory waits for trackers that are still busy
+//!   with earlier entries.
 //! - A hit calls no source, stream or tracker, and after warm-up allocates no host memory. There are two exceptions.
 //!   Block trackers get their batches after the hit, on the same thread. While any stream captures, a hit queries the
 //!   capture status of its own stream.

@@ -61,8 +61,8 @@ fn packaged() -> Vec<PathBuf> {
     files
 }
 
-// SAFETY: the names are those of the CUDA driver, whose header the table follows. Only functions of the table are
-// called.
+// SAFETY: `LIBRARY` describes the CUDA driver, and the table follows the driver's header. The driver's initialisers may
+// run at any time. `resolve` and `version` call only functions of the table.
 unsafe impl dynload::Table for Table {
     const LIBRARY: &'static Library = &LIBRARY;
 
@@ -91,8 +91,8 @@ unsafe impl dynload::Table for Table {
         // SAFETY: both `ask` and `by_name` return the driver's function in the declared revision, or no address.
         unsafe {
             Self::from_addresses(|function| {
-                // `cuGetProcAddress` itself is resolved by its symbol, because a request for either of its revisions
-                // may return the newest one.
+                // `cuGetProcAddress` itself is resolved by its symbol. It is an exception to the rule above: a request
+                // for its first revision may return the second one.
                 let is_asked = function.base != "cuGetProcAddress" && function.since <= release;
                 let answer = if is_asked { ask(&entry_points, function) } else { None };
                 answer.unwrap_or_else(|| by_name(symbol, function.name))
@@ -130,7 +130,7 @@ unsafe fn ask(entry_points: &Table, function: &Function) -> Option<*const c_void
     let (base, version) = (CString::new(function.base).ok()?, version_code(function.since));
     let mut address = ptr::null_mut();
     let status = if let Some(get) = entry_points.cuGetProcAddress_v2 {
-        // SAFETY: a C string, and room for one address; null means that the result of the query is not wanted.
+        // SAFETY: a C string, and room for one address. The last argument, for the status of the search, may be null.
         unsafe { get(base.as_ptr(), &mut address, version, 0, ptr::null_mut()) }
     } else {
         let get = entry_points.cuGetProcAddress?;

@@ -6,10 +6,10 @@ use dynload::features;
 use crate::Table;
 
 features! {
-    /// Parts of the driver's interface that depend on the release, one flag for each part. The documentation of a
-    /// flag gives, in parentheses, the first release that supports the part. If a function has several revisions,
-    /// such as `cuIpcOpenMemHandle` and `cuIpcOpenMemHandle_v2`, the release is that of the revision that this crate
-    /// declares. Parts of release 11.7 or older exist in every supported driver.
+    /// Parts of the driver's interface that depend on the release, one flag for each part. The documentation of a flag
+    /// gives, in parentheses, the first release that supports the part. If a function has several revisions, such as
+    /// `cuGraphAddNode` and `cuGraphAddNode_v2`, this is the release of the revision that the flag needs.
+    /// [`Feature::functions`] lists these revisions. Parts of release 11.7 or older exist in every supported driver.
     pub struct Feature of Table;
 
     /// Allocating physical memory, reserving ranges of addresses, and mapping the memory there (10.2).
@@ -22,7 +22,8 @@ features! {
         "cuMemCreate", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle",
     ];
     /// Physical memory exported and imported as fabric handles (12.3).
-    // `since` is needed, because 12.3 added only an enumeration value, CU_MEM_HANDLE_TYPE_FABRIC, and no function.
+    // `since` is needed, because the functions are older than the feature: for it, 12.3 added only the enumeration
+    // value CU_MEM_HANDLE_TYPE_FABRIC.
     FABRIC_HANDLES: [
         "cuMemCreate", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle",
     ] since (12, 3, 0);
@@ -31,9 +32,10 @@ features! {
         "cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2", "cuIpcCloseMemHandle", "cuIpcGetEventHandle",
         "cuIpcOpenEventHandle",
     ];
-    /// Writing a 32-bit or 64-bit word of memory in stream order, and waiting for its value, alone or in a batch
-    /// (11.7). These functions are the second revision. The table leaves out the first revision, which drivers
-    /// disable unless a parameter of their kernel module enables it.
+    /// Writing a 32-bit or 64-bit word of memory in stream order, and making a stream wait until a word meets a
+    /// condition (11.7). One call can submit a batch of such operations. The feature needs the second revision of the
+    /// functions. The table leaves out the first revision: drivers disable it unless a parameter of their kernel module
+    /// enables it.
     STREAM_MEMORY_OPERATIONS: [
         "cuStreamWriteValue32_v2", "cuStreamWaitValue32_v2", "cuStreamWriteValue64_v2",
         "cuStreamWaitValue64_v2", "cuStreamBatchMemOp_v2",
@@ -108,7 +110,8 @@ features! {
         "cuGraphAddKernelNode_v2", "cuGraphKernelNodeGetParams_v2", "cuGraphKernelNodeSetParams_v2",
         "cuGraphExecKernelNodeSetParams_v2",
     ];
-    /// Updating an executable graph, in the revision that reports the node that prevents an update (12.0).
+    /// Updating an executable graph, in the second revision (12.0), which returns a structure with the reason of a
+    /// failure and with the node or edge that caused it.
     GRAPH_UPDATE: ["cuGraphExecUpdate_v2"];
     /// Instantiating a graph with a structure of parameters (12.0). The same call can upload the graph. After a
     /// failure the structure holds the reason and the node that caused it.

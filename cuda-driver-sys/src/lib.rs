@@ -11,8 +11,9 @@
 //! groups are left out:
 //! - The variants `…_ptds` and `…_ptsz`, whose default stream is that of the calling thread. In this crate the default
 //!   stream is the legacy one. [`CU_STREAM_PER_THREAD`] can be passed to every function that takes a stream.
-//! - The [`SUPERSEDED`] revisions. A revision is a version of a function with its own symbol, such as
-//!   `cuMemAlloc_v2`. Every driver from 11.7 on has a newer revision of the functions that are left out.
+//! - The [`SUPERSEDED`] revisions. A revision is a version of a function with its own symbol: `cuMemAlloc` is the first
+//!   revision, `cuMemAlloc_v2` the second. The table leaves a revision out if every driver from 11.7 on has a newer one
+//!   of the same function.
 //!
 //! A structure is laid out as in the newest header. A field that a newer release added lies in space that the
 //! older headers reserve, or after the end of the older structure. Set such a field to zero for an older driver.

@@ -81,8 +81,8 @@ impl Context {
     /// The methods of this crate make their context current themselves. Use this method for other calls that need a
     /// current context, such as calls of NCCL, cuBLAS or raw functions of the driver. If the context is current
     /// already, the only cost is one query of the current context. Calls can be nested. The former context is also
-    /// restored if `body` panics. The hook of [`set_drop_error_hook`](crate::set_drop_error_hook) receives the error
-    /// if it cannot be restored.
+    /// restored if `body` panics. If restoring it fails, the hook of
+    /// [`set_drop_error_hook`](crate::set_drop_error_hook) receives the error.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuCtxGetCurrent` or `cuCtxPushCurrent_v2`. In this case `body` has
@@ -111,7 +111,7 @@ impl Context {
 
     #[cold]
     fn push(&self) -> Result<()> {
-        // SAFETY: the context is retained by `self`, which the guard that pops the context borrows.
+        // SAFETY: the context stays retained while `self` lives. The guard that pops the context borrows `self`.
         unsafe { call!(self.api(), cuCtxPushCurrent_v2(self.raw())) }
     }
 
@@ -235,7 +235,9 @@ impl Context {
     /// Sets a limit of the context. The driver may round the value: [`limit`](Self::limit) returns the actual one.
     ///
     /// # Errors
-    /// As [`limit`](Self::limit), from `cuCtxSetLimit`; `CUDA_ERROR_OUT_OF_MEMORY`.
+    /// As [`limit`](Self::limit), from `cuCtxSetLimit`. Also `CUDA_ERROR_OUT_OF_MEMORY`, and
+    /// `CUDA_ERROR_INVALID_VALUE` for the size of the `printf` buffer or of the `malloc` heap after a kernel that uses
+    /// it was launched.
     #[doc(alias = "cuCtxSetLimit")]
     pub fn set_limit(&self, limit: CUlimit, value: usize) -> Result<()> {
         let _current = self.enter()?;

@@ -114,7 +114,8 @@ pub enum Error {
         offset: usize,
         /// The range's length in bytes.
         bytes: usize,
-        /// End of the last page that begins in the range and has no hole before it, in bytes from `start`.
+        /// End of the pages that follow each other without holes from the start of the range, in bytes from `start`.
+        /// Equal to `offset` if no page begins there. May lie past the end of the range.
         up_to: usize,
     },
 
@@ -143,7 +144,7 @@ pub enum Error {
         user: &'static str,
     },
 
-    /// The call cannot be part of a capture, but its stream is capturing.
+    /// A stream that the call uses is capturing, and the call cannot be part of this capture.
     #[error("{what} was asked of a stream that is capturing: {instead}")]
     WhileCapturing {
         /// Description of the call.
@@ -152,8 +153,9 @@ pub enum Error {
         instead: &'static str,
     },
 
-    /// Another thread may have begun or ended a capture while work on slices was enqueued. It is then unknown whether
-    /// the work is part of a graph, so the slices are never freed.
+    /// Through a call on another thread, a stream may have become part of a capture, or left one, while work on slices
+    /// was enqueued or a slice was allocated. It is then unknown whether the work is part of a graph. If the work may
+    /// have been enqueued, the memory that it uses is never freed.
     #[error(
         "a capture of the stream began or ended on another thread while {what} was enqueued: the memory that it uses \
          is never freed (do not begin captures of a stream that other threads use)"
@@ -198,12 +200,14 @@ pub enum Error {
     #[error("a slice cannot belong to the per-thread default stream: create a stream for it")]
     PerThreadStream,
 
-    /// Physical memory cannot be exported as a handle type that was not requested when the memory was made.
+    /// Physical memory cannot be exported as a handle type that was not requested when the memory was made. Imported
+    /// memory can be exported only as the type of the handle from which it was imported.
     #[error(
         "physical memory made for handle types {made:?} cannot be exported as {wanted:?}: ask for it at creation"
     )]
     NotExportable {
-        /// The handle types that were requested when the memory was made.
+        /// The handle types that were requested when the memory was made. For imported memory, the type of the handle
+        /// from which it was imported.
         made: HandleTypes,
         /// The handle type of the export.
         wanted: HandleTypes,
@@ -233,14 +237,14 @@ pub enum Error {
     #[error(transparent)]
     Module(#[from] ModuleError),
 
-    /// A kernel could not be launched.
+    /// A launch has a mistake that this crate found. If the driver refuses a launch, the error is [`Error::Driver`].
     #[error(transparent)]
     Launch(#[from] LaunchError),
 }
 
 impl Error {
-    /// Returns the code that the driver returned. Returns `None` for an error that is not a failed call of the
-    /// driver.
+    /// Returns the code that the driver returned, for [`Error::Driver`], [`Error::NoFabric`] and
+    /// [`ModuleError::Refused`]. Returns `None` for every other error.
     #[must_use]
     pub fn code(&self) -> Option<CUresult> {
         match self {
@@ -250,7 +254,8 @@ impl Error {
         }
     }
 
-    /// Returns true if the driver ran out of device or host memory.
+    /// Returns true if the [code](Self::code) is `CUDA_ERROR_OUT_OF_MEMORY`: no device memory, host memory or range of
+    /// addresses of the requested size was left.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         self.code() == Some(CUresult::CUDA_ERROR_OUT_OF_MEMORY)

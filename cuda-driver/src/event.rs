@@ -78,7 +78,8 @@ impl Event {
         ready(self.context.api(), "cuEventQuery", code)
     }
 
-    /// Blocks the calling thread until all work before the last record has completed.
+    /// Blocks the calling thread until all work before the last record has completed. The driver refuses this call
+    /// during the same captures as [`query`](Self::query), and invalidates them.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuEventSynchronize`, also for an error of earlier asynchronous

@@ -59,8 +59,9 @@ macro_rules! api {
             /// returns its address, or null if the symbol is absent.
             ///
             /// # Errors
-            /// [`LoadError`](dynload::LoadError) if a function that every supported release has is absent, or the
-            /// library does not report its release.
+            /// [`LoadError`](dynload::LoadError) if one of the functions in
+            /// [`Library::required`](dynload::Library::required) is absent, or if the library does not report its
+            /// release.
             ///
             /// # Safety
             /// Every address that is not null must be that of the C function asked for, and stay valid for the rest

@@ -52,8 +52,8 @@ pub enum LoadError {
     MissingSymbol {
         /// The name of the library.
         library: &'static str,
-        /// The file, if it was opened by its path. `None` if the caller supplied the functions, if the library was
-        /// loaded already, or if the system's loader found the library by its name.
+        /// The library's file, or the name that was passed to the system's loader if the file is not known. `None` if
+        /// the caller supplied the addresses, or if the library was loaded already and its file is not known.
         path: Option<PathBuf>,
         /// The environment variable that named the path, if one did.
         variable: Option<&'static str>,
@@ -110,7 +110,7 @@ pub enum LoadError {
         library: &'static str,
         /// Advice on installing the library.
         advice: &'static str,
-        /// Each file or name that was tried, with the loader's error.
+        /// Each file or name that was tried, with the error of the loader or of the check of the file.
         tried: Vec<(PathBuf, LoaderError)>,
     },
 }

@@ -9,7 +9,7 @@
 ///
 ///     /// Windows (2.27.3; wrong in 2.28.3, mended in 2.28.7).
 ///     WINDOWS: ["register", "deregister"] wrong (2, 28, 3) until (2, 28, 7) "corrupts small messages";
-///     /// Elements of 8-bit floats (2.24.3): a value, and no function.
+///     /// Elements of 8-bit floats (2.24.3), for which the release added enumeration values and no function.
 ///     FLOAT8: [] since (2, 24, 3);
 /// }
 /// ```
@@ -20,8 +20,9 @@
 /// feature.
 ///
 /// The first sentence of a feature's documentation gives, in parentheses, the first release that has the feature.
-/// The flags' method `summary` returns this documentation, so that a program can print it. The release that
-/// [`Requirement`](crate::Requirement) uses does not come from it, but from the functions and `since`.
+/// The flags' method `summary` returns this documentation, so that a program can print it.
+/// [`Requirement`](crate::Requirement) does not read the release from it. It computes the release from the functions and
+/// `since`.
 #[macro_export]
 macro_rules! features {
     (

@@ -73,8 +73,8 @@ impl<T: Table> Loaded<T> {
     /// its address, or null if the symbol is absent.
     ///
     /// # Errors
-    /// [`LoadError`] if a function that every supported release has is absent, or the library does not report its
-    /// release.
+    /// [`LoadError`] if one of the functions in [`Library::required`](crate::Library::required) is absent, or if the
+    /// library does not report its release.
     ///
     /// # Safety
     /// Every address that is not null must be that of the C function asked for, and stay valid for the rest of the

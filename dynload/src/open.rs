@@ -39,7 +39,8 @@ impl Opened {
         path: Option<PathBuf>,
         variable: Option<&'static str>,
     ) -> Result<Self, LoadError> {
-        // The mappings tell which file the loader opened, even if it searched for a name and `path` is `None`.
+        // The mappings tell which file the loader opened. `path` does not always tell: it is a bare name if the loader
+        // searched its folders, and `None` if the copy was loaded already.
         let symbols = library.required.iter().map(|name| by_name(&mut |name| address(&handle, name), name));
         let path = symbols
             .filter(|symbol| !symbol.is_null())

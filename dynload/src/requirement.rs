@@ -4,8 +4,8 @@ use crate::library::Library;
 use crate::missing::Why;
 use crate::version::Version;
 
-/// The requirements of one feature. The library must have all of `functions`. Its release must have the feature, and
-/// must not be in a range of `known_bad`.
+/// The requirements of one feature. The library must have all of `functions`. Its release must not be older than
+/// [`needed`](Self::needed), and must not be in a range of `known_bad`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Requirement {
     /// The name of the feature.

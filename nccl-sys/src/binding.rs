@@ -79,7 +79,8 @@ pub const fn version_code(version: Version) -> c_int {
     (version.major * scale + version.minor * 100 + version.patch) as c_int
 }
 
-// SAFETY: the names are those of NCCL, whose header the table follows; only functions of the table are called.
+// SAFETY: `LIBRARY` describes NCCL, and the table follows NCCL's header. NCCL's initialisers may run at any time.
+// `resolve` and `version` call only functions of the table.
 unsafe impl dynload::Table for Table {
     const LIBRARY: &'static Library = &LIBRARY;
 
@@ -94,7 +95,7 @@ unsafe impl dynload::Table for Table {
         let function = LIBRARY.required[0];
         let ask = self.ncclGetVersion.ok_or(VersionFault::Absent(function))?;
         let mut code = 0;
-        // SAFETY: by the caller's contract the function is as `ncclGetVersion` is declared: it writes one integer.
+        // SAFETY: by the caller's contract, this is NCCL's `ncclGetVersion`. It writes one integer to `code`.
         match unsafe { ask(&mut code) } {
             ncclResult_t::ncclSuccess if code >= 1_000 => Ok(version_from_code(code)),
             ncclResult_t::ncclSuccess => Err(VersionFault::Nonsense { function, code }),

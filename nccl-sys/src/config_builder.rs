@@ -16,7 +16,7 @@ use crate::{
 /// NCCL's upper limit for the number of thread blocks (CTAs) of a kernel, and for the number of channels.
 const MAX_CHANNELS: u32 = 64;
 
-/// The largest number of thread blocks in a cluster.
+/// NCCL's upper limit for the number of thread blocks in a cluster.
 const MAX_CLUSTER: u32 = 8;
 
 /// Policy for the number of thread blocks (CTAs) that NCCL uses.
@@ -154,7 +154,7 @@ impl ConfigBuilder {
         )
     }
 
-    /// Sets the name of the network plug-in (`netName`), which NCCL copies; NCCL 2.17.
+    /// Sets the name of the network plug-in (`netName`). NCCL copies the name. Since NCCL 2.17.
     pub fn net_name(self, name: impl Into<Vec<u8>>) -> Self {
         self.text("netName", NET_NAME, name)
     }
@@ -285,8 +285,8 @@ impl ConfigBuilder {
         (raw.commName, raw.netName) = (address(&strings[COMM_NAME]), address(&strings[NET_NAME]));
         check(&raw, api.version())?;
         let mut ignored = api.ignored(&raw);
-        // In a library without the `blocking` field, all communicators are blocking. So it does not ignore a request
-        // for a blocking communicator.
+        // A library before 2.14 has no `blocking` field, and all its communicators are blocking. So the value 1 has its
+        // effect there, and is not reported as ignored.
         ignored.retain(|missing| !(raw.blocking == 1 && missing.item == blocking()));
         Ok(Config { raw, ignored, release: api.version(), _strings: strings })
     }
@@ -339,7 +339,8 @@ fn blocking() -> Item {
     Item::Field { structure: "ncclConfig_t", field: "blocking" }
 }
 
-/// Returns an error for a value that this release refuses, or silently replaces, although it reads the field.
+/// Returns an error for a value that this release refuses or silently replaces. Checks only fields that the release
+/// reads; [`Api::ignored`](crate::Api::ignored) lists the others.
 fn check(raw: &ncclConfig_t, release: Version) -> Result<(), ConfigError> {
     let refuse = |field, value: &str, problem: String| {
         Err(ConfigError::Value { field, value: value.to_owned(), problem })
@@ -352,7 +353,7 @@ fn check(raw: &ncclConfig_t, release: Version) -> Result<(), ConfigError> {
         return refuse("CTAPolicy", "`NCCL_CTA_POLICY_ZERO`", problem);
     }
     let mixed = matches!(raw.graphUsageMode, crate::NCCL_CONFIG_UNDEF_INT | 2);
-    if raw.graphStreamOrdering == 0 && mixed && release >= Version::new(2, 30, 5) {
+    if raw.graphStreamOrdering == 0 && mixed && release >= Version::new(2, 30, 7) {
         let problem = "NCCL keeps the order if `graphUsageMode` is 2, which is its default".to_owned();
         return refuse("graphStreamOrdering", "0", problem);
     }

@@ -1,5 +1,5 @@
-//! The environment variables, and the files that set them, that override fields of
-//! [`ncclConfig_t`](crate::ncclConfig_t).
+//! The environment variables that override fields of [`ncclConfig_t`](crate::ncclConfig_t). NCCL's configuration files
+//! can set these variables too.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;

@@ -83,11 +83,11 @@ features! {
     CAPTURED_WINDOWS: ["ncclCommWindowRegister", "ncclCommWindowDeregister"] since (2, 30, 7);
     /// Windows whose sizes differ between ranks (2.30.7).
     UNEQUAL_WINDOWS: ["ncclCommWindowRegister", "ncclCommWindowDeregister"] since (2, 30, 7);
-    /// TLS encryption of NCCL's own TCP connections, in libraries built with OpenSSL. Other transports, such as
-    /// InfiniBand, are not encrypted (2.32.3).
+    /// TLS encryption of NCCL's own TCP connections, in libraries built with OpenSSL (2.32.3). Other transports, such
+    /// as InfiniBand, are not encrypted.
     ENCRYPTION: ["ncclSetEncryption"];
-    /// Querying a communicator's rank and device, and its support for the device interface and multicast; since
-    /// 2.29.7 also for one-sided transfers (2.29.2).
+    /// Querying a communicator's rank and device, and its support for the device interface and multicast (2.29.2).
+    /// Since 2.29.7, NCCL also returns the support for one-sided transfers.
     PROPERTIES: ["ncclCommQueryProperties"];
     /// Device addresses of the other ranks' windows (2.29.2).
     PEER_POINTERS: ["ncclGetLsaDevicePointer", "ncclGetPeerDevicePointer"];

@@ -27,8 +27,8 @@ pub enum Meaning {
     InProgress,
     /// The operation timed out; since 2.30.3.
     Timeout,
-    /// This crate knows no meaning of the number in the release: a vendor added it, or the release is newer than this
-    /// crate.
+    /// This crate knows no meaning of the number in the release. The release does not define it, a vendor added it, or
+    /// the release is newer than this crate.
     Undefined(u32),
 }
 

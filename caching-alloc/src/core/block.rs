@@ -27,9 +27,9 @@ pub struct Block {
 }
 
 impl Block {
-    /// Allocates a block from the stream cache with this key, whose state is in `slot`. A stream cache has the memory
-    /// of one stream in one pool. Returns `None` if the slot has the state of another cache now, or if the cache
-    /// finds no free block that fits.
+    /// Allocates a block from the stream cache with this key, whose state was in `slot` when the caller last used the
+    /// cache. A stream cache has the memory of one stream in one pool. Returns `None` if the slot no longer has the
+    /// state of a cache with this key, or if the cache finds no free block that fits.
     #[inline]
     pub(super) fn hit(slot: &'static CacheSlot, key: Key, request: Request) -> Option<Self> {
         let mut state = slot.lock_of(key)?;
@@ -66,7 +66,7 @@ impl Block {
         self.address
     }
 
-    /// Returns the length in bytes: the requested size, rounded up. It is a multiple of 512.
+    /// Returns the length in bytes, a multiple of 512. It is at least the requested size.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         bytes_of(self.units)

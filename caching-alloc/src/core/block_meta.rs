@@ -1,20 +1,20 @@
-//! The blocks that a stream cache has taken from its heap, which places blocks in segments. Each of them is handed
-//! out, cached whole for the next request, or freed but still in use by other streams.
+//! The blocks that a stream cache has taken from its heap, which places blocks in segments. Such a block is handed
+//! out, or cached whole for the next request, or was freed but may still be used by other streams.
 
 use super::heap::{BlockId, NONE};
 use super::request::{Request, RequestInfo};
 use super::size::Units;
 
-/// The value of [`BlockMeta::uses`] for a block that no other stream uses.
+/// The value of [`BlockMeta::uses`] for a block whose list of uses is empty.
 pub(super) const NO_USES: u32 = u32::MAX;
 
 /// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockStatus {
-    /// The record is unused: the block is free in the heap or, in a re-mappable pool, belongs to another stream's
-    /// cache.
+    /// The record is unused: the heap has no block with this id, or the block is free there. In a re-mappable pool, the
+    /// block may also belong to another stream's cache.
     None,
-    /// Handed out.
+    /// Handed out, or reserved to be handed out.
     Owned,
     /// Free but cached whole, for a request of the same length.
     Kept,
@@ -34,18 +34,19 @@ pub(super) struct BlockMeta {
     pub(super) units: Units,
     /// The next block in the same slot of the quick list, which is the cache of whole freed blocks.
     pub(super) link: BlockId,
-    /// The head of the block's list in [`Uses`](super::pending::Uses), the list of the other streams that use it.
-    /// [`NO_USES`] if there are none.
+    /// The head of the block's list in [`Uses`](super::pending::Uses). The list has the other streams that use the
+    /// block while it is handed out. [`NO_USES`] if the list is empty. The uses of a pending block are in its
+    /// [`Pending`](super::pending::Pending) instead.
     pub(super) uses: u32,
     pub(super) status: BlockStatus,
-    /// True if the block has changed since the running copy of the table began (see [`BlockTable`]). Its former state
-    /// is saved, so the copy skips this record.
+    /// True if this record has changed after the running copy of the table began (see [`BlockTable`]), and before the
+    /// copy reached the record. The former state is saved, so the copy skips this record.
     saved: bool,
 }
 
 const _: () = assert!(size_of::<BlockMeta>() == 32);
 
-/// A block that is handed out, or that other streams still use.
+/// A block that is handed out, or that was freed but that other streams may still use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InUse {
     pub(super) address: u64,

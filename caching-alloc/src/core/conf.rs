@@ -63,7 +63,7 @@ pub enum ConfError {
         /// Description of valid values.
         expected: &'static str,
     },
-    /// A part without a key or a value, or unbalanced brackets.
+    /// A part without a key or a value, or unbalanced or nested brackets.
     #[error("{part:?} is not of the form key:value, or key:[key:value,…]")]
     Form {
         /// The part.

@@ -10,7 +10,9 @@ use super::stream::StreamId;
 ///
 /// *Structural* entries record changes of segments and pages, requests that failed for lack of memory, snapshots and
 /// annotations. Each allocator numbers them 1, 2, 3…, and delivers them to every tracker in this order. *Block* entries
-/// record that blocks are handed out and freed. They are numbered separately for each stream of each pool.
+/// record that blocks are handed out and freed. They are numbered 1, 2, 3… separately for each stream of each pool. The
+/// allocator may drop its state of a stream that has neither memory nor blocks in a pool. The numbers of the stream's
+/// later entries then begin at 1 again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Entry {
@@ -23,8 +25,9 @@ pub struct Entry {
     pub device: u32,
     /// The pool. Entries about no pool, such as annotations, have the number of the default pool.
     pub pool: PoolId,
-    /// The stream that the memory belongs to, or the stream of a request that failed. Entries about no stream, such
-    /// as annotations, have 0.
+    /// The stream that the memory belongs to. For the mapping of a page, and for the unmapping of one that moves, it is
+    /// the stream whose request needed the page. For a request that failed, it is the stream of the request. Entries
+    /// about no stream, such as annotations, have 0.
     pub stream: StreamId,
     /// The event.
     pub action: Action,

@@ -46,7 +46,8 @@ impl<T> Ranked<T> {
     #[inline]
     pub(super) fn lock(&self) -> Guard<'_, T> {
         let _held = held::Held::take(self.rank);
-        // A panic under one of these locks is a bug of this crate, but the data stays usable.
+        // A panic under one of these locks is a bug of this crate, or of a source or of the streams, which are called
+        // under some of the locks. The data stays usable.
         Guard { inner: self.mutex.lock().unwrap_or_else(PoisonError::into_inner), _held }
     }
 
@@ -91,8 +92,8 @@ pub(super) fn assert_may_call_out() {
     held::assert_none_from(Rank::StreamCache);
 }
 
-/// Panics if this thread holds a lock that requests take. Does nothing without debug assertions. Trackers may not be
-/// called under such a lock.
+/// Panics if this thread holds the structure lock or a lock of a later rank. Does nothing without debug assertions.
+/// Trackers may not be called under such a lock.
 #[cfg(test)]
 pub(super) fn assert_may_call_trackers() {
     #[cfg(debug_assertions)]

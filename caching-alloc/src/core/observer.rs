@@ -13,7 +13,7 @@ use super::tracker;
 /// An observer's answer to a request that found no memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OomAction {
-    /// The observer has freed nothing. The request fails, unless another observer has freed memory.
+    /// The observer has freed nothing. The request fails, unless another observer returns [`Retry`](Self::Retry).
     GiveUp,
     /// The observer has freed memory. The request is tried once more.
     Retry,

@@ -117,8 +117,10 @@ impl Pool {
         }
     }
 
-    /// Returns a guard. Until it is dropped, the pool neither releases nor lends memory, and a request that needs a new
-    /// segment fails with [`PoolWouldGrowDuringCapture`](AllocError::PoolWouldGrowDuringCapture).
+    /// Returns a guard. Until it is dropped, the pool neither grows, nor releases or lends memory. A request for which
+    /// the stream's free memory in the pool has no room then fails with
+    /// [`PoolWouldGrowDuringCapture`](AllocError::PoolWouldGrowDuringCapture), even if another stream of the pool has
+    /// free memory.
     ///
     /// Blocks while any pool of the allocator grows or is trimmed, so that a growth or trim of this pool does not
     /// continue under the guard. Inside a tracker, that is, in a call from a method of a [`Tracker`](super::Tracker),
@@ -183,8 +185,8 @@ impl Pool {
     }
 
     /// Like [`use_on_this_thread`](Self::use_on_this_thread), but only for requests for which `selects` returns true.
-    /// For other requests, the next older guard applies. `selects` is called on this thread, at each of its requests
-    /// to the allocator, and must not create or drop such guards.
+    /// For other requests, the next older guard applies. `selects` is called on this thread, for each request to the
+    /// allocator to which no newer guard of this thread applies. It must not create or drop such guards.
     ///
     /// ```
     /// # use std::sync::Arc;

@@ -125,8 +125,8 @@ impl PoolInfo {
         Err(AllocError::CaptureOutsideGraphPool { pool: self.id, stream })
     }
 
-    /// Returns true if requests of this pool that would otherwise fail for lack of memory may use free blocks of
-    /// `other`.
+    /// Returns true if a request in this pool may use free blocks of `other` when no memory can be allocated for the
+    /// request.
     pub(super) fn may_borrow_from(&self, other: &Self) -> bool {
         let is_default = |pool: &Self| pool.id == PoolId::default();
         let agreed = is_default(self) && other.lends || self.borrows && is_default(other);

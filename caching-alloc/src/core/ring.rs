@@ -188,7 +188,7 @@ impl Ring {
         self.pushed
     }
 
-    /// Returns the number of entries that are not delivered yet.
+    /// Returns the number of raw entries that are not delivered yet.
     pub(super) fn waiting(&self) -> usize {
         self.outbox.len()
     }

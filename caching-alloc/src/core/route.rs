@@ -117,8 +117,8 @@ impl Routes {
             let at = routes.iter().rposition(|route| route.made == made);
             at.map(|at| routes.remove(at))
         });
-        // Dropping the last handle of a pool releases its memory, and that calls trackers. So `HERE` is not borrowed
-        // any more.
+        // This may drop the last handle of a pool, which releases the pool's memory and so calls trackers. A tracker
+        // may allocate, which borrows `HERE`. So the borrow above has ended.
         drop(gone);
     }
 

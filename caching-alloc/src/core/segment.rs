@@ -122,7 +122,9 @@ impl Segment {
         self.0.stream.store(stream.0, Ordering::Relaxed);
     }
 
-    /// Returns the class of requests that the segment serves.
+    /// Returns the class of requests that the segment serves. In a pool of another kind than
+    /// [`Cached`](super::PoolKind::Cached), the class is always [`SizeClass::Large`], and the segment serves requests
+    /// of all sizes.
     #[must_use]
     pub fn class(&self) -> SizeClass {
         self.0.class

@@ -10,32 +10,34 @@ use super::source::SegmentSource;
 pub struct Settings {
     /// The limit on the bytes in all segments. With `None`, only the source limits them.
     pub memory_limit: Option<u64>,
-    /// The limit on the bytes of freed blocks that each stream of a pool caches. A cached block is not merged with its
-    /// neighbours, so the next request of the same length can take it as it is. Of blocks longer than a sixteenth of
-    /// the limit, only the one freed last is cached. Re-mappable pools cache only up to 1/4096 of their peak need, and
-    /// none of the long blocks, because their free memory must be visible to all streams.
+    /// The limit on the bytes of short freed blocks that each stream of a pool keeps in its quick list. Such a block is
+    /// not merged with its neighbours, so the next request of the same length can take it as it is. A block is short if
+    /// it has at most a sixteenth of this limit. Of the longer blocks, the list keeps only the one that was freed last;
+    /// it does not count towards the limit. In a re-mappable pool, the limit is at most 1/4096 of the pool's peak use,
+    /// and no long block is kept, because free memory must be visible to all streams.
     pub quick_list_bytes: u64,
     /// The length of the first segment of a pool and stream for requests of up to 1 MiB, before the adjustments that
     /// [`growth_divisor`](Self::growth_divisor) describes.
     pub small_segment: u64,
     /// Like [`small_segment`](Self::small_segment), but for larger requests.
     pub large_segment: u64,
-    /// Determines the length of a new segment. For requests larger than 1 MiB, it is 1/`growth_divisor` of the memory
-    /// that the pool and stream already have for such requests, but not less than
-    /// [`large_segment`](Self::large_segment). For smaller requests, it is four times that fraction, but not less
-    /// than [`small_segment`](Self::small_segment). The length is then limited to a quarter of the remaining memory,
-    /// and adjusted to a whole number of blocks of the requested length, at least one. If the source fails to
-    /// allocate the segment, segments of ever fewer blocks are tried, down to one. Large divisors waste less memory,
-    /// and small ones make fewer segments.
+    /// Determines the length of a new segment. For requests larger than 1 MiB, the length is 1/`growth_divisor` of the
+    /// memory that the pool and stream already have for such requests, but not less than
+    /// [`large_segment`](Self::large_segment). For smaller requests, it is four times that fraction, but not less than
+    /// [`small_segment`](Self::small_segment). The length is then limited to a quarter of the remaining memory, and
+    /// adjusted to a whole number of blocks of the requested length, at least one. If there is not enough memory for
+    /// that length, half as many blocks are tried each time, down to one. Large divisors waste less memory, and small
+    /// ones make fewer segments.
     pub growth_divisor: u64,
-    /// If true, idle segments that are too short for a request are replaced. Before a segment for a request larger than
-    /// 1 MiB is made, short idle segments of the same pool and stream are released, until they have about as many
-    /// bytes. So little memory stays reserved that large requests cannot use. The release blocks the host until the
-    /// stream's work has ended. It becomes rare once the short segments are gone.
+    /// If true, idle segments that are too short for a request are released before a new segment is allocated for it.
+    /// This applies to requests larger than 1 MiB in [`PoolKind::Cached`] pools, on streams that do not carry
+    /// collectives. Short idle segments of the same pool and stream are released until they had at least the length of
+    /// the new segment together. As a result, little memory stays reserved that large requests cannot use. Each release
+    /// blocks the host until the stream's work has ended. Releases become rare when no short segments are left.
     pub replace_idle: bool,
     /// The part of the memory limit above which idle memory is collected. While more is reserved, segments whose idle
-    /// time is at least average are released before new memory is requested. In a re-mappable pool, idle pages are
-    /// moved before new ones are made. Nothing is collected with `None`, or without a memory limit.
+    /// time is at least average are released before new memory is requested, and a re-mappable pool moves idle pages
+    /// before it makes new ones. Nothing is collected with `None`, or without a memory limit.
     #[doc(alias = "garbage_collection_threshold")]
     pub collect_above: Option<Fraction>,
     /// The rounding of requests in pools that split blocks.
@@ -52,9 +54,11 @@ pub struct Settings {
     pub max_unsplit_waste: u64,
     /// The memory of other streams that a request may use in its own pool.
     pub reuse: Reuse,
-    /// Block entries kept per pool and stream (rounded up to a power of two, at most 2^24).
+    /// The number of block entries (see [`Entry`](super::Entry)) that are kept for each stream of each pool. It is
+    /// rounded up to a power of two, and is at most 2^24.
     pub ring_entries: usize,
-    /// Structural entries kept, for snapshots and for [`Allocator::since`](super::Allocator::since).
+    /// The number of structural entries (see [`Entry`](super::Entry)) that are kept for snapshots and for
+    /// [`Allocator::since`](super::Allocator::since).
     pub structural_entries: usize,
 }
 
@@ -78,9 +82,10 @@ impl Default for Settings {
     }
 }
 
-/// The memory of other streams that a request may use in its own pool. If one of the two streams carries collectives
-/// or is being captured, `DeviceWait` permits no more than `HostSeen`. Memory of a stream that is being captured is
-/// never used by other streams.
+/// The memory of other streams that a request may use in its own pool. `DeviceWait` has the effect of `HostSeen` if the
+/// stream of the request carries collectives or is being captured, or if the other stream carries collectives. While a
+/// stream is being captured, no other stream uses its memory. For blocks of other pools, this setting only decides
+/// whether the request may wait on the device: it may with `DeviceWait`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reuse {
     /// No memory of other streams.
@@ -105,7 +110,8 @@ pub struct PoolSettings {
     #[doc(alias = "use_on_oom")]
     pub lends: bool,
     /// True if a request in this pool may use free blocks of the default pool when no segment can be allocated for it.
-    /// These blocks do not come from this pool's source. A pool that is not re-mappable borrows no re-mappable memory.
+    /// These blocks come from the default pool's source, even if this pool has a source of its own. A pool that is not
+    /// re-mappable borrows no re-mappable memory.
     pub borrows: bool,
 }
 
@@ -128,10 +134,11 @@ pub enum PoolKind {
     /// Splits, merges and reuses blocks, like the default pool of [`Allocator::new`](super::Allocator::new).
     #[default]
     Cached,
-    /// Like [`Cached`](Self::Cached), but the memory consists of pages, which the pool maps at the addresses where
-    /// they are needed. The reserved memory of all its streams usually stays within a few per cent of the peak of the
-    /// memory in use. Because pages move, the memory must be used by its own device alone, and not by peers, other
-    /// processes or communicators. Needs a source of pages ([`SegmentSource::as_pages`]).
+    /// Like [`Cached`](Self::Cached), but the memory consists of pages, which the pool maps at the addresses where they
+    /// are needed. The reserved memory of all its streams usually stays within a few per cent of the peak of the memory
+    /// in use. Only the pool's own device can access the pages; peers cannot. Do not register the memory with
+    /// communicators, because pages move. An [exported](super::Block::export) block keeps its pages in place until the
+    /// export is dropped. Needs a source of pages ([`SegmentSource::as_pages`]).
     Remappable,
     /// Gives each block a segment of its own, so each block can be registered, exported or mapped by itself.
     NoSplit,

@@ -2,7 +2,7 @@
 //! references.
 //!
 //! A request that a cache's free memory serves takes one lock. Counting references would add half of the lock's cost.
-//! When a cache is removed, the next new cache of any pool uses its slot again. So the number of slots is the largest
+//! When a cache is dropped, the next new cache of any pool uses its slot again. So the number of slots is the largest
 //! number of caches that existed at one time. A thread that remembers a cache's slot passes the cache's key to
 //! [`lock_of`](CacheSlot::lock_of), because another cache may use the slot now.
 
@@ -28,7 +28,7 @@ global! {
 pub(super) struct Open<'a>(Guard<'a, Option<CacheState>>);
 
 impl CacheSlot {
-    /// Puts the state of a new cache in a slot, and returns the slot: that of a removed cache, or a new one.
+    /// Puts the state of a new cache in a slot, and returns the slot: that of a dropped cache, or a new one.
     pub(super) fn take(state: CacheState) -> &'static Self {
         let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let slot = spare.unwrap_or_else(|| Box::leak(Box::new(Self(Ranked::new(Rank::StreamCache, None)))));

@@ -86,7 +86,8 @@ pub enum SourceError {
         /// The kind of the handle.
         kind: ShareKind,
     },
-    /// The source returned memory that a segment cannot have. The allocator has released that memory.
+    /// The source returned memory that is not valid for a segment. The allocator has passed this memory to
+    /// [`SegmentSource::release`], and ignores an error of that call.
     #[error("asked for {wanted} bytes, the source gave {} at {:#x}, which {what}", given.bytes, given.address)]
     BadSegment {
         /// Bytes asked for.
@@ -124,9 +125,10 @@ pub(super) fn allocate(source: &dyn SegmentSource, bytes: u64) -> Result<Segment
 /// A source of memory, for example of device allocations or of virtual memory with exportable handles. A source for
 /// tests may return addresses without memory.
 ///
-/// While the allocator calls a source, it holds no lock that is needed to serve a request from cached memory. Calls
-/// of one allocator that allocate, release, map or unmap memory do not overlap while the allocator exists. Later, any
-/// thread may release a segment by dropping its last [`Hold`](super::Hold). [`memory_info`](Self::memory_info) and
+/// While the allocator calls a source, it holds no lock that is needed to serve a request from cached memory. Calls of
+/// one allocator that allocate, release, map or unmap memory do not overlap while the allocator exists. After the
+/// allocator is dropped, a segment that was held is released when its last [`Hold`](super::Hold) and its last
+/// [`Segment`](super::Segment) are dropped, on any thread. [`memory_info`](Self::memory_info) and
 /// [`export`](Self::export) may be called by several threads at any time. A source must not call the allocator.
 pub trait SegmentSource: Send + Sync + fmt::Debug {
     /// Returns the ordinal of the device whose memory this is.
@@ -181,8 +183,8 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
 /// A source of pages: physical memory that can be mapped at any address of a reserved range.
 ///
 /// Each page is a separate piece of physical memory. After a page has moved, it stays mapped at its old addresses for a
-/// while, but the allocator uses only the new ones. When [`SegmentSource::release`] is called for a page, the page is
-/// mapped once, and the call also unmaps it. Sizes and addresses are multiples of
+/// while, but the allocator uses only the new ones. [`SegmentSource::release`] also accepts a page. The page is then
+/// mapped at exactly one address, and the call must unmap it. Sizes and addresses are multiples of
 /// [`granularity`](SegmentSource::granularity).
 pub trait PageSource: SegmentSource {
     /// Reserves a range of addresses without memory, and returns the first address.

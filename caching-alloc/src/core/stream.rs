@@ -63,7 +63,7 @@ pub trait StreamEvents: Send + Sync + fmt::Debug {
     fn synchronize(&self, event: EventId) -> Result<(), EventError>;
 
     /// Blocks the host until all work of the device has ended. Called if no event can be recorded on a stream, for
-    /// example because it was destroyed.
+    /// example because the stream was destroyed, or if [`synchronize`](Self::synchronize) fails.
     ///
     /// # Errors
     /// The driver's error, for example that a stream is being captured.
@@ -82,8 +82,9 @@ pub trait StreamEvents: Send + Sync + fmt::Debug {
     /// driver calls. Returns `None` if there is no such counter. Each pool calls this method once, and reads the
     /// counter on every request.
     ///
-    /// While the counter is not zero, every request calls [`is_capturing`](Self::is_capturing). While it is zero, or if
-    /// there is none, only requests that find no free block in their stream's cache call `is_capturing`.
+    /// While the counter is not zero, every request calls [`is_capturing`](Self::is_capturing), unless its pool is
+    /// frozen or kept for a graph. While the counter is zero, or if there is none, only requests that find no free
+    /// block in their stream's cache call `is_capturing`.
     fn captures(&self) -> Option<Arc<AtomicUsize>> {
         None
     }

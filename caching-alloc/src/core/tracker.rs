@@ -14,16 +14,18 @@ use super::sync::per_thread;
 
 /// An observer of the blocks and segments of an allocator.
 ///
-/// It gets a [`Snapshot`] when it is attached, and then every later entry that passes its [`Filter`], exactly
-/// once. A structural entry is delivered on the thread that caused it, before any other thread can see the
-/// change: a segment's `SegmentAlloc` before any block of it is handed out, its `SegmentFree` before its
-/// memory is released. Block entries come in batches, in order for each pool and stream.
+/// It gets a [`Snapshot`] when it is attached, and then every later entry that passes its [`Filter`], exactly once. A
+/// structural entry is delivered on the thread that caused it: a segment's `SegmentAlloc` before any block of the
+/// segment is handed out, and its `SegmentFree` before the memory is released. Block entries come in batches, in order
+/// for each pool and stream.
 ///
-/// While a tracker runs, other threads may allocate, free and create pools. Only a call that has an entry for trackers
-/// itself, for example a request that needs a new segment, waits for its turn. So a tracker must not wait for other
-/// threads that use the allocator. It may free blocks, and allocate blocks that the
-/// cache has; other requests inside a tracker fail with [`ReentrantTracker`](super::AllocError::ReentrantTracker). If a
-/// tracker fails or panics, a [`Fault`] is recorded, and the operation of the allocator goes on.
+/// While a tracker runs, other threads may allocate cached memory, free blocks and create pools. Two kinds of calls may
+/// have to wait until the tracker returns: those that have an entry for trackers themselves, for example a request that
+/// needs a new segment, and those that wait for a change of segments, for example
+/// [`Pool::freeze`](super::Pool::freeze). So a tracker must not wait for other threads that use the allocator. It may
+/// free blocks, and allocate blocks that the cache has. Other requests inside a tracker fail with
+/// [`ReentrantTracker`](super::AllocError::ReentrantTracker). If a tracker fails or panics, a [`Fault`] is recorded,
+/// and the operation of the allocator goes on.
 pub trait Tracker: Send + Sync {
     /// Returns the tracker's name, for reports.
     fn name(&self) -> &str;
@@ -153,7 +155,7 @@ impl Slot {
         }
     }
 
-    /// Passes the tracker the snapshot with which it is attached.
+    /// Passes the snapshot of the attachment to the tracker. Does nothing if no entry of this device passes.
     pub(super) fn greet(&self, snapshot: &Snapshot) -> Result<(), TrackError> {
         if self.filter.is_none() {
             return Ok(());

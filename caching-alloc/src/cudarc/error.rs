@@ -19,8 +19,8 @@ pub enum CudarcError {
         /// The device's ordinal.
         ordinal: usize,
     },
-    /// The driver that this process has loaded has another primary context for the device. It is another copy of the
-    /// driver than cudarc's, or numbers the devices differently.
+    /// The driver from [`Driver::load`](cuda_driver::Driver::load) has another primary context for the device than
+    /// cudarc. That driver is another copy than cudarc's, or numbers the devices differently.
     #[error(
         "cudarc has the primary context {wanted:#x} of device {ordinal}, the driver that this process has loaded has \
          {}; is there a second copy of libcuda, or `CUDA_DRIVER_SYS_LIBRARY` set?",
@@ -31,7 +31,8 @@ pub enum CudarcError {
         ordinal: usize,
         /// The handle of cudarc's context.
         wanted: usize,
-        /// The handle of the device's primary context in the loaded driver; `None` if that driver has no such device.
+        /// The handle of the device's primary context in the loaded driver; `None` if the ordinal does not fit in 32
+        /// bits.
         found: Option<usize>,
     },
     /// The stream belongs to another context than the adopted one.
@@ -47,8 +48,8 @@ pub enum CudarcError {
         "the per-thread default stream is a different one on every thread, so no memory can be freed on it: use another"
     )]
     PerThreadStream,
-    /// The block's allocator was not made with [`Adopted::events`](super::Adopted::events), or the block was allocated
-    /// on another stream than the given one.
+    /// The block's allocator was not made with [`Adopted::events`](super::Adopted::events), the block was allocated on
+    /// another stream than the given one, or the given stream was [forgotten](super::Adopted::forget).
     #[error(
         "the block at {address:#x} of {stream} cannot be a slice here: its allocator has to be made with this \
          `Adopted::events`, and the stream to be the one that it was allocated on"

@@ -22,7 +22,7 @@
 //! let mut memory = adopted.alloc_zeros::<f32>(allocator.default_pool(), &stream, 1000)?;
 //! stream.memcpy_htod(&[1.0; 500], &mut memory.as_view_mut().slice_mut(..500))?;
 //! assert_eq!(stream.clone_dtoh(&memory)?[499..501], [1.0, 0.0]);
-//! drop(memory); // freed on `stream`: its next request there may have it at once
+//! drop(memory); // freed on `stream`: the next request on that stream may have it at once
 //! # Ok(())
 //! # }
 //! ```
@@ -46,9 +46,11 @@
 //! [`DevicePtrMut`], the allocator reuses the memory only after the work of that stream. This does not need event
 //! tracking.
 //!
-//! cudarc keeps one event for the reads of a slice. If several streams read concurrently, it waits only for the read
-//! that was recorded last. Registered streams need no more, since the allocator tracks them. Pass streams that are not
-//! registered, and streams that read through views or as arguments of kernels, to [`Block::record_stream`].
+//! cudarc keeps one event for the reads of a slice. If several streams read concurrently, a later write and the free of
+//! the memory wait only for the read that was recorded last. The program must order such a write after the other reads
+//! itself. The free also waits for the reads that the allocator tracks, as described above. If a stream reads in
+//! another way, register it, and pass its number to [`Block::record_stream`]. The other ways are views, arguments of
+//! kernels, and the slice dereferenced to a [`CudaSlice`](::cudarc::driver::CudaSlice).
 //!
 //! The memory always belongs to the allocator. cudarc never frees it.
 
@@ -84,8 +86,8 @@ impl Adopted {
     /// that it is the context of `cuda`.
     ///
     /// # Errors
-    /// [`CudarcError::NotPrimary`], [`CudarcError::NotShared`]; [`CudarcError::Driver`] if the driver cannot be loaded,
-    /// or the context not be retained.
+    /// [`CudarcError::NotPrimary`]; [`CudarcError::NotShared`]; [`CudarcError::Driver`] if the driver cannot be loaded,
+    /// has no device with the ordinal of `cuda`, or cannot retain the context.
     pub fn new(cuda: &Arc<CudaContext>) -> Result<Self, CudarcError> {
         let ordinal = cuda.ordinal();
         if !cuda.is_primary() {
@@ -186,8 +188,9 @@ impl Adopted {
     ///
     /// # Errors
     /// An error frees the block. [`CudarcError::ForeignBlock`] if the block's allocator was not made with these
-    /// [`events`](Self::events), or `stream` is not the block's; [`CudarcError::TooLong`]; [`CudarcError::Alignment`];
-    /// [`CudarcError::Cuda`] or [`CudarcError::Panicked`] if cudarc cannot make the slice.
+    /// [`events`](Self::events), `stream` is not the block's, or `stream` was [forgotten](Self::forget);
+    /// [`CudarcError::TooLong`]; [`CudarcError::Alignment`]; [`CudarcError::Cuda`] or [`CudarcError::Panicked`] if
+    /// cudarc cannot make the slice.
     ///
     /// # Safety
     /// The block must hold `len` valid elements, or they must be written before they are read.

@@ -26,14 +26,15 @@ use crate::driver::DriverEvents;
 /// ([`CudaStream::upgrade_device_ptr`]), which it [leaks](CudaSlice::leak) instead of dropping it. It never gives that
 /// slice out by value or by `&mut`, since a caller could then move it out, and free the memory by dropping it.
 pub struct BlockSlice<T> {
-    // The first field, because fields are dropped in order: dropping this makes the block's stream wait for the uses by
-    // other streams, before the block is freed on that stream.
+    // The first field, because fields are dropped in order. Dropping this one makes the block's stream wait for the
+    // uses that cudarc has recorded on other streams. The block must be freed on its stream after that wait.
     lent: Lent<T>,
     block: Block,
     events: Arc<DriverEvents>,
 }
 
-/// A slice over memory that cudarc does not own. Dropping it leaks the slice, which does not free the memory.
+/// A slice over memory that cudarc does not own. Dropping this value leaks the slice, so cudarc does not free the
+/// memory.
 struct Lent<T>(ManuallyDrop<CudaSlice<T>>);
 
 impl<T> Drop for Lent<T> {
@@ -113,7 +114,7 @@ fn used_on<'a>(
         return guard;
     }
     if stream.context() != own.context() {
-        // An event can be recorded only in its own context, so the host waits for the work instead.
+        // An event can be recorded only on a stream of its own context, so the host waits for the work instead.
         mem::forget(guard);
         return SyncOnDrop::sync_stream(stream);
     }

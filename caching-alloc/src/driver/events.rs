@@ -80,9 +80,10 @@ impl DriverEvents {
     }
 
     /// Removes a stream, and drops the handle that kept it alive. Calls of this object with the stream's number fail
-    /// from now on. Memory that the allocator has cached under the number is released when memory is scarce or
-    /// trimmed. To release it at once, call [`Allocator::forget_stream`](crate::core::Allocator::forget_stream)
-    /// before this.
+    /// from now on. Memory that the allocator has cached for this number stays cached until a request needs it, or
+    /// until the program calls [`Allocator::trim_to`](crate::core::Allocator::trim_to) or
+    /// [`Allocator::empty_cache`](crate::core::Allocator::empty_cache). To release it at once, call
+    /// [`Allocator::forget_stream`](crate::core::Allocator::forget_stream) before this function.
     pub fn forget(&self, stream: StreamId) {
         let mut streams = lock(&self.streams);
         let gone = streams.known.remove(&stream);

@@ -124,7 +124,7 @@ impl Pages {
         self.page(token, bytes).map_err(wrong(CALL))?;
         let page = lock(&self.pages).remove(&token);
         match page {
-            // A mapped page is kept until it is unmapped.
+            // The ranges in which the page is mapped keep its memory until they unmap it.
             Some(Page { mappings, .. }) if mappings > 0 => {
                 Err(wrong(CALL)(PageError::Mapped { token, mappings }))
             }
@@ -141,7 +141,8 @@ impl Pages {
 }
 
 /// Only the source's own device can access pages: each peer would make every mapping slower by orders of magnitude. If
-/// pages cannot be unmapped, they and their addresses are kept until the range is released, which tries again.
+/// pages cannot be unmapped, they and their addresses are kept until the range is released. The release of the range
+/// tries again to unmap them.
 impl PageSource for VirtualMemorySource {
     fn reserve(&self, bytes: u64) -> Result<u64, SourceError> {
         let (size, alignment) = (host_size(bytes)?, host_size(self.granularity())?);

@@ -57,8 +57,9 @@ impl Sharing {
 }
 
 /// A source of segments at fixed addresses. Each segment is one physical allocation, mapped once and as a whole.
-/// Communicators can register such memory, peers can access it, and other processes can import it. Addresses and sizes
-/// are multiples of 2 MiB, or of the driver's granularity if that is larger.
+/// Communicators can register such memory. [`Sharing`] determines which peers can access it, and by which handle types
+/// other processes can import it. Addresses and sizes are multiples of 2 MiB, or of the driver's granularity if that is
+/// larger.
 ///
 /// A source without peers also makes pages for [re-mappable](crate::core::PoolKind::Remappable) pools.
 #[derive(Debug)]

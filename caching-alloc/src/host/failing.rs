@@ -81,7 +81,7 @@ impl Failing {
     }
 
     /// Makes the failure an out-of-memory error. Use it for calls that can fail so: those that allocate a segment,
-    /// create a page or map one.
+    /// create a page or map one. It has no effect on calls of [`HostStreams`](super::HostStreams).
     #[must_use]
     pub fn for_want_of_memory(self) -> Self {
         Self { scarce: true, ..self }

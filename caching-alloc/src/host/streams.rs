@@ -29,8 +29,8 @@ struct HostStream {
     enqueued: u64,
     completed: u64,
     capturing: bool,
-    /// For each other stream, how many of its work items, counted from the first, later work of this stream waits
-    /// for.
+    /// The streams that later work of this stream waits for. The value is a number of work items: the wait is for that
+    /// many items of the other stream, counted from its first one.
     after: HashMap<StreamId, u64>,
 }
 

@@ -7,7 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::core::SourceError;
 
-/// A method of [`SegmentSource`](crate::core::SegmentSource) or [`PageSource`](crate::core::PageSource).
+/// A method of [`SegmentSource`](crate::core::SegmentSource) or [`PageSource`](crate::core::PageSource) whose calls are
+/// logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the methods' names")]

@@ -68,7 +68,8 @@ impl Drop for Counted<'_> {
 fn give_back(allocated: &AtomicU64, bytes: u64) {
     if bytes > 0 {
         let less = |now: u64| Some(now.saturating_sub(bytes));
-        // With release ordering, a thread that counts these bytes next comes after the source's own release.
+        // Release ordering: the source has released the memory before another thread can count these bytes for a new
+        // allocation.
         let _ = allocated.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
     }
 }

@@ -14,9 +14,9 @@ pub type SinkError = Box<dyn Error + Send + Sync>;
 ///
 /// Every `Fn(&LoggedCall)` that is `Send + Sync` is a sink.
 pub trait CallSink: Send + Sync {
-    /// Records a call that has ended. It runs on the thread of the call, before the call returns, and may run on
-    /// several threads at the same time. An allocator that calls the source waits meanwhile, with a lock held, so this
-    /// must not call the allocator.
+    /// Records a call that the source has completed. This method runs on the thread that made the call, before that
+    /// thread gets the result, and may run on several threads at the same time. An allocator that made the call may
+    /// hold a lock meanwhile, so this method must not call the allocator.
     ///
     /// # Errors
     /// Any error. The record then counts as lost.
@@ -32,8 +32,8 @@ impl<F: Fn(&LoggedCall) + Send + Sync> CallSink for F {
 
 /// Writes a line of CSV for each call, by one `write_all`. Threads write one after the other.
 ///
-/// The columns are those of [`LoggedCall::CSV_HEADER`]. It does not flush. To get each line at once, pass a writer that
-/// does not hold complete lines in a buffer, such as a `File` or `LineWriter`.
+/// The columns are those of [`LoggedCall::CSV_HEADER`]. The sink does not flush the writer. To get each line at once,
+/// pass a writer that does not hold complete lines in a buffer, such as a `File` or `LineWriter`.
 pub struct CsvSink<W> {
     writer: Mutex<W>,
 }

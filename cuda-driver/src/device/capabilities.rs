@@ -17,8 +17,8 @@ bitflags! {
         const VIRTUAL_MEMORY = 1 << 1;
         /// Physical memory can be exported as file descriptors.
         const FILE_DESCRIPTOR_HANDLES = 1 << 2;
-        /// Physical memory can be exported as fabric handles, if this process may also open an IMEX channel.
-        /// [`HandleTypes::granted`](crate::vmm::HandleTypes::granted) tests both.
+        /// The device supports exporting physical memory as fabric handles. The process also needs an IMEX channel that
+        /// it may open. [`HandleTypes::granted`](crate::vmm::HandleTypes::granted) tests both conditions.
         const FABRIC_HANDLES = 1 << 3;
         /// Other devices of the host, such as network adapters, can access the device's memory (GPUDirect RDMA).
         const RDMA = 1 << 4;
@@ -142,10 +142,10 @@ impl Device {
     }
 
     /// Returns the handle types by which [pools](crate::memory::MemoryPool) of the device's memory can be shared with
-    /// other processes; empty if they cannot be shared.
+    /// other processes. The result is empty if pools cannot be shared, or if the driver does not know the attribute.
     ///
     /// # Errors
-    /// As [`Device::attribute`].
+    /// As [`Device::capabilities`].
     pub fn pool_handle_types(&self) -> Result<HandleTypes> {
         let types = self.attribute_or_zero(A::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES)?;
         Ok(HandleTypes::from_bits_retain(count(types)))

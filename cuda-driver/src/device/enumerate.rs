@@ -52,8 +52,8 @@ impl Driver {
     /// `3b:00.0`, `0000:3b:00`.
     ///
     /// # Errors
-    /// [`Error::NoDeviceNamed`] if the process sees no such device; [`Error::Driver`] from `cuDeviceGetByPCIBusId`;
-    /// otherwise as [`Driver::devices`].
+    /// [`Error::NoDeviceNamed`] if the process sees no such device, or if `id` is not a PCI bus id; [`Error::Driver`]
+    /// from `cuDeviceGetByPCIBusId`; otherwise as [`Driver::devices`].
     #[doc(alias = "cuDeviceGetByPCIBusId")]
     pub fn device_by_pci_bus_id(&self, id: &str) -> Result<Device> {
         let unknown = || Error::NoDeviceNamed { what: "PCI bus id", name: id.to_owned() };

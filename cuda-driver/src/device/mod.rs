@@ -16,7 +16,7 @@ pub use self::primary::PrimaryState;
 use crate::call::call;
 use crate::{Driver, Error, Result};
 
-/// A GPU that the process can see. Cheap to clone. Two are equal if their drivers and ordinals are.
+/// A GPU that the process can see. Cheap to clone. Two values are equal if they have the same driver and ordinal.
 #[derive(Clone)]
 pub struct Device {
     driver: Driver,

@@ -160,8 +160,8 @@ impl Stream {
 
 /// An open capture. Dropping it without [`end`](Self::end) ends the capture and discards the recorded work.
 ///
-/// It cannot be sent to another thread, because the driver requires that the thread that began a capture ends it. It
-/// can be ended only once:
+/// A capture cannot be sent to another thread: in every mode but [`Relaxed`](CaptureMode::Relaxed), the driver requires
+/// that a capture ends on the thread on which it began. A capture can be ended only once:
 /// ```compile_fail,E0277
 /// fn elsewhere(capture: cuda_driver::graph::Capture) {
 ///     std::thread::spawn(move || capture.end());
@@ -201,7 +201,8 @@ impl Capture {
         let stream = &self.stream;
         let current = stream.enter_if_implicit();
         if current.is_err() {
-            // The driver's capture stays open. It counts as open for ever, and the objects that it needs stay alive.
+            // The capture cannot be ended without its context, so it stays open in the driver. It counts as open for
+            // ever, and the objects that it needs stay alive.
             std::mem::forget((self.open.take(), self.counted.take()));
         }
         let _current = current?;
@@ -212,7 +213,8 @@ impl Capture {
         stream.context().driver().open_captures().fetch_sub(1, Ordering::Relaxed);
         ended?;
         // SAFETY: the driver made the graph for this call, so nobody else owns it. The callers that enqueued the
-        // captured work promised to keep its contract for every launch.
+        // captured work promised to keep the contract of asynchronous calls at every launch. `end` makes the graph hold
+        // the modules of its kernels.
         Ok(unsafe { Graph::from_raw(stream.context(), raw) })
     }
 }

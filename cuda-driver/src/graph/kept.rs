@@ -53,7 +53,7 @@ fn add_missing<T: ?Sized>(known: &mut Vec<Arc<T>>, new: &[Arc<T>]) {
     }
 }
 
-/// Key of a capture: the identity of its driver, and the number that the driver gave it.
+/// Key of a capture: the identity of its driver, and the number that the driver gave the capture.
 type Key = (usize, u64);
 
 /// The state of an open capture.
@@ -67,7 +67,8 @@ struct Open {
 /// The captures that [`Stream::begin_capture`] began and that have not ended.
 static OPEN: LazyLock<Mutex<HashMap<Key, Open>>> = LazyLock::new(Mutex::default);
 
-/// The number of entries in [`OPEN`]. While it is 0, launches need not query whether their stream captures.
+/// At least the number of entries in [`OPEN`]. While this is 0, there are no entries, and calls need not query whether
+/// their stream captures.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 fn open() -> MutexGuard<'static, HashMap<Key, Open>> {
@@ -85,8 +86,9 @@ impl OpenCapture {
         let key = (stream.context().driver().identity(), id);
         COUNT.fetch_add(1, Ordering::SeqCst);
         let (stream, thread) = (stream.clone(), thread::current().id());
-        // The entry of a capture that could not be ended may have the same key, if the driver uses its number again. It
-        // is dropped after the lock is released, because dropping an owner may call the driver.
+        // A capture that could not be ended leaves its entry. If the driver uses the number of that capture again, the
+        // new entry replaces the old one. The old entry is dropped after the lock is released, because dropping an
+        // owner may call the driver.
         let _former = open().insert(key, Open { kept: Kept::default(), stream, thread });
         Ok(Some(Self(key)))
     }
@@ -106,7 +108,7 @@ impl Drop for OpenCapture {
 }
 
 /// Adds `owners` to the objects that the graph of the stream's capture will hold. Does nothing if the stream does not
-/// capture, or if another library began the capture.
+/// capture, another library began the capture, or the capture is invalidated.
 #[inline]
 pub(crate) fn keep<O: AsRef<[Owner]>>(stream: &Stream, owners: impl FnOnce() -> O) -> Result<()> {
     if COUNT.load(Ordering::SeqCst) == 0 {
@@ -116,8 +118,8 @@ pub(crate) fn keep<O: AsRef<[Owner]>>(stream: &Stream, owners: impl FnOnce() -> 
 }
 
 /// Adds `owners` and `memory` to the objects that the graph of the stream's capture will hold. Returns true if it has
-/// added them. Returns false, and does nothing, if the stream does not capture, or if another library began the
-/// capture.
+/// added them. Returns false, and does nothing, if the stream does not capture, another library began the capture, or
+/// the capture is invalidated.
 #[cold]
 pub(super) fn keep_in_open(stream: &Stream, owners: &[Owner], memory: &[BoundMemory]) -> Result<bool> {
     let Some(id) = stream.capture_info()?.id else { return Ok(false) };

@@ -58,9 +58,9 @@ bitflags! {
 /// A graph of recorded work, from which [`GraphExec`]s are made. It is not `Sync`, since the driver does not lock
 /// graphs.
 ///
-/// It holds the modules of the kernels that [`Stream::launch_kernel`] recorded in it, the
-/// [`DeviceSlice`](crate::DeviceSlice)s that recorded work uses, and the owners passed to
-/// [`Stream::keep_in_graph`]. Its executables hold them too.
+/// It keeps alive the modules of the kernels that [`Stream::launch_kernel`] recorded in it, the
+/// [`DeviceSlice`](crate::DeviceSlice)s that recorded work uses, and the objects passed to [`Stream::keep_in_graph`].
+/// Its executables keep them alive too.
 pub struct Graph {
     context: Context,
     raw: CUgraph,
@@ -90,9 +90,8 @@ impl Graph {
         self.raw
     }
 
-    /// Returns the driver's handle and gives up ownership. The caller must destroy the graph. The caller must also
-    /// keep alive the modules, slices and other owners that the graph held, since this crate no longer holds them for
-    /// the graph.
+    /// Returns the driver's handle and gives up ownership. The caller must destroy the graph. The caller must also keep
+    /// alive the modules, slices and other objects that the graph kept alive.
     #[must_use]
     pub fn into_raw(self) -> CUgraph {
         let this = ManuallyDrop::new(self);
@@ -197,7 +196,7 @@ impl GraphExec {
     pub fn update(&mut self, graph: &Graph) -> Result<()> {
         let ours = self.context.driver();
         ours.require_same("the graph", graph.context.driver(), "the executable")?;
-        // The former owners are kept too, because launches of the former graph may be in flight.
+        // This only adds objects. Those of the former graph are still needed, because launches of it may be in flight.
         self.kept.add(graph.kept.owners(), graph.kept.memory());
         let _current = self.context.enter()?;
         let mut info = CUgraphExecUpdateResultInfo::default();
@@ -256,7 +255,7 @@ impl Stream {
 impl Drop for GraphExec {
     #[doc(alias = "cuGraphExecDestroy")]
     fn drop(&mut self) {
-        // SAFETY: `self` owns the executable, and nobody uses it after this. Launches in flight still complete.
+        // SAFETY: `self` owns the executable, and nobody uses it after this. The driver completes launches in flight.
         teardown::report(unsafe { call!(self.context.api(), cuGraphExecDestroy(self.raw)) });
     }
 }

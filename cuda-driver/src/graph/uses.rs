@@ -36,8 +36,8 @@ pub(crate) fn refuse_capture(stream: &Stream) -> Result<()> {
     if stream.capture_status()? == CaptureStatus::None { Ok(()) } else { Err(while_capturing()) }
 }
 
-/// Hands `memory` to the capture that `stream` is part of, whose graph will hold it. Returns an error if the stream
-/// does not capture, or if another library began the capture.
+/// Adds `memory` to the objects that the graph of the stream's capture will hold. Returns an error if the stream does
+/// not capture, if the capture is invalidated, or if another library began it.
 pub(crate) fn keep_in_capture(stream: &Stream, memory: &[BoundMemory]) -> Result<()> {
     if kept::keep_in_open(stream, &[], memory)? { Ok(()) } else { Err(while_capturing()) }
 }
@@ -96,8 +96,8 @@ pub(crate) fn enqueue(
     ordered
 }
 
-/// Hands `memory` to the capture that `stream` is part of, whose graph will hold it, and returns the number of the
-/// capture; `None` if the stream does not capture. Returns an error if `during_capture` is
+/// Returns `None` if `stream` does not capture. Otherwise makes the graph of the stream's capture hold `memory`, and
+/// returns the number of the capture. Returns an error if the stream captures and `during_capture` is
 /// [`Refuse`](DuringCapture::Refuse), if the capture is invalidated, or if another library began it.
 fn capture_of(stream: &Stream, memory: &[BoundMemory], during_capture: DuringCapture) -> Result<Option<u64>> {
     let info = stream.capture_info()?;
@@ -113,7 +113,7 @@ fn capture_of(stream: &Stream, memory: &[BoundMemory], during_capture: DuringCap
 
 /// Returns the streams of `memory` that must be ordered with `stream` by events. If `stream` captures, these are only
 /// the streams in the same capture: the others are ordered with each launch of the graph. Returns an error if one of
-/// the streams is in another capture.
+/// the streams is in a capture that `stream` is not in, is in an invalidated capture, or belongs to another driver.
 fn streams_to_order<'a>(
     stream: &Stream,
     memory: &'a [BoundMemory],

@@ -45,9 +45,9 @@ impl<'a> Watch<'a> {
     }
 
     /// Returns true if none of the streams can have become part of a capture since [`Watch::new`]. That is certain in
-    /// two cases: [`Stream::begin_capture`] had no capture open in this time, or no thread made a call that begins a
-    /// capture on one of the streams or makes one of them wait for an event. Once the result is false, it stays
-    /// false.
+    /// two cases: no capture of [`Stream::begin_capture`] was open or began in this time, or no thread made a call that
+    /// begins a capture on one of the streams or makes one of them wait for an event. Captures that another library
+    /// began may go undetected. Once the result is false, it stays false.
     pub(crate) fn is_certain(&self) -> bool {
         let none_open = self.none_open && BEGUN.load(Ordering::SeqCst) == self.begun;
         none_open

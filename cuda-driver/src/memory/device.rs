@@ -12,7 +12,7 @@ pub struct DeviceMemory {
     context: Context,
     ptr: DevicePtr,
     bytes: usize,
-    /// False after the memory was freed.
+    /// False after an attempt to free the memory, even if it failed.
     owned: bool,
 }
 
@@ -65,9 +65,9 @@ impl DeviceMemory {
         unsafe { self.context.copy_from_host(self.ptr + offset, from) }
     }
 
-    /// Fills `to` with a copy of the memory from `offset` bytes after its first byte on. Blocks until the copy is done.
-    /// The copy does not wait for work on [non-blocking](crate::StreamFlags::NON_BLOCKING) streams: synchronise with
-    /// them first.
+    /// Fills `to` with a copy of the memory, starting `offset` bytes after the first byte of the memory. Blocks until
+    /// the copy is done. The copy does not wait for work on [non-blocking](crate::StreamFlags::NON_BLOCKING) streams:
+    /// synchronise with them first.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) if the memory is too short; the errors of

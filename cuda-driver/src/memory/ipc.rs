@@ -93,7 +93,7 @@ impl Drop for ImportedMemory {
         // Closing does not take part in an open capture and must not invalidate it.
         let _relaxed = RelaxedCapture::enter(self.context.driver());
         teardown::report(self.context.enter().and_then(|_current| {
-            // SAFETY: `open` mapped it, and nothing uses it after this.
+            // SAFETY: `open` mapped the memory at this address, and nothing uses the mapping after this.
             unsafe { call!(self.context.api(), cuIpcCloseMemHandle(self.ptr.0)) }
         }));
     }

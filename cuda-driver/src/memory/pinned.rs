@@ -121,7 +121,8 @@ impl Drop for PinnedMemory {
         // Freeing does not take part in an open capture and must not invalidate it.
         let _relaxed = RelaxedCapture::enter(self.context.driver());
         teardown::report(self.context.enter().and_then(|_current| {
-            // SAFETY: `cuMemHostAlloc` returned it, and nothing uses it after this.
+            // SAFETY: `cuMemHostAlloc` returned the address. Safe code cannot use the memory any more. Enqueued work
+            // does not use it either, as the callers of the `unsafe` calls that enqueued the work promised.
             unsafe { call!(self.context.api(), cuMemFreeHost(self.start.as_ptr().cast())) }
         }));
     }

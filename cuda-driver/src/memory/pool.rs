@@ -49,9 +49,10 @@ pub struct PoolUsage {
 
 /// A pool of a device's memory.
 ///
-/// This is a handle, cheap to clone. Each [`StreamMemory`](super::StreamMemory) holds a clone of the pool that it was
-/// allocated from or imported through. Memory from [`StreamMemory::new`](super::StreamMemory::new) holds none. Dropping
-/// the last clone destroys a pool that the program created or imported.
+/// This is a handle, cheap to clone. Memory from [`StreamMemory::from_pool`](super::StreamMemory::from_pool) or
+/// [`StreamMemory::import`](super::StreamMemory::import) holds a clone of its pool. Memory from
+/// [`StreamMemory::new`](super::StreamMemory::new) does not. Dropping the last clone destroys a pool that the program
+/// created or imported.
 #[derive(Clone)]
 pub struct MemoryPool {
     inner: Arc<Inner>,
@@ -69,15 +70,16 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl MemoryPool {
-    /// Creates a pool of the device's memory that can be exported as the given handle types
-    /// ([`Device::pool_handle_types`]).
+    /// Creates a pool of the device's memory that can be exported as the given handle types.
+    /// [`Device::pool_handle_types`] returns the types that the device supports.
     ///
     /// `max_bytes` limits the size of the pool from CUDA 12.2 on; 0 means the system's limit. With an older driver
     /// `max_bytes` must be 0, because the field is reserved.
     ///
     /// # Errors
     /// [`Error::Missing`](crate::Error::Missing) below CUDA 11.2; [`Error::Driver`](crate::Error::Driver) from
-    /// `cuMemPoolCreate`: `CUDA_ERROR_NOT_SUPPORTED` if the device has no memory pools, or not this handle type.
+    /// `cuMemPoolCreate`: `CUDA_ERROR_NOT_SUPPORTED` if the device does not support memory pools, or one of the handle
+    /// types.
     #[doc(alias = "cuMemPoolCreate")]
     pub fn new(context: &Context, handle_types: HandleTypes, max_bytes: usize) -> Result<Self> {
         let properties = CUmemPoolProps {

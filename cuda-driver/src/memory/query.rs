@@ -24,7 +24,7 @@ pub enum MemoryKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PointerInfo {
-    /// The kind of memory behind an address.
+    /// The kind of memory behind the address.
     pub kind: MemoryKind,
     /// The ordinal of the device that the memory was allocated for; `None` if the driver reports none.
     pub device: Option<u32>,

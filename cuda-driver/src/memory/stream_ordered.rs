@@ -16,11 +16,11 @@ pub struct PoolPointer(pub [u8; 64]);
 #[derive(Debug)]
 pub struct StreamMemory {
     stream: Stream,
-    /// The pool that the memory was allocated from; `None` for the device's current pool.
+    /// The pool that the memory was allocated from or imported through; `None` for memory from [`new`](Self::new).
     _pool: Option<MemoryPool>,
     ptr: DevicePtr,
     bytes: usize,
-    /// False after the memory was freed.
+    /// False after a call of [`free`](Self::free), even if it failed.
     owned: bool,
 }
 
@@ -29,8 +29,8 @@ impl StreamMemory {
     /// use the memory. Dropping the value frees the memory in the order of the same stream.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemAllocAsync`: `CUDA_ERROR_OUT_OF_MEMORY`,
-    /// `CUDA_ERROR_NOT_SUPPORTED`.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemAllocAsync`: `CUDA_ERROR_OUT_OF_MEMORY`;
+    /// `CUDA_ERROR_NOT_SUPPORTED` if the device has no memory pools.
     #[doc(alias = "cuMemAllocAsync")]
     pub fn new(stream: &Stream, bytes: usize) -> Result<Self> {
         let _current = stream.enter_if_implicit()?;
@@ -59,7 +59,7 @@ impl StreamMemory {
     }
 
     /// Returns a handle with which processes that have imported the pool can open this memory. The memory must stay
-    /// allocated until all of them have freed theirs.
+    /// allocated until all of these processes have closed it.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolExportPointer`: `CUDA_ERROR_INVALID_VALUE` unless the
@@ -119,8 +119,8 @@ impl StreamMemory {
     ///
     /// # Errors
     /// [`Error::DifferentDevices`](crate::Error::DifferentDevices) or
-    /// [`Error::DifferentDrivers`](crate::Error::DifferentDrivers) if `stream` is of another device. `self` is then
-    /// dropped, which frees the memory in the order of its former stream.
+    /// [`Error::DifferentDrivers`](crate::Error::DifferentDrivers) if `stream` is of another device or driver. `self`
+    /// is then dropped, which frees the memory in the order of its former stream.
     pub fn move_to(mut self, stream: &Stream) -> Result<Self> {
         let (found, wanted) = (stream.context().device(), self.stream.context().device());
         if found != wanted {

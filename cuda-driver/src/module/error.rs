@@ -8,11 +8,11 @@ use crate::driver_error::DriverError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModuleError {
-    /// The PTX text is empty.
+    /// The PTX text is empty, or has only white space.
     #[error("the PTX text is empty: it starts with .version, .target and .address_size")]
     Empty,
 
-    /// A text contains a NUL byte inside. The driver would read the text only up to there.
+    /// A text contains a NUL byte. The driver would read the text only up to this byte.
     #[error("the {what} has a NUL byte at {at}, where the driver would take it for ended")]
     Nul {
         /// A name for the text, such as `PTX`.
@@ -66,7 +66,7 @@ pub enum ModuleError {
         name: String,
         /// A description of the module's source.
         module: String,
-        /// The names of the module's kernels; empty if the driver does not report them (before CUDA 12.4).
+        /// The names of the module's kernels. Empty if the driver cannot list them, as before CUDA 12.4.
         known: Vec<String>,
     },
 
@@ -148,7 +148,8 @@ fn below(limit_name: &str) -> &'static str {
     }
 }
 
-/// A mistake in a launch. This crate found it before it called the driver's launch function, so nothing was launched.
+/// A mistake in a launch. This crate found the mistake before the call of the driver's launch function, so nothing was
+/// launched.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {

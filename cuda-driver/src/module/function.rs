@@ -22,8 +22,9 @@ struct Inner {
     name: String,
     raw: CUfunction,
     max_threads: u32,
-    /// The limit of a block's dynamic shared memory in bytes, as the driver last reported it or this value last set
-    /// it. Another handle of the kernel may have raised it since.
+    /// The limit of a block's dynamic shared memory in bytes, as the driver last reported it or
+    /// [`Function::set_max_dynamic_shared_bytes`] last set it. [`Function::set_attribute`] or another handle of the
+    /// kernel may have changed the limit since.
     max_dynamic_shared: AtomicU32,
     /// The sizes of the parameters in bytes; `None` if the driver does not report them.
     parameters: Option<Vec<usize>>,
@@ -246,8 +247,8 @@ impl Function {
         self.inner.max_threads
     }
 
-    /// Returns the most dynamic shared memory that a block can have, in bytes. Asks the driver again if `wanted`
-    /// exceeds the limit that it last reported.
+    /// Returns the most dynamic shared memory that a block can have, in bytes. Asks the driver again only if `wanted`
+    /// exceeds the stored limit.
     pub(super) fn max_dynamic_shared(&self, wanted: u32) -> Result<u32> {
         let known = self.inner.max_dynamic_shared.load(Ordering::Relaxed);
         if wanted <= known {

@@ -1,4 +1,4 @@
-//! Checks of the headers of cubins and fat binaries.
+//! Checks of the headers of cubins and fat binaries, and descriptions of device code for error messages.
 
 use super::ModuleError;
 
@@ -43,8 +43,9 @@ fn number<const N: usize>(image: &[u8], at: u64) -> u64 {
     bytes.map_or(0, |bytes| bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
 }
 
-/// Returns the expected length of a fat binary in bytes: the size of its header (2 bytes at offset 6) plus the size
-/// of the rest (8 bytes at offset 8).
+/// Returns the expected length of a fat binary in bytes: the size of its header plus the size of the rest. The size of
+/// the header is the 2-byte number at offset 6, or 16 if that is larger. The size of the rest is the 8-byte number at
+/// offset 8.
 fn fat_binary_bytes(image: &[u8]) -> u64 {
     const HEAD: u64 = 16;
     number::<2>(image, 6).max(HEAD).saturating_add(number::<8>(image, 8))

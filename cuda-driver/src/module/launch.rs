@@ -131,7 +131,9 @@ impl LaunchConfig {
         self
     }
 
-    /// Returns an error if the device or the kernel cannot run this shape.
+    /// Returns an error if a size of the grid or the block is 0, if a size, the number of threads in a block or the
+    /// dynamic shared memory exceeds its limit, or if the grid does not consist of whole clusters. The driver checks
+    /// everything else, such as the size of a cluster.
     fn check(&self, function: &Function, limits: &Limits) -> Result<()> {
         let kernel = || function.name().to_owned();
         for (what, found, (limit_name, limit)) in [
@@ -228,7 +230,8 @@ impl Stream {
     /// [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for a function of another context than the
     /// stream's; [`Error::Missing`] for clusters and programmatic serialisation below CUDA 11.8; [`Error::Driver`]
     /// from `cuLaunchKernel`, `cuLaunchCooperativeKernel` or `cuLaunchKernelEx`, also for errors of earlier
-    /// asynchronous work.
+    /// asynchronous work, and from the queries before the launch: `cuFuncGetAttribute`, `cuDeviceGetAttribute` and
+    /// `cuStreamGetCaptureInfo_v2`.
     #[doc(alias = "cuLaunchKernel")]
     #[doc(alias = "cuLaunchCooperativeKernel")]
     #[doc(alias = "cuLaunchKernelEx")]

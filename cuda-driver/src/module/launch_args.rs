@@ -35,7 +35,7 @@ impl Slot<'_> {
 }
 
 /// An argument of a launch. A reference to a [`Parameter`] passes its value; a slice or view passes the address of its
-/// first element. A kernel may write only through arguments that are borrowed exclusively.
+/// first element. A kernel may write to a slice or view only if the argument borrows it exclusively.
 pub trait KernelArgument<'a>: sealed::Push<'a> {}
 
 impl<'a, A: sealed::Push<'a>> KernelArgument<'a> for A {}
@@ -141,7 +141,7 @@ impl<'a> LaunchArgs<'a> {
         self
     }
 
-    /// Sets the whole shape, for example to [`LaunchConfig::linear`].
+    /// Replaces the whole configuration, for example by [`LaunchConfig::linear`].
     pub fn config(mut self, config: LaunchConfig) -> Self {
         self.config = config;
         self
@@ -154,7 +154,7 @@ impl<'a> LaunchArgs<'a> {
     }
 
     /// Enqueues the launch on the stream, and orders it with other [uses](crate::slice#order) of the slices. In a
-    /// capture, the graph keeps the slices and the kernel's module alive.
+    /// capture that [`Stream::begin_capture`] began, the graph keeps the slices and the kernel's module alive.
     ///
     /// # Safety
     /// The caller keeps the [promises of a launch](crate::module#what-a-launch-asks-of-the-caller). This crate keeps

@@ -50,7 +50,7 @@
 //! let memory = DeviceMemory::new(&context, 4000)?;
 //! memory.copy_from_host(0, &[1u32; 1000])?;
 //! let config = LaunchConfig::linear(1000, 256);
-//! // SAFETY: the kernel touches 1000 words of `memory`; both outlive the work, which is waited for.
+//! // SAFETY: the kernel accesses 1000 words of `memory`. `add` and `memory` live until `synchronize` has returned.
 //! unsafe { stream.launch_kernel(&add, &config, (memory.ptr(), 41u32, 1000u32))? };
 //! stream.synchronize()?;
 //! let mut words = [0u32; 1000];
@@ -75,7 +75,8 @@
 //!   sizes are checked if the driver reports them (CUDA 12.4 and newer). The meaning is never checked.
 //! - **Memory**: the contract of [asynchronous calls](crate::Stream#what-asynchronous-calls-ask-of-the-caller) holds
 //!   for everything that the kernel accesses. Slices that are arguments of [`LaunchArgs`] are kept alive and their uses
-//!   ordered; the caller promises that the kernel stays inside them.
+//!   ordered. The caller promises that the kernel stays inside them, and writes only those that were passed as
+//!   exclusive borrows.
 //! - **Code**: the [`Function`], another function of its module, or the [`Module`] lives until the kernel has ended. If
 //!   the launch was captured, and [`Stream::begin_capture`](crate::Stream::begin_capture) began the capture, the graph
 //!   and its executables keep the module loaded. An executable must then live until its last launch has ended.
@@ -83,8 +84,8 @@
 //!   because the device may not have room for both. Blocks of one kernel may wait for each other only in a [cooperative
 //!   launch](LaunchConfig::cooperative).
 //!
-//! The launch detects some mistakes itself, before it calls the driver's launch function, and returns a
-//! [`LaunchError`].
+//! [`Stream::launch_kernel`](crate::Stream::launch_kernel) finds some mistakes itself, before it calls the driver's
+//! launch function, and returns a [`LaunchError`] for them.
 
 mod arguments;
 mod error;
@@ -187,8 +188,8 @@ impl Module {
         let mut request = jit::Request::new(options);
         let mut raw = std::ptr::null_mut();
         let loaded = request.call(|count, options, values| {
-            // SAFETY: the image is the caller's promise; `count` options and values, whose buffers outlive the call;
-            // writes one handle, to a local that outlives the call.
+            // SAFETY: the caller promises that the image is valid. There are `count` options and `count` values. They
+            // and the log buffers outlive the call. Writes one handle, to a local that outlives the call.
             unsafe { call!(context.api(), cuModuleLoadDataEx(&mut raw, image, count, options, values)) }
         });
         match loaded {
@@ -242,7 +243,7 @@ impl Module {
     ///
     /// From CUDA 12.4 on the function is fully loaded here, even if the driver [loads
     /// lazily](Driver::module_loading_mode). With an older driver that loads lazily, the first launch loads the code.
-    /// This launch waits for the device, and hangs if a running kernel waits for it.
+    /// This launch waits for the device, so it hangs if a running kernel waits for the launched one.
     ///
     /// # Errors
     /// [`ModuleError::NoSuchFunction`]; [`ModuleError::Nul`]; [`Error::Driver`] from `cuModuleGetFunction`,

@@ -36,8 +36,8 @@ impl Stream {
     /// [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for a slice of another context than the stream's;
     /// [`Error::Driver`] from `cuMemsetD8Async`.
     ///
-    /// Errors of [ordering](crate::slice#order) the use with others: [`Error::WhileCapturing`]; [`Error::CaptureRace`];
-    /// [`Error::Driver`] from calls on events.
+    /// Errors while the fill is [ordered](crate::slice#order) with other uses of the slice: [`Error::WhileCapturing`];
+    /// [`Error::CaptureRace`]; [`Error::Driver`] from calls on streams and events.
     #[doc(alias = "cuMemsetD8Async")]
     pub fn memset_zeros<'a, T: Element>(&self, to: impl Into<DeviceViewMut<'a, T>>) -> Result<()> {
         let to = to.into();
@@ -255,7 +255,8 @@ impl Stream {
         });
         match copied {
             Err(Error::CaptureRace { .. }) if is_enqueued => pinned.lose(),
-            // The record of the event was not captured, so a stream that later waits for it does not join a capture.
+            // An event whose record may be part of a capture gives `CaptureRace`, for which the arm above is. So this
+            // event is not part of a capture, and a stream that later waits for it does not join one.
             _ if is_recorded => pinned.add_use(event, &earlier),
             _ => {}
         }

@@ -33,7 +33,7 @@ pub struct DeviceView<'a, T: Element> {
 /// An exclusive view of elements of a [`DeviceSlice`], like `&mut [T]`.
 ///
 /// Functions that write device memory take `impl Into<DeviceViewMut<T>>`: a view, `&mut slice`, or `&mut view`.
-/// Views that exist at the same time never overlap:
+/// Two exclusive views that can be used at the same time never overlap:
 /// ```compile_fail,E0499
 /// # use cuda_driver::{DeviceSlice, Result};
 /// fn twice(slice: &mut DeviceSlice<f32>) -> Result<()> {

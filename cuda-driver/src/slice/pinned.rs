@@ -8,17 +8,18 @@ use crate::graph::RelaxedCapture;
 use crate::memory::{PinnedFlags, PinnedMemory};
 use crate::{Context, Element, Error, Event, Result, teardown};
 
-/// Elements in pinned host memory, which the device copies directly.
+/// Elements in pinned host memory. The device copies from and to this memory without a staging buffer.
 ///
 /// [`Stream::memcpy_htod_async`](crate::Stream::memcpy_htod_async) and
 /// [`Stream::memcpy_dtoh_async`](crate::Stream::memcpy_dtoh_async) return while their copies may still run. The slice
-/// holds an event for each of these copies. Access from the host waits for the events, and so does `drop`.
+/// holds events that complete after these copies. Access from the host waits for the events, and so does `drop`.
 pub struct PinnedSlice<T: Element> {
     context: Context,
     /// `None` if there are no elements.
     memory: Option<PinnedMemory>,
     len: usize,
-    /// Events, each recorded after a copy that may still run.
+    /// Events, each recorded after a copy that may still run. A copy that a later copy waits for needs no event of its
+    /// own.
     uses: Mutex<Vec<Arc<Event>>>,
     /// True if a copy may still use the memory and no event marks the end of that copy. The memory is then never
     /// accessed or freed.
@@ -60,9 +61,9 @@ impl<T: Element> PinnedSlice<T> {
     /// Blocks until no copy uses the slice, and returns the elements.
     ///
     /// # Errors
-    /// [`Error::Driver`] from `cuEventSynchronize`, also for errors of earlier asynchronous work;
-    /// [`Error::UnknownEnd`] if a copy may still use the slice but cannot be waited for, because an earlier call failed
-    /// or raced with a capture.
+    /// [`Error::Driver`] from `cuEventSynchronize`, also for errors of earlier asynchronous work, or from
+    /// `cuThreadExchangeStreamCaptureMode`; [`Error::UnknownEnd`] if a copy may still use the slice but cannot be
+    /// waited for, because an earlier call failed or raced with a capture.
     pub fn as_slice(&self) -> Result<&[T]> {
         self.wait()?;
         // SAFETY: the memory is initialised, since it was zeroed and any bits are values of `T`. Nothing writes it: a
@@ -128,8 +129,8 @@ impl<T: Element> PinnedSlice<T> {
         Ok(self.uses().clone())
     }
 
-    /// Adds the event of a new copy and removes the `earlier` events. The new copy waited for those, so the host
-    /// needs to wait for `event` only.
+    /// Adds the event of a new copy and removes the `earlier` events. The new copy waits for those, so `event`
+    /// completes after them.
     pub(super) fn add_use(&self, event: Event, earlier: &[Arc<Event>]) {
         self.uses().push(Arc::new(event));
         self.forget_uses(earlier);

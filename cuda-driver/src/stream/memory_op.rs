@@ -45,7 +45,9 @@ impl Stream {
     /// before the write.
     ///
     /// # Safety
-    /// The contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller) must hold for the word.
+    /// The contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller) must hold for the word,
+    /// with one exception: other work and host code may read and write the word at the same time, if each access is
+    /// atomic and of the whole word.
     ///
     /// # Errors
     /// [`Error::Missing`](crate::Error::Missing), which names the feature, if the driver is too old;
@@ -65,7 +67,8 @@ impl Stream {
     /// As for [`write_value32`](Self::write_value32).
     ///
     /// # Errors
-    /// As for [`write_value32`](Self::write_value32).
+    /// [`Error::Missing`](crate::Error::Missing), as for [`write_value32`](Self::write_value32);
+    /// [`Error::Driver`](crate::Error::Driver) from `cuStreamWriteValue64_v2`.
     #[doc(alias = "cuStreamWriteValue64")]
     pub unsafe fn write_value64(&self, at: DevicePtr, value: u64) -> Result<()> {
         self.require_memory_operations()?;

@@ -35,8 +35,10 @@ bitflags! {
 /// # What asynchronous calls ask of the caller
 /// Enqueued work runs later, and types cannot check the lifetime of the memory that it uses. A method that takes
 /// addresses of such memory is therefore `unsafe`, always with this contract: *until the stream has completed the work,
-/// the ranges must be valid and of the stated sizes, and no other work may access them in conflict*. The stream has
-/// completed the work when it was synchronised, or when an event recorded after the work is complete.
+/// the ranges must be valid and of the stated sizes; and neither other work nor host code may write a range that the
+/// work uses, or read a range that the work writes*. The stream has completed the work when a synchronisation of the
+/// stream that began after the work was enqueued has returned, or when an event that was recorded after the work is
+/// complete.
 ///
 /// If the stream captures, the work runs at each launch of a graph made from the capture. The contract must then hold
 /// *for every such launch*, until the last of them has completed.
@@ -69,8 +71,8 @@ unsafe impl Send for Inner {}
 // SAFETY: as above; the driver locks what it shares between threads.
 unsafe impl Sync for Inner {}
 
-/// Weak references to the streams with live handles, and a limit on their number. When the limit is reached, references
-/// to streams without handles are removed.
+/// Weak references to streams, and the length of the list at which it is cleaned up next. A clean-up removes the
+/// references to streams without handles. It then sets that length to twice the remaining one, but to at least 64.
 static ALIVE: Mutex<(Vec<Weak<Inner>>, usize)> = Mutex::new((Vec::new(), 64));
 
 /// Returns the streams of `context` with live handles, except its legacy default stream.
@@ -134,8 +136,9 @@ impl Stream {
     /// for as long as this handle, its clones and all objects made from them live.
     ///
     /// While a safe method of this crate enqueues work on this handle, no other thread may make the stream part of a
-    /// capture, except by calls on this handle or its clones. The method detects those calls. It cannot detect captures
-    /// that begin in another way, for example through another library or another handle of the stream.
+    /// capture, except by calls on this handle or its clones. The method that enqueues the work detects such calls. It
+    /// cannot detect a capture that begins in another way, for example through another library or another handle of the
+    /// stream.
     #[must_use]
     pub unsafe fn borrowed(context: &Context, raw: CUstream) -> Self {
         Self::from_raw(context, raw, Owner::Others)
@@ -146,7 +149,7 @@ impl Stream {
     ///
     /// # Safety
     /// `raw` must be a stream of `context`; null and the driver's special handles are allowed. The stream must exist
-    /// until `owner` is dropped. The condition on captures of [`borrowed`](Self::borrowed) applies.
+    /// until `owner` is dropped. The condition of [`borrowed`](Self::borrowed) on captures applies.
     #[must_use]
     pub unsafe fn kept_by(context: &Context, raw: CUstream, owner: impl Any + Send + Sync) -> Self {
         Self::from_raw(context, raw, Owner::Kept(Box::new(owner)))
@@ -213,8 +216,9 @@ impl Stream {
         self.inner.raw.addr() == 2
     }
 
-    /// Returns true if both handles certainly mean the same stream. Two handles of the
-    /// [per-thread](Self::is_per_thread) stream may mean streams of different threads.
+    /// Returns true if both handles have the same raw value and context, so that they mean the same stream. Returns
+    /// false for handles of the [per-thread](Self::is_per_thread) stream, because they may mean streams of different
+    /// threads.
     #[must_use]
     #[inline(always)]
     pub fn is_same(&self, other: &Self) -> bool {
@@ -348,8 +352,8 @@ impl Drop for Inner {
     #[doc(alias = "cuStreamDestroy")]
     fn drop(&mut self) {
         if matches!(self.owner, Owner::Us) {
-            // SAFETY: `cuStreamCreate` returned it, and nothing uses it after this. Work that is enqueued still
-            // completes.
+            // SAFETY: `new` or `with_priority` created the stream, and this was its last handle. The driver still
+            // completes enqueued work.
             teardown::report(unsafe { call!(self.context.api(), cuStreamDestroy_v2(self.raw)) });
         }
     }

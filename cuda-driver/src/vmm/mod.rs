@@ -4,16 +4,16 @@
 //! [`PhysicalMemory`] and [`Reservation`] are handles, cheap to clone. A [`Mapping`] holds one of each, so neither the
 //! addresses nor the memory's handle can be released while the mapping exists. (The driver itself keeps the pages
 //! while they are mapped.) A [`PageTable`] holds one reservation, and many pages that are mapped and unmapped in it.
-//! `unmap` consumes the mapping, so it cannot be used afterwards:
+//! [`Mapping::unmap`] consumes the mapping, so the mapping cannot be used afterwards:
 //! ```compile_fail,E0382
 //! fn misuse(mapping: cuda_driver::vmm::Mapping) {
 //!     mapping.unmap().unwrap();
 //!     println!("{}", mapping.ptr());
 //! }
 //! ```
-//! None of these calls waits for kernels, not even `unmap`. The caller ensures that no work uses a mapping when it is
-//! unmapped. None of the calls is refused while a stream captures. Mapping memory takes tens of µs if only its own
-//! device can access it, and milliseconds if peers can too, so share few, large, long-lived ranges.
+//! No call of this module waits for kernels, not even one that unmaps memory. The caller ensures that no work uses a
+//! mapping when it is unmapped. No call of this module is refused while a stream captures. Mapping memory takes tens of
+//! µs if only its own device can access it, and milliseconds if peers can too, so share few, large, long-lived ranges.
 //!
 //! ```no_run
 //! use cuda_driver::vmm::{Access, Granularity, HandleTypes, PhysicalMemory, Reservation};

@@ -8,9 +8,9 @@
 //! function returns, and not a Cargo feature: a feature that one crate of a program turns on is on for all crates, and
 //! is not visible at the call.
 //!
-//! The order of calls is: one process calls [`Multicast::create`]; each process calls
-//! [`add_device`](MulticastObject::add_device) for its devices; then each calls [`bind`](MulticastObject::bind), which
-//! blocks until all devices have been added.
+//! The order of calls is: one process calls [`Multicast::create`] and exports the object, and the others import it.
+//! Each process then calls [`add_device`](MulticastObject::add_device) for its devices. After that each calls
+//! [`bind`](MulticastObject::bind), which blocks until all devices have been added.
 
 use std::ops::Deref;
 use std::os::fd::BorrowedFd;
@@ -65,7 +65,8 @@ impl Multicast {
     /// across hosts, IMEX), and the operator of the host must agree: a mistake also stalls processes of other users.
     ///
     /// # Errors
-    /// [`Error::Missing`] below CUDA 12.1; [`Error::Unsupported`] for a device without multicast.
+    /// [`Error::Missing`] below CUDA 12.1; [`Error::Unsupported`] for a device without multicast; [`Error::Driver`]
+    /// from `cuDeviceGetAttribute`.
     pub unsafe fn opt_in(context: &Context) -> Result<Self> {
         context.api().require(Feature::MULTICAST)?;
         check_device(context.device())?;
@@ -145,7 +146,7 @@ impl MulticastObject {
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a device without multicast; [`Error::DifferentDrivers`]; [`Error::Driver`] from
-    /// `cuMulticastAddDevice`.
+    /// `cuDeviceGetAttribute` or `cuMulticastAddDevice`.
     #[doc(alias = "cuMulticastAddDevice")]
     pub fn add_device(&self, device: &Device) -> Result<()> {
         self.require_driver_of("the device", device.driver())?;
@@ -173,7 +174,7 @@ impl MulticastObject {
         within("multicast object", offset, bytes, self.bytes())?;
         within("physical memory", memory_offset, bytes, memory.bytes())?;
         self.require_driver_of("the memory", memory.context().driver())?;
-        // Imported memory may lie on another device than the context it was imported in.
+        // Imported memory may lie on another device than that of the context in which it was imported.
         let device = memory.context().driver().device(memory.device_ordinal()?)?;
         let api = self.context().driver().api();
         // SAFETY: object and memory are alive, and the binding keeps them alive. The ranges are inside the object and
@@ -220,7 +221,7 @@ pub struct Binding {
     device: Device,
     offset: usize,
     bytes: usize,
-    /// False after the memory was unbound.
+    /// False after an attempt to unbind the memory, even if it failed.
     bound: bool,
 }
 

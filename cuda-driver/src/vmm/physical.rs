@@ -35,8 +35,8 @@ pub struct PhysicalProperties {
 }
 
 /// Returns [`Error::NoFabric`] for the codes by which the driver reports that this process has no access to a fabric.
-/// Returns any other error as it is. A program cannot set up a fabric at run time, so callers fall back to file
-/// descriptors.
+/// Returns any other error as it is. A program cannot set up a fabric at run time, so it falls back to file descriptors
+/// after [`Error::NoFabric`].
 fn no_fabric(error: Error) -> Error {
     match error {
         Error::Driver(DriverError { function, code, name, .. })
@@ -50,7 +50,8 @@ fn no_fabric(error: Error) -> Error {
 
 /// Pages of a device's memory. They have no address until they are mapped.
 ///
-/// This is a handle, cheap to clone. Mappings and page tables hold a clone. Dropping the last clone releases the pages.
+/// This is a handle, cheap to clone. Mappings and page tables hold a clone. Dropping the last clone releases the
+/// driver's handle. Exported file descriptors, and the memory that other processes have opened, still keep the pages.
 #[derive(Clone)]
 pub struct PhysicalMemory {
     inner: Arc<Inner>,
@@ -68,11 +69,12 @@ impl PhysicalMemory {
     /// can be exported as the given handle types. Other devices can access it by RDMA if the device supports that.
     ///
     /// # Errors
-    /// [`Error::Missing`] if the driver has no virtual memory calls; [`Error::NoFabric`] if fabric handles are
-    /// requested and the host or the device has none.
+    /// [`Error::Missing`] if the driver has no virtual memory calls, or is older than CUDA 12.3 and fabric handles are
+    /// requested. [`Error::NoFabric`] if fabric handles are requested and this process has no access to a fabric.
     ///
     /// [`Error::Driver`] from `cuMemCreate`: `CUDA_ERROR_OUT_OF_MEMORY`; `CUDA_ERROR_INVALID_VALUE` if the size is not
-    /// a multiple of the granularity; `CUDA_ERROR_NOT_SUPPORTED` or `CUDA_ERROR_NOT_PERMITTED` for a handle type.
+    /// a multiple of the granularity; `CUDA_ERROR_NOT_SUPPORTED` or `CUDA_ERROR_NOT_PERMITTED` for another handle type
+    /// if fabric handles are not requested.
     #[doc(alias = "cuMemCreate")]
     pub fn create(context: &Context, bytes: usize, handle_types: HandleTypes) -> Result<Self> {
         let device = context.device();
@@ -134,7 +136,8 @@ impl PhysicalMemory {
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuMemRetainAllocationHandle`: `CUDA_ERROR_INVALID_VALUE` if nothing is mapped at the
-    /// address, or memory without a handle; [`Error::Driver`] from `cuMemGetAllocationPropertiesFromHandle`.
+    /// address, or if the memory there has no handle, such as memory from `cuMemAlloc`. [`Error::Driver`] from
+    /// `cuMemGetAllocationPropertiesFromHandle`.
     #[doc(alias = "cuMemRetainAllocationHandle")]
     pub fn retain(context: &Context, ptr: DevicePtr, bytes: usize) -> Result<Self> {
         let mut raw = 0;
@@ -161,8 +164,8 @@ impl PhysicalMemory {
     /// alive.
     ///
     /// # Errors
-    /// [`Error::NotExportable`] if the memory was created without [`HandleTypes::POSIX_FD`]; [`Error::Driver`] from
-    /// `cuMemExportToShareableHandle`; [`Error::NoDescriptor`].
+    /// [`Error::NotExportable`] if [`handle_types`](Self::handle_types) lacks [`HandleTypes::POSIX_FD`];
+    /// [`Error::Driver`] from `cuMemExportToShareableHandle`; [`Error::NoDescriptor`].
     #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export_fd(&self) -> Result<OwnedFd> {
         let Inner { context, raw, handle_types, .. } = &*self.inner;
@@ -180,8 +183,8 @@ impl PhysicalMemory {
     /// does not keep the pages alive; the memory that an importer opens does.
     ///
     /// # Errors
-    /// [`Error::NotExportable`] if the memory was created without [`HandleTypes::FABRIC`]; [`Error::NoFabric`] or
-    /// [`Error::Driver`] from `cuMemExportToShareableHandle`.
+    /// [`Error::NotExportable`] if [`handle_types`](Self::handle_types) lacks [`HandleTypes::FABRIC`];
+    /// [`Error::NoFabric`] or [`Error::Driver`] from `cuMemExportToShareableHandle`.
     #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export_fabric(&self) -> Result<FabricHandle> {
         let Inner { context, raw, handle_types, .. } = &*self.inner;
@@ -257,7 +260,8 @@ fn properties_of(memory: &Inner) -> Result<PhysicalProperties> {
 impl Drop for Inner {
     #[doc(alias = "cuMemRelease")]
     fn drop(&mut self) {
-        // SAFETY: the handle is released once. No mapping is left, because mappings hold `self`.
+        // SAFETY: the handle is released once, and nothing uses it after this. After `retain`, the pages may still be
+        // mapped. The driver then keeps them.
         teardown::report(unsafe { call!(self.context.api(), cuMemRelease(self.raw)) });
     }
 }

@@ -54,8 +54,9 @@ struct Inner {
 }
 
 impl Reservation {
-    /// Reserves `bytes` bytes of addresses, a multiple of the [granularity](super::Granularity). The first address is a
-    /// multiple of `alignment` bytes, which is a power of two; 0 means the granularity.
+    /// Reserves `bytes` bytes of addresses. `bytes` must be a multiple of the minimum [granularity](super::Granularity)
+    /// of the memory that will be mapped. `alignment` must be a power of two or 0. The first address is a multiple of
+    /// `alignment` bytes, or of the granularity if `alignment` is 0.
     ///
     /// # Errors
     /// [`Error::Missing`](crate::Error::Missing) if the driver has no virtual memory calls;
@@ -89,8 +90,9 @@ impl Reservation {
     /// [`Error::DifferentDrivers`](crate::Error::DifferentDrivers).
     ///
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemMap`: `CUDA_ERROR_INVALID_VALUE` if something is already
-    /// mapped in the range, if a size or offset is not a multiple of the granularity, or if the range is past the end
-    /// of imported memory; `CUDA_ERROR_NOT_SUPPORTED` for a part of the memory (driver 580 maps only whole handles).
+    /// mapped in the range, if a size or offset is not a multiple of the granularity, or if imported memory is smaller
+    /// than the size stated at its import and the range lies past its end; `CUDA_ERROR_NOT_SUPPORTED` if the range is
+    /// only a part of the memory and the driver maps only the whole memory (as driver 580 does).
     #[doc(alias = "cuMemMap")]
     pub fn map(
         &self,
@@ -177,7 +179,7 @@ pub struct Mapping {
     /// The offset in the reservation, in bytes.
     offset: usize,
     bytes: usize,
-    /// False after the memory was unmapped.
+    /// False after an attempt to unmap the memory, even if it failed.
     mapped: bool,
 }
 

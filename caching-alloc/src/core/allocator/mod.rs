@@ -100,7 +100,7 @@ impl Allocator {
         &self.engine.registry.settings
     }
 
-    /// Allocates a block of at least `bytes`, for use on `stream` from now on. The block comes from the default pool,
+    /// Allocates a block of at least `bytes`, for use on `stream` from now on. The request goes to the default pool,
     /// unless a guard of this thread ([`Pool::use_on_this_thread`]) or a capture of the stream
     /// ([`GraphPool::capture`](super::GraphPool::capture)) has selected another pool.
     ///
@@ -144,8 +144,8 @@ impl Allocator {
         self.default.allocate_as(bytes, stream, info)
     }
 
-    /// Returns the pool from which [`allocate`](Self::allocate), called now on this thread, would allocate `bytes` for
-    /// `stream`.
+    /// Returns the pool to which a call of [`allocate`](Self::allocate) with these arguments, now and on this thread,
+    /// would pass its request.
     #[cold]
     #[must_use]
     pub fn pool_for(&self, bytes: u64, stream: StreamId) -> Pool {
@@ -293,8 +293,8 @@ impl Allocator {
     /// Releases memory that could not be released earlier. Returns the number of bytes released. Such memory is:
     /// - quarantined segments: those that were held ([`Hold`](super::Hold)) when they should have been released. This
     ///   call releases the ones that are no longer held.
-    /// - memory of dropped pools and forgotten streams that work may still have used. This call blocks the host until
-    ///   that work has ended. Memory that captured streams use stays reserved.
+    /// - memory of dropped pools that could not be released when they were dropped. This call blocks the host until the
+    ///   work that may use the memory has ended. Memory that captured streams use stays reserved.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.
@@ -305,12 +305,14 @@ impl Allocator {
         Ok(structure.own_released())
     }
 
-    /// Removes the state of a stream that will get no more work, and releases the memory that is cached for it. Blocks
-    /// the host until the stream's work has ended. Call it before the stream is destroyed. Returns the number of bytes
-    /// released.
+    /// Removes the state of a stream that will get no more work, and releases the memory that is cached for it. In a
+    /// re-mappable pool, that memory stays reserved, and the pool's other streams may use it. Blocks the host until the
+    /// work that may use the memory has ended. Call this method before the stream is destroyed. Returns the number of
+    /// bytes released.
     ///
-    /// Does not release memory of pools that are frozen or whose memory a graph uses, nor segments in which a block
-    /// is still handed out. A later call or the next trim releases them.
+    /// Does not release memory of pools that are frozen or whose memory a graph uses, segments in which a block is
+    /// still handed out, or segments that are held ([`Hold`](super::Hold)). Releases nothing while the stream is being
+    /// captured. A later call, or the next trim, releases such memory when the reason is gone.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.
@@ -331,8 +333,8 @@ impl Allocator {
     }
 
     /// Returns the segment and the block that contain an address, or `None` if no segment of the allocator's pools
-    /// contains it. Finds the segment in logarithmic time, and then walks over the blocks of that segment, with the
-    /// stream's cache locked.
+    /// contains it. Finds the segment in logarithmic time. In a pool that is not re-mappable, it then walks over the
+    /// blocks of that segment, with the stream's cache locked.
     #[must_use]
     pub fn find(&self, address: u64) -> Option<AddressInfo> {
         self.engine.find(address)

@@ -43,8 +43,8 @@ pub enum RawError {
 
 impl Allocator {
     /// Like [`allocate`](Self::allocate), but returns the address of a raw block. The allocator owns the block until
-    /// [`release_raw`](Self::release_raw). If the last handle of the allocator and of its pools is dropped before,
-    /// the block is freed then.
+    /// [`release_raw`](Self::release_raw). The block is also freed when the last handle of the allocator and its pools,
+    /// and the last [`Attachment`](super::Attachment), are dropped.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
@@ -56,7 +56,7 @@ impl Allocator {
         Ok(address)
     }
 
-    /// Frees a raw block, on its stream. If another thread is inside [`with_raw`](Self::with_raw) with the block, it is
+    /// Frees a raw block, on its stream. If a call of [`with_raw`](Self::with_raw) is using the block, the block is
     /// freed when that call returns.
     ///
     /// # Errors

@@ -17,37 +17,37 @@
 //! 6. Borrow a block from a pool that lends to this one.
 //! 7. Release idle segments that are too long to be split, and allocate a segment.
 //! 8. Release all cached memory of all pools, and allocate a segment.
-//! 9. Wait on the host until no block is pending. Repeat attempts 5 and 8.
+//! 9. Wait on the host for the uses of all pending blocks. Repeat attempts 5 and 8.
 //!
 //! PyTorch's allocator also makes attempts 3, 4 (without the release, and with one size), 6 (only for the default
-//! pool), 7 and 8, in this order. It waits for pending blocks before the release in attempt 8. It has no counterpart
-//! of attempts 1, 2 and 5.
+//! pool), 7 and 8, in this order. Older releases of PyTorch make attempt 6 last. PyTorch waits for pending blocks
+//! before the release in attempt 8. It has no counterpart of attempts 1, 2 and 5.
 //!
 //! In a re-mappable pool, whose pages can be mapped at other addresses, the attempts are:
 //!
 //! 1. In all streams of the pool, free the pending blocks whose uses have ended, and merge freed blocks that are
 //!    cached whole.
-//! 2. Order this stream behind the streams of neighbouring free blocks that together fit, and take these blocks.
-//! 3. If more is reserved than `collect_above` permits, release segments of other pools whose idle time is at least
-//!    average. Then map pages at addresses where the block fits: new pages while the pool stays close to its peak
-//!    use, otherwise idle ones.
+//! 2. Order the request's stream behind the streams of neighbouring free blocks that together fit, and take these
+//!    blocks.
+//! 3. If more is reserved than `collect_above` permits, release segments whose idle time is at least average, in pools
+//!    of fixed segments. Then map pages at addresses where the block fits: new pages while the pool stays close to its
+//!    peak use, otherwise idle ones.
 //! 4. Take free memory of the other tier. A tier has the addresses for short blocks, or those for long ones.
 //! 5. Map idle and new pages in a hole: a range of addresses without memory. If there are not enough pages for the
 //!    best hole, try every other hole, of both tiers.
 //! 6. Borrow a block from a pool that lends to this one.
-//! 7. Release memory that other pools have cached, and repeat attempt 5. Wait on the host until no block is pending,
-//!    and repeat attempts 1 and 4, the release, and attempt 5.
+//! 7. Release memory that other pools have cached, and repeat attempt 5. Wait on the host for the uses of all pending
+//!    blocks, and repeat attempts 1 and 4, the release, and attempt 5.
 //!
-//! The last attempts (8 and 9, or 7) form a round, which searches all memory. A round that fails is repeated if
-//! blocks were allocated or freed in the meantime: by other threads, or because the round itself has waited for
-//! pending blocks. Another thread may free a block in memory that the round has already searched, and take a block in
-//! memory that the round has not yet searched. So one round can fail although there was enough free memory all the
-//! time.
+//! The last attempts (8 and 9, or 7) form a round, which searches all memory. A round that fails is repeated if other
+//! threads have allocated or freed blocks or changed segments in the meantime, or if the round itself has freed pending
+//! blocks. Another thread may free a block in memory that the round has already searched, and take a block in memory
+//! that the round has not yet searched. So one round can fail although there was enough free memory all the time.
 
 use super::sizes::SegmentSizes;
 use crate::core::settings::Reuse;
 
-/// Limit on the number of rounds. A round is repeated only if blocks were allocated or freed during the last one.
+/// Limit on the number of rounds. A round is repeated only if [operations](Outcome::Operations) were counted during it.
 const ROUNDS: u32 = 100;
 
 /// An action that tries to find a block, or that prepares a later action.
@@ -71,10 +71,11 @@ pub(super) enum Effect {
     BorrowFromPools,
     /// Release idle segments that are longer than the longest block that is split, until `bytes` are released.
     ReleaseUnsplit { bytes: u64 },
-    /// Release all cached memory of all pools. A re-mappable pool keeps its own idle pages for its request, because
+    /// Release all cached memory of all pools. If the request's pool is re-mappable, it keeps its idle pages, because
     /// [`MapPages`](Self::MapPages) can move them.
     ReleaseCached,
-    /// Block the host until no block of any pool is pending.
+    /// Block the host until the uses of all pending blocks have ended, and free these blocks. Uses by streams that are
+    /// being captured are not waited for.
     SynchronizePending,
     /// In all streams of a re-mappable pool, free the pending blocks whose uses have ended, and merge cached blocks.
     Merge,
@@ -86,8 +87,8 @@ pub(super) enum Effect {
     MapPages { extent: Extent },
     /// Count in [`Stats::retries`](crate::core::Stats::retries) that cached memory must be released for the request.
     CountRetry,
-    /// Count the operations of all caches so far. If this count differs from the one before the last round, blocks
-    /// were allocated or freed during that round.
+    /// Count the [operations](Outcome::Operations) so far. If this count differs from the one before the last round,
+    /// blocks were allocated or freed during that round, or other threads have changed segments.
     CountOperations,
     /// Fail with an out-of-memory error.
     GiveUp,
@@ -141,7 +142,8 @@ enum Stage {
     Grow,
     /// Release idle segments that are too long to be split, if the pool limits the length of split blocks.
     ReleaseUnsplit,
-    /// Allocate a segment of the least size, if memory was released since the last attempt to allocate one.
+    /// If the last effect was a release, and memory was released since the last attempt to allocate a segment, allocate
+    /// a segment of the least size.
     GrowIfFreed,
 }
 

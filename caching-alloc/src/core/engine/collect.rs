@@ -34,8 +34,9 @@ impl Engine {
                     self.release_cache(structure, cache, &|_, age| age > 0 && age >= average, left);
                 }
             }
-            // If nothing was released, all selected segments were held and are quarantined now, or the host cannot
-            // wait for their streams. In the second case, the next iteration would select them again.
+            // Nothing was released, so the next iteration could select the same segments again. Possible reasons: the
+            // segments are held, so that they are released later; the host could not wait for their streams; they are
+            // used again, or their pool was frozen.
             if structure.own_released() == before {
                 return;
             }

@@ -73,7 +73,7 @@ impl Miss<'_> {
     }
 
     /// Allocates a segment of `bytes` from the source, notifies all trackers, and then allocates the block there.
-    /// Returns `None` if the allocator's limit is reached, or if the source is out of memory.
+    /// Returns `None` if the segment would exceed the allocator's limit, or if the source is out of memory.
     pub(super) fn add_segment(
         self,
         structure: &mut StructureLock<'_>,

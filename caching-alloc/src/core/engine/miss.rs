@@ -120,7 +120,8 @@ impl Miss<'_> {
         self.registry().reap(structure);
         let mut attempts = Attempts::new(self.conditions(sizes));
         let mut outcome = Outcome::Nothing;
-        // The bytes that were released, by all threads, before the last attempt to allocate a segment.
+        // The value of `structure.released` after the latest attempt to allocate a segment, or now if there was none
+        // yet. All threads together have released the difference to the current value since then.
         let mut released = structure.released;
         loop {
             let effect = attempts.step(outcome);
@@ -246,10 +247,10 @@ impl Miss<'_> {
         Err(AllocError::PoolWouldGrowDuringCapture { pool, wanted, missing })
     }
 
-    /// Allocates a block from one of the caches `others`, which belong to other streams or pools. Without `wait`, takes
-    /// it only from a stream whose work has ended, as far as the host has seen. With `wait`, this stream may have to
-    /// wait for the other one on the device. When the block is freed, it returns to that cache after its uses on this
-    /// stream have ended.
+    /// Allocates a block from one of the caches `others`, which belong to other streams or pools. A cache of the same
+    /// stream can always lend. Without `wait`, a cache of another stream lends only if the host has seen the end of
+    /// that stream's work. With `wait`, this stream may have to wait for the other one on the device. When the block is
+    /// freed, it returns to the lending cache after its uses on this stream have ended.
     fn borrow(self, wait: bool, others: impl IntoIterator<Item = Arc<StreamCache>>) -> Option<Block> {
         for other in others {
             other.poll_pending();

@@ -12,9 +12,10 @@ use crate::core::stream_cache::StreamCache;
 
 impl Engine {
     /// Releases idle segments of all pools, then idle pages of all re-mappable pools except `but`, until `wanted`
-    /// bytes are released or none are left. In each cache, the newest segments are released first. Returns the number
-    /// of bytes released. A segment that is held is quarantined: it is released later, and does not count as released
-    /// now.
+    /// bytes are released or none are left. Skips memory that must not be released now (see
+    /// [`release_cache`](Self::release_cache) and [`release_pages`](Self::release_pages)). In each cache, the newest
+    /// segments are released first. Returns the number of bytes released. A segment that is held is quarantined: it is
+    /// released later, and does not count as released now.
     pub(in crate::core) fn release_cached(
         &self,
         structure: &mut StructureLock<'_>,
@@ -43,8 +44,9 @@ impl Engine {
         structure.own_released() - before
     }
 
-    /// Blocks the host until the stream's work has ended. Then releases the memory that the pools have cached for the
-    /// stream, and [retires](PoolCore::retire) those of its caches that are empty. Skips pools that must keep their
+    /// Releases the segments that the pools have cached for the stream, after blocking the host until the work that
+    /// uses them has ended. Then [retires](PoolCore::retire) those of the stream's caches that are empty. In a
+    /// re-mappable pool, retiring a cache gives its memory to the other streams. Skips pools that must keep their
     /// memory, because they are frozen or used by a graph. Skips all pools while the stream is being captured. The
     /// stream no longer counts as one that carries collectives.
     pub(in crate::core) fn forget_stream(&self, structure: &mut StructureLock<'_>, stream: StreamId) {
@@ -61,8 +63,8 @@ impl Engine {
     }
 
     /// Releases idle pages of a re-mappable pool, until `wanted` bytes are released. A page that is held is not idle.
-    /// Before the release, blocks the host until the work of all the pool's streams has ended. Releases none while
-    /// the pool must keep its memory, or while one of its streams is being captured.
+    /// Before the release, blocks the host until the work of all the pool's streams has ended. Releases none if this
+    /// wait fails, while the pool must keep its memory, or while one of its streams is being captured.
     fn release_pages(&self, structure: &mut StructureLock<'_>, pool: &PoolCore, wanted: u64) {
         let (caches, streams) = (pool.caches(), pool.streams());
         let Some(source) = pool.info.source.as_pages() else { return };
@@ -124,9 +126,9 @@ impl Engine {
         }
     }
 
-    /// Releases idle segments of a cache that `fits` selects, newest first, until they have at least `wanted` bytes
-    /// together. Before that, blocks the host until the stream's work has ended. Releases none while the pool must keep
-    /// its memory, or while the stream is being captured.
+    /// Releases those idle segments of a cache that `fits` selects, newest first, until they have at least `wanted`
+    /// bytes together. Before that, blocks the host until the stream's work has ended. Releases none if this wait
+    /// fails, while the pool must keep its memory, or while the stream is being captured.
     pub(super) fn release_cache(
         &self,
         structure: &mut StructureLock<'_>,

@@ -24,14 +24,15 @@ const SLACK: u64 = 8 << 20;
 /// Moving pages is expensive if it has needed more than one call of the source per this many operations of the pool.
 const OPERATIONS_PER_CALL: u64 = 80;
 
-/// Divisor for the bytes in the quick list of each stream, the cache of whole freed blocks. The list has at most the
-/// pool's peak use divided by this. It is short because blocks in it do not merge.
+/// Divisor for the limit on the bytes in each stream's quick list, the cache of whole freed blocks. The limit is the
+/// pool's peak use divided by this, or [`quick_list_bytes`](crate::core::Settings::quick_list_bytes) if that is less.
+/// It is low because blocks in the list do not merge.
 const KEPT_SHARE: u64 = 4096;
 
-/// Bytes of addresses to reserve at a time.
+/// Bytes of addresses to reserve at a time, unless a block needs more.
 const RANGE: u64 = 256 << 30;
 
-/// The failure to carry out a [`Plan`]: to map pages for a block.
+/// A failure to map the pages of a [`Plan`].
 struct Unmade {
     error: SourceError,
     /// True if no page is left mapped at the plan's addresses.
@@ -49,8 +50,9 @@ impl Miss<'_> {
         self.hit_now()
     }
 
-    /// Like [`hit`](Self::hit), but renews the time stamp of the cache first. So the block's trace entry is not older
-    /// than that of the page, or of the other stream's free, that made the allocation possible.
+    /// Like [`hit`](Self::hit), but renews the time stamp of the cache first. A mapped page, or a free on another
+    /// stream, may have made the allocation possible. The block's trace entry is then not older than the entry for
+    /// that event.
     fn hit_now(self) -> Option<Block> {
         let now = self.registry().now();
         self.cache.state.lock().ring.renew(now);
@@ -75,7 +77,7 @@ impl Miss<'_> {
     ///
     /// With `same_tier`, uses only the tier of the request.
     pub(super) fn take_fragments(self, same_tier: bool) -> Option<Block> {
-        // With a single stream, all free neighbours are merged already.
+        // If all free memory belongs to this stream, all free neighbours in it are merged already.
         if self.pool.caches().len() == 1 && self.arena().is_list_empty(Arena::SHARED_LIST) {
             return None;
         }
@@ -232,7 +234,8 @@ impl Miss<'_> {
         }
     }
 
-    /// Counts the plan's pages, notifies trackers of the new mappings, and only then makes the memory available.
+    /// Counts the plan's pages, notifies trackers of the removed and the new mappings, and only then makes the memory
+    /// available.
     fn publish(self, structure: &mut StructureLock<'_>, mut plan: Plan, mapped: Vec<SegmentMemory>) {
         let made = plan.makes.iter().sum();
         self.arena().move_calls += plan.move_calls();

@@ -7,8 +7,9 @@ use crate::core::size::{MAX_BLOCK, SEGMENT_STEP, SizeClass};
 /// needs more.
 const SCARCE: u64 = 4;
 
-/// A new segment has at least a share of the memory that its pool and stream have reserved for its class. For small
-/// requests, that share is multiplied by this factor.
+/// The generous size of a new segment grows with a share of the memory that its pool and stream have reserved for its
+/// class: that memory divided by [`Settings::growth_divisor`]. For small requests, the share is multiplied by this
+/// factor.
 const SMALL_FACTOR: u64 = 4;
 
 /// Sizes of a new segment, in bytes.
@@ -18,8 +19,8 @@ pub(super) struct SegmentSizes {
     block: u64,
     /// Segment lengths are multiples of this.
     step: u64,
-    /// A size that also serves further requests. It is the length of several blocks of the requested length, rounded
-    /// up to the step, so that requests of one length fill the segment.
+    /// A size that may also serve further requests. It is the length of one or more blocks of the requested length,
+    /// rounded up to the step, so that requests of one length fill the segment.
     pub(super) generous: u64,
     /// The smallest size that serves this request.
     pub(super) least: u64,

@@ -1,8 +1,8 @@
 //! Snapshots, attaching and detaching of trackers, and the answer to readers that poll for structural entries.
 //!
-//! A snapshot is made under the structure lock, under which structural entries are made. So each structural entry is
-//! either contained in the snapshot or comes after it. A cache is copied piece by piece, so a request on another
-//! thread waits for the copy of one piece at most.
+//! Structural entries are all trace entries except those about blocks (see [`Entry`]). They are made under the
+//! structure lock, and a snapshot is too. So each structural entry is either contained in the snapshot or comes after
+//! it. A cache is copied piece by piece, so a request on another thread waits for the copy of one piece at most.
 
 use std::collections::HashSet;
 use std::iter::Peekable;
@@ -48,12 +48,13 @@ impl Engine {
         self.assemble(structure, states)
     }
 
-    /// Makes the snapshot from the state of pools. Adds the segments that dropped caches have left.
+    /// Makes the snapshot from the state of pools. Adds the live segments that are in no cache.
     fn assemble(&self, structure: &Structure, states: States) -> Snapshot {
         let States { mut segments, mapped, mut trace } = states;
         segments.extend(locked(&self.registry.deferred).iter().flat_map(DeferredRelease::capture));
-        // While a cache is dropped, it hands its segments over to `deferred`. In between, they are in neither of the
-        // two, but still live.
+        // A live segment is neither in a cache nor in `deferred` while its cache is being dropped, or while another
+        // thread, which is calling trackers, adds, moves or removes the segment. Such a segment is added as one free
+        // block.
         let mapped_ids = mapped.iter().flat_map(|range| &range.segments).map(Segment::id);
         let shown: HashSet<_> = segments.iter().map(|state| state.segment.id()).chain(mapped_ids).collect();
         let live = self.registry.live_segments();
@@ -99,7 +100,7 @@ impl Engine {
                     before.push((cache.origin(), cache.resubscribe(state, &for_blocks)));
                 });
             }
-            // Entries that are made after this have later turns, so they are delivered after the snapshot.
+            // Structural entries that are made after this have later turns, so they are delivered after the snapshot.
             (before, self.assemble(structure, states), structure.turn())
         };
         let greeted = self.without_block_entries(register, |(before, snapshot, turn)| {
@@ -114,8 +115,8 @@ impl Engine {
         Ok(slot)
     }
 
-    /// Calls `change` under the structure lock, and then `deliver` with its result, without that lock. No block entry is
-    /// delivered meanwhile, except by `deliver`.
+    /// Calls `change` under the structure lock, and then `deliver` with its result, without that lock. No block entry
+    /// is delivered meanwhile, except by `deliver`.
     fn without_block_entries<T, R>(
         &self,
         change: impl FnOnce(&mut Structure, &[Arc<StreamCache>]) -> T,
@@ -153,7 +154,7 @@ impl Engine {
     /// Delivers all earlier entries to a tracker, and removes it.
     pub(in crate::core) fn detach(&self, slot: &Slot) -> Result<(), TrackError> {
         if tracker::inside() {
-            // From now on the tracker gets no entries. The next attach or detach removes the slot.
+            // No delivery that begins after this calls the tracker. The next attach or detach removes the slot.
             slot.attached.store(false, Ordering::Release);
             return Err(TrackError::Reentrant { operation: "detaching a tracker" });
         }

@@ -119,7 +119,7 @@ impl GraphPool {
         Capture { pool: self.clone(), route, keep: self.0.keep() }
     }
 
-    /// Returns a guard. Until it is dropped, a request that needs a new segment fails with
+    /// Returns a guard. Until it is dropped, a request that the stream's own free memory cannot serve fails with
     /// [`PoolWouldGrowDuringCapture`](AllocError::PoolWouldGrowDuringCapture). Use it for captures after a warm-up run.
     pub fn freeze(&self) -> Freeze {
         self.0.freeze()

@@ -67,18 +67,17 @@ impl FreeIndex {
         self.words &= !(u64::from(*word == 0) << (bin / 64));
     }
 
-    /// Returns true if the rest of a block that was [found](Self::find), `left` units, belongs in the same bin as the
-    /// block. If so, the rest can take the block's place in the index, because the block is the first of its bin: a
-    /// found block that is not the first was taken because the first is too short for the request. In that case the
-    /// request belongs in this bin too, and the rest, which is shorter than the width of the bin, belongs in a lower
-    /// one.
+    /// Returns true if the rest of a block that was [found](Self::find) belongs in the same bin as the block. `left` is
+    /// the length of the rest. If this returns true, the block is the first of its bin, so the rest can take that place
+    /// in the index. Proof: a block that is not the first of its bin is found only if the request belongs in that bin
+    /// too. The rest is then shorter than the width of the bin, so it belongs in a lower bin.
     #[inline]
     pub(super) fn stays(records: &[Record], found: BlockId, left: Units) -> bool {
         bin_of(records[found as usize].units) == bin_of(left)
     }
 
-    /// Puts the rest of a block, `id`, in the block's place in the index. Called if the rest [stays](Self::stays) in
-    /// its bin, and if the record of the rest has the links of the block.
+    /// Puts `id`, the rest of a split block, in the place of that block in the index. Called if the rest
+    /// [stays](Self::stays) in the block's bin. The record of the rest has a copy of the block's links.
     #[inline]
     pub(super) fn put_in_place(&mut self, records: &mut [Record], id: BlockId) {
         let Record { units, less, greater, .. } = records[id as usize];
@@ -87,8 +86,8 @@ impl FreeIndex {
         self.heads[bin_of(units)] = id;
     }
 
-    /// Returns the first block, in the order of the index, that has at least `units`, if there is one. In a crowded
-    /// bin, it may return another block that is long enough.
+    /// Returns the first block, in the order of the index, that has at least `units`, if there is one. If that block is
+    /// in a crowded bin, it may return another block that is long enough, also from a higher bin.
     #[inline]
     pub(super) fn find(&self, records: &[Record], units: Units) -> Option<BlockId> {
         let bin = bin_of(units);

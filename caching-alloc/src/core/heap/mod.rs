@@ -39,7 +39,7 @@ pub(super) enum State {
 }
 
 /// The number of a list of free blocks. A block is allocated from one list, and free blocks of different lists are
-/// not merged. Callers use one list for each size class, or separate lists for each stream.
+/// not merged. Callers use one list for all blocks, one for each size class, or separate lists for each stream.
 pub(super) type List = u16;
 
 /// A block. Two records fit into a cache line.

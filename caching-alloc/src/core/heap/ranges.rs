@@ -1,6 +1,6 @@
-//! Segments in which memory is mapped and unmapped, for re-mappable pools. The parts without memory are holes. A used
-//! block becomes a hole when its memory is unmapped, and a part of a hole becomes a used block when memory is mapped
-//! there.
+//! Segments in which memory is mapped and unmapped, for re-mappable pools. The parts without usable memory are holes. A
+//! used block becomes a hole when its memory is unmapped, or when its memory has moved away and no work uses its
+//! addresses any more. A part of a hole becomes a used block when memory is to be mapped there.
 
 use super::{BlockId, CHUNK, Heap, List, NONE, Record, Span, State};
 use crate::core::size::Units;

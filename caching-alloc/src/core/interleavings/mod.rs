@@ -156,7 +156,7 @@ impl Program {
     }
 
     /// Checks that nothing is left in use: no block is handed out, no event is live, all memory can be released, and no
-    /// reference to the allocator is left.
+    /// reference to the allocator is left. Also checks that no fault was recorded.
     fn end(self) {
         let stats = self.allocator.stats();
         assert_eq!((stats.all.blocks.current, stats.all.allocated.current), (0, 0), "blocks that are out");

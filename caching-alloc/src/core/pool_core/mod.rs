@@ -29,7 +29,7 @@ use super::sync::Mutex;
 pub(super) struct PoolCore {
     pub(super) info: Arc<PoolInfo>,
     caches: Mutex<CacheTable>,
-    /// The usage statistics of retired caches. A cache is retired, which removes it from the pool, when it is empty.
+    /// The usage statistics of retired caches: those that were removed from the pool because they were empty.
     past: Mutex<PastUsages>,
 }
 

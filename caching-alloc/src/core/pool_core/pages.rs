@@ -9,7 +9,8 @@ use crate::core::source::PageSource;
 impl PoolCore {
     /// Returns all pages of a re-mappable pool in order of address. The caller holds the structure lock.
     pub(in crate::core) fn pages(&self) -> Vec<Segment> {
-        /// Granules (the length of the smallest page) that are examined per acquisition of the arena's lock.
+        /// The number of granules that are examined per acquisition of the arena's lock. A granule has the length of
+        /// the smallest page.
         const CHUNK: usize = 1024;
         let Some(arena) = &self.info.arena else { return Vec::new() };
         let mut pages = Vec::new();

@@ -73,7 +73,7 @@ impl CacheTable {
     }
 
     /// Returns the caches to retire if they are empty: all except the most recently created ones. Returns none while
-    /// the pool has fewer caches than `limit`, and fewer than [`plan_search`](Self::plan_search) has set.
+    /// the number of caches is below both `limit` and the number that [`plan_search`](Self::plan_search) has set.
     pub(super) fn candidates(&mut self, limit: usize) -> Vec<Arc<StreamCache>> {
         if self.by_stream.len() < self.search_at.min(limit) {
             return Vec::new();

@@ -57,7 +57,8 @@ impl Registry {
             return;
         }
         locked(&self.deferred).push(left);
-        // If the lock is taken, or this is inside a tracker, the next miss or trim releases the memory.
+        // If the lock is taken, or this is inside a tracker, the next call of `reap` releases the memory, for example
+        // in a miss or a trim.
         if !tracker::inside()
             && let Some(mut structure) = self.try_structure()
         {

@@ -1,6 +1,6 @@
 //! The registry: the state that all pools and streams of an allocator share. It has the source of segments, the
-//! [`StreamEvents`], the live segments, the trackers, the structural trace entries (those about segments and pages),
-//! the limits, the totals and the faults.
+//! [`StreamEvents`], the live segments, the trackers, the structural trace entries (all except those about blocks), the
+//! limits, the totals and the faults.
 //!
 //! The set of segments and the set of trackers change only under the structure lock. The lock is held while the
 //! source allocates or releases memory, but not while a tracker is called. In neither case does the thread hold a

@@ -47,7 +47,7 @@ impl Registry {
         announced.retain(|(other, _)| *other != number);
     }
 
-    /// Returns the greatest number of the stream's announcements, if there are any.
+    /// Returns the identifier of the latest announcement that the stream will be captured, or `None` if there is none.
     pub(in crate::core) fn announced(&self, stream: StreamId) -> Option<u64> {
         let announced = self.marks.announced.read().unwrap_or_else(PoisonError::into_inner);
         announced.iter().filter(|(_, other)| *other == stream).map(|(number, _)| *number).max()
@@ -67,8 +67,8 @@ impl Registry {
     }
 
     /// Records an event after all work that was enqueued on the stream so far. Returns `None` if the stream is being
-    /// captured or will be, because the capture could take the event in. Also returns `None` if a call fails; the
-    /// failure is recorded as a fault.
+    /// captured or its capture was announced, because the event could become part of the graph. Also returns `None` if
+    /// a call fails; the failure is recorded as a fault.
     pub(in crate::core) fn mark(&self, stream: StreamId) -> Option<EventId> {
         match self.events.is_capturing(stream) {
             Ok(false) if self.announced(stream).is_none() => {}
@@ -87,8 +87,9 @@ impl Registry {
     /// yet, tries to record one first.
     pub(in crate::core) fn has_ended(&self, wait: &mut Wait) -> bool {
         let Some(event) = wait.event else {
-            // Work that was captured runs when the graph is launched, and the program orders these launches. So this
-            // event covers only work that was enqueued on the stream outside of a capture.
+            // The event does not cover captured work, which runs only when the graph is launched. The program must
+            // order the launches with other uses of the memory. So an event after the work that was enqueued outside of
+            // a capture is enough.
             wait.event = self.mark(wait.stream);
             return wait.event.is_some() && self.has_ended(wait);
         };
@@ -100,9 +101,9 @@ impl Registry {
         ended
     }
 
-    /// Blocks the host until a use has ended, and recycles its event. If there is no event to wait for, blocks the
-    /// host until all work of the device has ended. Returns true if the use has ended. Returns false without waiting
-    /// if the stream [is captured](Self::is_captured).
+    /// Blocks the host until a use has ended. If the use has no event, records one first. If that fails, or the wait
+    /// for the event fails, blocks the host until all work of the device has ended. Returns true if the use has ended,
+    /// and recycles the event then. Returns false without waiting if the stream [is captured](Self::is_captured).
     pub(in crate::core) fn wait_for(&self, wait: &Wait) -> bool {
         if self.is_captured(wait.stream) {
             return false;

@@ -37,7 +37,8 @@ pub(in crate::core) struct Arena {
     pub(in crate::core) move_calls: u64,
     /// Length of the longest short block.
     short: Units,
-    /// The reserved bytes at which the source last ran out of memory; `u64::MAX` if it did not.
+    /// The reserved bytes at which the source last ran out of memory. `u64::MAX` if it did not, or if more was reserved
+    /// since then.
     pub(in crate::core) ceiling: u64,
 }
 
@@ -315,8 +316,8 @@ impl Arena {
         self.old_mappings.extend(old_mappings);
     }
 
-    /// Turns a block with old addresses of moved pages into a hole, once no work uses these addresses. The pages are
-    /// still mapped there, so the addresses become stale.
+    /// Turns a block with old addresses of moved pages into a hole. The caller ensures that no work uses these
+    /// addresses any more. The pages are still mapped there, so the addresses become stale.
     pub(in crate::core) fn retire_block(&mut self, block: BlockId) {
         let Record { segment: range, offset, units, .. } = *self.heap.block(block);
         let mut run = FreeSpan { range, offset, units };

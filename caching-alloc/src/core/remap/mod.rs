@@ -21,8 +21,8 @@
 //! - A pool's reserved memory has an upper bound while all pages may move: no page is held, no stream is being
 //!   captured, and the streams may wait for each other. The bound is the sum of the peak use, a slack, and `2 * n`
 //!   times the length of the longest page. `n` is the largest number of blocks that were handed out at one time. The
-//!   slack is 8 MiB, or 1/64 of the peak if that is more. The pool grows beyond peak and slack only when each of its
-//!   pages has a block in it. It usually reserves far less than the bound (see `plan`).
+//!   slack is at most 8 MiB, or 1/64 of the peak if that is more. The pool grows beyond peak and slack only when each
+//!   of its pages has a block in it. It usually reserves far less than the bound (see `plan`).
 
 mod arena;
 mod plan;

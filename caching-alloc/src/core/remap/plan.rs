@@ -43,8 +43,8 @@ pub(super) fn longest_page(peak: u64, granule: u64) -> u64 {
 pub(in crate::core) struct Budget {
     /// The pool's peak in bytes. It determines the length of pages.
     pub(in crate::core) peak: u64,
-    /// If the block needs no more than this many bytes, all of them come from new pages. Otherwise idle pages are moved
-    /// first.
+    /// If no more than this many bytes must be mapped for the block, all of them come from new pages. Otherwise idle
+    /// pages are moved first.
     pub(in crate::core) freely: u64,
     /// The most bytes that new pages may have together.
     pub(in crate::core) at_most: u64,

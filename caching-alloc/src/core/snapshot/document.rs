@@ -11,8 +11,8 @@
 //!   written with the same stream.
 //! - It expects the requested size as the length of a block in the trace.
 //! - Its pickle reader accepts integers of at most 8 bytes. `serde_pickle` writes large unsigned integers with 9
-//!   bytes, so all fields are signed. The reader converts them to floating-point numbers, which are exact below 2^53.
-//!   Addresses are below that limit.
+//!   bytes, so all fields of 64 bits are signed. The reader converts them to floating-point numbers, which are exact
+//!   below 2^53. Addresses are below that limit.
 
 use std::collections::{HashMap, HashSet};
 use std::io;

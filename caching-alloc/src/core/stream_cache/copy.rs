@@ -21,7 +21,7 @@ pub(in crate::core) struct CacheCopy {
 }
 
 impl StreamCache {
-    /// Returns a copy of the cache's state at the moment at which `first` is called, with the state locked. With
+    /// Locks the state, calls `first` with it, and returns a copy of the cache's state at that moment. With
     /// `with_entries`, copies the trace entries too. The caller holds the structure lock, so no segment is added or
     /// removed meanwhile, and no other copy is made.
     pub(in crate::core) fn copy(&self, with_entries: bool, first: impl FnOnce(&mut CacheState)) -> CacheCopy {

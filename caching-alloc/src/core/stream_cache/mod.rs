@@ -196,7 +196,7 @@ impl StreamCache {
     }
 
     /// Marks the cache as one of a closed pool. If blocks of the cache are handed out, stores `keeper` until the last
-    /// of them is freed. It refers to the cache and the pool, and so keeps both alive.
+    /// of them is freed. The keeper refers to the cache and the pool, and so keeps both alive.
     pub(super) fn close(&self, keeper: Arc<dyn Any + Send + Sync>) {
         let mut state = self.state.lock();
         state.is_closed = true;
@@ -206,7 +206,7 @@ impl StreamCache {
     }
 
     /// Delivers the block entries that are not delivered yet. The caller holds the delivery lock, and passes the data
-    /// that it guards.
+    /// that the lock guards.
     pub(super) fn flush(&self, turn: &mut Delivery) {
         let slots = {
             let mut state = self.state.lock();
@@ -219,7 +219,8 @@ impl StreamCache {
     }
 
     /// Takes the delivery lock, and delivers the block entries that are not delivered yet. Called before a segment is
-    /// removed, so that trackers get the entries of its blocks first.
+    /// removed or moved to another stream, so that trackers get the entries of its blocks first. Also called for
+    /// snapshots and before a tracker is detached.
     pub(super) fn settle_entries(&self) {
         self.flush(&mut self.delivery.lock());
     }

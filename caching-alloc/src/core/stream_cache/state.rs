@@ -24,7 +24,8 @@ use crate::core::tracker::Slots;
 /// The number of block entries to collect before they are delivered to trackers.
 pub(in crate::core) const BATCH: usize = 64;
 
-/// Operations of a stream cache that must be called without the lock on its state.
+/// The operations of a stream cache that its state and its blocks use. [`deliver`](Self::deliver) and
+/// [`await_uses`](Self::await_uses) must be called without the lock on the state.
 pub(in crate::core) trait CacheOwner: Debug + Send + Sync {
     /// Delivers the undelivered entries to block trackers. `waiting` is their number. Does nothing inside a tracker. If
     /// another thread is delivering, returns at once, or waits for it if `waiting` is very large.

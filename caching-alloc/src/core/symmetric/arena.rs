@@ -60,8 +60,8 @@ pub enum SymmetricError {
         /// Bytes of the new segment that would be needed.
         missing: u64,
     },
-    /// The source did not return a segment. The log records the request as refused, so this rank's log differs from
-    /// those of ranks on which it succeeded.
+    /// The source did not return a valid segment. The log records the request as refused, so this rank's log differs
+    /// from those of ranks on which the request succeeded.
     #[error("segment {ordinal} of a symmetric pool, {bytes} bytes, could not be made")]
     Source {
         /// The segment's ordinal.

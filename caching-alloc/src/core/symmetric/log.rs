@@ -286,7 +286,7 @@ mod tests {
         log
     }
 
-    /// Ranks of different builds compare hashes, so they must not change.
+    /// Ranks of different builds compare hashes, so the hashes must not change.
     #[test]
     fn the_hash_is_pinned() {
         let mut log = log_of(&[1, 512, 1 << 30]);
@@ -298,8 +298,8 @@ mod tests {
         assert_eq!(log.state(), LogState { length: 4, hash: 11_485_877_147_619_512_347 });
     }
 
-    /// Ranks bisect over these hashes: they are equal for prefixes up to the first difference, and differ for longer
-    /// ones.
+    /// Ranks bisect over the hashes of [`Log::hash_at`], which are equal up to the first difference between two logs,
+    /// and differ for all greater lengths.
     #[test]
     fn known_hashes_part_at_the_first_difference() {
         let base: Vec<u64> = (1..=20).collect();

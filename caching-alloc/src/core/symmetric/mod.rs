@@ -6,7 +6,8 @@
 //! of the same size with different histories can be distinguished.
 //!
 //! An arena must not be used by several threads without an agreed order, because the order of requests must be the same
-//! on every rank. It does not communicate with other ranks, but provides the data for comparing them.
+//! on every rank. The arena does not communicate with other ranks, but its log has the data with which ranks can
+//! compare their requests.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -63,21 +64,21 @@ pub struct Placement {
 /// - the memory in use, so that at most twice the memory in use is reserved;
 /// - two thirds of [`largest_segment`](Self::largest_segment), or a third of the memory in use if that is more.
 ///
-/// A request for at least as much memory as is in use before it gets a segment for one or two such requests. The rest
-/// of a larger segment would be too small for the next such request.
+/// If a request is at least as large as all memory that was in use before it, the new segment has the length of one or
+/// two such requests. The rest of a longer segment would be too small for the next such request.
 ///
 /// # Guarantees
 /// For every sequence of requests that frees nothing, with the default geometry, to within 8 MiB and the rounding of
 /// segments to 2 MiB: After the first segment, at most twice the memory in use is reserved. From 8 GiB in use on, at
-/// most 4/3 of it is reserved (10.7 GiB at 8 GiB). A single request that fits into no hole may exceed these bounds.
+/// most 4/3 of the memory in use is reserved (10.7 GiB at 8 GiB).
 ///
 /// Blocks with 8 GiB in total take at most 8 segments if no request is larger than 64 MiB. So do all but about one of
-/// 10,000 random mixtures of requests up to 1 GiB. A rule that does not know future requests cannot guarantee that
-/// for every sequence. Assume that each request is a little larger than the largest hole, which has `h` bytes. Then
-/// each segment serves one request. With `u` bytes in use and `r` bytes reserved, `2u - r` more bytes may be
-/// reserved. A segment for just the request increases this by `h`, and leaves the holes unchanged. A longer segment
-/// decreases it by the length by which its new hole exceeds `h`. So holes at best triple in three segments. With this
-/// rule, such a sequence takes 33 segments for 8 GiB.
+/// 10,000 random mixtures of requests up to 1 GiB. A rule that does not know future requests cannot guarantee 8
+/// segments for every sequence. Assume that each request is a little larger than the largest hole, which has `h` bytes.
+/// Then each segment serves one request. With `u` bytes in use and `r` bytes reserved, `2u - r` more bytes may be
+/// reserved. A segment for just the request increases this number by `h`, and leaves the holes unchanged. A longer
+/// segment decreases the number by the length by which its new hole exceeds `h`. So holes at best triple in three
+/// segments. With this rule, such a sequence takes up to 45 segments for 8 GiB, depending on its first request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Geometry {

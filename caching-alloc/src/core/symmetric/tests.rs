@@ -63,7 +63,7 @@ fn apply(arena: &mut SymmetricArena, live: &mut Vec<Placed>, step: &Step) -> Out
 }
 
 proptest! {
-    // 100 cases of 1,000 to 2,000 steps: at least 10^5 operations on each of the two arenas.
+    // 100 cases of 1,000 to 1,999 steps: at least 10^5 steps on each of the two arenas.
     #![proptest_config(ProptestConfig { cases: 100, max_shrink_iters: 2000, ..ProptestConfig::default() })]
 
     #[test]

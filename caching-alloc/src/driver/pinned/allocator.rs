@@ -67,7 +67,8 @@ impl PinnedAllocator {
     /// Makes an allocator over `source`, which is a [`PinnedHostSource`](super::PinnedHostSource) or adapters over one,
     /// for the streams registered with `events`. It allocates nothing until the first request.
     ///
-    /// A segment serves many blocks, so [`Settings::large_segment`] bytes are pinned for the first request above 1 MiB.
+    /// A segment serves many blocks, so the first request above 1 MiB pins up to [`Settings::large_segment`] bytes, or
+    /// more if the request is longer than that.
     #[must_use]
     pub fn new(source: Arc<dyn PinnedSource>, events: Arc<DriverEvents>, settings: Settings) -> Self {
         let allocator = Allocator::new(source.clone(), events.clone(), settings);
@@ -81,8 +82,9 @@ impl PinnedAllocator {
         &self.allocator
     }
 
-    /// Allocates a block of `bytes` bytes from the default pool, for use on `stream` from now on. The bytes may still
-    /// be in use by earlier work of `stream` ([`PinnedBlock::wait_ready`]).
+    /// Allocates a block of `bytes` bytes from the default pool, for use on `stream` from now on. Earlier work of
+    /// `stream`, or work that `stream` waits for, may still use the bytes. So the host must call
+    /// [`PinnedBlock::wait_ready`] before it accesses them.
     ///
     /// Routes of threads and captures to other pools ([`Allocator::pool_for`]) do not apply, since the host cannot wait
     /// for the uses of memory in graphs.

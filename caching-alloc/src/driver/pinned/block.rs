@@ -93,7 +93,8 @@ impl PinnedBlock {
     ///
     /// # Errors
     /// [`PinnedError::Capturing`] if one of the streams captures; the capture stays valid. [`PinnedError::Event`] if
-    /// the driver fails to record an event or to wait for it, also because of an error of earlier asynchronous work.
+    /// one of the streams was [forgotten](DriverEvents::forget), or if the driver fails to return a stream's capture
+    /// status, to record an event or to wait for it, also because of an error of earlier asynchronous work.
     pub fn wait_ready(&mut self) -> Result<&mut [u8], PinnedError> {
         for stream in iter::once(self.block.stream()).chain(self.users.iter().copied()) {
             self.wait_for(stream)?;

@@ -27,7 +27,8 @@ pub enum PinnedError {
         /// The stream.
         stream: StreamId,
     },
-    /// The driver failed to wait for earlier work.
+    /// Waiting for earlier work failed: a stream is not registered any more, or the driver failed to return its capture
+    /// status, to record an event or to wait for it.
     #[error(transparent)]
     Event(#[from] EventError),
 }

@@ -7,7 +7,7 @@ use crate::core::{MemoryInfo, SourceError};
 /// The file in which the kernel reports memory sizes.
 const MEMINFO: &str = "/proc/meminfo";
 
-/// The file lacks one of the two sizes.
+/// The file lacks the total or the available size, or has it in another form than kB.
 #[derive(Debug, thiserror::Error)]
 #[error("{MEMINFO} has no MemTotal and MemAvailable in kB")]
 struct NoFigures;
