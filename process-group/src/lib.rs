@@ -5,10 +5,9 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`store`] | the small shared key-value table through which ranks find each other |
+//! | [`store`], [`link`] | of the crate `bootstrap`: the small shared key-value table through which ranks find each other, and the sockets that pass file descriptors between the processes of a host |
 //! | [`comm`] | the safe NCCL layer: communicators, groups, windows, registration, abort |
 //! | [`group`] | process groups: ranks that agreed, subgroups, collectives, work |
-//! | [`local`] | passes file descriptors between the processes of a host |
 //! | [`peers`] | detects processes of this host that have died or stopped |
 //! | [`graph_memory`] | memory that captured graphs keep in place |
 //! | [`record`] | the flight recorder: the calls of each rank, and the ranks that did not join |
@@ -26,19 +25,18 @@ mod chain;
 pub mod comm;
 pub mod graph_memory;
 pub mod group;
-mod hash;
-pub mod local;
 mod memory;
+mod messages;
 pub mod peers;
 mod profile;
 mod rare;
 pub mod record;
 #[cfg(feature = "registration")]
 pub mod registration;
-pub mod store;
 mod sync;
 mod watch;
 
+pub use bootstrap::{link, store};
 use chain::chain;
 pub use group::{Path, ProcessGroup};
 use rare::{Slim, rare};

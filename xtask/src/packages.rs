@@ -8,14 +8,15 @@ use serde_json::Value;
 use crate::shell::{self, CRATES, PRIVATE};
 
 /// Crates that can be built without the rest of the workspace, with cargo alone.
-const RAW: [&str; 3] = ["dynload", "cuda-driver-sys", "nccl-sys"];
+const RAW: [&str; 4] = ["dynload", "cuda-driver-sys", "nccl-sys", "bootstrap"];
 
 /// The published crates, with files that their packages must contain.
-const PUBLISHED: [(&str, &[&str]); 9] = [
+const PUBLISHED: [(&str, &[&str]); 10] = [
     ("dynload", &[]),
     ("cuda-driver-sys", &["src/generated/functions.rs", "src/generated/types.rs"]),
     ("nccl-sys", &["src/generated/functions.rs", "src/generated/layouts.rs"]),
     ("gpu-sim", &[]),
+    ("bootstrap", &[]),
     ("cuda-driver", &[]),
     ("caching-alloc", &[]),
     ("process-group", &[]),

@@ -6,11 +6,12 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 /// The crates of the workspace, lowest first, by the names of their folders.
-pub const CRATES: [&str; 11] = [
+pub const CRATES: [&str; 12] = [
     "dynload",
     "cuda-driver-sys",
     "nccl-sys",
     "gpu-sim",
+    "bootstrap",
     "cuda-driver",
     "caching-alloc",
     "process-group",

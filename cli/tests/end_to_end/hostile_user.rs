@@ -90,7 +90,7 @@ fn attack_store(port: u16, tried: &mut Tried) {
 fn attack_path(path: &Path, tried: &mut Tried) {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return };
     let is_theirs = path.symlink_metadata().is_ok_and(|about| about.uid() != NOBODY);
-    if !is_theirs || !["process-group-", "job-secret-"].iter().any(|prefix| name.starts_with(prefix)) {
+    if !is_theirs || !["lockstep-link-", "job-secret-"].iter().any(|prefix| name.starts_with(prefix)) {
         return;
     }
     let kind = if name.starts_with("job") { "the secret's file" } else { "a socket's folder" };

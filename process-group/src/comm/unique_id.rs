@@ -50,7 +50,7 @@ impl TryFrom<&[u8]> for UniqueId {
 
 impl fmt::Display for UniqueId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:08x}", crate::hash::fnv64(&self.0) >> 32)
+        write!(f, "{:08x}", bootstrap::hash::fnv64(&self.0) >> 32)
     }
 }
 

@@ -7,13 +7,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bootstrap::wire::Message;
 use cuda_driver::{Context, Driver};
 
 use super::{
     Environment, GroupError, GroupId, Member, ProcessGroup, Result, Stance, Witnesses,
-    agreed::Agreed,
     form::Follower,
     join::join,
+    member::Joining,
     p2p::{self, Messages, P2pPolicy},
     process_group::SharedStore,
     seat::{Seat, Terms, stay_away},
@@ -263,12 +264,12 @@ impl Builder {
         let store = own_part(&root, &name, self.epoch);
 
         Watch::announce(&store, rank)?;
-        let agreed = Agreed::default()
+        let member = Member::here(rank, size, &nccl, &context)?.told(checked, self.witnesses, stance);
+        let record = Joining::new(member)
             .with("initialisation", if self.lazy { "lazy" } else { "eager" })
             .with("p2p policy", self.p2p);
-        let member = Member::here(rank, size, &nccl, &context)?.told(checked, self.witnesses, stance);
         let ranks: Arc<[usize]> = (0..size).collect();
-        let members = join(&name, &store, rank, size, &agreed.behind(&member.encode()), deadline)?;
+        let members = join(&name, &store, rank, size, &record.to_bytes(), deadline)?;
         let peers = Peers::meet(&store, rank, &members, self.heartbeat, deadline)?;
         let met = began.elapsed();
         let numbers = PrefixStore::new("numbers", Arc::new(root));

@@ -6,6 +6,8 @@ use std::{
     time::Instant,
 };
 
+use bootstrap::wire::Unsent;
+
 use super::vigil::{End, NO, Vigil, Wait};
 use crate::{
     comm::{self, AbortHandle, Beside, Force, PATIENCE},
@@ -88,7 +90,7 @@ impl Vigil {
             rank: self.rank(),
             how: how.how().into(),
             collectives: duty.rolling().count(),
-            members: self.ranks.clone(),
+            members: Unsent(self.ranks.clone()),
         });
     }
 

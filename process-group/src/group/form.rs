@@ -11,7 +11,7 @@ use super::{GroupError, Result, process_group, vigil::Vigil};
 use crate::{
     chain,
     comm::{self, CommError, Communicator, UniqueId},
-    store::{Deadline, LOST, PrefixStore, Store, StoreError, give_up, rendezvous},
+    store::{Deadline, PrefixStore, Store, StoreError, give_up, lost_rank, rendezvous},
 };
 
 /// The ranks that make something together.
@@ -186,8 +186,7 @@ impl Formation<'_> {
             Some((place, why)) => self.unmade(place, why.into()),
             // Written by a rank that left the meeting and knows the reason.
             None => {
-                let place = text.strip_prefix(LOST).and_then(|place| place.parse().ok());
-                let rank = place.unwrap_or(self.place);
+                let rank = lost_rank(outcome).unwrap_or(self.place);
                 StoreError::GivenUp { rank, at: self.meeting.clone() }.into()
             }
         })

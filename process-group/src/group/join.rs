@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Disagreement, GroupError, Member, Result, agreed, member, process_group::explain};
+use super::{Disagreement, GroupError, Member, Result, member, process_group::explain};
 use crate::store::{Deadline, PrefixStore, Store, StoreError, give_up, rendezvous};
 
 const MEETING: &str = "join";
@@ -17,7 +17,7 @@ pub(super) fn join(
     store: &PrefixStore,
     rank: usize,
     size: usize,
-    record: &str,
+    record: &[u8],
     deadline: Deadline,
 ) -> Result<Arc<[Member]>> {
     let disagree = |source| GroupError::Disagreement { group: group.to_owned(), source };
@@ -28,7 +28,7 @@ pub(super) fn join(
         give_up(store, MEETING, rank)?;
         return Err(disagree(Disagreement::WorldSize { rank, size, other, other_size }));
     }
-    let cards = rendezvous(store, MEETING, rank, size, record.as_bytes(), deadline).map_err(|error| {
+    let cards = rendezvous(store, MEETING, rank, size, record, deadline).map_err(|error| {
         let is_over = matches!(error, StoreError::GivenUp { .. });
         let sizes = is_over.then(|| store.get(SIZES, deadline).ok()).flatten();
         match sizes.as_deref().and_then(numbers) {
@@ -38,7 +38,7 @@ pub(super) fn join(
             None => explain(group, &(0..size).collect::<Vec<_>>(), error, "the start of the group"),
         }
     })?;
-    Ok(agreed::agree(&cards).and_then(|records| member::agree(&records)).map_err(disagree)?.into())
+    Ok(member::agree(&cards).map_err(disagree)?.into())
 }
 
 /// Parses this many numbers between spaces.

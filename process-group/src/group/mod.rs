@@ -28,7 +28,6 @@
 //! ranks are named; a group is identified by its [`GroupId`], never by a pointer or by a name that may be
 //! used again.
 
-mod agreed;
 mod batch;
 mod buffer;
 mod builder;

@@ -127,6 +127,7 @@ pub struct MessageDifference {
     /// The data that the other end would receive.
     pub received: String,
 }
+bootstrap::wire_struct!(MessageDifference { from, to, number, sent, received });
 
 /// The reason why a path has not launched messages.
 #[derive(Debug, thiserror::Error)]

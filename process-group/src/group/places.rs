@@ -9,10 +9,11 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
+use bootstrap::hash::fnv64;
+
 use super::ProcessGroup;
 use crate::{
     comm::{Communicator, Task},
-    hash::fnv64,
     memory::{self, CommonPlace, PlanKey, PlanNames},
 };
 

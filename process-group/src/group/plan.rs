@@ -1,9 +1,10 @@
 //! Assigns ranks to subgroups, from the requests of all members. Every member computes the same assignment.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    fmt::Write as _,
-};
+use std::collections::{BTreeMap, HashMap};
+
+use bootstrap::wire::{Malformed, Message, wire_enum, wire_struct};
+
+use crate::messages::message;
 
 /// One member's request for a split.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -189,56 +190,28 @@ impl Request {
             Self::Lists(lists) => format!("the lists {lists:?}"),
         }
     }
-
-    /// Encodes it as text for the store, with the requested name of the subgroups.
-    pub(super) fn encode(&self, name: &str) -> String {
-        let mut text = match self {
-            Self::Color { color: Some(color), key } => format!("color {color} {key}"),
-            Self::Color { color: None, key } => format!("color - {key}"),
-            Self::Lists(lists) => lists.iter().fold("lists".to_owned(), |mut text, list| {
-                let ranks: Vec<_> = list.iter().map(usize::to_string).collect();
-                let _ = write!(text, " {}", if ranks.is_empty() { "-".to_owned() } else { ranks.join(",") });
-                text
-            }),
-        };
-        let _ = write!(text, "\n{name}");
-        text
-    }
-
-    /// Decodes text that [`encode`](Self::encode) wrote, with the name.
-    pub(super) fn decode(rank: usize, bytes: &[u8]) -> Result<(Self, String), SplitError> {
-        let wrong = || {
-            let problem = format!("it is {:?}", String::from_utf8_lossy(bytes));
-            SplitError::Unreadable { rank, problem }
-        };
-        let (request, name) =
-            std::str::from_utf8(bytes).ok().and_then(|text| text.split_once('\n')).ok_or_else(wrong)?;
-        let mut words = request.split(' ');
-        let request = match words.next() {
-            Some("color") => {
-                let color = match words.next().ok_or_else(wrong)? {
-                    "-" => None,
-                    color => Some(color.parse().map_err(|_| wrong())?),
-                };
-                let key = words.next().and_then(|key| key.parse().ok()).ok_or_else(wrong)?;
-                Self::Color { color, key }
-            }
-            Some("lists") => {
-                let list = |word: &str| match word {
-                    "-" => Some(Vec::new()),
-                    ranks => ranks.split(',').map(|rank| rank.parse().ok()).collect(),
-                };
-                Self::Lists(words.map(list).collect::<Option<_>>().ok_or_else(wrong)?)
-            }
-            _ => return Err(wrong()),
-        };
-        Ok((request, name.to_owned()))
-    }
 }
+
+/// The record that a member posts for a split.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SplitRecord {
+    pub(super) request: Request,
+    /// The name of the subgroups.
+    pub(super) name: String,
+}
+
+wire_enum!(Request { 0 => Color { color, key }, 1 => Lists(lists) });
+wire_struct!(SplitRecord { request, name });
+message!(SplitRecord, SPLIT);
 
 /// Computes the plan and the name from the records of all members; the same on every member.
 pub(super) fn agree(records: &[Vec<u8>], members: &[usize]) -> Result<(SplitPlan, String), SplitError> {
-    let read = |(record, rank): (&Vec<u8>, &usize)| Request::decode(*rank, record);
+    let read = |(record, rank): (&Vec<u8>, &usize)| {
+        let unreadable =
+            |problem: Malformed| SplitError::Unreadable { rank: *rank, problem: problem.to_string() };
+        let SplitRecord { request, name } = SplitRecord::from_bytes(record).map_err(unreadable)?;
+        Ok((request, name))
+    };
     let (requests, names): (Vec<_>, Vec<_>) =
         records.iter().zip(members).map(read).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
     if let Some(place) = names.iter().position(|name| *name != names[0]) {
@@ -311,27 +284,28 @@ mod tests {
             lists in prop::collection::vec(prop::collection::vec(any::<usize>(), 0..4), 0..4),
         ) {
             for request in [Request::Color { color, key }, Request::Lists(lists.clone())] {
-                let text = request.encode(&name);
-                prop_assert_eq!(Request::decode(1, text.as_bytes()), Ok((request, name.clone())));
+                let record = SplitRecord { request, name: name.clone() };
+                prop_assert_eq!(SplitRecord::from_bytes(&record.to_bytes()), Ok(record));
             }
         }
 
         #[test]
         fn garbage_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
-            prop_assert!(Request::decode(0, &bytes).is_err());
+            prop_assert!(agree(&[bytes], &[0]).is_err());
         }
     }
 
     #[test]
     fn who_asks_for_something_else_is_named() {
         let members = [4, 5, 6];
-        let lists = |last: usize| Request::Lists(vec![vec![4, 5], vec![last]]).encode("tp").into_bytes();
+        let record = |request, name: &str| SplitRecord { request, name: name.into() }.to_bytes();
+        let lists = |last: usize| record(Request::Lists(vec![vec![4, 5], vec![last]]), "tp");
         let error = agree(&[lists(6), lists(6), lists(7)], &members).unwrap_err();
         assert!(matches!(error, SplitError::Different { rank: 6, other: 4, .. }), "{error}");
-        let color = Request::Color { color: Some(1), key: 0 }.encode("tp").into_bytes();
+        let color = record(Request::Color { color: Some(1), key: 0 }, "tp");
         let error = agree(&[lists(6), color, lists(6)], &members).unwrap_err();
         assert!(error.to_string().contains("rank 5 asked for a split by color"), "{error}");
-        let other = Request::Lists(vec![vec![4, 5], vec![6]]).encode("dp").into_bytes();
+        let other = record(Request::Lists(vec![vec![4, 5], vec![6]]), "dp");
         let error = agree(&[lists(6), lists(6), other], &members).unwrap_err();
         assert!(error.to_string().contains("named \"dp\""), "{error}");
     }

@@ -47,6 +47,7 @@ pub struct GroupId {
     /// The generation of the job that made it; see [`Builder::epoch`].
     pub epoch: u64,
 }
+bootstrap::wire_struct!(GroupId { uid, epoch });
 
 impl fmt::Display for GroupId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

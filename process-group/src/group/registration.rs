@@ -33,15 +33,14 @@ pub enum Stance {
     CudaMemcpy,
 }
 
-/// Each value with its text in the store.
-const STANCES: [(Stance, &str); 6] = [
-    (Stance::Wanted, "register"),
-    (Stance::NotAsked, "unasked"),
-    (Stance::NotBuilt, "unbuilt"),
-    (Stance::Release, "release"),
-    (Stance::LocalRegister, "local"),
-    (Stance::CudaMemcpy, "memcpy"),
-];
+bootstrap::wire_enum!(Stance {
+    0 => Wanted {},
+    1 => NotAsked {},
+    2 => NotBuilt {},
+    3 => Release {},
+    4 => LocalRegister {},
+    5 => CudaMemcpy {},
+});
 
 impl Stance {
     /// Returns this rank's position.
@@ -60,14 +59,6 @@ impl Stance {
         } else {
             Self::Wanted
         }
-    }
-
-    pub(super) fn word(self) -> &'static str {
-        STANCES.iter().find(|(stance, _)| *stance == self).map_or("unasked", |(_, word)| word)
-    }
-
-    pub(super) fn from_word(word: &str) -> Option<Self> {
-        STANCES.iter().find(|(_, known)| *known == word).map(|(stance, _)| *stance)
     }
 }
 
@@ -254,6 +245,8 @@ impl ProcessGroup {
         communicators: &[&Communicator],
         deadline: Deadline,
     ) -> Result<Registered> {
+        use bootstrap::wire::Message;
+
         use self::vote::Ballot;
         use crate::registration::Enlistment;
         let enlistment = Enlistment::new(communicators);
@@ -261,7 +254,7 @@ impl ProcessGroup {
         let served = enlistment.serve(deadline).map_err(|error| crate::chain(&error));
         let ballot = Ballot { classes, problem: served.err() };
         let all = Formation { what: "the registration of memory", meeting: all.meeting.clone(), ..*all };
-        let cards = all.meet("registration", ballot.encode().as_bytes(), deadline)?;
+        let cards = all.meet("registration", &ballot.to_bytes(), deadline)?;
         if let Err(reason) = vote::count(&cards, all.ranks) {
             return Ok(Registered::not(reason));
         }
@@ -280,8 +273,10 @@ impl ProcessGroup {
 
 #[cfg(feature = "registration")]
 mod vote {
+    use bootstrap::wire::{Malformed, Message, wire_enum, wire_struct};
+
     use super::NotRegistered;
-    use crate::{memory::Unregistrable, registration::MemoryClass};
+    use crate::{memory::Unregistrable, messages::message, registration::MemoryClass};
 
     /// The result that a rank brings to the meeting.
     #[derive(Debug, Clone, PartialEq, Eq)]
@@ -290,35 +285,16 @@ mod vote {
         pub(super) problem: Option<String>,
     }
 
-    const CLASSES: [(MemoryClass, char, &str); 3] = [
-        (MemoryClass::Registrable, 'r', "registrable memory"),
-        (MemoryClass::NotExportable, 'p', "memory that cannot be exported"),
-        (MemoryClass::Remappable, 'm', "re-mappable memory"),
-    ];
+    wire_enum!(MemoryClass { 0 => Registrable {}, 1 => NotExportable {}, 2 => Remappable {} });
+    wire_struct!(Ballot { classes, problem });
+    message!(Ballot, BALLOT);
 
     impl Ballot {
-        /// Encodes it as text: a letter for each allocator, and the error.
-        pub(super) fn encode(&self) -> String {
-            let letter = |class: &MemoryClass| {
-                CLASSES.iter().find(|(known, ..)| known == class).map(|(_, letter, _)| *letter)
-            };
-            let letters: String = self.classes.iter().filter_map(letter).collect();
-            format!("{letters} {}", self.problem.as_deref().unwrap_or(""))
-        }
-
-        fn decode(card: &[u8]) -> Option<Self> {
-            let text = String::from_utf8_lossy(card);
-            let (letters, problem) = text.split_once(' ')?;
-            let class = |letter: char| {
-                CLASSES.iter().find(|(_, known, _)| *known == letter).map(|(class, ..)| *class)
-            };
-            let classes = letters.chars().map(class).collect::<Option<_>>()?;
-            Some(Self { classes, problem: Some(problem.to_owned()).filter(|problem| !problem.is_empty()) })
-        }
-
         fn describe(&self) -> String {
-            let name = |class: &MemoryClass| {
-                CLASSES.iter().find(|(known, ..)| known == class).map_or("", |(_, _, name)| name)
+            let name = |class: &MemoryClass| match class {
+                MemoryClass::Registrable => "registrable memory",
+                MemoryClass::NotExportable => "memory that cannot be exported",
+                MemoryClass::Remappable => "re-mappable memory",
             };
             self.classes.iter().map(name).collect::<Vec<_>>().join(", ")
         }
@@ -328,9 +304,11 @@ mod vote {
     pub(super) fn count(cards: &[Vec<u8>], ranks: &[usize]) -> Result<(), NotRegistered> {
         let mut ballots = Vec::new();
         for (card, rank) in cards.iter().zip(ranks) {
-            let unread =
-                || NotRegistered::Failed { rank: *rank, problem: "its ballot cannot be read".into() };
-            ballots.push((*rank, Ballot::decode(card).ok_or_else(unread)?));
+            let unread = |problem: Malformed| NotRegistered::Failed {
+                rank: *rank,
+                problem: format!("its ballot cannot be read: {problem}"),
+            };
+            ballots.push((*rank, Ballot::from_bytes(card).map_err(unread)?));
         }
         ballots.sort_by_key(|(rank, _)| *rank);
         let Some((first_rank, first)) = ballots.first() else { return Err(NotRegistered::NotAsked) };
@@ -362,7 +340,11 @@ mod vote {
         use proptest::prelude::*;
 
         fn ballot() -> impl Strategy<Value = Ballot> {
-            let class = prop::sample::select(CLASSES.map(|(class, ..)| class).to_vec());
+            let class = prop::sample::select(vec![
+                MemoryClass::Registrable,
+                MemoryClass::NotExportable,
+                MemoryClass::Remappable,
+            ]);
             let problem = prop::option::weighted(0.2, "[ -~]{1,20}");
             (prop::collection::vec(class, 0..3), problem)
                 .prop_map(|(classes, problem)| Ballot { classes, problem })
@@ -371,14 +353,14 @@ mod vote {
         proptest! {
             #[test]
             fn ballots_survive_the_store(ballot in ballot()) {
-                prop_assert_eq!(Ballot::decode(ballot.encode().as_bytes()), Some(ballot));
+                prop_assert_eq!(Ballot::from_bytes(&ballot.to_bytes()), Ok(ballot));
             }
 
             #[test]
             fn memory_is_registered_only_where_all_have_the_same_and_nothing_failed(
                 ballots in prop::collection::vec(ballot(), 1..5),
             ) {
-                let cards: Vec<_> = ballots.iter().map(|ballot| ballot.encode().into_bytes()).collect();
+                let cards: Vec<_> = ballots.iter().map(Message::to_bytes).collect();
                 let ranks: Vec<_> = (10..10 + cards.len()).collect();
                 let good = ballots.iter().all(|ballot| {
                     ballot.problem.is_none()
@@ -389,15 +371,11 @@ mod vote {
             }
 
             #[test]
-            fn what_is_no_ballot_is_refused(
-                card in prop::collection::vec(any::<u8>(), 0..20), letter in "[^rpm ]", problem in "[ -~]{0,9}",
-            ) {
-                let good = Ballot { classes: vec![MemoryClass::Registrable], problem: None }.encode().into_bytes();
-                let without_space: Vec<u8> = card.into_iter().filter(|byte| *byte != b' ').collect();
-                for bad in [without_space, format!("r{letter} {problem}").into_bytes()] {
-                    let refused = NotRegistered::Failed { rank: 7, problem: "its ballot cannot be read".into() };
-                    prop_assert_eq!(count(&[good.clone(), bad], &[4, 7]), Err(refused));
-                }
+            fn what_is_no_ballot_is_refused(bad in prop::collection::vec(any::<u8>(), 0..20)) {
+                let good = Ballot { classes: vec![MemoryClass::Registrable], problem: None }.to_bytes();
+                let refused = count(&[good, bad], &[4, 7]);
+                let names_it = |error: &NotRegistered| error.to_string().contains("its ballot cannot be read");
+                prop_assert!(refused.as_ref().is_err_and(names_it), "{refused:?}");
             }
         }
     }

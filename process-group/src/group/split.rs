@@ -5,10 +5,13 @@ use std::{
     time::Instant,
 };
 
+use bootstrap::wire::Message;
 use nccl_sys::Feature;
 
 use super::{
-    GroupError, GroupId, Placement, ProcessGroup, Request, Result, SplitPlan, builder, plan, seat::Seat,
+    GroupError, GroupId, Placement, ProcessGroup, Request, Result, SplitPlan, builder,
+    plan::{self, SplitRecord},
+    seat::Seat,
 };
 use crate::{
     comm::{self, Config},
@@ -74,9 +77,10 @@ impl ProcessGroup {
         if self.counter.vigil.check_work().is_ok() {
             self.quiesce(deadline)?;
         }
-        let (card, began) = (request.encode(name), Instant::now());
+        let record = SplitRecord { request: request.clone(), name: name.to_owned() };
+        let (record, began) = (record.to_bytes(), Instant::now());
         let cards = self.counter.vigil.attend(&meeting, || {
-            rendezvous(&self.store, &meeting, self.rank, self.size(), card.as_bytes(), deadline)
+            rendezvous(&self.store, &meeting, self.rank, self.size(), &record, deadline)
                 .map_err(|error| self.explain(error, "the split"))
         })?;
         let met = began.elapsed();

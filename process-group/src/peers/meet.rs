@@ -1,13 +1,11 @@
-//! Exchanges the memory with the processes' locks over [`crate::local`].
+//! Exchanges the memory with the processes' locks over [`crate::link`].
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-
-use rustix::process::{PidfdFlags, pidfd_open};
 
 use super::{PeerError, page::Page};
 use crate::{
     group::Member,
-    local::{Door, LocalError, Met, Tag, exchange},
+    link::{self, LinkError, Listener, Tag, exchange},
     store::{Deadline, PrefixStore, Store, StoreError, publish},
 };
 
@@ -49,37 +47,37 @@ pub(super) fn meet(
 ) -> Result<Vec<Peer>, PeerError> {
     let rank = |place: u64| members.get(place as usize).map_or(usize::MAX, |member| member.rank);
     let told = |error| match error {
-        LocalError::Folder { path, source } => PeerError::Folder { path, source },
-        LocalError::Unexpected { place, problem } | LocalError::Gone { place, problem } => {
+        LinkError::Folder { path, source } => PeerError::Folder { path, source },
+        LinkError::Unexpected { place, problem } | LinkError::Gone { place, problem } => {
             PeerError::Greeting { rank: rank(place), problem }
         }
-        LocalError::Absent { places, waited } => {
+        LinkError::Absent { places, waited } => {
             PeerError::Absent { ranks: places.into_iter().map(rank).collect(), waited }
         }
-        LocalError::System(error) => PeerError::System(error),
-        LocalError::Store(error) => PeerError::Store(error),
+        LinkError::System(error) => PeerError::System(error),
+        LinkError::Store(error) => PeerError::Store(error),
+        other => PeerError::System(std::io::Error::other(other)),
     };
-    let door = Door::open().map_err(told)?;
-    publish(store, &key(place as u64), &door.card())?;
+    let listener = Listener::open().map_err(told)?;
+    publish(store, &key(place as u64), &listener.endpoint())?;
     let expected: Vec<u64> = others(place, members).map(|other| other as u64).collect();
     let mut missing = None;
-    let card = |place| {
-        let card = store.get(&key(place), deadline);
-        if let Err(StoreError::Timeout { waited, .. }) = &card {
+    let endpoint = |place| {
+        let endpoint = store.get(&key(place), deadline);
+        if let Err(StoreError::Timeout { waited, .. }) = &endpoint {
             missing = Some(PeerError::Absent { ranks: vec![rank(place)], waited: *waited });
         }
-        card
+        endpoint
     };
-    let met = exchange(&door, place as u64, &expected, card, &[(LOCKS, own)], deadline);
-    let peer = |Met { link, descriptors }: Met| {
+    let met = exchange(&listener, place as u64, &expected, endpoint, &[(LOCKS, own)], deadline);
+    let peer = |link::Peer { link, descriptors }: link::Peer| {
         let (peer, memory) = (link.place(), descriptors.first());
         let refused = |problem| PeerError::Greeting { rank: rank(peer), problem };
         let (owner, memory) = (peer as usize, memory.ok_or_else(|| refused("no descriptor".into()))?);
         let page = Page::open(memory.as_fd(), others(owner, members).count()).map_err(refused)?;
         let slot = slot(place, owner, members).ok_or_else(|| refused("it is not beside this one".into()))?;
-        // Kernels before 5.3 have no pidfd, and sandboxes may refuse it. The end of the socket also shows the peer's
-        // death.
-        let process = pidfd_open(link.process().map_err(told)?, PidfdFlags::empty()).ok();
+        // Without it, the end of the socket shows the peer's death.
+        let process = link.open_process().map_err(told)?;
         Ok(Peer { place: owner, page, slot, socket: link.into_socket(), process })
     };
     met.map_err(|error| missing.take().unwrap_or_else(|| told(error)))?.into_iter().map(peer).collect()

@@ -23,7 +23,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use self::{
     meet::Peer,
@@ -31,7 +31,6 @@ use self::{
 };
 use crate::{
     group::Member,
-    local::poll_all,
     store::{Deadline, PrefixStore, StoreError},
 };
 
@@ -47,6 +46,7 @@ pub enum Loss {
     /// The process exists, but has not run for this time: it was stopped, or its host is overloaded.
     Silent(Duration),
 }
+bootstrap::wire_enum!(Loss { 0 => Died {}, 1 => Silent(time) });
 
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -265,7 +265,8 @@ fn keep(page: &Page, peers: &[Watched], shared: &Shared, bell: &OwnedFd, heartbe
                 whose.push(Some(at));
             }
         }
-        if poll_all(&mut what, heartbeat / 4).is_err() {
+        let turn = Timespec::try_from(heartbeat / 4).unwrap_or_default();
+        if poll(&mut what, Some(&turn)).is_err() {
             thread::sleep(heartbeat / 4);
         }
         for (end, at) in what.iter().zip(&whose).filter(|(end, _)| !end.revents().is_empty()) {

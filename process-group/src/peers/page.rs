@@ -25,7 +25,7 @@ use rustix::{
 };
 
 use super::robust::RobustList;
-use crate::local::SharedMemory;
+use crate::link::SharedMemory;
 
 /// Identifies the layout of the page.
 const MAGIC: u64 = 0x7067_7065_6572_0003;

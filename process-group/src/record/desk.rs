@@ -8,9 +8,11 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use bootstrap::wire::Message;
+
 use super::{
     MemberProgress, Progress,
-    progress::{Answer, decode, encode},
+    progress::{Answer, Answers},
     recorder::Recorder,
 };
 use crate::{
@@ -97,8 +99,8 @@ impl Desk {
 
     /// Answers a question in a [folder](Self::folder).
     pub(crate) fn answer(store: &PrefixStore, number: u64, recorder: &Recorder) -> Result<(), StoreError> {
-        let answers = encode(&Answer::all(recorder));
-        store.set(&answer_key(number, recorder.rank), answers.as_bytes())
+        let answers = Answers { all: Answer::all(recorder) };
+        store.set(&answer_key(number, recorder.rank), &answers.to_bytes())
     }
 
     /// Removes a rank's answer.
@@ -121,7 +123,7 @@ fn question(store: &PrefixStore, deadline: Deadline) -> Result<u64, StoreError> 
     Ok(number(&stands).unwrap_or(next).max(next) - 1)
 }
 
-/// Returns a rank's answers, if it answers by the deadline.
+/// Returns a rank's answers. Returns `None` if it does not answer by the deadline, or if its answer cannot be read.
 fn answers(
     store: &PrefixStore,
     number: u64,
@@ -129,7 +131,7 @@ fn answers(
     deadline: Deadline,
 ) -> Result<Option<Vec<Answer>>, StoreError> {
     match store.get(&answer_key(number, rank), deadline) {
-        Ok(bytes) => Ok(Some(decode(&bytes))),
+        Ok(bytes) => Ok(Answers::from_bytes(&bytes).ok().map(|answers| answers.all)),
         Err(StoreError::Timeout { .. }) => Ok(None),
         Err(error) => Err(error),
     }

@@ -36,6 +36,5 @@ pub use progress::{LastCall, MemberProgress, Progress};
 pub(crate) use call::{Call, are_one};
 pub(crate) use clock::ticks;
 pub(crate) use desk::{Desk, ask};
-pub(crate) use progress::plain;
 pub(crate) use recorder::{GroupEntry, Look, Recorder, Recording, Track};
 pub(crate) use ring::Span;

@@ -5,7 +5,10 @@ use std::{
     time::Duration,
 };
 
+use bootstrap::wire::wire_struct;
+
 use super::{DumpedGroup, Entry, Operation, recorder::Recorder};
+use crate::messages::message;
 
 /// The progress of the members of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -204,86 +207,23 @@ impl Answer {
     }
 }
 
-/// Replaces control characters by spaces, because tabs and newlines separate fields.
-pub(crate) fn plain(text: &str) -> String {
-    text.replace(char::is_control, " ")
+/// All of a rank's answers to one question.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Answers {
+    pub(super) all: Vec<Answer>,
 }
 
-impl LastCall {
-    /// Encodes it as fields separated by tabs.
-    fn encode(&self) -> String {
-        let Self { collectives, messages, operation, is_completed, age, site } = self;
-        let (operation, done) = (operation.as_deref().unwrap_or(""), u8::from(*is_completed));
-        let (age, operation, site) = (age.as_micros(), plain(operation), plain(site));
-        format!("{collectives}\t{messages}\t{operation}\t{done}\t{age}\t{site}")
-    }
-
-    /// Decodes such fields.
-    fn decode<'a>(fields: &mut impl Iterator<Item = &'a str>) -> Option<Self> {
-        Some(Self {
-            collectives: fields.next()?.parse().ok()?,
-            messages: fields.next()?.parse().ok()?,
-            operation: Some(fields.next()?.to_owned()).filter(|operation| !operation.is_empty()),
-            is_completed: fields.next()? == "1",
-            age: Duration::from_micros(fields.next()?.parse().ok()?),
-            site: fields.next()?.to_owned(),
-        })
-    }
-}
-
-impl Progress {
-    /// Encodes it as text: the group's name, and a line for each member.
-    pub(crate) fn encode(&self) -> String {
-        let member = |MemberProgress { rank, last }: &MemberProgress| match last {
-            None => format!("\n{rank}"),
-            Some(last) => format!("\n{rank}\t{}", last.encode()),
-        };
-        self.members.iter().map(member).fold(plain(&self.group), |text, line| text + &line)
-    }
-
-    /// Decodes such text.
-    pub(crate) fn decode(text: &str) -> Option<Self> {
-        let mut lines = text.split('\n');
-        let group = lines.next()?.to_owned();
-        let member = |line: &str| {
-            let mut fields = line.split('\t').peekable();
-            let rank = fields.next()?.parse().ok()?;
-            let last = match fields.peek() {
-                None => None,
-                Some(_) => Some(LastCall::decode(&mut fields)?),
-            };
-            Some(MemberProgress { rank, last })
-        };
-        Some(Self { group, members: lines.map(member).collect::<Option<_>>()? })
-    }
-}
-
-/// Encodes answers for the store: one line each, with fields separated by tabs.
-pub(super) fn encode(answers: &[Answer]) -> String {
-    let line = |Answer { id, name, ranks, last }: &Answer| {
-        let ranks = ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-        format!("{id}\t{}\t{ranks}\t{}", plain(name), last.encode())
-    };
-    answers.iter().map(line).collect::<Vec<_>>().join("\n")
-}
-
-/// Decodes answers. Ignores invalid lines.
-pub(super) fn decode(bytes: &[u8]) -> Vec<Answer> {
-    let line = |line: &str| {
-        let mut fields = line.split('\t');
-        Some(Answer {
-            id: fields.next()?.to_owned(),
-            name: fields.next()?.to_owned(),
-            ranks: fields.next()?.split(',').map(|rank| rank.parse().ok()).collect::<Option<_>>()?,
-            last: LastCall::decode(&mut fields)?,
-        })
-    };
-    String::from_utf8_lossy(bytes).lines().filter_map(line).collect()
-}
+wire_struct!(LastCall { collectives, messages, operation, is_completed, age, site });
+wire_struct!(MemberProgress { rank, last });
+wire_struct!(Progress { group, members });
+wire_struct!(Answer { id, name, ranks, last });
+wire_struct!(Answers { all });
+message!(Answers, ANSWERS);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bootstrap::wire::Message;
     use proptest::prelude::*;
 
     fn answer() -> impl Strategy<Value = Answer> {
@@ -329,29 +269,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn answers_survive_the_store(answers in prop::collection::vec(answer(), 0..4)) {
-            prop_assert_eq!(decode(encode(&answers).as_bytes()), answers);
-        }
-
-        #[test]
-        fn any_name_keeps_to_its_line(mut answers in prop::collection::vec(answer(), 1..4), name in any::<String>()) {
-            answers[0].name = name;
-            let found = decode(encode(&answers).as_bytes());
-            prop_assert_eq!(&found[0].last, &answers[0].last);
-            prop_assert_eq!(&found[1..], &answers[1..]);
-        }
-
-        #[test]
-        fn what_is_no_answer_is_passed_over(
-            answers in prop::collection::vec(answer(), 0..4), garbage in prop::collection::vec(any::<u8>(), 0..200),
-        ) {
-            // Without tabs it has no fields.
-            let garbage: Vec<u8> = garbage.into_iter().filter(|byte| *byte != b'\t').collect();
-            let half = encode(&answers).replacen('\t', " ", 1);
-            let text = [&garbage, &b"\n"[..], encode(&answers).as_bytes(), b"\n", &garbage].concat();
-            prop_assert_eq!(decode(&text), &answers[..]);
-            // An answer that lacks a field.
-            prop_assert_eq!(decode(half.as_bytes()), &answers[answers.len().min(1)..]);
+        fn answers_survive_the_store(all in prop::collection::vec(answer(), 0..4)) {
+            let answers = Answers { all };
+            prop_assert_eq!(Answers::from_bytes(&answers.to_bytes()), Ok(answers));
         }
     }
 }

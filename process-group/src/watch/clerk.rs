@@ -9,15 +9,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bootstrap::wire::{Message, wire_struct};
+
 use super::{
     Testimony, Trouble,
-    evidence::{decode_marks, encode_marks},
     machine::{Board, Input, Machine, Notices, Output, Post},
     rolling::Mark,
     wake::{WakeThread, wake},
 };
 use crate::{
     group::{Duty, Member, Vigil},
+    messages::message,
     peers::{Listener, Peers},
     record::{Desk, Recorder},
     store::{Deadline, PrefixStore, Result, Store, StoreError},
@@ -29,8 +31,17 @@ const TROUBLES: &str = "troubles";
 const DUMPS: &str = "dumps";
 /// An entry of the trouble log whose writer died before it wrote it.
 const VOID: &[u8] = b"void";
-/// Value of the heartbeat key of a rank that has left.
-const LEFT: &str = "left";
+
+/// A rank's heartbeat.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Heartbeat {
+    /// Its number. `None` once the rank has left.
+    number: Option<u64>,
+    /// The hash marks of the rank's groups, by the groups' ids.
+    marks: Vec<(String, Vec<Mark>)>,
+}
+wire_struct!(Heartbeat { number, marks });
+message!(Heartbeat, HEARTBEAT);
 
 /// Wake-up signal of the heartbeat thread, with the notices for it.
 #[derive(Default)]
@@ -130,7 +141,7 @@ impl Watch {
         for counter in [TROUBLES, DUMPS, Desk::ASKED] {
             store.add(counter, 0)?;
         }
-        store.set(&beat_key(rank), b"0")
+        store.set(&beat_key(rank), &Heartbeat { number: Some(0), marks: Vec::new() }.to_bytes())
     }
 
     /// Begins to watch the members through this rank's part of the store. `peers` already watches the members on this
@@ -166,7 +177,7 @@ impl Watch {
             patience: heartbeat.max(Duration::from_millis(100)),
             begun: Instant::now(),
             machine: Machine::new(post, Duration::ZERO),
-            said: String::new(),
+            said: Vec::new(),
             recorder: Arc::downgrade(recorder),
             dumping: None,
             vigils: vigils.clone(),
@@ -268,7 +279,7 @@ struct Clerk {
     begun: Instant,
     machine: Machine,
     /// The hash marks of the last heartbeat.
-    said: String,
+    said: Vec<(String, Vec<Mark>)>,
     recorder: Weak<Recorder>,
     /// The thread that writes a dump.
     dumping: Option<JoinHandle<()>>,
@@ -328,7 +339,7 @@ impl Clerk {
                         }
                         stands => stands?,
                     };
-                    Ok(Trouble::decode(&stands))
+                    Ok(Trouble::from_bytes(&stands).ok())
                 };
                 return numbers.map(stand).collect::<Result<_>>().map(Input::Troubles);
             }
@@ -368,12 +379,12 @@ impl Clerk {
         let about = match trouble {
             // One entry is enough if several members leave a group.
             Trouble::Left { .. } if !is_first => return Ok(self.store.add(TROUBLES, 0)?.unsigned_abs()),
-            Trouble::Left { members, .. } => members.to_vec(),
+            Trouble::Left { members, .. } => members.0.to_vec(),
             Trouble::Lost { .. } => self.present.clone(),
             other => self.members(other.group().unwrap_or_default()),
         };
         let count = self.store.add(TROUBLES, 1)?.unsigned_abs();
-        self.store.compare_set(&trouble_key(count - 1), b"", trouble.encode().as_bytes())?;
+        self.store.compare_set(&trouble_key(count - 1), b"", &trouble.to_bytes())?;
         if is_first {
             self.wake_all(&about)?;
         }
@@ -396,16 +407,20 @@ impl Clerk {
     fn exchange(&mut self, beat: Option<u64>, watched: &[usize]) -> Result<Board> {
         // Released before the store request, so that a group that ends meanwhile, and its device, are not kept alive.
         let vigils = self.vigils();
-        let line = |duty: &Duty| format!("\n{}\t{}", duty.id(), encode_marks(&duty.rolling().marks()));
-        let marks: String = vigils.iter().filter_map(|vigil| vigil.duty()).map(line).collect();
+        let of = |duty: &Duty| (duty.id().to_owned(), duty.rolling().marks());
+        let marks: Vec<_> = vigils.iter().filter_map(|vigil| vigil.duty()).map(of).collect();
         let mut read = watched.to_vec();
         read.extend(vigils.iter().flat_map(|vigil| neighbours(vigil.ranks(), self.rank)));
         drop(vigils);
         match beat {
-            None => self.store.set(&beat_key(self.rank), LEFT.as_bytes())?,
-            Some(beat) if self.is_heard || marks != self.said => {
-                self.store.set(&beat_key(self.rank), format!("{beat}{marks}").as_bytes())?;
-                self.said = marks;
+            None => {
+                let heartbeat = Heartbeat { number: None, marks: Vec::new() };
+                self.store.set(&beat_key(self.rank), &heartbeat.to_bytes())?;
+            }
+            Some(_) if self.is_heard || marks != self.said => {
+                let heartbeat = Heartbeat { number: beat, marks };
+                self.store.set(&beat_key(self.rank), &heartbeat.to_bytes())?;
+                self.said = heartbeat.marks;
             }
             Some(_) => {}
         }
@@ -423,17 +438,16 @@ impl Clerk {
         let [asked, dumps, troubles] = counts[..] else { return Ok(Board::default()) };
         let mut board = Board { asked, dumps, troubles, ..Board::default() };
         let vigils = self.vigils();
-        for (other, text) in read.into_iter().zip(beats) {
-            let text = String::from_utf8_lossy(text);
-            let mut lines = text.lines();
-            let beat = lines.next().filter(|beat| *beat != LEFT).map(|beat| number(beat.as_bytes()));
-            board.beats.push((other, beat));
-            for (group, marks) in lines.filter_map(|line| line.split_once('\t')) {
+        for (other, bytes) in read.into_iter().zip(beats) {
+            // A heartbeat that cannot be read never changes, so its rank counts as silent.
+            let unread = Heartbeat { number: Some(0), marks: Vec::new() };
+            let Heartbeat { number, marks } = Heartbeat::from_bytes(bytes).unwrap_or(unread);
+            board.beats.push((other, number));
+            for (group, marks) in marks {
                 let duties = vigils.iter().filter_map(|vigil| vigil.duty());
                 let own = duties.filter(|duty| duty.id() == group);
-                let marks: Vec<Mark> = decode_marks(marks);
                 for number in own.filter_map(|duty| duty.rolling().differs(&marks)) {
-                    let (group, ranks) = (group.to_owned(), [self.rank, other]);
+                    let (group, ranks) = (group.clone(), [self.rank, other]);
                     board.suspects.push(Trouble::Suspect { group, number, ranks });
                 }
             }
@@ -450,7 +464,7 @@ impl Clerk {
                 duty.suspect();
                 Testimony::of(group, duty.rolling(), &recorder.dump())
             };
-            self.store.set(&testimony_key(group, self.rank), testimony.encode().as_bytes())?;
+            self.store.set(&testimony_key(group, self.rank), &testimony.to_bytes())?;
             // The other members wait for it.
             self.bell.hurry();
             return self.wake_all(ranks);
@@ -476,7 +490,8 @@ impl Clerk {
         let mut found = Vec::new();
         for (rank, key) in ranks.into_iter().zip(&names).filter(|_| all || whoever) {
             if all || self.store.check(&[key])? {
-                found.push((rank, Testimony::decode(&self.store.get(key, self.soon())?)));
+                let testimony = Testimony::from_bytes(&self.store.get(key, self.soon())?);
+                found.push((rank, testimony.unwrap_or_default()));
             }
         }
         Ok(Input::Testimonies(found, all))

@@ -5,11 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::{
-    rolling::{Mark, Rolling},
-    trouble::parse,
-};
-use crate::record::{Dump, plain};
+use bootstrap::wire::wire_struct;
+
+use super::rolling::Rolling;
+use crate::{messages::message, record::Dump};
 
 /// The first difference between the calls of a group's members.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +25,7 @@ pub struct Divergence {
     /// recorded.
     pub calls: Vec<DivergentCall>,
 }
+wire_struct!(Divergence { ranks, after, by, calls });
 
 /// One member's call where others made a different call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,30 +38,7 @@ pub struct DivergentCall {
     /// Its call site, as `file:line`.
     pub site: String,
 }
-
-impl Divergence {
-    pub(super) fn encode(&self) -> String {
-        let ranks: Vec<_> = self.ranks.iter().map(usize::to_string).collect();
-        let mut text = format!("{}\t{}\t{}", self.after, self.by, ranks.join(","));
-        for DivergentCall { rank, call, site } in &self.calls {
-            text += &format!("\n{rank}\t{}\t{}", plain(call), plain(site));
-        }
-        text
-    }
-
-    pub(super) fn decode(text: &str) -> Option<Self> {
-        let mut lines = text.split('\n');
-        let mut head = lines.next()?.split('\t');
-        let (after, by) = (parse(&mut head)?, parse(&mut head)?);
-        let ranks = head.next()?.split(',').filter(|rank| !rank.is_empty()).map(|rank| rank.parse().ok());
-        let ranks = ranks.collect::<Option<_>>()?;
-        let call = |line: &str| {
-            let fields = &mut line.split('\t');
-            Some(DivergentCall { rank: parse(fields)?, call: parse(fields)?, site: parse(fields)? })
-        };
-        Some(Self { ranks, after, by, calls: lines.map(call).collect::<Option<_>>()? })
-    }
-}
+wire_struct!(DivergentCall { rank, call, site });
 
 impl std::fmt::Display for Divergence {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -85,9 +62,13 @@ impl std::fmt::Display for Divergence {
 pub(crate) struct Testimony {
     /// Its hashes, by number of the collective.
     pub(super) marks: BTreeMap<u64, u64>,
-    /// Its calls and their sites, by number of the collective.
-    pub(super) calls: BTreeMap<u64, (String, String)>,
+    /// Its different calls and their sites.
+    distinct: Vec<(String, String)>,
+    /// The indices of its calls in `distinct`, by number of the collective.
+    calls: BTreeMap<u64, u32>,
 }
+wire_struct!(Testimony { marks, distinct, calls });
+message!(Testimony, TESTIMONY);
 
 impl Testimony {
     /// Collects the history of the group with this id on this rank.
@@ -108,50 +89,27 @@ impl Testimony {
                 .and_modify(|(call, _)| *call = format!("{call} and {words}"))
                 .or_insert((words, site));
         }
-        Self { marks, calls }
+        Self::new(marks, calls)
     }
 
-    /// Encodes as text: first each distinct call, then each number with its hash and the index of its call.
-    pub(super) fn encode(&self) -> String {
-        let mut places: HashMap<&(String, String), usize> = HashMap::new();
-        let mut text = String::new();
-        for call in self.calls.values() {
-            let next = places.len();
-            places.entry(call).or_insert_with(|| {
-                text += &format!("call\t{}\t{}\n", plain(&call.0), plain(&call.1));
+    /// Makes it of hashes, and of calls and their sites, by number of the collective.
+    pub(super) fn new(marks: BTreeMap<u64, u64>, calls: BTreeMap<u64, (String, String)>) -> Self {
+        let (mut distinct, mut places) = (Vec::new(), HashMap::new());
+        let index = |(number, call): (u64, (String, String))| {
+            let next = places.len() as u32;
+            let index = *places.entry(call).or_insert_with_key(|call| {
+                distinct.push(call.clone());
                 next
             });
-        }
-        let numbers: BTreeSet<&u64> = self.marks.keys().chain(self.calls.keys()).collect();
-        for number in numbers {
-            let hash = self.marks.get(number).map_or(String::new(), |hash| format!("{hash:x}"));
-            let call = self.calls.get(number).map_or(String::new(), |call| places[call].to_string());
-            text += &format!("{number}\t{hash}\t{call}\n");
-        }
-        text
+            (number, index)
+        };
+        let calls = calls.into_iter().map(index).collect();
+        Self { marks, distinct, calls }
     }
 
-    /// Decodes such text. Invalid lines are ignored.
-    pub(super) fn decode(bytes: &[u8]) -> Self {
-        let (mut known, mut testimony) = (Vec::new(), Self::default());
-        for line in String::from_utf8_lossy(bytes).lines() {
-            let fields: Vec<_> = line.split('\t').collect();
-            match fields[..] {
-                ["call", call, site] => known.push((call.to_owned(), site.to_owned())),
-                [number, hash, call] => {
-                    let Ok(number) = number.parse() else { continue };
-                    if let Ok(hash) = u64::from_str_radix(hash, 16) {
-                        testimony.marks.insert(number, hash);
-                    }
-                    let call = call.parse().ok().and_then(|place: usize| known.get(place));
-                    if let Some(call) = call {
-                        testimony.calls.insert(number, call.clone());
-                    }
-                }
-                _ => {}
-            }
-        }
-        testimony
+    /// Returns the call with this number, and its site.
+    fn call(&self, number: u64) -> Option<&(String, String)> {
+        self.distinct.get(*self.calls.get(&number)? as usize)
     }
 }
 
@@ -189,7 +147,7 @@ pub(super) fn judge(members: &[(usize, Testimony)], suspects: [usize; 2], number
     let other = majority.and_then(|majority| majority.first());
     let calls = ranks.iter().chain(other).filter(|_| after + 1 == *by).filter_map(|rank| {
         let (_, testimony) = members.iter().find(|(member, _)| member == rank)?;
-        let (call, site) = testimony.calls.get(by)?.clone();
+        let (call, site) = testimony.call(*by)?.clone();
         Some(DivergentCall { rank: *rank, call, site })
     });
     let calls = calls.take(Divergence::NAMED).collect();
@@ -201,24 +159,11 @@ impl Divergence {
     const NAMED: usize = 16;
 }
 
-/// Encodes marks, as written beside a heartbeat.
-pub(super) fn encode_marks(marks: &[Mark]) -> String {
-    marks.iter().map(|(number, hash)| format!("{number}:{hash:x}")).collect::<Vec<_>>().join(",")
-}
-
-/// Decodes such marks. Invalid marks are ignored.
-pub(super) fn decode_marks(text: &str) -> Vec<Mark> {
-    let mark = |mark: &str| {
-        let (number, hash) = mark.split_once(':')?;
-        Some((number.parse().ok()?, u64::from_str_radix(hash, 16).ok()?))
-    };
-    text.split(',').filter_map(mark).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::watch::rolling::Fold;
+    use bootstrap::wire::Message;
     use proptest::prelude::*;
 
     /// Returns the history of a member that made these calls.
@@ -227,7 +172,7 @@ mod tests {
         calls.iter().for_each(|call| rolling.step(Fold::default().with(*call, 8)));
         let marks = (1..=calls.len() as u64).map(|number| (number, rolling.after(number).unwrap())).collect();
         let call = |(at, call): (usize, &u64)| (at as u64 + 1, (format!("call {call}"), "a.rs:1".to_owned()));
-        Testimony { marks, calls: calls.iter().enumerate().map(call).collect() }
+        Testimony::new(marks, calls.iter().enumerate().map(call).collect())
     }
 
     proptest! {
@@ -246,7 +191,7 @@ mod tests {
                 // Members have made different numbers of calls, but all have made the call in question.
                 own.truncate((calls.len() - cuts[rank].min(calls.len() - 1)).max(at + 1));
                 let testimony = member(&own);
-                prop_assert_eq!(Testimony::decode(testimony.encode().as_bytes()), testimony.clone());
+                prop_assert_eq!(Testimony::from_bytes(&testimony.to_bytes()), Ok(testimony.clone()));
                 Ok((rank + 10, testimony))
             }).collect::<Result<_, _>>()?;
             let found = judge(&members, [10, 11], calls.len() as u64);
@@ -254,25 +199,6 @@ mod tests {
             prop_assert_eq!(found.calls.len(), 2);
             prop_assert_eq!(&found.calls[0].call, &format!("call {}", calls[at] + 7));
             prop_assert_eq!(&found.calls[1].call, &format!("call {}", calls[at]));
-        }
-
-        #[test]
-        fn what_is_no_testimony_is_passed_over(
-            calls in prop::collection::vec(0u64..4, 0..20), marks in prop::collection::vec(any::<Mark>(), 0..4),
-            garbage in prop::collection::vec(any::<u8>(), 0..200),
-        ) {
-            // Without tabs a line has no fields, and without colons it has no marks.
-            let garbage: Vec<u8> = garbage.into_iter().filter(|byte| !b"\t:".contains(byte)).collect();
-            let testimony = member(&calls);
-            let text = [&garbage, &b"\n"[..], testimony.encode().as_bytes(), b"\n", &garbage].concat();
-            prop_assert_eq!(Testimony::decode(&text), testimony);
-            let garbage = String::from_utf8_lossy(&garbage);
-            prop_assert_eq!(decode_marks(&format!("{garbage},{},{garbage}", encode_marks(&marks))), marks);
-        }
-
-        #[test]
-        fn marks_survive_the_store(marks in prop::collection::vec(any::<Mark>(), 0..4)) {
-            prop_assert_eq!(decode_marks(&encode_marks(&marks)), marks);
         }
     }
 

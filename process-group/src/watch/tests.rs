@@ -202,7 +202,7 @@ impl World {
             Output::Act(Trouble::Suspect { .. }) => {
                 let marks = (1..=rank.rolling.count())
                     .filter_map(|number| Some((number, rank.rolling.after(number)?)));
-                let testimony = Testimony { marks: marks.collect(), calls: BTreeMap::new() };
+                let testimony = Testimony::new(marks.collect(), BTreeMap::new());
                 table.testimonies.insert(at, testimony);
                 rank.suspected = true;
                 self.wake();

@@ -1,12 +1,15 @@
-//! The events that end a group on all of its members, and their text form in the store.
+//! The events that end a group on all of its members.
 
 use std::{sync::Arc, time::Duration};
+
+use bootstrap::wire::{Unsent, wire_enum};
 
 use super::evidence::Divergence;
 use crate::{
     group::{GroupError, MessageDifference},
+    messages::message,
     peers::Loss,
-    record::{Progress, plain},
+    record::Progress,
 };
 
 /// An event that ends a group. Ranks are ranks in the job. Groups are identified by their ids.
@@ -22,8 +25,8 @@ pub(crate) enum Trouble {
         how: String,
         /// Number of collectives that it had called. A member that has called more waits for it in vain.
         collectives: u64,
-        /// The members to wake. Known only to the rank that left, and not encoded.
-        members: Arc<[usize]>,
+        /// The members to wake. Known only to the rank that left.
+        members: Unsent<Arc<[usize]>>,
     },
     /// A member had a failure that makes the group unusable.
     Failed { group: String, rank: usize, reason: String },
@@ -43,11 +46,6 @@ pub(crate) enum Trouble {
     Diverged { group: String, divergence: Divergence },
     /// The two ends of a message differ.
     MessagesDiffer { group: String, difference: MessageDifference },
-}
-
-/// Parses the next field.
-pub(super) fn parse<'a, T: std::str::FromStr>(fields: &mut impl Iterator<Item = &'a str>) -> Option<T> {
-    fields.next()?.parse().ok()
 }
 
 impl Trouble {
@@ -124,87 +122,18 @@ impl Trouble {
             (own, other) => own.group().is_some() && own.group() == other.group(),
         }
     }
-
-    /// Encodes as text: a line of fields between tabs, and more lines for lists.
-    pub(super) fn encode(&self) -> String {
-        match self {
-            Self::Lost { rank, loss: Loss::Silent(time) } => format!("silent\t{rank}\t{}", time.as_micros()),
-            Self::Lost { rank, .. } => format!("died\t{rank}"),
-            Self::Left { group, rank, how, collectives, .. } => {
-                format!("left\t{}\t{rank}\t{}\t{collectives}", plain(group), plain(how))
-            }
-            Self::Failed { group, rank, reason } => {
-                format!("failed\t{}\t{rank}\t{}", plain(group), plain(reason))
-            }
-            Self::Overdue { group, rank, operation, sequence, waited, progress } => format!(
-                "overdue\t{}\t{rank}\t{}\t{sequence}\t{}\n{}",
-                plain(group),
-                plain(operation),
-                waited.as_micros(),
-                progress.encode(),
-            ),
-            Self::Suspect { group, number, ranks: [one, other] } => {
-                format!("suspect\t{}\t{number}\t{one}\t{other}", plain(group))
-            }
-            Self::Diverged { group, divergence } => {
-                format!("diverged\t{}\n{}", plain(group), divergence.encode())
-            }
-            Self::MessagesDiffer { group, difference } => {
-                let MessageDifference { from, to, number, sent, received } = difference;
-                let (group, sent, received) = (plain(group), plain(sent), plain(received));
-                format!("message\t{group}\t{from}\t{to}\t{number}\t{sent}\t{received}")
-            }
-        }
-    }
-
-    /// Decodes such text.
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let text = std::str::from_utf8(bytes).ok()?;
-        let (head, rest) = text.split_once('\n').unwrap_or((text, ""));
-        let mut fields = head.split('\t');
-        let kind = fields.next()?;
-        let fields = &mut fields;
-        Some(match kind {
-            "died" => Self::Lost { rank: parse(fields)?, loss: Loss::Died },
-            "silent" => {
-                Self::Lost { rank: parse(fields)?, loss: Loss::Silent(Duration::from_micros(parse(fields)?)) }
-            }
-            "left" => Self::Left {
-                group: parse(fields)?,
-                rank: parse(fields)?,
-                how: parse(fields)?,
-                collectives: parse(fields)?,
-                members: Arc::default(),
-            },
-            "failed" => Self::Failed { group: parse(fields)?, rank: parse(fields)?, reason: parse(fields)? },
-            "overdue" => Self::Overdue {
-                group: parse(fields)?,
-                rank: parse(fields)?,
-                operation: parse(fields)?,
-                sequence: parse(fields)?,
-                waited: Duration::from_micros(parse(fields)?),
-                progress: Progress::decode(rest)?,
-            },
-            "suspect" => Self::Suspect {
-                group: parse(fields)?,
-                number: parse(fields)?,
-                ranks: [parse(fields)?, parse(fields)?],
-            },
-            "diverged" => Self::Diverged { group: parse(fields)?, divergence: Divergence::decode(rest)? },
-            "message" => Self::MessagesDiffer {
-                group: parse(fields)?,
-                difference: MessageDifference {
-                    from: parse(fields)?,
-                    to: parse(fields)?,
-                    number: parse(fields)?,
-                    sent: parse(fields)?,
-                    received: parse(fields)?,
-                },
-            },
-            _ => return None,
-        })
-    }
 }
+
+wire_enum!(Trouble {
+    0 => Lost { rank, loss },
+    1 => Left { group, rank, how, collectives, members },
+    2 => Failed { group, rank, reason },
+    3 => Overdue { group, rank, operation, sequence, waited, progress },
+    4 => Suspect { group, number, ranks },
+    5 => Diverged { group, divergence },
+    6 => MessagesDiffer { group, difference },
+});
+message!(Trouble, TROUBLE);
 
 #[cfg(test)]
 mod tests {
@@ -213,6 +142,7 @@ mod tests {
         record::{LastCall, MemberProgress},
         watch::DivergentCall,
     };
+    use bootstrap::wire::Message;
     use proptest::prelude::*;
 
     fn trouble() -> impl Strategy<Value = Trouble> {
@@ -247,7 +177,7 @@ mod tests {
             (any::<usize>(), time())
                 .prop_map(|(rank, time)| Trouble::Lost { rank, loss: Loss::Silent(time) }),
             (word(), any::<usize>(), word(), any::<u64>()).prop_map(|(group, rank, how, collectives)| {
-                Trouble::Left { group, rank, how, collectives, members: Arc::default() }
+                Trouble::Left { group, rank, how, collectives, members: Unsent::default() }
             }),
             (word(), any::<usize>(), word()).prop_map(|(group, rank, reason)| Trouble::Failed {
                 group,
@@ -282,20 +212,7 @@ mod tests {
     proptest! {
         #[test]
         fn troubles_survive_the_store(trouble in trouble()) {
-            prop_assert_eq!(Trouble::decode(trouble.encode().as_bytes()), Some(trouble));
-        }
-
-        #[test]
-        fn what_is_no_trouble_is_passed_over(
-            trouble in trouble(), bytes in prop::collection::vec(any::<u8>(), 0..100), cut in any::<prop::sample::Index>(),
-        ) {
-            let text = trouble.encode();
-            let kind = text.split('\t').next().unwrap();
-            let other = [b"x", text.as_bytes()].concat();
-            // A different kind; fields that are not text; a first line that is cut within its numbers.
-            prop_assert_eq!(Trouble::decode(&other), None);
-            prop_assert_eq!(Trouble::decode(&[kind.as_bytes(), b"\t\xff", &bytes].concat()), None);
-            prop_assert_eq!(Trouble::decode(&text.as_bytes()[..cut.index(kind.len() + 1)]), None);
+            prop_assert_eq!(Trouble::from_bytes(&trouble.to_bytes()), Ok(trouble));
         }
     }
 }

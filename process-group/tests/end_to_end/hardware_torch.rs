@@ -22,7 +22,7 @@ use process_group::{
     store::{Deadline, Store, TcpStore},
 };
 
-use super::{python::python, store_support::ports::reserved_port};
+use super::{ports::reserved_port, python::python};
 
 const SCRIPT: &str = include_str!("hardware_torch.py");
 /// The variable that selects the behaviour of a started rank: if messages are exchanged too.

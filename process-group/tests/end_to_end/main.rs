@@ -5,17 +5,7 @@ mod hardware;
 #[cfg(feature = "registration")]
 mod hardware_hook;
 mod hardware_torch;
+#[path = "../../../bootstrap/tests/end_to_end/ports.rs"]
+mod ports;
+#[path = "../../../bootstrap/tests/end_to_end/python.rs"]
 mod python;
-mod store_attack;
-mod store_file;
-mod store_garbage;
-mod store_hash;
-mod store_hostile;
-mod store_memory;
-mod store_model;
-mod store_rendezvous;
-mod store_secret;
-mod store_seeded;
-mod store_support;
-mod store_tcp;
-mod store_torch;

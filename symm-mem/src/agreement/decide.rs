@@ -74,6 +74,7 @@ wire_enum!(Decision {
 });
 
 impl Message for Decision {
+    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
     const KIND: u8 = 3;
 }
 
@@ -423,6 +424,7 @@ wire_enum!(Outcome {
 });
 
 impl Message for Outcome {
+    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
     const KIND: u8 = 4;
 }
 
@@ -445,6 +447,7 @@ pub enum Verdict {
 wire_enum!(Verdict { 0 => Registered {}, 1 => Without { reason }, 2 => Poison { poison } });
 
 impl Message for Verdict {
+    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
     const KIND: u8 = 5;
 }
 

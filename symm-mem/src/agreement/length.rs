@@ -24,6 +24,7 @@ pub(super) struct Need {
 wire_struct!(Need { rank, domain, bytes });
 
 impl Message for Need {
+    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
     const KIND: u8 = 9;
 }
 

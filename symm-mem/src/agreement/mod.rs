@@ -35,11 +35,12 @@ mod seat;
 pub(crate) mod split;
 pub(crate) mod versions;
 pub(crate) mod vote;
-pub(crate) mod wire;
 
 #[cfg(test)]
 mod tests;
 
+pub(crate) use bootstrap::wire;
+pub use bootstrap::wire::Malformed;
 pub use decide::{Decision, Outcome, Verdict, decide, verdict};
 pub use history::{BlockPlace, Divergence, Operation, OperationKind};
 pub use length::{Length, Next};
@@ -64,4 +65,9 @@ pub use retire::{
 pub use search::Range;
 pub use seat::{Seat, Situation};
 pub use split::{Side, Split};
-pub use wire::{Malformed, PROTOCOL_VERSION};
+
+/// The version of the whole protocol: records, decisions, order of votes. Ranks of different versions refuse to work
+/// together.
+pub const PROTOCOL_VERSION: u16 = 5;
+
+pub(crate) const PROTOCOL: wire::Protocol = wire::Protocol { magic: *b"SY", version: PROTOCOL_VERSION };

@@ -40,6 +40,7 @@ pub struct Place {
 wire_struct!(Place { pool, errand, round, members });
 
 impl Message for Place {
+    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
     const KIND: u8 = 2;
 }
 

@@ -26,6 +26,7 @@ pub enum Attempt {
 wire_enum!(Attempt { 0 => Done {}, 1 => Failed { cause } });
 
 impl Message for Attempt {
+    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
     const KIND: u8 = 13;
 }
 
@@ -50,6 +51,7 @@ pub enum Plain {
 wire_enum!(Plain { 0 => Registered {}, 1 => Undone { rank, cause }, 2 => Poison { poison } });
 
 impl Message for Plain {
+    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
     const KIND: u8 = 14;
 }
 

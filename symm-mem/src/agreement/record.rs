@@ -11,8 +11,6 @@ use super::{
     wire::{Malformed, Message, wire_enum, wire_struct},
 };
 
-wire_struct!(GroupId { uid, epoch });
-
 /// The identity of a pool: the domain's number, the generation of the domain, and the pool's number in it. It is
 /// unique, also across stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -241,6 +239,7 @@ wire_struct!(Record {
 });
 
 impl Message for Record {
+    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
     const KIND: u8 = 1;
 }
 

@@ -79,6 +79,7 @@ pub struct RetirementRecord {
 wire_struct!(RetirementRecord { rank, domain, deadline_ms, readiness, enqueued, log, groups, segments });
 
 impl Message for RetirementRecord {
+    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
     const KIND: u8 = 10;
 }
 
@@ -187,6 +188,7 @@ impl Release {
 }
 
 impl Message for Release {
+    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
     const KIND: u8 = 11;
 }
 
@@ -200,6 +202,7 @@ pub(super) enum Judged {
 wire_enum!(Judged { 0 => Done {}, 1 => Refuse { refusal }, 2 => Poison { poison, culprits, over } });
 
 impl Message for Judged {
+    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
     const KIND: u8 = 12;
 }
 

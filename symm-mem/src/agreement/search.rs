@@ -55,6 +55,7 @@ pub(super) struct Hashes {
 wire_struct!(Hashes { at });
 
 impl Message for Hashes {
+    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
     const KIND: u8 = 6;
 }
 
@@ -75,6 +76,7 @@ wire_enum!(Finding {
 });
 
 impl Message for Finding {
+    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
     const KIND: u8 = 7;
 }
 
@@ -86,6 +88,7 @@ pub(super) struct Recalled {
 wire_struct!(Recalled { operation });
 
 impl Message for Recalled {
+    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
     const KIND: u8 = 8;
 }
 

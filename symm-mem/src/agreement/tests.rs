@@ -272,7 +272,7 @@ fn other_versions_are_refused() {
     let mut bytes = Place { pool, errand, round: 0, members: vec![0, 1] }.to_bytes();
     bytes[2] += 1;
     let found = PROTOCOL_VERSION + 1;
-    assert_eq!(Place::from_bytes(&bytes), Err(Malformed::Version { found }));
+    assert_eq!(Place::from_bytes(&bytes), Err(Malformed::Version { found, spoken: PROTOCOL_VERSION }));
     assert!(matches!(Record::decode(b""), Err(Malformed::NotAMessage { .. })));
     let length = u32::MAX.to_le_bytes();
     let lie = [b"SY".as_slice(), &PROTOCOL_VERSION.to_le_bytes(), &[6], &length].concat();

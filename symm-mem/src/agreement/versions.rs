@@ -5,8 +5,9 @@
 //! get the same refusal.
 
 use super::{
+    PROTOCOL,
     split::Split,
-    wire::{MAGIC, Reader, Wire},
+    wire::{Reader, Wire},
 };
 
 /// The value of the message's version field. It is not the version of any release.
@@ -14,7 +15,7 @@ const NO_VERSION: u16 = u16::MAX;
 
 /// The protocol version of a message.
 fn version(bytes: &[u8]) -> Option<u16> {
-    u16::read(&mut Reader::new(bytes.strip_prefix(&MAGIC)?)).ok()
+    u16::read(&mut Reader::new(bytes.strip_prefix(&PROTOCOL.magic)?)).ok()
 }
 
 /// The versions of the messages posted by `members`, in their order, if there are several versions.
@@ -26,7 +27,7 @@ pub(crate) fn differing(members: &[u32], posted: &[Option<Vec<u8>>]) -> Option<S
 
 /// Encodes the message that every release can decode.
 pub(crate) fn to_bytes(versions: &Split<u16>) -> Vec<u8> {
-    let mut out = MAGIC.to_vec();
+    let mut out = PROTOCOL.magic.to_vec();
     NO_VERSION.write(&mut out);
     versions.write(&mut out);
     out
@@ -34,7 +35,7 @@ pub(crate) fn to_bytes(versions: &Split<u16>) -> Vec<u8> {
 
 /// Decodes such a message. Returns `None` for any other message.
 pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Split<u16>> {
-    let mut reader = Reader::new(bytes.strip_prefix(&MAGIC)?);
+    let mut reader = Reader::new(bytes.strip_prefix(&PROTOCOL.magic)?);
     if u16::read(&mut reader).ok()? != NO_VERSION {
         return None;
     }

@@ -20,7 +20,7 @@ use cuda_driver::{
     Context, DevicePtr,
     memory::{RegisterFlags, RegisteredMemory},
 };
-use process_group::{group::path::Way, local::SharedMemory};
+use process_group::{group::path::Way, link::SharedMemory};
 
 /// Alignment of the words, so that no two devices write to one cache line.
 const LINE: usize = 64;

@@ -7,7 +7,7 @@ use std::{
 
 use process_group::{
     ProcessGroup,
-    local::{Door, Tag, exchange},
+    link::{Listener, Tag, exchange},
     store::{Deadline, StoreError, rendezvous},
 };
 
@@ -41,15 +41,15 @@ struct Place {
     /// For ranks of the same process.
     token: u64,
     /// For ranks of other processes: an endpoint.
-    door: Vec<u8>,
+    endpoint: Vec<u8>,
 }
 
 impl Card {
     fn encode(&self) -> Vec<u8> {
         let Self { options, board } = self;
         match board {
-            Ok(Place { process, token, door }) => {
-                [format!("{options}\nboard\n{process}\n{token}\n").as_bytes(), door].concat()
+            Ok(Place { process, token, endpoint }) => {
+                [format!("{options}\nboard\n{process}\n{token}\n").as_bytes(), endpoint].concat()
             }
             Err(problem) => format!("{options}\nnone\n{problem}").into_bytes(),
         }
@@ -65,8 +65,12 @@ impl Card {
         let board = match kind {
             "board" => {
                 let (process, rest) = line(rest)?;
-                let (token, door) = line(rest)?;
-                Ok(Place { process: process.parse().ok()?, token: token.parse().ok()?, door: door.to_vec() })
+                let (token, endpoint) = line(rest)?;
+                Ok(Place {
+                    process: process.parse().ok()?,
+                    token: token.parse().ok()?,
+                    endpoint: endpoint.to_vec(),
+                })
             }
             "none" => Err(String::from_utf8_lossy(rest).into_owned()),
             _ => return None,
@@ -79,7 +83,7 @@ impl Card {
 struct Own {
     board: Arc<Board>,
     descriptor: OwnedFd,
-    door: Door,
+    listener: Listener,
     deposit: Deposit<Arc<Board>>,
 }
 
@@ -88,13 +92,13 @@ impl Own {
         let (descriptor, board) =
             Board::create(group.context(), layout).map_err(|error| format!("its board: {error}"))?;
         let board = Arc::new(board);
-        let door = Door::open().map_err(|error| format!("its door: {error}"))?;
+        let listener = Listener::open().map_err(|error| format!("its listener: {error}"))?;
         let deposit = DESK.leave(board.clone());
-        Ok(Self { board, descriptor, door, deposit })
+        Ok(Self { board, descriptor, listener, deposit })
     }
 
     fn place(&self) -> Place {
-        Place { process: process(), token: self.deposit.token, door: self.door.card() }
+        Place { process: process(), token: self.deposit.token, endpoint: self.listener.endpoint() }
     }
 
     /// Opens the boards of all ranks, given by `places`; the result has their order.
@@ -108,9 +112,9 @@ impl Own {
         let (rank, world) = (group.rank(), places.len());
         let elsewhere = |place: &usize| places[*place].process != process();
         let others: Vec<u64> = (0..world).filter(elsewhere).map(|place| place as u64).collect();
-        let door_of = |place: u64| Ok(places[place as usize].door.clone());
+        let endpoint_of = |place: u64| Ok(places[place as usize].endpoint.clone());
         let descriptor = [(BOARD, self.descriptor.as_fd())];
-        let mut met = exchange(&self.door, rank as u64, &others, door_of, &descriptor, deadline)
+        let mut met = exchange(&self.listener, rank as u64, &others, endpoint_of, &descriptor, deadline)
             .map_err(|error| error.to_string())?;
         let board = |place: usize| {
             if place == rank {
@@ -199,11 +203,11 @@ mod tests {
     use super::*;
 
     fn any_board() -> impl Strategy<Value = Result<Place, String>> {
-        let door = prop::collection::vec(any::<u8>(), 0..40);
-        let place = (any::<u64>(), any::<u64>(), door).prop_map(|(process, token, door)| Place {
+        let endpoint = prop::collection::vec(any::<u8>(), 0..40);
+        let place = (any::<u64>(), any::<u64>(), endpoint).prop_map(|(process, token, endpoint)| Place {
             process,
             token,
-            door,
+            endpoint,
         });
         prop_oneof![place.prop_map(Ok), "(?s).{0,40}".prop_map(Err)]
     }

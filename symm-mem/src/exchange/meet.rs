@@ -10,7 +10,7 @@ use std::{
 
 use cuda_driver::graph::RelaxedCapture;
 use process_group::{
-    local,
+    link,
     store::{Deadline, StoreError},
 };
 
@@ -308,7 +308,7 @@ impl Exchange {
         let info = &self.owner.shared.info;
         // A process that was killed leaves its socket behind.
         if ending.is_of_the_missing() {
-            local::sweep();
+            link::sweep();
         }
         let (group, plan) = (info.name().to_owned(), plan.to_owned());
         if let Some(source) = over(info.standing(), ending.is_agreed()) {

@@ -13,7 +13,7 @@ use cuda_driver::{
     vmm::{FabricHandle, PhysicalMemory},
 };
 use process_group::{
-    local::{Door, Tag, exchange},
+    link::{Listener, Tag, exchange},
     store::Deadline,
 };
 
@@ -37,7 +37,7 @@ static DESK: Desk<Memory> = Desk::new();
 
 /// Exports of this rank, available to the others until it is dropped.
 pub(super) struct Offer {
-    door: Door,
+    listener: Listener,
     exports: Vec<(Export, Memory)>,
     _deposits: Vec<Deposit<Memory>>,
 }
@@ -45,7 +45,7 @@ pub(super) struct Offer {
 impl Offer {
     /// Opens an endpoint, and exports the memory that peers access.
     pub(super) fn make(context: &Context, transfers: &[Transfer]) -> Result<Self, String> {
-        let door = Door::open().map_err(|error| explained(&error))?;
+        let listener = Listener::open().map_err(|error| explained(&error))?;
         let mut exports: Vec<(Export, Memory)> = Vec::new();
         let mut deposits = Vec::new();
         for transfer in transfers.iter().filter(|transfer| !transfer.part.copies()) {
@@ -60,11 +60,11 @@ impl Offer {
             deposits.push(deposit);
             exports.push((export, memory.clone()));
         }
-        Ok(Self { door, exports, _deposits: deposits })
+        Ok(Self { listener, exports, _deposits: deposits })
     }
 
     pub(super) fn card(&self) -> Vec<u8> {
-        self.door.card()
+        self.listener.endpoint()
     }
 
     pub(super) fn exports(&self) -> Vec<Export> {
@@ -139,7 +139,7 @@ fn hand_over(
     let rank = |at: &u64| records.get(*at as usize).map_or(u32::MAX, |record| record.rank);
     let hello = File::open("/dev/null").map_err(|error| failed(format!("/dev/null: {error}")))?;
     let card = |at: u64| Ok(records[at as usize].card.clone());
-    let met = exchange(&offer.door, place as u64, &others, card, &[(HELLO, hello.as_fd())], deadline);
+    let met = exchange(&offer.listener, place as u64, &others, card, &[(HELLO, hello.as_fd())], deadline);
     let mut met = met.map_err(|error| told(&error, rank))?;
     // All ranks visit pairs in the same order, and in each pair the lower place sends first: this excludes a
     // deadlock.
@@ -271,14 +271,14 @@ mod tests {
         let driver = Driver::new(unsafe { Api::from_parts(world.cuda()) }.unwrap()).unwrap();
         let context = driver.device(0).unwrap().retain_primary().unwrap();
         let offer = Offer::make(&context, &[]).unwrap();
-        let door = Door::open().unwrap();
-        let records = [record(0, offer.card()), record(1, door.card())];
+        let listener = Listener::open().unwrap();
+        let records = [record(0, offer.card()), record(1, listener.endpoint())];
         let deadline = Deadline::after(Duration::from_secs(60));
         let outcome = thread::scope(|scope| {
             scope.spawn(|| {
                 let nothing = File::open("/dev/null").unwrap();
                 let card = |at: u64| Ok(records[at as usize].card.clone());
-                let met = exchange(&door, 1, &[0], card, &[(HELLO, nothing.as_fd())], deadline).unwrap();
+                let met = exchange(&listener, 1, &[0], card, &[(HELLO, nothing.as_fd())], deadline).unwrap();
                 met[0].link.send(tag, nothing.as_fd(), deadline).unwrap();
             });
             open(&context, &offer, 0, &records, deadline).map(|opened| opened.len())

@@ -54,7 +54,7 @@ use std::{
 };
 
 use cuda_driver::{Context, graph::RelaxedCapture, vmm::HandleTypes};
-use process_group::{ProcessGroup, local};
+use process_group::{ProcessGroup, link};
 
 pub use self::{
     allocation::{AllocationError, Allocators, CudaAllocator, DeviceKind, PeerAllocator, PeerMemory},
@@ -202,7 +202,7 @@ impl Rendezvous {
         let known = device(context);
         let (device, unreachable) =
             known.as_ref().map_or_else(|_| (Uuid { low: 0, high: 0 }, Vec::new()), Clone::clone);
-        let identity = Identity { host: local::host(), process: process(), device, unreachable, life };
+        let identity = Identity { host: link::host(), process: process(), device, unreachable, life };
         let (seat, next, pads) = (Seat::default(), Mutex::new(0), OnceLock::new());
         let inner = Inner { info, context: context.clone(), options, identity, seat, next, pads };
         let rendezvous = Self { inner: Arc::new(inner) };
@@ -321,7 +321,7 @@ impl Rendezvous {
         drop(peers);
         // Removes the sockets of killed processes.
         if ending.is_of_the_missing() {
-            local::sweep();
+            link::sweep();
         }
         if let Some(source) = over(info.standing(), ending.is_agreed()) {
             return Err(RendezvousError::GroupOver { group, source });

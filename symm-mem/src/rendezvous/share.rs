@@ -13,7 +13,7 @@ use cuda_driver::{
     vmm::{FabricHandle, HandleTypes, PhysicalMemory},
 };
 use process_group::{
-    local::{Door, LocalError, Tag, exchange},
+    link::{LinkError, Listener, Tag, exchange},
     store::Deadline,
 };
 
@@ -39,7 +39,7 @@ pub(crate) fn process() -> u64 {
 
 /// The memory that this rank offers to the others, until it is dropped.
 pub(super) struct Offer {
-    door: Door,
+    listener: Listener,
     descriptor: Option<OwnedFd>,
     _deposit: Deposit<PhysicalMemory>,
 }
@@ -47,7 +47,7 @@ pub(super) struct Offer {
 impl Offer {
     /// Opens a listener, and exports `memory`.
     pub(super) fn make(memory: &PhysicalMemory) -> Result<(Self, Handles), String> {
-        let door = Door::open().map_err(|error| error.to_string())?;
+        let listener = Listener::open().map_err(|error| error.to_string())?;
         let kinds = memory.handle_types();
         let said = |error: cuda_driver::Error| error.to_string();
         let descriptor = match kinds.contains(HandleTypes::POSIX_FD) {
@@ -59,9 +59,13 @@ impl Offer {
             false => None,
         };
         let deposit = DESK.leave(memory.clone());
-        let handles =
-            Handles { descriptor: descriptor.is_some(), fabric, card: door.card(), token: deposit.token };
-        Ok((Self { door, descriptor, _deposit: deposit }, handles))
+        let handles = Handles {
+            descriptor: descriptor.is_some(),
+            fabric,
+            card: listener.endpoint(),
+            token: deposit.token,
+        };
+        Ok((Self { listener, descriptor, _deposit: deposit }, handles))
     }
 }
 
@@ -113,7 +117,7 @@ fn fetch(
         let card = |place: u64| Ok(records[place as usize].handles.card.clone());
         let own = [(MEMORY, own.as_fd())];
         let rank = |place: &u64| records.get(*place as usize).map_or(u32::MAX, |record| record.rank);
-        let found = exchange(&offer.door, place as u64, &others, card, &own, deadline);
+        let found = exchange(&offer.listener, place as u64, &others, card, &own, deadline);
         for peer in found.map_err(|error| told(&error, rank))? {
             met.extend(peer.descriptors.into_iter().map(|descriptor| (peer.link.place(), descriptor)));
         }
@@ -143,11 +147,11 @@ fn fetch(
 }
 
 /// Converts an error of the local exchange. `rank` converts a place to a rank.
-pub(crate) fn told(error: &LocalError, rank: impl Fn(&u64) -> u32) -> Outcome {
+pub(crate) fn told(error: &LinkError, rank: impl Fn(&u64) -> u32) -> Outcome {
     match error {
-        LocalError::Gone { place, .. } => Outcome::Alone { gone: vec![rank(place)] },
-        LocalError::Absent { places, .. } => Outcome::Alone { gone: places.iter().map(rank).collect() },
-        LocalError::Unexpected { place, problem } => {
+        LinkError::Gone { place, .. } => Outcome::Alone { gone: vec![rank(place)] },
+        LinkError::Absent { places, .. } => Outcome::Alone { gone: places.iter().map(rank).collect() },
+        LinkError::Unexpected { place, problem } => {
             Outcome::Failed { cause: format!("rank {}: {problem}", rank(place)) }
         }
         other => Outcome::Failed { cause: other.to_string() },

@@ -4,7 +4,10 @@ use std::collections::HashMap;
 
 use nccl_sys::Version;
 
-use super::{Member, Uuid, Witnesses, record::hex};
+use super::{
+    Member, Uuid, Witnesses,
+    record::{Joining, hex},
+};
 use crate::comm::WindowFacts;
 
 /// A reason why ranks cannot form a group.
@@ -99,14 +102,9 @@ pub enum Disagreement {
     },
 }
 
-/// Decodes the records of all members, and checks that they can form a group. Every member gets the same
-/// result.
+/// Reads the records of all ranks, and checks that they can form a group. Every rank gets the same result.
 pub(in crate::group) fn agree(records: &[Vec<u8>]) -> Result<Vec<Member>, Disagreement> {
-    let members: Vec<_> = records
-        .iter()
-        .enumerate()
-        .map(|(rank, record)| Member::decode(rank, record))
-        .collect::<Result<_, _>>()?;
+    let members = Joining::read(records)?;
     let Some(first) = members.first() else { return Ok(members) };
     let mut devices: HashMap<(u64, Uuid), usize> = HashMap::new();
     for member in &members {
@@ -162,6 +160,7 @@ pub(in crate::group) fn window_facts(members: &[&Member]) -> WindowFacts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bootstrap::wire::Message;
 
     fn four(change: impl Fn(&mut Member)) -> Vec<Vec<u8>> {
         let device = |rank: usize| [rank as u8; 16];
@@ -169,7 +168,7 @@ mod tests {
             let sees = (0..4).filter(|other| *other != rank).map(|other| (device(other), true)).collect();
             let mut member = Member { sees, ..Member::example(rank, 7) };
             change(&mut member);
-            member.encode().into_bytes()
+            Joining::new(member).to_bytes()
         };
         (0..4).map(record).collect()
     }

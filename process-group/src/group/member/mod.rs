@@ -3,7 +3,7 @@
 //! Every member has the records of all members. Decisions made from them alone are therefore equal on every
 //! member: whether the group can be formed, and whether it can have windows.
 //!
-//! - [`record`]: a member's text format in the store.
+//! - [`record`]: the record of a rank that joins, and its form in the store.
 //! - [`mod@agree`]: checks that members can form a group, and derives the facts that decide on its windows.
 
 mod agree;
@@ -14,11 +14,12 @@ use nccl_sys::Version;
 
 pub use agree::Disagreement;
 pub(super) use agree::{agree, window_facts};
+pub(super) use record::Joining;
 
 use super::registration::Stance;
 use crate::{
     comm::{Nccl, WindowFacts},
-    local::host,
+    link::host,
 };
 
 /// A device's identity, the same in every process.

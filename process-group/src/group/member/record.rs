@@ -1,94 +1,112 @@
-//! A member's text format in the store.
+//! The record that a rank posts when it joins, and its form in the store.
 
 use std::fmt::Write as _;
 
+use bootstrap::wire::{Malformed, Message, Reader, Wire, wire_enum, wire_struct};
 use cuda_driver::sys;
+use nccl_sys::Version;
 
 use super::{Disagreement, Member, Uuid, Witnesses};
-use crate::group::registration::Stance;
+use crate::messages::message;
 
-const FORMAT: &str = "member2";
+/// A rank's record when it joins: its description, and its settings that must be equal on all ranks, as names with
+/// values.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::group) struct Joining {
+    member: Member,
+    settings: Vec<(String, String)>,
+}
+wire_struct!(Joining { member, settings });
+message!(Joining, MEMBER);
 
-impl Member {
-    /// Encodes it as text for the store.
-    pub(in crate::group) fn encode(&self) -> String {
-        let mut text = format!(
-            "{FORMAT} {} {} {:x} {} {} {} {} {} {} {} {} {}",
-            self.rank,
-            self.world_size,
-            self.host,
-            self.process,
-            hex(&self.device),
-            nccl_sys::version_code(self.nccl),
-            sys::version_code(self.driver),
-            u8::from(self.checked),
-            u8::from(self.witnesses == Witnesses::Store),
-            u8::from(self.window_enable),
-            u8::from(self.cumem_enable),
-            self.registration.word(),
-        );
-        for (device, reaches) in &self.sees {
-            let _ = write!(text, " {}{}", hex(device), if *reaches { '+' } else { '-' });
-        }
-        text
+impl Joining {
+    pub(in crate::group) fn new(member: Member) -> Self {
+        Self { member, settings: Vec::new() }
     }
 
-    /// Decodes text that [`encode`](Self::encode) wrote for `rank`.
-    pub(super) fn decode(rank: usize, bytes: &[u8]) -> Result<Self, Disagreement> {
-        let wrong = |problem: &str| Disagreement::Record { rank, problem: problem.into() };
-        let text = std::str::from_utf8(bytes).map_err(|_| wrong("not text"))?;
-        let mut fields = text.split(' ');
-        if fields.next() != Some(FORMAT) {
-            return Err(wrong(&format!("it does not begin with {FORMAT}")));
-        }
-        let mut next = |name: &str| fields.next().ok_or_else(|| wrong(&format!("{name} is missing")));
-        fn parse<T: std::str::FromStr>(text: &str) -> Option<T> {
-            text.parse().ok()
-        }
-        let flag = |text: &str| match text {
-            "0" => Some(false),
-            "1" => Some(true),
-            _ => None,
+    /// Adds a setting, with its value as users read it.
+    pub(in crate::group) fn with(mut self, name: &str, value: impl ToString) -> Self {
+        self.settings.push((name.to_owned(), value.to_string()));
+        self
+    }
+
+    /// Reads the records of all ranks, in the order of the ranks. Checks that their settings are equal.
+    pub(super) fn read(records: &[Vec<u8>]) -> Result<Vec<Member>, Disagreement> {
+        let read = |(rank, record): (usize, &Vec<u8>)| {
+            let wrong = |problem: String| Disagreement::Record { rank, problem };
+            let found = Self::from_bytes(record).map_err(|problem| wrong(problem.to_string()))?;
+            match found.member.rank {
+                of if of == rank => Ok(found),
+                of => Err(wrong(format!("it is of rank {of}"))),
+            }
         };
-        macro_rules! field {
-            ($name:literal, $read:expr) => {
-                next($name)
-                    .and_then(|text| $read(text).ok_or_else(|| wrong(&format!("{} is {text:?}", $name))))?
-            };
+        let records: Vec<Self> = records.iter().enumerate().map(read).collect::<Result<_, _>>()?;
+        for (rank, own) in records.iter().enumerate() {
+            own.compare(rank, &records[0])?;
         }
-        let member = Self {
-            rank: field!("the rank", parse),
-            world_size: field!("the world size", parse),
-            host: field!("the host", |text: &str| u64::from_str_radix(text, 16).ok()),
-            process: field!("the process", parse),
-            device: field!("the device", unhex),
-            nccl: nccl_sys::version_from_code(field!("NCCL's release", parse)),
-            driver: sys::version_from_code(field!("the driver's version", parse)),
-            checked: field!("whether calls are checked", flag),
-            witnesses: match field!("what it is watched by", flag) {
-                false => Witnesses::Kernel,
-                true => Witnesses::Store,
-            },
-            window_enable: field!("NCCL_WIN_ENABLE", flag),
-            cumem_enable: field!("NCCL_CUMEM_ENABLE", flag),
-            registration: field!("what it says of registration", Stance::from_word),
-            sees: fields
-                .map(|text| {
-                    let (device, reaches) = text.split_at_checked(text.len().wrapping_sub(1))?;
-                    let reaches = match reaches {
-                        "+" => true,
-                        "-" => false,
-                        _ => return None,
-                    };
-                    Some((unhex(device)?, reaches))
-                })
-                .collect::<Option<_>>()
-                .ok_or_else(|| wrong("a device that it sees"))?,
-        };
-        if member.rank != rank {
-            return Err(wrong(&format!("it is of rank {}", member.rank)));
+        Ok(records.into_iter().map(|record| record.member).collect())
+    }
+
+    /// Compares the settings of `rank` with those of rank 0.
+    fn compare(&self, rank: usize, first: &Self) -> Result<(), Disagreement> {
+        if self.settings.len() != first.settings.len() {
+            let (count, other_count) = (self.settings.len(), first.settings.len());
+            let problem = format!("it has {count} settings, that of rank 0 has {other_count}");
+            return Err(Disagreement::Record { rank, problem });
         }
-        Ok(member)
+        let differs = self.settings.iter().zip(&first.settings).find(|(found, wanted)| found != wanted);
+        match differs {
+            None => Ok(()),
+            Some(((setting, value), (_, other_value))) => Err(Disagreement::Setting {
+                setting: setting.clone(),
+                rank,
+                value: value.clone(),
+                other: 0,
+                other_value: other_value.clone(),
+            }),
+        }
+    }
+}
+
+wire_enum!(Witnesses { 0 => Kernel {}, 1 => Store {} });
+
+impl Wire for Member {
+    fn write(&self, out: &mut Vec<u8>) {
+        let Self { rank, world_size, host, process, device, nccl, driver, .. } = self;
+        (*rank, *world_size).write(out);
+        (*host, *process).write(out);
+        device.write(out);
+        (nccl_sys::version_code(*nccl).cast_unsigned(), sys::version_code(*driver).cast_unsigned())
+            .write(out);
+        (self.checked, self.witnesses).write(out);
+        (self.window_enable, self.cumem_enable).write(out);
+        self.registration.write(out);
+        self.sees.write(out);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let ((rank, world_size), (host, process)) = Wire::read(from)?;
+        let device = Uuid::read(from)?;
+        let (nccl, driver): (u32, u32) = Wire::read(from)?;
+        let (nccl, driver): (Version, Version) =
+            (nccl_sys::version_from_code(nccl.cast_signed()), sys::version_from_code(driver.cast_signed()));
+        let ((checked, witnesses), (window_enable, cumem_enable)) = Wire::read(from)?;
+        let (registration, sees) = Wire::read(from)?;
+        Ok(Self {
+            rank,
+            world_size,
+            host,
+            process,
+            device,
+            nccl,
+            driver,
+            checked,
+            witnesses,
+            window_enable,
+            cumem_enable,
+            registration,
+            sees,
+        })
     }
 }
 
@@ -99,57 +117,72 @@ pub(super) fn hex(bytes: &Uuid) -> String {
     })
 }
 
-fn unhex(text: &str) -> Option<Uuid> {
-    if text.len() != 32 || !text.is_ascii() {
-        return None;
-    }
-    let mut bytes = Uuid::default();
-    for (i, byte) in bytes.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * i..2 * i + 2], 16).ok()?;
-    }
-    Some(bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::group::registration::Stance;
     use proptest::prelude::*;
 
-    fn member(rank: usize) -> impl Strategy<Value = Member> {
+    fn member() -> impl Strategy<Value = Member> {
         let sees = prop::collection::vec((any::<Uuid>(), any::<bool>()), 0..4);
         let stances = [Stance::Wanted, Stance::NotAsked, Stance::Release, Stance::CudaMemcpy];
         let stance = prop::sample::select(stances.to_vec());
         let parts = any::<(usize, u64, u32, Uuid, bool, bool, bool, bool)>();
         (parts, sees, stance).prop_map(move |(parts, sees, registration)| Member {
-            rank,
             world_size: parts.0,
             host: parts.1,
             process: parts.2,
             device: parts.3,
-            nccl: sys::Version::new(2, 28, 9),
-            driver: sys::Version::new(12, 4, 0),
             window_enable: parts.4,
             cumem_enable: parts.5,
             checked: parts.6,
             witnesses: if parts.7 { Witnesses::Store } else { Witnesses::Kernel },
             registration,
             sees,
+            ..Member::example(3, 0)
         })
+    }
+
+    fn record(rank: usize, first: u8, second: u8) -> Vec<u8> {
+        let joining = Joining::new(Member::example(rank, 0));
+        joining.with("first", first).with("second", second).to_bytes()
     }
 
     proptest! {
         #[test]
-        fn records_survive_the_store(member in member(3)) {
-            prop_assert_eq!(Member::decode(3, member.encode().as_bytes()), Ok(member));
+        fn records_survive_the_store(member in member(), name in "[a-z ]{0,9}", value in any::<String>()) {
+            let joining = Joining::new(member).with(&name, value);
+            prop_assert_eq!(Joining::from_bytes(&joining.to_bytes()), Ok(joining));
+        }
+
+        #[test]
+        fn the_first_setting_that_differs_is_named_with_both_values(
+            first in 0u8..2, second in 0u8..2, rank in 1usize..4,
+        ) {
+            let mut records: Vec<_> = (0..4).map(|rank| record(rank, 0, 0)).collect();
+            records[rank] = record(rank, first, second);
+            let differs = [("first", first), ("second", second)].into_iter().find(|(_, value)| *value != 0);
+            match (Joining::read(&records), differs) {
+                (Ok(members), None) => prop_assert_eq!(members.len(), 4),
+                (Err(error), Some((name, value))) => prop_assert_eq!(error, Disagreement::Setting {
+                    setting: name.into(), rank, value: value.to_string(), other: 0, other_value: "0".into(),
+                }),
+                (found, wanted) => prop_assert!(false, "{:?} for {:?}", found, wanted),
+            }
         }
 
         #[test]
         fn garbage_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
-            let text = [b"member2 ".to_vec(), bytes.clone()].concat();
-            prop_assert!(Member::decode(0, &bytes).is_err());
-            if let Ok(member) = Member::decode(0, &text) {
-                prop_assert_eq!(member.encode().into_bytes(), text);
-            }
+            let refused = Joining::read(&[record(0, 0, 0), bytes]);
+            prop_assert!(matches!(refused, Err(Disagreement::Record { rank: 1, .. })), "{:?}", refused);
         }
+    }
+
+    #[test]
+    fn a_record_of_another_rank_or_with_other_settings_is_refused() {
+        let problem = |records: &[Vec<u8>]| Joining::read(records).unwrap_err().to_string();
+        assert!(problem(&[record(0, 0, 0), record(2, 0, 0)]).contains("it is of rank 2"));
+        let fewer = Joining::new(Member::example(1, 0)).to_bytes();
+        assert!(problem(&[record(0, 0, 0), fewer]).contains("it has 0 settings, that of rank 0 has 2"));
     }
 }

@@ -16,7 +16,7 @@ use process_group::{
 use rusty_fork::rusty_fork_test;
 
 use super::{
-    super::store_support::ports::reserved_port,
+    super::ports::reserved_port,
     common::{far, machine, machine_with, soon, values},
 };
 

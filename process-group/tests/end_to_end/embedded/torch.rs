@@ -144,7 +144,7 @@ rusty_fork_test! {
 fn with_pytorch(theirs: usize) {
     let machine = machine(2);
     let port = {
-        let (_reserved, port) = super::super::store_support::ports::reserved_port();
+        let (_reserved, port) = super::super::ports::reserved_port();
         port
     };
     machine.ranks(2, |rank| {

@@ -74,5 +74,6 @@ wire_enum!(Decision<C: Contribution> {
 });
 
 impl<C: Contribution> Message for Decision<C> {
+    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
     const KIND: u8 = C::DECISION;
 }

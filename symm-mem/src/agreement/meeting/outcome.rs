@@ -27,6 +27,7 @@ pub enum Outcome {
 wire_enum!(Outcome { 0 => Mapped {}, 1 => Failed { cause }, 2 => Alone { gone } });
 
 impl Message for Outcome {
+    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
     const KIND: u8 = 18;
 }
 
@@ -44,6 +45,7 @@ pub enum Verdict<C: Contribution> {
 wire_enum!(Verdict<C: Contribution> { 0 => Opened {}, 1 => Failed { refusal } });
 
 impl<C: Contribution> Message for Verdict<C> {
+    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
     const KIND: u8 = C::VERDICT;
 }
 

@@ -168,7 +168,7 @@ pub struct Record {
     pub deadline_ms: u64,
     /// The rank can take part, or the reason why not.
     pub readiness: Readiness,
-    /// The rank's host ([`process_group::local::host`]).
+    /// The rank's host ([`process_group::link::host`]).
     pub host: u64,
     /// Its process; two ranks have the same value only if they share a process.
     pub process: u64,
@@ -176,7 +176,7 @@ pub struct Record {
     pub device: Uuid,
     /// Devices that this rank sees, and that its own device cannot access.
     pub unreachable: Vec<Uuid>,
-    /// Endpoint on which the rank hands out file descriptors ([`process_group::local`]).
+    /// Endpoint on which the rank hands out file descriptors ([`process_group::link`]).
     pub card: Vec<u8>,
     /// Number of its slots for peers' signals.
     pub channels: u32,
@@ -205,6 +205,7 @@ wire_struct!(Record {
 });
 
 impl Message for Record {
+    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
     const KIND: u8 = 20;
 }
 

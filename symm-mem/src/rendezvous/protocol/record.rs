@@ -82,7 +82,7 @@ pub struct Handles {
     pub descriptor: bool,
     /// The fabric handle, if the memory has one.
     pub fabric: Option<Vec<u8>>,
-    /// The endpoint of the rank's listener, which sends file descriptors to peers ([`process_group::local`]).
+    /// The endpoint of the rank's listener, which sends file descriptors to peers ([`process_group::link`]).
     pub card: Vec<u8>,
     /// The token of the memory for other ranks of the same process.
     pub token: u64,
@@ -133,7 +133,7 @@ pub struct Record {
     pub bytes: u64,
     /// The number of the rendezvous that mapped the allocation's peers on this rank, if they are still mapped.
     pub mapped: Option<u64>,
-    /// The rank's host ([`process_group::local::host`]).
+    /// The rank's host ([`process_group::link::host`]).
     pub host: u64,
     /// The number of the rank's process. It is equal only for ranks of one process.
     pub process: u64,
@@ -166,6 +166,7 @@ wire_struct!(Record {
 });
 
 impl Message for Record {
+    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
     const KIND: u8 = 16;
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cuda_driver::{Driver, sys::Api};
 use gpu_sim::World;
-use process_group::{comm::Nccl, local};
+use process_group::{comm::Nccl, link};
 
 use super::commit_compute_and_leave;
 use crate::{
@@ -49,7 +49,7 @@ fn one_rank() {
                 }
             }
         }
-        _ => local::sweep(),
+        _ => link::sweep(),
     }
 }
 

@@ -9,7 +9,7 @@ use process_group::{
     ProcessGroup,
     comm::Nccl,
     group::Request,
-    local,
+    link,
     store::{Store, barrier},
 };
 use symm_mem::{
@@ -104,7 +104,7 @@ impl Member {
 fn one_rank() {
     let told = Told::hear();
     match told.case.split_once(' ').unwrap_or((&told.case, "")) {
-        ("next", _) => local::sweep(),
+        ("next", _) => link::sweep(),
         ("order", dp_first) => commit_in_order(&told, dp_first),
         (deed, at) => {
             let before = descriptors();

@@ -68,7 +68,7 @@ fn hardware_exchange_waits() {
 fn hardware_rank() {
     let told = Told::hear();
     if told.case == "next" {
-        return process_group::local::sweep();
+        return process_group::link::sweep();
     }
     let (_, size) = told.what();
     let (driver, devices) = gpus().expect("the test below has seen them");

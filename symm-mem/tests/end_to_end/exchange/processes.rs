@@ -13,7 +13,7 @@ use std::{
 use cuda_driver::{Context, Stream, StreamFlags, vmm::HandleTypes};
 use gpu_sim::World;
 use process_group::{
-    local,
+    link,
     store::{Deadline, Store, barrier},
 };
 use symm_mem::{
@@ -45,7 +45,7 @@ const SOON: Duration = Duration::from_secs(3);
 fn one_rank() {
     let told = Told::hear();
     if told.case == "next" {
-        return local::sweep();
+        return link::sweep();
     }
     let world = World::builder().devices(RANKS).capacity(512 << 20);
     let has_fabric = ["fabric", "hosts"].contains(&told.what().0);

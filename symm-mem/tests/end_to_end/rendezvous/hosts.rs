@@ -9,7 +9,7 @@ use std::sync::{
 use cuda_driver::{Context, sys::CUresult, vmm::HandleTypes};
 use gpu_sim::{Action, Injection, World};
 use process_group::{
-    local,
+    link,
     store::{TcpStore, barrier},
 };
 use symm_mem::{
@@ -36,7 +36,7 @@ const BODY: &str = concat!(module_path!(), "::one_rank");
 fn one_rank() {
     let told = Told::hear();
     if told.case == "next" {
-        return local::sweep();
+        return link::sweep();
     }
     let (granted, hosts) = told.what();
     // With two hosts, one host has two ranks; those share memory by descriptor.

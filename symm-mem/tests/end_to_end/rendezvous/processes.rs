@@ -12,7 +12,7 @@ use std::{
 use cuda_driver::vmm::HandleTypes;
 use gpu_sim::World;
 use process_group::{
-    local,
+    link,
     store::{Store, barrier},
 };
 use symm_mem::rendezvous::{
@@ -39,7 +39,7 @@ const BODY: &str = concat!(module_path!(), "::one_rank");
 fn one_rank() {
     let told = Told::hear();
     if told.case == "next" {
-        return local::sweep();
+        return link::sweep();
     }
     let (case, rank) = (&told.case, told.rank);
     let world = World::builder().devices(RANKS).capacity(256 << 20);

@@ -1,0 +1,23 @@
+//! How the processes of a job find each other and share what they hold, without a GPU.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`store`] | the small shared key-value table through which ranks find each other: over TCP, in a file, or in memory |
+//! | [`link`] | sockets that pass file descriptors between the processes of a host, and memory that they share |
+//! | [`wire`] | the binary form of the messages that ranks exchange through a store |
+//! | [`hash`] | the hash of digests that ranks compare |
+//!
+//! Invariants: every wait has a [`Deadline`](store::Deadline), and its error names the awaited key or process. A
+//! process without the job's secret, or of another user, gets nothing.
+
+pub mod hash;
+pub mod link;
+pub mod store;
+pub mod wire;
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("lockstep-bootstrap needs Linux: it passes descriptors over sockets with peer credentials");
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

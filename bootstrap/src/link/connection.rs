@@ -1,0 +1,268 @@
+//! A connection to one process, and the messages on it.
+
+use std::{
+    fmt,
+    io::{self, IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    thread,
+    time::Duration,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags},
+    io::Errno,
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags, SocketFlags, SocketType, connect, recvmsg, sendmsg, socket_with,
+        sockopt::socket_peercred,
+    },
+    process::{PidfdFlags, geteuid, pidfd_open},
+};
+
+use super::{
+    LinkError, Tag, Token,
+    folder::{PeerFolder, Unfit},
+    poll_all,
+};
+use crate::store::Deadline;
+
+/// Size of a message in bytes: the receiver's token, the tag of the descriptor, the sender's place.
+const MESSAGE_BYTES: usize = size_of::<Token>() + size_of::<Tag>() + size_of::<u64>();
+
+/// Interval between attempts to connect while the peer's queue is full.
+const CROWDED: Duration = Duration::from_millis(1);
+
+/// A connection to a process. Each side has_token the other's token.
+pub struct Link {
+    socket: OwnedFd,
+    me: u64,
+    place: u64,
+    own: Token,
+    theirs: Token,
+}
+
+/// Omits the tokens.
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { socket, me, place, .. } = self;
+        write!(f, "Link({socket:?}, from place {me} to place {place})")
+    }
+}
+
+/// A received message. Its token is not checked yet.
+pub(super) struct Message {
+    pub(super) token: Token,
+    pub(super) tag: Tag,
+    pub(super) place: u64,
+    pub(super) descriptor: OwnedFd,
+}
+
+/// Splits an endpoint into the token and the path of the socket.
+pub(super) fn parse_endpoint(endpoint: &[u8]) -> Result<(Token, &str), String> {
+    let (token, path) =
+        endpoint.split_first_chunk::<16>().ok_or("malformed endpoint: missing 16-byte token")?;
+    let path = std::str::from_utf8(path).map_err(|_| "malformed endpoint: its path is not UTF-8")?;
+    Ok((*token, path))
+}
+
+impl Link {
+    /// Connects to the process at `place`, whose endpoint is `endpoint`.
+    pub(super) fn connect(
+        me: u64,
+        own: Token,
+        place: u64,
+        endpoint: &[u8],
+        deadline: Deadline,
+    ) -> Result<Self, LinkError> {
+        let fail = |problem: String| LinkError::Unexpected { place, problem };
+        let (theirs, path) = parse_endpoint(endpoint).map_err(fail)?;
+        let gone = || LinkError::Gone { place, problem: format!("nobody listens at {path}") };
+        let folder = match PeerFolder::open(path) {
+            Ok(folder) => folder,
+            Err(Unfit::Absent) => return Err(gone()),
+            Err(Unfit::Refused(problem)) => return Err(fail(format!("its path {path}: {problem}"))),
+        };
+        let address = folder.address()?;
+        let socket = new_socket()?;
+        loop {
+            match connect(&socket, &address) {
+                Ok(()) => {
+                    let (user, own_user) = (socket_peercred(&socket)?.uid, geteuid());
+                    if user != own_user {
+                        let (user, own_user) = (user.as_raw(), own_user.as_raw());
+                        return Err(fail(format!(
+                            "the listener at {path} is user {user}, expected {own_user}"
+                        )));
+                    }
+                    return Ok(Self { socket, me, place, own, theirs });
+                }
+                Err(Errno::INTR) => {}
+                // The listener's queue is full.
+                Err(Errno::AGAIN) if !deadline.expired() => thread::sleep(CROWDED),
+                Err(Errno::AGAIN) => {
+                    return Err(LinkError::Absent { places: vec![place], waited: deadline.waited() });
+                }
+                Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(gone()),
+                Err(error) => return Err(fail(format!("connecting to {path}: {error}"))),
+            }
+        }
+    }
+
+    /// Wraps an accepted connection of the process at `place`, whose endpoint is `endpoint`.
+    pub(super) fn accepted(
+        socket: OwnedFd,
+        me: u64,
+        own: Token,
+        place: u64,
+        endpoint: &[u8],
+    ) -> Result<Self, LinkError> {
+        let (theirs, _) =
+            parse_endpoint(endpoint).map_err(|problem| LinkError::Unexpected { place, problem })?;
+        Ok(Self { socket, me, place, own, theirs })
+    }
+
+    /// Returns the place of the process at the other end.
+    #[must_use]
+    pub fn place(&self) -> u64 {
+        self.place
+    }
+
+    /// Opens a descriptor of the process at the other end, which becomes readable when that process ends. Returns `None` if
+    /// the kernel is older than Linux 5.3, or if the process has ended.
+    ///
+    /// # Errors
+    /// [`LinkError::System`] if the kernel does not report the process.
+    pub fn open_process(&self) -> Result<Option<OwnedFd>, LinkError> {
+        let id = socket_peercred(&self.socket)?.pid;
+        Ok(pidfd_open(id, PidfdFlags::empty()).ok())
+    }
+
+    /// Returns the socket. It is closed at the other end when that process ends, at the latest.
+    #[must_use]
+    pub fn into_socket(self) -> OwnedFd {
+        self.socket
+    }
+
+    /// Sends a descriptor. This process keeps its own.
+    ///
+    /// # Errors
+    /// [`LinkError::Gone`]; [`LinkError::Absent`] if the other end does not read it; [`LinkError::System`].
+    pub fn send(&self, tag: Tag, descriptor: BorrowedFd<'_>, deadline: Deadline) -> Result<(), LinkError> {
+        let message = [&self.theirs[..], &tag.0, &self.me.to_le_bytes()].concat();
+        loop {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let attached = [descriptor];
+            control.push(SendAncillaryMessage::ScmRights(&attached));
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match sendmsg(&self.socket, &[IoSlice::new(&message)], &mut control, flags) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.until(PollFlags::OUT, deadline)?,
+                Err(error @ (Errno::PIPE | Errno::CONNRESET)) => return Err(self.gone(&error.to_string())),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Receives the next descriptor, which must have this tag.
+    ///
+    /// # Errors
+    /// [`LinkError::Gone`]; [`LinkError::Absent`] if none arrives; [`LinkError::Unexpected`].
+    pub fn receive(&self, tag: Tag, deadline: Deadline) -> Result<OwnedFd, LinkError> {
+        let fail = |problem: String| LinkError::Unexpected { place: self.place, problem };
+        loop {
+            match receive_message(&self.socket) {
+                Ok(Some(message)) => {
+                    if !has_token(&message, self.own) || message.place != self.place {
+                        return Err(fail("handshake token mismatch".into()));
+                    }
+                    if message.tag != tag {
+                        return Err(fail(format!("it sent {}, expected {tag}", message.tag)));
+                    }
+                    return Ok(message.descriptor);
+                }
+                Ok(None) => return Err(self.gone("its connection has ended")),
+                Err(ReceiveError::Nothing) => self.until(PollFlags::IN, deadline)?,
+                Err(ReceiveError::Broken(error)) => return Err(self.gone(&error.to_string())),
+                Err(ReceiveError::Malformed(problem)) => return Err(fail(problem)),
+            }
+        }
+    }
+
+    fn gone(&self, problem: &str) -> LinkError {
+        LinkError::Gone { place: self.place, problem: problem.to_owned() }
+    }
+
+    fn until(&self, what: PollFlags, deadline: Deadline) -> Result<(), LinkError> {
+        if deadline.expired() {
+            return Err(LinkError::Absent { places: vec![self.place], waited: deadline.waited() });
+        }
+        poll_all(&mut [PollFd::new(&self.socket, what)], deadline.remaining())?;
+        Ok(())
+    }
+}
+
+/// Returns true if the sender has `token`. The comparison takes the same time for every input.
+pub(super) fn has_token(message: &Message, token: Token) -> bool {
+    message.token.iter().zip(token).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
+}
+
+pub(super) fn new_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+/// The reason why there is no message.
+pub(super) enum ReceiveError {
+    /// Nothing has arrived yet.
+    Nothing,
+    /// The data is not a valid message.
+    Malformed(String),
+    /// The connection failed.
+    Broken(io::Error),
+}
+
+/// Receives the next message without waiting; `None` if the connection has ended. All received descriptors that are
+/// not returned are closed.
+pub(super) fn receive_message(socket: &OwnedFd) -> Result<Option<Message>, ReceiveError> {
+    let mut message = [0; MESSAGE_BYTES + 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let got = loop {
+        match recvmsg(socket.as_fd(), &mut [IoSliceMut::new(&mut message)], &mut control, flags) {
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Err(ReceiveError::Nothing),
+            Err(error) => return Err(ReceiveError::Broken(error.into())),
+            Ok(got) => break got,
+        }
+    };
+    let mut attached = Vec::new();
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(descriptors) = part {
+            attached.extend(descriptors);
+        }
+    }
+    if (got.bytes, attached.len()) == (0, 0) {
+        return Ok(None);
+    }
+    let malformed = || {
+        let (bytes, count) = (got.bytes, attached.len());
+        ReceiveError::Malformed(format!(
+            "it sent {bytes} bytes with {count} descriptors; expected {MESSAGE_BYTES} with 1"
+        ))
+    };
+    if got.bytes != MESSAGE_BYTES || attached.len() != 1 {
+        return Err(malformed());
+    }
+    let parts = || {
+        let (token, rest) = message[..MESSAGE_BYTES].split_first_chunk::<16>()?;
+        let (tag, place) = rest.split_first_chunk::<4>()?;
+        Some((*token, Tag(*tag), u64::from_le_bytes(<[u8; 8]>::try_from(place).ok()?)))
+    };
+    let (token, tag, place) = parts().ok_or_else(malformed)?;
+    let descriptor = attached.pop().ok_or(ReceiveError::Nothing)?;
+    Ok(Some(Message { token, tag, place, descriptor }))
+}

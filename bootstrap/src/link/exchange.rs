@@ -1,0 +1,66 @@
+//! One exchange of descriptors between the processes of a host.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use super::{LinkError, Listener, Tag, connection::Link, listener::Unidentified};
+use crate::store::{Deadline, StoreError};
+
+/// A process of the exchange.
+#[derive(Debug)]
+pub struct Peer {
+    /// The connection to it.
+    pub link: Link,
+    /// The descriptors that it sent, in the order of its tags.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// Sends `own` to each of `others`, and receives as many descriptors from each, with the same tags in the same order.
+/// Collective over these processes: each passes its own place as `me`, and the places of the other processes as
+/// `others`. `endpoint` returns the [endpoint](Listener::endpoint) of a place, and may wait for it.
+///
+/// The processes are returned in no particular order.
+///
+/// # Errors
+/// [`LinkError`] names the processes that did not come, are gone, or sent something unexpected. Descriptors received
+/// until then are closed.
+pub fn exchange(
+    listener: &Listener,
+    me: u64,
+    others: &[u64],
+    mut endpoint: impl FnMut(u64) -> Result<Vec<u8>, StoreError>,
+    own: &[(Tag, BorrowedFd<'_>)],
+    deadline: Deadline,
+) -> Result<Vec<Peer>, LinkError> {
+    let send = |link: &Link| own.iter().try_for_each(|(tag, own)| link.send(*tag, *own, deadline));
+    let receive = |link: &Link, tags: &[(Tag, BorrowedFd<'_>)]| {
+        tags.iter().map(|(tag, _)| link.receive(*tag, deadline)).collect::<Result<Vec<_>, _>>()
+    };
+    let Some(((first, _), further)) = own.split_first() else { return Ok(Vec::new()) };
+    let mut met = Vec::new();
+    for place in others.iter().copied().filter(|place| *place > me) {
+        let link = Link::connect(me, listener.token, place, &endpoint(place)?, deadline)?;
+        send(&link)?;
+        let descriptors = receive(&link, own)?;
+        met.push(Peer { link, descriptors });
+    }
+    let mut expected: Vec<u64> = others.iter().copied().filter(|place| *place < me).collect();
+    let mut unidentified = Unidentified::default();
+    while !expected.is_empty() {
+        let Some((socket, message)) = unidentified.next(listener, deadline)? else {
+            return Err(LinkError::Absent { places: expected, waited: deadline.waited() });
+        };
+        let place = message.place;
+        let Some(at) = expected.iter().position(|expected| *expected == place) else { continue };
+        if message.tag != *first {
+            let problem = format!("it sent {}, expected {first}", message.tag);
+            return Err(LinkError::Unexpected { place, problem });
+        }
+        let link = Link::accepted(socket, me, listener.token, place, &endpoint(place)?)?;
+        let mut descriptors = vec![message.descriptor];
+        descriptors.extend(receive(&link, further)?);
+        send(&link)?;
+        expected.swap_remove(at);
+        met.push(Peer { link, descriptors });
+    }
+    Ok(met)
+}

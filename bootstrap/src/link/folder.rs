@@ -1,0 +1,190 @@
+//! The folder of a listening socket, and the removal of folders that killed processes left.
+//!
+//! A folder's owner holds a lock on it, which the kernel releases when the process ends. The owner makes its socket
+//! only after it has the lock. A folder with a socket and without a lock therefore has no owner.
+//!
+//! A folder is opened once, checked, and from then on used by its descriptor, so that a rename cannot put another
+//! folder in its place.
+
+use std::{
+    fs, io,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        unix::fs::{DirBuilderExt, MetadataExt},
+    },
+    path::{Path, PathBuf},
+    sync::Once,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use rustix::{
+    fs::{AtFlags, FlockOperation, Mode, OFlags, Stat, flock, fstat, open, statat, unlinkat},
+    io::Errno,
+    net::SocketAddrUnix,
+    process::geteuid,
+};
+
+use super::{LinkError, fresh_token};
+
+const PREFIX: &str = "lockstep-link-";
+
+/// The name of the socket in a folder.
+const SOCKET: &str = "socket";
+
+/// Age from which a folder without a socket counts as abandoned. A younger one may still be in creation.
+const BIRTH: Duration = Duration::from_secs(60);
+
+/// A folder that only this user can enter. It is removed when this value is dropped.
+pub(super) struct Folder {
+    path: PathBuf,
+    /// Holds the lock.
+    folder: OwnedFd,
+}
+
+impl Folder {
+    pub(super) fn create() -> Result<Self, LinkError> {
+        static SWEPT: Once = Once::new();
+        SWEPT.call_once(sweep);
+        let home = home();
+        let name: String = fresh_token()?.iter().map(|byte| format!("{byte:02x}")).collect();
+        let path = home.join(format!("{PREFIX}{name}"));
+        let no_folder = |source| LinkError::Folder { path: path.clone(), source };
+        check_home(&home).map_err(no_folder)?;
+        fs::DirBuilder::new().mode(0o700).create(&path).map_err(no_folder)?;
+        // Waits for the lock, which a sweep of another process may hold for a moment.
+        let locked = locked(&path, FlockOperation::LockExclusive).map_err(io::Error::from);
+        let locked = locked.and_then(|folder| check_own(&folder).map_err(io::Error::other).map(|()| folder));
+        match locked {
+            Ok(folder) => Ok(Self { path, folder }),
+            Err(error) => {
+                let _ = fs::remove_dir(&path);
+                Err(no_folder(error))
+            }
+        }
+    }
+
+    /// Returns the path of the socket, for the endpoint.
+    pub(super) fn socket(&self) -> PathBuf {
+        self.path.join(SOCKET)
+    }
+
+    /// Returns the address to bind the socket to.
+    pub(super) fn address(&self) -> rustix::io::Result<SocketAddrUnix> {
+        address(self.folder.as_fd(), SOCKET)
+    }
+}
+
+/// The folder of a peer's socket, checked so that only this user can enter it.
+pub(super) struct PeerFolder {
+    folder: OwnedFd,
+    socket: String,
+}
+
+/// The reason why a peer's folder cannot be used.
+pub(super) enum Unfit {
+    Absent,
+    Refused(String),
+}
+
+impl PeerFolder {
+    pub(super) fn open(socket: &str) -> Result<Self, Unfit> {
+        let refused = |problem: &str| Unfit::Refused(problem.to_owned());
+        let path = Path::new(socket);
+        let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str()))
+        else {
+            return Err(refused("it names no socket in a folder"));
+        };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let folder = open(folder, flags, Mode::empty()).map_err(|error| match error {
+            Errno::NOENT => Unfit::Absent,
+            error => refused(&format!("opening its folder: {error}")),
+        })?;
+        check_own(&folder).map_err(Unfit::Refused)?;
+        Ok(Self { folder, socket: name.to_owned() })
+    }
+
+    pub(super) fn address(&self) -> rustix::io::Result<SocketAddrUnix> {
+        address(self.folder.as_fd(), &self.socket)
+    }
+}
+
+/// Returns the address of a socket in an open folder. It does not resolve the folder's path again, which may be
+/// longer than a socket address.
+fn address(folder: BorrowedFd<'_>, socket: &str) -> rustix::io::Result<SocketAddrUnix> {
+    SocketAddrUnix::new(format!("/proc/self/fd/{}/{socket}", folder.as_raw_fd()))
+}
+
+/// Checks that a folder belongs to this user and that no other user can enter it.
+fn check_own(folder: &OwnedFd) -> Result<(), String> {
+    let Stat { st_uid: user, st_mode: mode, .. } = fstat(folder).map_err(|error| error.to_string())?;
+    let (own, mode) = (geteuid().as_raw(), mode & 0o7777);
+    if user != own || mode & 0o077 != 0 {
+        return Err(format!(
+            "its folder is of user {user} with mode {mode:03o}; expected user {own} and 700"
+        ));
+    }
+    Ok(())
+}
+
+/// Checks that no other user can rename this user's entries of a folder.
+pub(super) fn check_home(home: &Path) -> io::Result<()> {
+    let mode = fs::metadata(home)?.mode() & 0o7777;
+    if mode & 0o022 != 0 && mode & 0o1000 == 0 {
+        let home = home.display();
+        return Err(io::Error::other(format!(
+            "others can rename what is in {home}: its mode is {mode:o}, expected the sticky bit or no write by others"
+        )));
+    }
+    Ok(())
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        remove(&self.path, &self.folder);
+    }
+}
+
+/// Removes a folder and its socket. Failures are ignored.
+fn remove(path: &Path, folder: &OwnedFd) {
+    let _ = unlinkat(folder, SOCKET, AtFlags::empty());
+    let _ = fs::remove_dir(path);
+}
+
+fn home() -> PathBuf {
+    let folder = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|folder| folder.is_dir());
+    folder.unwrap_or_else(std::env::temp_dir)
+}
+
+/// Opens the folder and takes its lock.
+fn locked(path: &Path, how: FlockOperation) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
+    let folder = open(path, flags, Mode::empty())?;
+    flock(&folder, how)?;
+    Ok(folder)
+}
+
+/// Removes the folders that killed processes of this user left. The first [`Listener`](super::Listener) of a process calls
+/// this. A caller that has just lost a peer may call it at once.
+pub fn sweep() {
+    let Ok(entries) = fs::read_dir(home()) else { return };
+    for entry in entries.flatten() {
+        if !entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX)) {
+            continue;
+        }
+        let path = entry.path();
+        let Ok(about) = fs::symlink_metadata(&path) else { continue };
+        if about.uid() != geteuid().as_raw() || !about.is_dir() {
+            continue;
+        }
+        let Ok(folder) = locked(&path, FlockOperation::NonBlockingLockExclusive) else { continue };
+        let Ok(about) = fstat(&folder) else { continue };
+        if about.st_uid != geteuid().as_raw() {
+            continue;
+        }
+        let modified = UNIX_EPOCH + Duration::from_secs(about.st_mtime.try_into().unwrap_or_default());
+        let age = SystemTime::now().duration_since(modified).unwrap_or_default();
+        if statat(&folder, SOCKET, AtFlags::SYMLINK_NOFOLLOW).is_ok() || age > BIRTH {
+            remove(&path, &folder);
+        }
+    }
+}

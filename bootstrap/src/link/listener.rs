@@ -1,0 +1,117 @@
+//! The listening socket of a process.
+
+use std::{io, os::fd::OwnedFd};
+
+use rustix::{
+    event::{PollFd, PollFlags},
+    net::{SocketFlags, accept_with, bind, listen, sockopt::socket_peercred},
+    process::geteuid,
+};
+
+use super::{
+    LinkError, Token,
+    connection::{Message, has_token, new_socket, receive_message},
+    folder::Folder,
+    fresh_token, poll_all,
+};
+use crate::store::Deadline;
+
+/// Maximum number of connections that have not identified themselves.
+const MAX_UNIDENTIFIED: usize = 64;
+
+/// A listening socket in a folder that only its user can enter. Both are removed when this value is dropped.
+pub struct Listener {
+    path: String,
+    pub(super) token: Token,
+    socket: OwnedFd,
+    /// Dropped after the socket: a peer that finds no folder has_token that the process no longer listens.
+    _folder: Folder,
+}
+
+impl Listener {
+    /// Makes a listening socket. No other process has_token it yet.
+    ///
+    /// # Errors
+    /// [`LinkError::Folder`] if the folder cannot be made; [`LinkError::System`].
+    pub fn open() -> Result<Self, LinkError> {
+        let folder = Folder::create()?;
+        let path = folder.socket();
+        let socket = listening(&folder).map_err(|source| LinkError::Folder { path: path.clone(), source })?;
+        Ok(Self { path: path.to_string_lossy().into_owned(), token: fresh_token()?, socket, _folder: folder })
+    }
+
+    /// Returns the endpoint that peers need to connect: token and path. Publish it only in a store that only members
+    /// read.
+    #[must_use]
+    pub fn endpoint(&self) -> Vec<u8> {
+        [&self.token[..], self.path.as_bytes()].concat()
+    }
+}
+
+impl std::fmt::Debug for Listener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The token is a secret.
+        write!(f, "Listener({})", self.path)
+    }
+}
+
+fn listening(folder: &Folder) -> io::Result<OwnedFd> {
+    let socket = new_socket()?;
+    bind(&socket, &folder.address()?)?;
+    listen(&socket, 128)?;
+    Ok(socket)
+}
+
+/// Accepted connections that have not sent a valid message yet.
+#[derive(Default)]
+pub(super) struct Unidentified(Vec<OwnedFd>);
+
+impl Unidentified {
+    /// Waits for a connection that has the token, and returns it with its first message; `None` past the deadline.
+    /// Other connections are closed, and so is the oldest if there are too many.
+    pub(super) fn next(
+        &mut self,
+        listener: &Listener,
+        deadline: Deadline,
+    ) -> Result<Option<(OwnedFd, Message)>, LinkError> {
+        loop {
+            let ready = self.ready(listener, deadline)?;
+            if ready.is_empty() && deadline.expired() {
+                return Ok(None);
+            }
+            // From the last to the first, so that a removal does not shift indices that are still needed.
+            for at in ready.into_iter().rev() {
+                let Some(other) = at.checked_sub(1) else {
+                    self.accept(listener);
+                    continue;
+                };
+                let socket = self.0.remove(other);
+                match receive_message(&socket) {
+                    Ok(Some(message)) if has_token(&message, listener.token) => {
+                        return Ok(Some((socket, message)));
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn accept(&mut self, listener: &Listener) {
+        if let Ok(socket) = accept_with(&listener.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
+            && socket_peercred(&socket).is_ok_and(|who| who.uid == geteuid())
+        {
+            if self.0.len() == MAX_UNIDENTIFIED {
+                self.0.remove(0);
+            }
+            self.0.push(socket);
+        }
+    }
+
+    /// Returns the readable sockets: 0 is the listening socket, the others follow.
+    fn ready(&self, listener: &Listener, deadline: Deadline) -> io::Result<Vec<usize>> {
+        let all = std::iter::once(&listener.socket).chain(&self.0);
+        let mut all: Vec<_> = all.map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
+        poll_all(&mut all, deadline.remaining())?;
+        Ok((0..all.len()).filter(|at| !all[*at].revents().is_empty()).collect())
+    }
+}

@@ -1,0 +1,157 @@
+//! Passes file descriptors between the processes of a host: shared memory, locks, or any other kernel object.
+//!
+//! A process that accepts connections opens a [`Listener`]: a socket in a folder that only its user can enter. Its
+//! endpoint ([`Listener::endpoint`]) holds the socket's path and a random token; members read it from their store. In one
+//! [`exchange()`], every pair of processes sends each other their descriptors, one per message, each with a [`Tag`]
+//! for its kind. In each pair the process with the lower place connects.
+//!
+//! A process of another user, or without the token, receives nothing. A process that sends invalid data, too much
+//! data or none makes no member wait. Every wait has a deadline. The errors distinguish a process that is gone from
+//! one that is late.
+//!
+//! [`SharedMemory`] is memory that two processes use to communicate without system calls.
+//!
+//! The folder is removed with the [`Listener`]. The folder of a killed process is removed when a process of the same user
+//! opens its first [`Listener`], or by [`sweep`].
+//!
+//! ```
+//! use bootstrap::{link::{self, Listener, Tag}, store::Deadline};
+//! use std::{fs::File, os::fd::AsFd, time::Duration};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let listeners = [Listener::open()?, Listener::open()?];
+//! let endpoints = listeners.each_ref().map(Listener::endpoint);
+//! let meet = |listener: &Listener, me: u64, other: u64| {
+//!     let file = File::open("/dev/null")?;
+//!     let deadline = Deadline::after(Duration::from_secs(10));
+//!     let endpoint = |place: u64| Ok(endpoints[place as usize].clone());
+//!     link::exchange(listener, me, &[other], endpoint, &[(Tag(*b"null"), file.as_fd())], deadline)
+//! };
+//! // Normally these are two processes.
+//! let met = std::thread::scope(|scope| {
+//!     let first = scope.spawn(|| meet(&listeners[0], 0, 1));
+//!     meet(&listeners[1], 1, 0).map(|met| (met, first.join()))
+//! })?;
+//! assert_eq!(met.0[0].descriptors.len(), 1);
+//! # Ok(())
+//! # }
+//! ```
+
+mod connection;
+mod exchange;
+mod folder;
+mod listener;
+mod memory;
+#[cfg(test)]
+mod tests;
+
+use std::{env, fmt, fs, io, path::PathBuf, time::Duration};
+
+use rustix::{
+    event::{PollFd, Timespec, poll},
+    rand::{GetRandomFlags, getrandom},
+};
+
+pub use self::{
+    connection::Link,
+    exchange::{Peer, exchange},
+    folder::sweep,
+    listener::Listener,
+    memory::SharedMemory,
+};
+use crate::{hash::fnv64, store::StoreError};
+
+/// The kind of a descriptor, chosen by its sender. The receiver refuses a descriptor with an unexpected tag without
+/// using it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Tag(pub [u8; 4]);
+
+impl fmt::Display for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.0.escape_ascii().to_string())
+    }
+}
+
+/// Errors of passing descriptors between processes. Places are those that the caller passed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LinkError {
+    /// The folder for this process's socket cannot be made.
+    #[error("no socket {}: {source}; XDG_RUNTIME_DIR or TMPDIR must name a folder that can be written to", path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// The operating system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// A process sent something unexpected.
+    #[error("place {place}: {problem}")]
+    Unexpected {
+        /// The process.
+        place: u64,
+        /// The expected and the found value.
+        problem: String,
+    },
+    /// A process that has ended, or no longer listens.
+    #[error("place {place} is gone: {problem}")]
+    Gone {
+        /// The process.
+        place: u64,
+        /// The observation that shows it.
+        problem: String,
+    },
+    /// Processes that did not connect.
+    #[error("places {places:?} did not come within {waited:.1?}")]
+    Absent {
+        /// The processes.
+        places: Vec<u64>,
+        /// Duration of the wait.
+        waited: Duration,
+    },
+    /// A system call failed.
+    #[error("handing descriptors to the processes of this host: {0}")]
+    System(#[from] io::Error),
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl From<rustix::io::Errno> for LinkError {
+    fn from(errno: rustix::io::Errno) -> Self {
+        Self::System(errno.into())
+    }
+}
+
+/// Returns a number that identifies this host. Two processes can share memory only under one kernel, and NCCL passes
+/// file descriptors over abstract sockets, which belong to the network namespace; the number covers both.
+/// `NCCL_HOSTID`, if set, replaces it, as in NCCL.
+#[must_use]
+pub fn host() -> u64 {
+    if let Some(name) = env::var_os("NCCL_HOSTID").filter(|name| !name.is_empty()) {
+        return fnv64(name.as_encoded_bytes());
+    }
+    let boot = fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let network = fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    let name = fs::read("/proc/sys/kernel/hostname").unwrap_or_default();
+    fnv64(&[&boot[..], network.as_os_str().as_encoded_bytes(), &name].concat())
+}
+
+/// The secret in an endpoint. Only processes that can read the store know it.
+type Token = [u8; 16];
+
+fn fresh_token() -> io::Result<Token> {
+    let mut token = Token::default();
+    getrandom(&mut token, GetRandomFlags::empty())?;
+    Ok(token)
+}
+
+/// Polls. Returns true if a descriptor is ready.
+fn poll_all(what: &mut [PollFd<'_>], patience: Duration) -> io::Result<bool> {
+    let patience = Timespec::try_from(patience.min(Duration::from_secs(3600))).unwrap_or_default();
+    match poll(what, Some(&patience)) {
+        Ok(count) => Ok(count > 0),
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,80 @@
+//! Points in time that bound every wait.
+
+use std::time::{Duration, Instant};
+
+/// The moment at which a wait gives up. A copy passed along a chain of waits bounds the whole chain.
+///
+/// ```
+/// use bootstrap::store::Deadline;
+/// use std::time::Duration;
+///
+/// let deadline = Deadline::after(Duration::from_secs(30));
+/// assert!(!deadline.expired());
+/// assert!(deadline.remaining() <= Duration::from_secs(30));
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Deadline {
+    set: Instant,
+    timeout: Duration,
+}
+
+impl Deadline {
+    /// The longest deadline: a century, so that adding it to any clock is safe.
+    const FURTHEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+    /// Returns the moment `timeout` from now.
+    pub fn after(timeout: Duration) -> Self {
+        Self { set: Instant::now(), timeout: timeout.min(Self::FURTHEST) }
+    }
+
+    /// Returns a moment that has passed. A wait with it tries once and does not block.
+    pub fn now() -> Self {
+        Self::after(Duration::ZERO)
+    }
+
+    /// Returns the time left; zero once it has passed.
+    pub fn remaining(&self) -> Duration {
+        self.timeout.saturating_sub(self.set.elapsed())
+    }
+
+    /// Returns true if the moment has passed.
+    pub fn expired(&self) -> bool {
+        self.remaining().is_zero()
+    }
+
+    /// Returns the moment on the monotonic clock.
+    pub fn instant(&self) -> Instant {
+        self.set + self.timeout
+    }
+
+    /// Returns the time between the creation of this deadline and its moment.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Returns the time since this deadline was set.
+    pub fn waited(&self) -> Duration {
+        self.set.elapsed()
+    }
+
+    /// Returns the earlier of this deadline and `timeout` from now.
+    #[must_use]
+    pub fn at_most(self, timeout: Duration) -> Self {
+        let other = Self::after(timeout);
+        if other.instant() < self.instant() { other } else { self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_extremes_hold() {
+        assert!(Deadline::now().expired());
+        assert!(Deadline::after(Duration::MAX).remaining() > Duration::from_secs(1 << 30));
+        let hour = Deadline::after(Duration::from_secs(3600));
+        assert_eq!(hour.at_most(Duration::MAX), hour);
+        assert!(hour.at_most(Duration::ZERO).expired());
+    }
+}

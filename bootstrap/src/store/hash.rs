@@ -1,0 +1,167 @@
+//! A store for the threads of one process.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+};
+
+use super::{
+    Deadline, Result, StoreError,
+    error::text,
+    machine::{ClientId, Limits, PAUSE, Reply, Request, Table},
+    service::{Keys, Service},
+};
+
+/// A store in this process's memory. Clones are the same store.
+///
+/// ```
+/// use bootstrap::store::{Deadline, HashStore, Store};
+/// use std::{thread, time::Duration};
+///
+/// # fn main() -> Result<(), bootstrap::store::StoreError> {
+/// let store = HashStore::new();
+/// let other = store.clone();
+/// thread::spawn(move || other.set("leader", b"rank 0"));
+/// assert_eq!(store.get("leader", Deadline::after(Duration::from_secs(30)))?, b"rank 0");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct HashStore {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    woken: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    table: Table,
+    /// Each call to the table uses a new client id.
+    clients: ClientId,
+    woken: HashSet<ClientId>,
+}
+
+impl HashStore {
+    /// Returns an empty store with the default [`Limits`].
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Returns an empty store with these limits.
+    pub fn with_limits(limits: Limits) -> Self {
+        let state = State { table: Table::new(limits), ..State::default() };
+        Self { shared: Arc::new(Shared { state: Mutex::new(state), woken: Condvar::new() }) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Serves a request under a client id of its own. Returns its reply, and records the other clients that
+    /// it woke.
+    fn serve(&mut self, request: Request) -> Result<Option<Reply>> {
+        let (client, reply) = self.join(request)?;
+        self.leave(client);
+        Ok(reply)
+    }
+
+    /// Serves the first request of a new client.
+    fn join(&mut self, request: Request) -> Result<(ClientId, Option<Reply>)> {
+        self.clients += 1;
+        let client = self.clients;
+        let mut replies = Vec::new();
+        self.table.apply(client, request, &mut replies)?;
+        Ok((client, self.note(client, replies)))
+    }
+
+    fn leave(&mut self, client: ClientId) {
+        let mut replies = Vec::new();
+        self.table.leave(client, &mut replies);
+        self.note(client, replies);
+    }
+
+    fn note(&mut self, client: ClientId, replies: Vec<(ClientId, Reply)>) -> Option<Reply> {
+        let mut own = None;
+        for (to, reply) in replies {
+            if to == client {
+                own = Some(reply);
+            } else {
+                self.woken.insert(to);
+            }
+        }
+        own
+    }
+}
+
+impl Service for HashStore {
+    fn call(&self, request: Request) -> Result<Option<Reply>> {
+        let mut state = self.lock();
+        let reply = state.serve(request);
+        if !state.woken.is_empty() {
+            self.shared.woken.notify_all();
+        }
+        reply
+    }
+
+    fn call_when_there(
+        &self,
+        keys: Keys,
+        request: Option<Request>,
+        deadline: Deadline,
+    ) -> Result<Option<Reply>> {
+        let mut state = self.lock();
+        loop {
+            let (client, reply) = state.join(Request::Wait { keys: keys.clone() })?;
+            let mut there = reply.is_some();
+            while !there {
+                let left = deadline.remaining();
+                if left.is_zero() {
+                    let missing = state.table.missing(client);
+                    state.leave(client);
+                    let keys = missing.iter().map(|key| text(key)).collect();
+                    return Err(StoreError::Timeout { keys, waited: deadline.waited() });
+                }
+                let waited = self.shared.woken.wait_timeout(state, left);
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                there = state.woken.remove(&client);
+            }
+            // Others may have changed the keys since this client was woken, so they are checked again under
+            // this lock.
+            let still_there = state.serve(Request::Check { keys: keys.clone() });
+            let reply = match (still_there, &request) {
+                (Ok(Some(Reply::Status(0))), Some(request)) => state.serve(request.clone()).map(Some),
+                (Ok(_), None) => Ok(Some(None)),
+                (Ok(_), Some(_)) => Ok(None),
+                (Err(refused), _) => Err(refused),
+            };
+            state.leave(client);
+            if !state.woken.is_empty() {
+                self.shared.woken.notify_all();
+            }
+            match reply? {
+                None => {}
+                // A value under the queue's name ends the wait, but the wait is for the queue.
+                Some(Some(Reply::Popped(None))) => {
+                    let left = deadline.remaining();
+                    if left.is_zero() {
+                        let keys = keys.iter().map(|key| text(key)).collect();
+                        return Err(StoreError::Timeout { keys, waited: deadline.waited() });
+                    }
+                    let waited = self.shared.woken.wait_timeout(state, left.min(PAUSE));
+                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+                Some(reply) => return Ok(reply),
+            }
+        }
+    }
+
+    fn unexpected(&self, request: &'static str, reply: Option<Reply>) -> StoreError {
+        StoreError::Argument(format!("{request} was answered by {reply:?}; this is a defect of the store"))
+    }
+}

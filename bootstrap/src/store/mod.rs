@@ -1,0 +1,114 @@
+//! Stores: the small shared table through which ranks find each other and agree.
+//!
+//! A store holds keys with byte values, counters and queues. It is meant for a few kilobytes at a time
+//! (addresses, unique ids, votes), not for tensors. Its contents are lost when its host ends.
+//!
+//! - [`Store`]: the operations of every store. [`HashStore`] serves the threads of one process. [`TcpStore`]
+//!   serves the processes of a job, and is compatible with PyTorch's store on the wire. [`FileStore`] serves
+//!   processes that share a disk, and is compatible with PyTorch's file. [`PrefixStore`] is a namespace in
+//!   another store.
+//! - [`rendezvous()`], [`barrier`]: all ranks meet at a name, or all that came learn which ranks did not.
+//! - [`machine`]: the semantics and the protocol as state machines without I/O. Every store uses them.
+//!
+//! Invariants: every wait has a [`Deadline`]. A store whose host has died, or whose file is removed, fails at
+//! once and not after a timeout. An operation that has returned is seen by every later operation of every
+//! client.
+
+mod deadline;
+mod error;
+mod file;
+mod hash;
+pub mod machine;
+mod prefix;
+mod rendezvous;
+mod service;
+mod setting;
+mod tcp;
+
+pub use deadline::Deadline;
+pub use error::{Result, StoreError};
+pub use file::{FileOptions, FileStore};
+pub use hash::HashStore;
+pub use machine::{Distrust, Secret};
+pub use prefix::PrefixStore;
+pub use rendezvous::{barrier, give_up, lost_rank, rendezvous};
+pub use setting::SecretSetting;
+pub use tcp::{HostReport, TcpOptions, TcpStore};
+
+/// Writes `value` under a key that only one process writes, and only once, such as its address.
+///
+/// # Errors
+/// [`StoreError::Taken`]: the key holds another value already, which stays.
+pub fn publish(store: &dyn Store, key: &str, value: &[u8]) -> Result<()> {
+    let stands = store.compare_set(key, b"", value)?;
+    if stands != value {
+        return Err(StoreError::Taken { key: key.to_owned(), found: stands.len() });
+    }
+    Ok(())
+}
+
+/// A shared table of keys, counters and queues.
+///
+/// Keys are UTF-8 and may be empty; values are bytes and may be empty. [`machine::Limits`] limits sizes;
+/// above them an operation fails and changes nothing. All operations of all clients happen in one order, and
+/// an operation that has returned comes before every later one.
+///
+/// The host of a [`TcpStore`] serves a request for more than 1,000 keys, or for more than 4 MiB, in pieces,
+/// and serves other clients in between. They may see a part of a [`multi_set`](Store::multi_set), and the
+/// answer may or may not contain concurrent changes. A [`wait`](Store::wait) for more than 1,000 keys ends
+/// when each of them has existed at some time.
+pub trait Store: Send + Sync {
+    /// Sets `key` to `value`. Replaces an earlier value.
+    fn set(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// Returns the value of `key`. Waits until the key exists.
+    fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>>;
+
+    /// Returns true if all of `keys` exist. A queue exists while it is not empty.
+    fn check(&self, keys: &[&str]) -> Result<bool>;
+
+    /// Waits until all of `keys` exist.
+    ///
+    /// # Errors
+    /// [`StoreError::Timeout`] with the keys, once `deadline` has passed.
+    fn wait(&self, keys: &[&str], deadline: Deadline) -> Result<()>;
+
+    /// Adds `delta` to the decimal number under `key` (0 when absent) and returns the sum.
+    fn add(&self, key: &str, delta: i64) -> Result<i64>;
+
+    /// Sets `key` to `new` if it holds `expected`, or if it is absent and `expected` is empty. Returns the
+    /// key's value afterwards. For an absent key and a non-empty `expected`, sets nothing and returns
+    /// `expected` (PyTorch's rule).
+    fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> Result<Vec<u8>>;
+
+    /// Appends `value` to the value of `key` (empty when absent).
+    fn append(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// Returns the values of `keys`. Waits until all exist.
+    fn multi_get(&self, keys: &[&str], deadline: Deadline) -> Result<Vec<Vec<u8>>>;
+
+    /// Sets several keys atomically.
+    fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<()>;
+
+    /// Removes `key`, and returns true if it existed. Does not affect queues.
+    fn delete(&self, key: &str) -> Result<bool>;
+
+    /// Returns the number of keys, without queues.
+    fn num_keys(&self) -> Result<u64>;
+
+    /// Returns the keys in order, without queues.
+    fn list_keys(&self) -> Result<Vec<String>>;
+
+    /// Appends `value` to the queue `key`, and wakes the client that has waited longest for it. Queues have
+    /// their own namespace: the same name may also be a key.
+    fn queue_push(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// Removes and returns the first value of the queue `key`. Waits until there is one.
+    fn queue_pop(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>>;
+
+    /// Removes and returns the first value of the queue `key`, or returns `None` when it is empty.
+    fn queue_try_pop(&self, key: &str) -> Result<Option<Vec<u8>>>;
+
+    /// Returns the length of the queue `key`; 0 if it does not exist.
+    fn queue_len(&self, key: &str) -> Result<u64>;
+}

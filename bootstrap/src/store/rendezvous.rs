@@ -1,0 +1,201 @@
+//! All ranks meet at a name, or all that came learn which ranks did not.
+//!
+//! A deadline is known to one rank only: another rank with a later deadline might still see the meeting
+//! succeed. The outcome is therefore written once, by compare-and-set: by the last rank to arrive, or by the
+//! first whose deadline passes. All follow the outcome in the store.
+
+use std::time::Duration;
+
+use super::{Deadline, Result, Store, StoreError, publish};
+
+/// Meets all ranks of a job at `name`. Publishes this rank's `card` (an address, a device, any small value)
+/// and returns the cards of all ranks, in order. The earliest of the ranks' deadlines applies to all.
+///
+/// A name serves one meeting.
+///
+/// ```
+/// use bootstrap::store::{Deadline, HashStore, rendezvous};
+/// use std::{thread, time::Duration};
+///
+/// let store = HashStore::new();
+/// let deadline = Deadline::after(Duration::from_secs(30));
+/// let other = store.clone();
+/// let rank1 = thread::spawn(move || rendezvous(&other, "start", 1, 2, b"gpu 1", deadline));
+/// assert_eq!(rendezvous(&store, "start", 0, 2, b"gpu 0", deadline).unwrap(), [b"gpu 0", b"gpu 1"]);
+/// assert!(rank1.join().unwrap().is_ok());
+/// ```
+///
+/// # Errors
+/// - [`StoreError::Absent`] with the same list on every rank that came, also on a listed rank that came too
+///   late.
+/// - [`StoreError::GivenUp`] when one of them reports that a rank will not come any more.
+/// - [`StoreError::RankTaken`] on every rank when two processes use one rank.
+pub fn rendezvous(
+    store: &dyn Store,
+    name: &str,
+    rank: usize,
+    world: usize,
+    card: &[u8],
+    deadline: Deadline,
+) -> Result<Vec<Vec<u8>>> {
+    let meeting = Meeting { store, name, rank, world, deadline };
+    meeting.arrive(card)?;
+    meeting.outcome()?;
+    let cards: Vec<_> = (0..world).map(|rank| meeting.card(rank)).collect();
+    match store.multi_get(&cards.iter().map(String::as_str).collect::<Vec<_>>(), deadline) {
+        // The meeting was complete for ranks with a smaller world size.
+        Err(StoreError::Timeout { waited, .. }) => {
+            Err(StoreError::Absent { ranks: meeting.without_card()?, world, at: name.to_owned(), waited })
+        }
+        cards => cards,
+    }
+}
+
+/// Waits until all ranks have come to `name`: [`rendezvous`] without cards.
+///
+/// # Errors
+/// Those of [`rendezvous`].
+pub fn barrier(store: &dyn Store, name: &str, rank: usize, world: usize, deadline: Deadline) -> Result<()> {
+    let meeting = Meeting { store, name, rank, world, deadline };
+    meeting.arrive(b"")?;
+    meeting.outcome()
+}
+
+/// Ends the [`rendezvous`] or [`barrier`] at `name` for all ranks that are there or will come, unless it has ended:
+/// `rank` will not come any more. Their calls fail with [`StoreError::GivenUp`].
+///
+/// # Errors
+/// Those of the store.
+pub fn give_up(store: &dyn Store, name: &str, rank: usize) -> Result<()> {
+    store.compare_set(&format!("{name}/outcome"), b"", format!("{LOST}{rank}").as_bytes()).map(drop)
+}
+
+/// Returns the rank that [`give_up`] has written as the outcome of a meeting, or `None` for another outcome.
+#[must_use]
+pub fn lost_rank(outcome: &[u8]) -> Option<usize> {
+    std::str::from_utf8(outcome).ok()?.strip_prefix(LOST)?.parse().ok()
+}
+
+/// The time that a rank stays after a failed meeting so that the others learn the outcome, because the store
+/// may end with it.
+const FAREWELL: Duration = Duration::from_secs(3);
+
+const COMPLETE: &[u8] = b"complete";
+const ABSENT: &str = "absent ";
+/// Prefix for a rank that two processes use.
+const TAKEN: &str = "taken ";
+/// Prefix for a lost rank. A rank that reads it need not stay for the others.
+const LOST: &str = "lost ";
+
+struct Meeting<'a> {
+    store: &'a dyn Store,
+    name: &'a str,
+    rank: usize,
+    world: usize,
+    deadline: Deadline,
+}
+
+impl Meeting<'_> {
+    fn key(&self, what: &str) -> String {
+        format!("{}/{what}", self.name)
+    }
+
+    fn card(&self, rank: usize) -> String {
+        format!("{}/card/{rank}", self.name)
+    }
+
+    fn arrive(&self, card: &[u8]) -> Result<()> {
+        let (rank, world) = (self.rank, self.world);
+        if rank >= world {
+            return Err(StoreError::Argument(format!("rank {rank} is not below the world size {world}")));
+        }
+        if self.store.add(&format!("{}/rank/{rank}", self.name), 1)? != 1 {
+            // One of the two processes is not the expected one.
+            self.decide(format!("{TAKEN}{rank}").as_bytes())?;
+            return Err(self.taken(rank));
+        }
+        publish(self.store, &self.card(rank), card)?;
+        let arrived = self.store.add(&self.key("arrived"), 1)?;
+        if usize::try_from(arrived) == Ok(world) {
+            self.decide(COMPLETE)?;
+        }
+        Ok(())
+    }
+
+    fn taken(&self, rank: usize) -> StoreError {
+        StoreError::RankTaken { rank, at: self.name.to_owned() }
+    }
+
+    /// Writes the outcome unless there is one. Returns the outcome in the store.
+    fn decide(&self, outcome: &[u8]) -> Result<Vec<u8>> {
+        self.store.compare_set(&self.key("outcome"), b"", outcome)
+    }
+
+    fn outcome(&self) -> Result<()> {
+        let outcome = match self.store.get(&self.key("outcome"), self.deadline) {
+            Err(StoreError::Timeout { .. }) => self.decide(&self.opinion()?)?,
+            outcome => outcome?,
+        };
+        if outcome == COMPLETE {
+            return Ok(());
+        }
+        let taken = outcome.strip_prefix(TAKEN.as_bytes()).map(String::from_utf8_lossy);
+        if let Some(rank) = taken.and_then(|rank| rank.parse().ok()) {
+            self.part(self.world - self.without_card()?.len());
+            return Err(self.taken(rank));
+        }
+        let ranks = self.absent(&outcome)?;
+        if let (true, [rank]) = (outcome.starts_with(LOST.as_bytes()), &ranks[..]) {
+            return Err(StoreError::GivenUp { rank: *rank, at: self.name.to_owned() });
+        }
+        let waited = self.deadline.waited();
+        self.part(self.world - ranks.len());
+        Err(StoreError::Absent { ranks, world: self.world, at: self.name.to_owned(), waited })
+    }
+
+    /// Returns the outcome that this rank proposes when its deadline has passed.
+    fn opinion(&self) -> Result<Vec<u8>> {
+        let absent: Vec<_> = self.without_card()?.iter().map(usize::to_string).collect();
+        // All are here: the last one is about to write the outcome, or has died before it could.
+        if absent.is_empty() {
+            Ok(COMPLETE.to_vec())
+        } else {
+            Ok(format!("{ABSENT}{}", absent.join(",")).into())
+        }
+    }
+
+    /// Returns the ranks that have not come so far.
+    fn without_card(&self) -> Result<Vec<usize>> {
+        let mut absent = Vec::new();
+        for rank in 0..self.world {
+            if !self.store.check(&[&self.card(rank)])? {
+                absent.push(rank);
+            }
+        }
+        Ok(absent)
+    }
+
+    fn absent(&self, outcome: &[u8]) -> Result<Vec<usize>> {
+        std::str::from_utf8(outcome)
+            .ok()
+            .and_then(|text| text.strip_prefix(ABSENT).or_else(|| text.strip_prefix(LOST)))
+            .and_then(|ranks| ranks.split(',').map(|rank| rank.parse().ok()).collect::<Option<Vec<usize>>>())
+            .filter(|ranks| ranks.len() <= self.world)
+            .ok_or_else(|| {
+                let (key, found) = (self.key("outcome"), String::from_utf8_lossy(outcome));
+                StoreError::Argument(format!("{key:?} holds {found:?}, which no rendezvous has written"))
+            })
+    }
+
+    /// Stays until the others have read the outcome, or for a moment. Errors are ignored, since the outcome
+    /// is decided.
+    fn part(&self, present: usize) {
+        let all = self.key("told/all");
+        let told = self.store.add(&self.key("told"), 1);
+        if told.is_ok_and(|told| usize::try_from(told).is_ok_and(|told| told >= present)) {
+            let _ = self.store.set(&all, b"");
+        } else {
+            let _ = self.store.wait(&[&all], Deadline::after(FAREWELL));
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Finds the secret of the job's store in the environment.
+
+use std::{
+    env,
+    ffi::OsString,
+    fs::File,
+    io::Read,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use rustix::process::geteuid;
+
+use super::{Result, Secret, StoreError};
+
+/// The environment's setting for the secret of the job's store.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum SecretSetting {
+    /// Neither variable is set.
+    #[default]
+    Unset,
+    /// No secret, on purpose: `PROCESS_GROUP_STORE_SECRET=none`.
+    None,
+    /// A secret.
+    Secret(Secret),
+}
+
+/// The largest secret file, in bytes.
+const MOST: u64 = 4096;
+
+impl SecretSetting {
+    /// Reads [`Secret::VARIABLE`] or [`Secret::FILE_VARIABLE`] of this process's environment.
+    ///
+    /// # Errors
+    /// [`StoreError::Secret`] if the value is not a secret, or if both are set.
+    pub fn from_environment() -> Result<Self> {
+        Self::from_variables(env::var_os)
+    }
+
+    /// Reads the variables through `variable`.
+    ///
+    /// # Errors
+    /// As for [`from_environment`](Self::from_environment).
+    pub fn from_variables(variable: impl Fn(&'static str) -> Option<OsString>) -> Result<Self> {
+        let wrong = |problem: &str| {
+            Err(StoreError::Secret { origin: Secret::VARIABLE.into(), problem: problem.into() })
+        };
+        match (variable(Secret::VARIABLE), variable(Secret::FILE_VARIABLE)) {
+            (None, None) => Ok(Self::Unset),
+            (Some(_), Some(_)) => {
+                wrong("is set, and PROCESS_GROUP_STORE_SECRET_FILE too; expected one of them")
+            }
+            (None, Some(path)) => Secret::read_file(PathBuf::from(path)).map(Self::Secret),
+            (Some(text), None) => match text.to_str() {
+                None => wrong("is not UTF-8"),
+                Some("") => wrong("is empty; unset it, or set it to none to use a store without a secret"),
+                Some("none") => Ok(Self::None),
+                Some(text) => Secret::new(text).map(Self::Secret),
+            },
+        }
+    }
+
+    /// Returns the secret, if there is one.
+    #[must_use]
+    pub fn secret(&self) -> Option<&Secret> {
+        match self {
+            Self::Secret(secret) => Some(secret),
+            Self::Unset | Self::None => None,
+        }
+    }
+}
+
+impl Secret {
+    /// The environment variable for the secret, or `none` for a job without one.
+    /// The builder of process groups (`process_group::ProcessGroup::builder`) and the example `tcp_store` read it.
+    pub const VARIABLE: &'static str = "PROCESS_GROUP_STORE_SECRET";
+
+    /// The environment variable that names a file with the secret, in place of [`VARIABLE`](Self::VARIABLE).
+    pub const FILE_VARIABLE: &'static str = "PROCESS_GROUP_STORE_SECRET_FILE";
+
+    /// Reads the secret in a file. The file must belong to this user or root, and other users must not be able to read or
+    /// change it. A newline at its end is not part of the secret.
+    ///
+    /// # Errors
+    /// [`StoreError::Secret`] if the file cannot be read, is open to others, or holds no secret.
+    pub fn read_file(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let wrong = |problem: String| StoreError::Secret { origin: path.display().to_string(), problem };
+        let file = File::open(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+        let about = file.metadata().map_err(|error| wrong(format!("cannot be read: {error}")))?;
+        let (user, mode, own) = (about.uid(), about.mode() & 0o777, geteuid().as_raw());
+        if !about.is_file() || (user != own && user != 0) || mode & 0o027 != 0 {
+            return Err(wrong(format!(
+                "is of user {user} with mode {mode:03o}; expected a file of user {own} or 0 that others can neither read nor \
+                 write (chmod 600)"
+            )));
+        }
+        let mut text = Vec::new();
+        let read = file.take(MOST + 1).read_to_end(&mut text);
+        read.map_err(|error| wrong(format!("cannot be read: {error}")))?;
+        if text.len() as u64 > MOST {
+            return Err(wrong(format!("has more than {MOST} bytes")));
+        }
+        let text = std::str::from_utf8(&text).map_err(|_| wrong("is not UTF-8".into()))?;
+        match text.trim_end_matches(['\r', '\n']) {
+            "" => Err(wrong("is empty".into())),
+            text => Self::new(text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::{self, Permissions},
+        os::unix::{ffi::OsStringExt, fs::PermissionsExt},
+    };
+
+    use super::*;
+
+    const TEXT: &str = "0123456789abcdef";
+
+    fn setting(text: Option<&[u8]>, file: Option<&Path>) -> Result<SecretSetting> {
+        SecretSetting::from_variables(|name| match name {
+            Secret::VARIABLE => text.map(|text| OsString::from_vec(text.to_vec())),
+            _ => file.map(Into::into),
+        })
+    }
+
+    #[test]
+    fn a_secret_that_cannot_be_read_is_an_error_and_never_none() {
+        let secret = SecretSetting::Secret(Secret::new(TEXT).unwrap());
+        assert_eq!(setting(None, None).unwrap(), SecretSetting::Unset);
+        assert_eq!(setting(Some(b"none"), None).unwrap(), SecretSetting::None);
+        assert_eq!(setting(Some(TEXT.as_bytes()), None).unwrap(), secret);
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("secret");
+        fs::write(&file, format!("{TEXT}\n")).unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(setting(None, Some(&file)).unwrap(), secret);
+        let said = |wrong: Result<SecretSetting>| wrong.unwrap_err().to_string();
+        assert!(said(setting(Some(TEXT.as_bytes()), Some(&file))).contains("expected one of them"));
+        assert!(said(setting(Some(b""), None)).contains("is empty"));
+        assert!(said(setting(Some(&[0xff; 20]), None)).contains("is not UTF-8"));
+        assert!(said(setting(Some(b"short"), None)).contains("5 bytes"));
+        for (mode, bytes, problem) in [
+            (0o604, TEXT.as_bytes(), "mode 604"),
+            (0o620, TEXT.as_bytes(), "mode 620"),
+            (0o600, b"\n", "is empty"),
+            (0o600, &[0xff; 20], "is not UTF-8"),
+            (0o600, &[b'a'; 5000], "more than 4096 bytes"),
+        ] {
+            fs::write(&file, bytes).unwrap();
+            fs::set_permissions(&file, Permissions::from_mode(mode)).unwrap();
+            let said = said(setting(None, Some(&file)));
+            assert!(said.contains(problem) && said.contains("secret"), "{said}");
+        }
+        assert!(said(setting(None, Some(folder.path()))).contains("expected a file"));
+        assert!(said(setting(None, Some(&folder.path().join("none")))).contains("cannot be read"));
+    }
+}

@@ -1,0 +1,521 @@
+//! A store between processes, compatible with PyTorch's on the wire.
+//!
+//! - `host`: the server, one thread; `connection`: a client's connection, driven by the calling thread.
+//! - [`TcpStore`] keeps a few connections. Each call takes one exclusively or opens another, so a wait of one
+//!   thread never blocks another thread. A call returns only after it has taken effect, so the next call may
+//!   use any connection.
+
+mod connection;
+mod host;
+mod socket;
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+pub use self::host::HostReport;
+use self::{
+    connection::{Broken, Connection},
+    host::Host,
+};
+use super::{
+    Deadline, Result, StoreError,
+    error::text,
+    machine::{Call, Failure, GRACE, Reply, Request, Secret, ServerLimits},
+    service::{Keys, Service},
+};
+
+/// The prefix that PyTorch's clients add to the keys of their users.
+const USER: u8 = b'/';
+
+/// The key under which clients are counted when a number of workers is set.
+const WORKERS: &[u8] = b"init/";
+
+/// The number of connections that are kept for later calls.
+const KEPT: usize = 8;
+
+/// The first and the longest pause between two attempts to connect.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// A store that one process hosts and others connect to. Clones are the same store. When the last clone in
+/// the hosting process is dropped, the store ends for all processes.
+///
+/// It speaks PyTorch's protocol: ranks in Python may connect to it, or host it (`torch.distributed.TCPStore`
+/// with either of its servers; queues need the libuv one). There is no authentication unless there is a
+/// [secret](TcpOptions::secret), so use it only on networks whose users you trust. It listens on the loopback
+/// interface unless [`TcpOptions::listen`] is set.
+///
+/// Limits of the protocol: a key that is deleted between the end of a wait and the following read is read as
+/// empty. [`num_keys`](super::Store::num_keys) also counts the workers' key. An operation on a host that does
+/// not answer (its process is stopped) ends at most 5 s after its deadline.
+///
+/// ```
+/// use bootstrap::store::{Deadline, Store, TcpStore};
+/// use std::time::Duration;
+///
+/// # fn main() -> Result<(), bootstrap::store::StoreError> {
+/// let deadline = Deadline::after(Duration::from_secs(30));
+/// let host = TcpStore::host(0)?;
+/// let client = TcpStore::connect(&host.address(), deadline)?;
+/// client.set("leader", b"rank 0")?;
+/// assert_eq!(host.get("leader", deadline)?, b"rank 0");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct TcpStore {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    options: TcpOptions,
+    /// The address as given, for messages, and the sockets that it resolves to.
+    address: String,
+    sockets: Vec<SocketAddr>,
+    kept: Mutex<Vec<Connection>>,
+    /// True if the host closes the connection when a read names an absent key, as the older of PyTorch's
+    /// does. Every read then waits first.
+    hangs_up: AtomicBool,
+    host: Option<Host>,
+}
+
+/// Options to host a [`TcpStore`] and to connect to one.
+#[derive(Debug, Clone)]
+pub struct TcpOptions {
+    listen: IpAddr,
+    limits: ServerLimits,
+    patience: Duration,
+    workers: Option<i64>,
+    secret: Option<Secret>,
+}
+
+impl Default for TcpOptions {
+    fn default() -> Self {
+        Self {
+            listen: Ipv4Addr::LOCALHOST.into(),
+            limits: ServerLimits::default(),
+            patience: Duration::from_secs(30),
+            workers: None,
+            secret: None,
+        }
+    }
+}
+
+impl TcpOptions {
+    /// Sets the interface to listen on (default: loopback). `::` and `0.0.0.0` mean all.
+    #[must_use]
+    pub fn listen(self, interface: IpAddr) -> Self {
+        Self { listen: interface, ..self }
+    }
+
+    /// Sets the limits of the host. The size limits also apply to the data that this process sends and
+    /// receives.
+    #[must_use]
+    pub fn limits(self, limits: ServerLimits) -> Self {
+        Self { limits, ..self }
+    }
+
+    /// Sets the time that an answer without a wait may take (default 30 s). After it, calls fail with
+    /// [`StoreError::Unresponsive`].
+    #[must_use]
+    pub fn patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
+    }
+
+    /// Sets the number of processes that connect, including the host. Each is counted, as PyTorch does with a
+    /// world size, and the host waits until all have come. Set it on all processes of a job or on none.
+    #[must_use]
+    pub fn workers(self, workers: i64) -> Self {
+        Self { workers: Some(workers), ..self }
+    }
+
+    /// Sets a secret that hosts and clients prove to each other first. PyTorch's stores support none: a
+    /// process with a secret cannot connect to them, and a host with a secret rejects their clients. The
+    /// traffic is not encrypted.
+    #[must_use]
+    pub fn secret(self, secret: Secret) -> Self {
+        Self { secret: Some(secret), ..self }
+    }
+
+    /// Hosts a store at `port`; 0 chooses a free one, which [`TcpStore::address`] returns. The deadline
+    /// applies to the wait for the [`workers`](Self::workers).
+    ///
+    /// # Errors
+    /// [`StoreError::PortInUse`], [`StoreError::Bind`], [`StoreError::Workers`].
+    pub fn host(self, port: u16, deadline: Deadline) -> Result<TcpStore> {
+        let host = Host::start(SocketAddr::new(self.listen, port), self.limits, self.secret.clone())?;
+        let mut socket = host.address();
+        if socket.ip().is_unspecified() {
+            socket.set_ip(match socket {
+                SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+                SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
+            });
+        }
+        let inner = Inner {
+            options: self,
+            address: socket.to_string(),
+            sockets: vec![socket],
+            kept: Mutex::default(),
+            hangs_up: AtomicBool::new(false),
+            host: Some(host),
+        };
+        inner.join(deadline)
+    }
+
+    /// Connects to the store at `address` (`host:port`). Tries until the deadline while no process listens
+    /// there.
+    ///
+    /// # Errors
+    /// [`StoreError::Unreachable`], [`StoreError::TurnedAway`], [`StoreError::NotAStore`], [`StoreError::Distrusted`],
+    /// [`StoreError::Address`].
+    pub fn connect(self, address: &str, deadline: Deadline) -> Result<TcpStore> {
+        let wrong = |source| StoreError::Address { address: address.into(), source: Arc::new(source) };
+        let sockets: Vec<_> = address.to_socket_addrs().map_err(wrong)?.collect();
+        if sockets.is_empty() {
+            return Err(wrong(io::ErrorKind::NotFound.into()));
+        }
+        let address = address.to_owned();
+        let (kept, hangs_up) = (Mutex::default(), AtomicBool::new(false));
+        Inner { options: self, address, sockets, kept, hangs_up, host: None }.join(deadline)
+    }
+}
+
+impl TcpStore {
+    /// Hosts a store on the loopback interface; see [`TcpOptions::host`].
+    ///
+    /// # Errors
+    /// [`StoreError::PortInUse`], [`StoreError::Bind`].
+    pub fn host(port: u16) -> Result<Self> {
+        TcpOptions::default().host(port, Deadline::after(Duration::from_secs(30)))
+    }
+
+    /// Connects to a store; see [`TcpOptions::connect`].
+    ///
+    /// # Errors
+    /// [`StoreError::Unreachable`], [`StoreError::NotAStore`], [`StoreError::Address`].
+    pub fn connect(address: &str, deadline: Deadline) -> Result<Self> {
+        TcpOptions::default().connect(address, deadline)
+    }
+
+    /// Returns options to host and connect with other settings.
+    pub fn options() -> TcpOptions {
+        TcpOptions::default()
+    }
+
+    /// Returns the store's `host:port`. For a host it contains the chosen port.
+    pub fn address(&self) -> String {
+        self.inner.address.clone()
+    }
+
+    /// Returns true if this process hosts the store.
+    pub fn is_host(&self) -> bool {
+        self.inner.host.is_some()
+    }
+
+    /// Returns the host's state and the clients that it has rejected; `None` on a client.
+    pub fn report(&self) -> Option<HostReport> {
+        self.inner.host.as_ref().map(Host::report)
+    }
+
+    /// Waits until all clients have disconnected, so that the host can end without interrupting any of their
+    /// calls. Returns the number of clients at the deadline; 0 at once on a client.
+    pub fn drain(&self, deadline: Deadline) -> usize {
+        self.inner.kept().clear();
+        self.inner.host.as_ref().map_or(0, |host| host.drain(deadline))
+    }
+}
+
+impl Inner {
+    /// Opens the first connection. The host may not listen yet.
+    fn join(self, deadline: Deadline) -> Result<TcpStore> {
+        let mut pause = FIRST_PAUSE;
+        let mut attempts = 0;
+        let mut last = None;
+        let mut connection = loop {
+            attempts += 1;
+            match self.open(deadline) {
+                Ok(connection) => break connection,
+                Err(Broken::Gone(error)) => last = Some((error, false)),
+                Err(Broken::TurnedAway(error)) => last = Some((error, true)),
+                // The deadline passed during a further attempt. The errors of earlier attempts are more
+                // useful.
+                Err(Broken::Failed(Failure::Unresponsive)) if last.is_some() => {}
+                Err(Broken::Failed(Failure::Protocol(found))) => {
+                    return Err(StoreError::NotAStore { address: self.address, found });
+                }
+                Err(Broken::Failed(Failure::Distrust(source))) => {
+                    return Err(StoreError::Distrusted { address: self.address, source });
+                }
+                Err(Broken::Failed(_)) => {
+                    let waited = deadline.waited();
+                    let found = format!("it accepts connections but has not greeted within {waited:?}");
+                    return Err(StoreError::NotAStore { address: self.address, found });
+                }
+            }
+            if deadline.remaining() <= pause {
+                let (address, waited) = (self.address, deadline.waited());
+                let (source, turned_away) = last.unwrap_or_else(|| (io::ErrorKind::TimedOut.into(), false));
+                let source = Arc::new(source);
+                return Err(match turned_away {
+                    true => StoreError::TurnedAway { address, attempts, waited, source },
+                    false => StoreError::Unreachable { address, attempts, waited, source },
+                });
+            }
+            thread::sleep(pause);
+            pause = (pause * 2).min(PAUSE);
+        };
+        self.count_workers(&mut connection, deadline)?;
+        self.keep(connection);
+        Ok(TcpStore { inner: Arc::new(self) })
+    }
+
+    fn count_workers(&self, connection: &mut Connection, deadline: Deadline) -> Result<()> {
+        let Some(expected) = self.options.workers else { return Ok(()) };
+        let key = WORKERS.to_vec();
+        let call = match &self.host {
+            // The same as adding, and waiting for the others.
+            Some(_) => Call::Barrier { key, world: expected, deadline: connection.time_of(deadline) },
+            None => Call::Now(Request::Add { key, delta: 1 }),
+        };
+        match connection.call(call) {
+            Ok(_) => Ok(()),
+            Err(Broken::Failed(Failure::TimedOut { .. })) => {
+                let arrived =
+                    match connection.call(Call::Now(Request::Add { key: WORKERS.to_vec(), delta: 0 })) {
+                        Ok(Some(Reply::Integer(arrived))) => arrived,
+                        _ => 0,
+                    };
+                let (address, waited) = (self.address.clone(), deadline.waited());
+                Err(StoreError::Workers { address, arrived, expected, waited })
+            }
+            Err(broken) => Err({
+                let operation = Operation { name: "counting the workers", key: None };
+                self.failed(&operation, broken, deadline)
+            }),
+        }
+    }
+
+    /// Tries every address once, and divides the time among them.
+    fn open(&self, deadline: Deadline) -> Result<Connection, Broken> {
+        let sizes = self.options.limits.sizes;
+        let mut last = Broken::Gone(io::ErrorKind::NotFound.into());
+        for (left, socket) in (1..=self.sockets.len()).rev().zip(&self.sockets) {
+            let secret = self.options.secret.as_ref();
+            let share = deadline.remaining() / u32::try_from(left).unwrap_or(u32::MAX);
+            let deadline = deadline.at_most(share);
+            match Connection::open(*socket, sizes, self.options.patience, secret, deadline) {
+                Ok(connection) => return Ok(connection),
+                Err(broken) => last = broken,
+            }
+        }
+        Err(last)
+    }
+
+    /// Opens another connection. Tries until the deadline while the host rejects this process: the host may
+    /// have had no free place, or this process may have been too slow with its greeting.
+    fn open_again(&self, operation: &Operation, deadline: Deadline) -> Result<Connection> {
+        let mut pause = FIRST_PAUSE;
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let source = match self.open(deadline) {
+                Ok(connection) => return Ok(connection),
+                Err(Broken::TurnedAway(source)) => Arc::new(source),
+                Err(broken) => return Err(self.failed(operation, broken, deadline)),
+            };
+            if deadline.remaining() <= pause {
+                let (address, waited) = (self.address.clone(), deadline.waited());
+                return Err(StoreError::TurnedAway { address, attempts, waited, source });
+            }
+            thread::sleep(pause);
+            pause = (pause * 2).min(PAUSE);
+        }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Vec<Connection>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keep(&self, connection: Connection) {
+        let mut kept = self.kept();
+        if kept.len() < KEPT {
+            kept.push(connection);
+        }
+    }
+
+    fn run(
+        &self,
+        operation: &Operation,
+        deadline: Deadline,
+        call: impl FnOnce(&Connection) -> Call,
+    ) -> Result<Option<Reply>> {
+        let kept = self.kept().pop();
+        let time = deadline.remaining().max(GRACE).min(self.options.patience);
+        let opened = kept.map_or_else(|| self.open_again(operation, Deadline::after(time)), Ok);
+        let mut connection = opened?;
+        let call = call(&connection);
+        let outcome = connection.call(call);
+        match outcome {
+            Ok(reply) => {
+                self.keep(connection);
+                Ok(reply)
+            }
+            Err(broken) => {
+                if matches!(broken, Broken::Failed(Failure::TimedOut { .. })) {
+                    self.keep(connection);
+                }
+                Err(self.failed(operation, broken, deadline))
+            }
+        }
+    }
+
+    /// Returns the error for a failed call on a host that had answered before.
+    fn failed(&self, operation: &Operation, broken: Broken, deadline: Deadline) -> StoreError {
+        let (address, operation) = (self.address.clone(), operation.to_string());
+        let source = match broken {
+            Broken::Failed(Failure::TimedOut { missing }) => {
+                let keys = missing.iter().map(|key| user(key)).collect();
+                return StoreError::Timeout { keys, waited: deadline.waited() };
+            }
+            Broken::Failed(Failure::Protocol(detail)) => {
+                return StoreError::Protocol { address, operation, detail };
+            }
+            Broken::Failed(Failure::Distrust(source)) => return StoreError::Distrusted { address, source },
+            Broken::Failed(_) => {
+                return StoreError::Unresponsive { address, operation, waited: deadline.waited() };
+            }
+            Broken::Gone(source) if socket::is_local(&source) => {
+                return StoreError::Local { address, operation, source: Arc::new(source) };
+            }
+            Broken::Gone(source) | Broken::TurnedAway(source) => source,
+        };
+        // Kept connections have broken with this one. One new connection shows if the host has died, or has
+        // only closed this one.
+        self.kept().clear();
+        match self.open(Deadline::after(self.options.patience.min(Duration::from_secs(2)))) {
+            Ok(connection) => {
+                self.keep(connection);
+                let limits = "it closes a connection that exceeds its limits (sizes, or the memory that it may use), or \
+                              adds to what is no number; its report says which";
+                StoreError::Refused { address, operation, limits }
+            }
+            Err(_) => StoreError::HostDied { address, operation, source: Arc::new(source) },
+        }
+    }
+}
+
+/// Describes a call, for errors.
+struct Operation {
+    name: &'static str,
+    /// One of its keys, if it has any.
+    key: Option<Vec<u8>>,
+}
+
+impl std::fmt::Display for Operation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.key {
+            Some(key) => write!(f, "{} of {:?}", self.name, user(key)),
+            None => f.write_str(self.name),
+        }
+    }
+}
+
+/// Converts a user's request to one for the wire.
+fn to_wire(request: &mut Request) -> Operation {
+    let mut first = None;
+    request.for_each_key(|key| {
+        key.insert(0, USER);
+        if first.is_none() {
+            first = Some(key.clone());
+        }
+    });
+    Operation { name: request.name(), key: first }
+}
+
+/// Converts a key of the wire to the user's.
+fn user(key: &[u8]) -> String {
+    text(key.strip_prefix(&[USER]).unwrap_or(key))
+}
+
+impl Service for TcpStore {
+    fn call(&self, mut request: Request) -> Result<Option<Reply>> {
+        let operation = to_wire(&mut request);
+        self.inner.options.limits.sizes.check(&request)?;
+        let deadline = Deadline::after(self.inner.options.patience);
+        Ok(match self.inner.run(&operation, deadline, |_| Call::Now(request))? {
+            Some(Reply::Keys(mut keys)) => {
+                keys.retain(|key| key.first() == Some(&USER));
+                keys.iter_mut().for_each(|key| *key = key.split_off(1));
+                Some(Reply::Keys(keys))
+            }
+            reply => reply,
+        })
+    }
+
+    fn call_when_there(
+        &self,
+        mut keys: Keys,
+        mut then: Option<Request>,
+        deadline: Deadline,
+    ) -> Result<Option<Reply>> {
+        keys.iter_mut().for_each(|key| key.insert(0, USER));
+        self.inner.options.limits.sizes.check(&Request::Wait { keys: keys.clone() })?;
+        let waiting = Operation { name: "wait", key: keys.first().cloned() };
+        let operation = then.as_mut().map_or(waiting, to_wire);
+        if let Some(get @ Request::Get { .. }) = &then
+            && !self.inner.hangs_up.load(Ordering::Relaxed)
+        {
+            let (keys, then) = (keys.clone(), get.clone());
+            let peeked = self.inner.run(&operation, deadline, |connection| Call::Peek {
+                keys,
+                then,
+                deadline: connection.time_of(deadline),
+            });
+            match peeked {
+                Err(StoreError::Refused { .. }) => self.inner.hangs_up.store(true, Ordering::Relaxed),
+                outcome => return outcome,
+            }
+        }
+        self.inner.run(&operation, deadline, |connection| Call::WhenThere {
+            keys,
+            then,
+            deadline: connection.time_of(deadline),
+        })
+    }
+
+    fn unexpected(&self, request: &'static str, reply: Option<Reply>) -> StoreError {
+        let (address, operation) = (self.inner.address.clone(), request.to_owned());
+        StoreError::Protocol { address, operation, detail: format!("the reply is {reply:?}") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn an_address_that_does_not_answer_leaves_time_for_the_next() {
+        let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let host = Host::start((Ipv4Addr::LOCALHOST, 0).into(), ServerLimits::default(), None).unwrap();
+        let client = Inner {
+            options: TcpOptions::default(),
+            address: "host".into(),
+            sockets: vec![silent.local_addr().unwrap(), host.address()],
+            kept: Mutex::default(),
+            hangs_up: AtomicBool::new(false),
+            host: None,
+        };
+        client.open(Deadline::after(Duration::from_secs(4))).unwrap();
+    }
+}

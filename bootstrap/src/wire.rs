@@ -1,0 +1,541 @@
+//! The binary form of the messages that ranks exchange through a store: little-endian, self-delimiting, one form for
+//! each value.
+//!
+//! A type gets its form from [`wire_struct!`](crate::wire_struct) or [`wire_enum!`](crate::wire_enum), beside its
+//! definition. A type that is sent by itself is a [`Message`]: a header with the protocol, its version and the kind of
+//! the message comes first.
+//!
+//! The decoder is strict. Unknown tags, lengths beyond the input, invalid UTF-8 and trailing bytes are errors and
+//! never panics. Memory is allocated only for bytes that are present, and never for an announced length alone.
+//!
+//! ```
+//! use bootstrap::wire::{Malformed, Message, Protocol};
+//!
+//! #[derive(Debug, Clone, PartialEq, Eq)]
+//! struct Vote {
+//!     rank: u32,
+//!     problem: Option<String>,
+//! }
+//! bootstrap::wire_struct!(Vote { rank, problem });
+//!
+//! impl Message for Vote {
+//!     const PROTOCOL: Protocol = Protocol { magic: *b"VO", version: 1 };
+//!     const KIND: u8 = 0;
+//! }
+//!
+//! let vote = Vote { rank: 3, problem: None };
+//! assert_eq!(vote.to_bytes(), [b'V', b'O', 1, 0, 0, 3, 0, 0, 0, 0]);
+//! assert_eq!(Vote::from_bytes(&vote.to_bytes()), Ok(vote));
+//! assert_eq!(Vote::from_bytes(b"VO\x01\0\0\x03"), Err(Malformed::Short { at: 5 }));
+//! ```
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+/// A protocol: the messages that ranks of one version understand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Protocol {
+    /// The first bytes of every message.
+    pub magic: [u8; 2],
+    /// The version of the whole protocol: its messages and their order. It follows the first bytes.
+    pub version: u16,
+}
+
+/// Bytes that are not a message of this protocol and version.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Malformed {
+    /// The input does not begin like a message.
+    #[error("no message of this protocol: it begins with {found:02x?}")]
+    NotAMessage {
+        /// The first bytes.
+        found: Vec<u8>,
+    },
+    /// A message of another protocol version.
+    #[error("protocol version {found}, this rank speaks {spoken}; run the same release on every rank")]
+    Version {
+        /// The version that was found.
+        found: u16,
+        /// The version of this rank.
+        spoken: u16,
+    },
+    /// The message has another kind than expected.
+    #[error("message kind {found} where kind {wanted} was expected")]
+    Kind {
+        /// The kind that was expected.
+        wanted: u8,
+        /// The kind that was found.
+        found: u8,
+    },
+    /// The input ends inside a value.
+    #[error("ends at byte {at}, inside a value")]
+    Short {
+        /// The position of the value's first byte.
+        at: usize,
+    },
+    /// A byte that is not a valid tag of a variant.
+    #[error("{tag} at byte {at} is no {of}")]
+    Tag {
+        /// The position of the byte.
+        at: usize,
+        /// The byte.
+        tag: u8,
+        /// The type that was being decoded.
+        of: &'static str,
+    },
+    /// A value that its type does not have.
+    #[error("the value at byte {at} is no {of}")]
+    Value {
+        /// The position of the value's first byte.
+        at: usize,
+        /// The type that was being decoded.
+        of: &'static str,
+    },
+    /// Text that is not UTF-8.
+    #[error("text at byte {at} is not UTF-8")]
+    Text {
+        /// The position of the text's first byte.
+        at: usize,
+    },
+    /// A list of ranks that is not in the canonical form, or is too long.
+    #[error("the ranks at byte {at} are not runs of at most {most} ranks, each as long as can be")]
+    Ranks {
+        /// The position of the list's first byte.
+        at: usize,
+        /// The greatest number of ranks in a list.
+        most: u32,
+    },
+    /// Bytes after the end of the message.
+    #[error("{left} bytes after the end of the message")]
+    Trailing {
+        /// The number of bytes.
+        left: usize,
+    },
+}
+
+/// A read position in bytes.
+pub struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    /// Starts at the first byte.
+    #[must_use]
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0 }
+    }
+
+    /// Returns the number of bytes read so far.
+    #[must_use]
+    pub fn position(&self) -> usize {
+        self.at
+    }
+
+    fn take(&mut self, count: usize) -> Result<&'a [u8], Malformed> {
+        let taken = self.bytes.get(self.at..).and_then(|rest| rest.get(..count));
+        let taken = taken.ok_or(Malformed::Short { at: self.at })?;
+        self.at += count;
+        Ok(taken)
+    }
+
+    /// Returns the error for a tag that was just read, of a value of the type `of`.
+    #[must_use]
+    pub fn bad_tag(&self, tag: u8, of: &'static str) -> Malformed {
+        Malformed::Tag { at: self.at.saturating_sub(1), tag, of }
+    }
+
+    /// Returns the number of bytes that are left.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.bytes.len() - self.at
+    }
+}
+
+/// A value with a binary form.
+pub trait Wire: Clone + fmt::Debug + Eq {
+    /// Appends the value.
+    fn write(&self, out: &mut Vec<u8>);
+
+    /// Reads a value.
+    ///
+    /// # Errors
+    /// [`Malformed`].
+    fn read(from: &mut Reader<'_>) -> Result<Self, Malformed>;
+}
+
+/// A value that can be sent as a message of its own.
+pub trait Message: Wire {
+    /// The protocol that the message belongs to.
+    const PROTOCOL: Protocol;
+    /// The kind of the message, which no other message of the protocol has.
+    const KIND: u8;
+
+    /// Returns the message: header and value.
+    fn to_bytes(&self) -> Vec<u8> {
+        to_message(Self::PROTOCOL, Self::KIND, self)
+    }
+
+    /// Reads a message.
+    ///
+    /// # Errors
+    /// [`Malformed`].
+    fn from_bytes(bytes: &[u8]) -> Result<Self, Malformed> {
+        from_message(Self::PROTOCOL, Self::KIND, bytes)
+    }
+}
+
+/// Returns `value` as a message of this protocol and kind.
+pub(crate) fn to_message(protocol: Protocol, kind: u8, value: &impl Wire) -> Vec<u8> {
+    let mut out = protocol.magic.to_vec();
+    protocol.version.write(&mut out);
+    kind.write(&mut out);
+    value.write(&mut out);
+    out
+}
+
+/// Reads a message of this protocol and kind.
+pub(crate) fn from_message<V: Wire>(protocol: Protocol, kind: u8, bytes: &[u8]) -> Result<V, Malformed> {
+    let Protocol { magic, version: spoken } = protocol;
+    if !bytes.starts_with(&magic) {
+        return Err(Malformed::NotAMessage { found: bytes.iter().take(8).copied().collect() });
+    }
+    let mut reader = Reader { bytes, at: magic.len() };
+    let found = u16::read(&mut reader)?;
+    if found != spoken {
+        return Err(Malformed::Version { found, spoken });
+    }
+    let found = u8::read(&mut reader)?;
+    if found != kind {
+        return Err(Malformed::Kind { wanted: kind, found });
+    }
+    let value = V::read(&mut reader)?;
+    match reader.left() {
+        0 => Ok(value),
+        left => Err(Malformed::Trailing { left }),
+    }
+}
+
+macro_rules! wire_integer {
+    ($($integer:ty),*) => {$(
+        impl Wire for $integer {
+            fn write(&self, out: &mut Vec<u8>) {
+                out.extend_from_slice(&self.to_le_bytes());
+            }
+
+            fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+                let mut bytes = [0; size_of::<$integer>()];
+                bytes.copy_from_slice(from.take(size_of::<$integer>())?);
+                Ok(<$integer>::from_le_bytes(bytes))
+            }
+        }
+    )*};
+}
+wire_integer!(u8, u16, u32, u64, i64);
+
+impl Wire for bool {
+    fn write(&self, out: &mut Vec<u8>) {
+        u8::from(*self).write(out);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        match u8::read(from)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            tag => Err(from.bad_tag(tag, "truth value")),
+        }
+    }
+}
+
+/// Eight bytes.
+impl Wire for usize {
+    fn write(&self, out: &mut Vec<u8>) {
+        (*self as u64).write(out);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let at = from.at;
+        Self::try_from(u64::read(from)?).map_err(|_| Malformed::Value { at, of: "size" })
+    }
+}
+
+/// Seconds, then nanoseconds.
+impl Wire for Duration {
+    fn write(&self, out: &mut Vec<u8>) {
+        self.as_secs().write(out);
+        self.subsec_nanos().write(out);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let at = from.at;
+        let (seconds, nanoseconds) = <(u64, u32)>::read(from)?;
+        match nanoseconds {
+            0..1_000_000_000 => Ok(Self::new(seconds, nanoseconds)),
+            _ => Err(Malformed::Value { at, of: "duration" }),
+        }
+    }
+}
+
+impl<A: Wire, B: Wire> Wire for (A, B) {
+    fn write(&self, out: &mut Vec<u8>) {
+        self.0.write(out);
+        self.1.write(out);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok((A::read(from)?, B::read(from)?))
+    }
+}
+
+impl<T: Wire + Copy + Default, const N: usize> Wire for [T; N] {
+    fn write(&self, out: &mut Vec<u8>) {
+        self.iter().for_each(|value| value.write(out));
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let mut values = [T::default(); N];
+        for value in &mut values {
+            *value = T::read(from)?;
+        }
+        Ok(values)
+    }
+}
+
+/// The entries in ascending order of their keys.
+impl<K: Wire + Ord, V: Wire> Wire for BTreeMap<K, V> {
+    fn write(&self, out: &mut Vec<u8>) {
+        (self.len() as u32).write(out);
+        for (key, value) in self {
+            key.write(out);
+            value.write(out);
+        }
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let at = from.at;
+        let entries = Vec::<(K, V)>::read(from)?;
+        if !entries.is_sorted_by(|(one, _), (other, _)| one < other) {
+            return Err(Malformed::Value { at, of: "map" });
+        }
+        Ok(entries.into_iter().collect())
+    }
+}
+
+/// A field that stays on this rank: nothing is written, and the default is read.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Unsent<T>(pub T);
+
+impl<T: Clone + fmt::Debug + Eq + Default> Wire for Unsent<T> {
+    fn write(&self, _: &mut Vec<u8>) {}
+
+    fn read(_: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self::default())
+    }
+}
+
+impl Wire for String {
+    fn write(&self, out: &mut Vec<u8>) {
+        (self.len() as u32).write(out);
+        out.extend_from_slice(self.as_bytes());
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let length = u32::read(from)? as usize;
+        let at = from.at;
+        let text = std::str::from_utf8(from.take(length)?).map_err(|_| Malformed::Text { at })?;
+        Ok(text.to_owned())
+    }
+}
+
+impl<T: Wire> Wire for Option<T> {
+    fn write(&self, out: &mut Vec<u8>) {
+        self.is_some().write(out);
+        if let Some(value) = self {
+            value.write(out);
+        }
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(if bool::read(from)? { Some(T::read(from)?) } else { None })
+    }
+}
+
+impl<T: Wire> Wire for Vec<T> {
+    fn write(&self, out: &mut Vec<u8>) {
+        (self.len() as u32).write(out);
+        for value in self {
+            value.write(out);
+        }
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let length = u32::read(from)? as usize;
+        // Every element takes at least one byte, so a length beyond the input is rejected before any element is read.
+        if length > from.left() {
+            return Err(Malformed::Short { at: from.at });
+        }
+        let mut values = Vec::new();
+        for _ in 0..length {
+            values.push(T::read(from)?);
+        }
+        Ok(values)
+    }
+}
+
+/// Implements the binary form of a struct: its fields, one after the other.
+#[macro_export]
+macro_rules! wire_struct {
+    ($name:ident $(<$parameter:ident>)? { $($field:ident),* $(,)? }) => {
+        impl $(<$parameter: $crate::wire::Wire>)? $crate::wire::Wire
+            for $name $(<$parameter>)?
+        {
+            fn write(&self, out: &mut Vec<u8>) {
+                $($crate::wire::Wire::write(&self.$field, out);)*
+            }
+
+            fn read(
+                from: &mut $crate::wire::Reader<'_>,
+            ) -> Result<Self, $crate::wire::Malformed> {
+                Ok(Self { $($field: $crate::wire::Wire::read(from)?),* })
+            }
+        }
+    };
+}
+
+/// Implements the binary form of an enum: the tag of the variant, and its fields. A unit variant is written as
+/// `Variant {}`, and a tuple variant must have one field.
+#[macro_export]
+macro_rules! wire_enum {
+    (
+        $name:ident $(<$parameter:ident: $bound:ident>)?
+        { $($tag:literal => $variant:ident $({ $($field:ident),* })? $(($inner:ident))?),* $(,)? }
+    ) => {
+        impl $(<$parameter: $bound>)? $crate::wire::Wire for $name $(<$parameter>)? {
+            fn write(&self, out: &mut Vec<u8>) {
+                match self {
+                    $(Self::$variant $({ $($field),* })? $(($inner))? => {
+                        $crate::wire::Wire::write(&($tag as u8), out);
+                        $($($crate::wire::Wire::write($field, out);)*)?
+                        $($crate::wire::Wire::write($inner, out);)?
+                    })*
+                }
+            }
+
+            fn read(
+                from: &mut $crate::wire::Reader<'_>,
+            ) -> Result<Self, $crate::wire::Malformed> {
+                match <u8 as $crate::wire::Wire>::read(from)? {
+                    $($tag => Ok(Self::$variant
+                        $({ $($field: $crate::wire::Wire::read(from)?),* })?
+                        $(({ let $inner = $crate::wire::Wire::read(from)?; $inner }))?
+                    ),)*
+                    tag => Err(from.bad_tag(tag, stringify!($name))),
+                }
+            }
+        }
+    };
+}
+
+pub use {wire_enum, wire_struct};
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    struct Everything {
+        numbers: (u8, u64),
+        size: usize,
+        text: Option<String>,
+        time: Duration,
+        map: BTreeMap<u16, bool>,
+        pair: [u32; 2],
+        all: Vec<One>,
+        own: Unsent<u32>,
+    }
+    wire_struct!(Everything { numbers, size, text, time, map, pair, all, own });
+
+    impl Message for Everything {
+        const PROTOCOL: Protocol = Protocol { magic: *b"TE", version: 7 };
+        const KIND: u8 = 3;
+    }
+
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    enum One {
+        First,
+        Second { value: u32 },
+        Third(i64),
+    }
+    wire_enum!(One { 0 => First {}, 1 => Second { value }, 2 => Third(value) });
+
+    fn everything() -> impl Strategy<Value = Everything> {
+        let one = prop_oneof![
+            Just(One::First),
+            any::<u32>().prop_map(|value| One::Second { value }),
+            any::<i64>().prop_map(One::Third)
+        ];
+        let map = prop::collection::btree_map(any::<u16>(), any::<bool>(), 0..4);
+        let parts = (any::<(u8, u64)>(), any::<usize>(), any::<Option<String>>(), any::<Duration>());
+        (parts, map, any::<[u32; 2]>(), vec(one, 0..4)).prop_map(
+            |((numbers, size, text, time), map, pair, all)| Everything {
+                numbers,
+                size,
+                text,
+                time,
+                map,
+                pair,
+                all,
+                own: Unsent(0),
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn messages_are_read_as_they_were_written(message in everything()) {
+            prop_assert_eq!(Everything::from_bytes(&message.to_bytes()), Ok(message));
+        }
+
+        #[test]
+        fn a_message_has_one_form(message in everything(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+            let mut bytes = message.to_bytes();
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            if let Ok(found) = Everything::from_bytes(&bytes) {
+                prop_assert_eq!(found.to_bytes(), bytes);
+            }
+        }
+
+        #[test]
+        fn a_part_of_a_message_is_refused(message in everything(), cut in any::<prop::sample::Index>()) {
+            let bytes = message.to_bytes();
+            prop_assert!(Everything::from_bytes(&bytes[..cut.index(bytes.len())]).is_err());
+            let more = [&bytes[..], &[0]].concat();
+            prop_assert_eq!(Everything::from_bytes(&more), Err(Malformed::Trailing { left: 1 }));
+        }
+
+        #[test]
+        fn garbage_takes_no_memory(garbage in vec(any::<u8>(), 0..60)) {
+            let header = [b'T', b'E', 7, 0, 3];
+            let _ = Everything::from_bytes(&garbage);
+            let _ = Everything::from_bytes(&[&header[..], &garbage].concat());
+        }
+    }
+
+    #[test]
+    fn another_message_is_named() {
+        let read = |bytes: &[u8]| Everything::from_bytes(bytes).unwrap_err();
+        assert_eq!(read(b"XX"), Malformed::NotAMessage { found: b"XX".to_vec() });
+        assert_eq!(read(b"TE\x08\0"), Malformed::Version { found: 8, spoken: 7 });
+        assert_eq!(read(b"TE\x07\0\x04"), Malformed::Kind { wanted: 3, found: 4 });
+        let mut reader = Reader::new(&[2]);
+        assert_eq!(bool::read(&mut reader), Err(Malformed::Tag { at: 0, tag: 2, of: "truth value" }));
+        let nanoseconds = [&[0; 8][..], &1_000_000_000_u32.to_le_bytes()].concat();
+        let read = Duration::read(&mut Reader::new(&nanoseconds));
+        assert_eq!(read, Err(Malformed::Value { at: 0, of: "duration" }));
+        let twice = [2, 0, 0, 0, 5, 1, 5, 1];
+        let read = BTreeMap::<u8, bool>::read(&mut Reader::new(&twice));
+        assert_eq!(read, Err(Malformed::Value { at: 0, of: "map" }));
+    }
+}

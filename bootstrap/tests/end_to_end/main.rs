@@ -1,0 +1,17 @@
+//! End-to-end tests of the crate, through its public interface.
+
+mod ports;
+mod python;
+mod store_attack;
+mod store_file;
+mod store_garbage;
+mod store_hash;
+mod store_hostile;
+mod store_memory;
+mod store_model;
+mod store_rendezvous;
+mod store_secret;
+mod store_seeded;
+mod store_tcp;
+mod store_torch;
+mod store_world;

@@ -1,0 +1,402 @@
+//! A host in its own process, malicious connections from another, and a client that keeps working meanwhile.
+
+use bootstrap::store::{
+    Deadline, Store, TcpStore,
+    machine::{Request, ServerLimits},
+};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::{
+    env,
+    io::{self, BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    process::{Child, ChildStdout, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use gpu_sim::process::test_command;
+
+const GREETING: &[u8] = b"\0\xce\xf7\x85\x3c";
+/// The host's memory limit, in bytes.
+const LIMIT: usize = 128 << 20;
+/// The further growth of its process, in bytes: its threads' stacks, and memory that the allocator does not
+/// return.
+const SLACK: usize = 32 << 20;
+const IDLE: usize = 10_000;
+const LONG: Duration = Duration::from_secs(60);
+
+fn soon() -> Deadline {
+    Deadline::after(LONG)
+}
+
+/// Returns a line of `/proc/self/status`, in bytes.
+fn status(name: &str) -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    line.trim_start_matches(':').trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+}
+
+/// Raises this process's limit on descriptors to the maximum.
+fn raise_descriptors() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    limit.maximum.unwrap_or(u64::MAX)
+}
+
+/// The role of a process that a test has started.
+const ROLE: &str = "PROCESS_GROUP_HOSTILE_ROLE";
+
+/// The body of such a process.
+#[test]
+#[ignore = "the body of a process that a test starts"]
+fn role() {
+    match env::var(ROLE).expect("a test below starts this process").as_str() {
+        "host" => host(),
+        "host-of-few" => host_of_few(),
+        address => idle(address),
+    }
+}
+
+/// Hosts a store. Answers every line with the memory that the store and its process use.
+fn host() {
+    let descriptors = raise_descriptors();
+    let limits = ServerLimits { memory: LIMIT, ..ServerLimits::default() };
+    let before = status("VmRSS");
+    let store = TcpStore::options().limits(limits).host(0, soon()).unwrap();
+    println!("host: {} {descriptors}", store.address());
+    for _ in io::stdin().lines().map_while(Result::ok) {
+        let report = store.report().unwrap();
+        let grown = status("VmHWM").saturating_sub(before);
+        println!("host: {} {} {} {grown}", report.clients, report.most_memory, report.rejected);
+    }
+}
+
+/// Opens connections that send a whole greeting, half of it, or nothing. Holds them until the input ends.
+fn idle(address: &str) {
+    raise_descriptors();
+    let connections: Vec<_> = (0..IDLE)
+        .map(|number| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            if number % 10 != 0 {
+                stream.write_all(GREETING).unwrap();
+            }
+            stream
+        })
+        .collect();
+    println!("idle: {}", connections.len());
+    io::stdin().read_to_end(&mut Vec::new()).unwrap();
+}
+
+/// A process with a role.
+struct Other {
+    child: Child,
+    output: BufReader<ChildStdout>,
+    mark: &'static str,
+}
+
+impl Other {
+    fn start(role: &str, mark: &'static str) -> Self {
+        let mut child = test_command(concat!(module_path!(), "::role"))
+            .unwrap()
+            .env(ROLE, role)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self { child, output, mark }
+    }
+
+    /// Sends a line, and returns its answer.
+    fn ask(&mut self, line: &str) -> String {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
+        self.words().join(" ")
+    }
+
+    /// Returns the words of its next line. Skips lines of the test harness.
+    fn words(&mut self) -> Vec<String> {
+        loop {
+            let mut line = String::new();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "the {} process has failed", self.mark);
+            if let Some((_, words)) = line.split_once(self.mark) {
+                return words.split_whitespace().map(str::to_owned).collect();
+            }
+        }
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+struct Host {
+    process: Other,
+    address: String,
+    descriptors: usize,
+    /// A well-behaved client.
+    client: TcpStore,
+    asked: i64,
+}
+
+struct Usage {
+    clients: usize,
+    rejected: usize,
+}
+
+impl Host {
+    fn start() -> Self {
+        let mut process = Other::start("host", "host: ");
+        let [address, descriptors] = &process.words()[..] else { panic!() };
+        let (address, descriptors) = (address.clone(), descriptors.parse().unwrap());
+        let client = TcpStore::connect(&address, soon()).unwrap();
+        Self { process, address, descriptors, client, asked: 0 }
+    }
+
+    /// Checks that the client is served, and that the host is within its memory limit.
+    fn check(&mut self) -> Usage {
+        self.asked += 1;
+        assert_eq!(self.client.add("asked", 1).unwrap(), self.asked);
+        let value = format!("value {}", self.asked);
+        self.client.set("key", value.as_bytes()).unwrap();
+        assert_eq!(self.client.get("key", soon()).unwrap(), value.as_bytes());
+        let numbers: Vec<usize> = self.process.ask("").split(' ').map(|word| word.parse().unwrap()).collect();
+        let [clients, most_memory, rejected, grown] = numbers[..] else { panic!("{numbers:?}") };
+        assert!(most_memory <= LIMIT, "{most_memory} bytes counted");
+        assert!(grown <= LIMIT + SLACK, "{grown} bytes grown");
+        Usage { clients, rejected }
+    }
+
+    fn connect(&self) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.write_all(GREETING).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.set_write_timeout(Some(LONG)).unwrap();
+        stream
+    }
+}
+
+/// Sends the bytes that the host accepts; it may have closed the connection.
+fn send(stream: &mut TcpStream, bytes: &[u8]) {
+    let _ = stream.write_all(bytes);
+}
+
+fn is_closed(mut stream: TcpStream) -> bool {
+    match stream.read(&mut [0; 1]) {
+        Ok(0) => true,
+        Ok(_) => false,
+        Err(error) => error.kind() == io::ErrorKind::ConnectionReset,
+    }
+}
+
+#[test]
+fn ten_thousand_idle_connections_disturb_nobody() {
+    let mut host = Host::start();
+    if host.descriptors < IDLE + 200 {
+        println!(
+            "skipped: a process may have {} descriptors, {IDLE} connections need more",
+            host.descriptors
+        );
+        return;
+    }
+    let mut idle = Other::start(&host.address.clone(), "idle: ");
+    assert_eq!(idle.words(), [IDLE.to_string()]);
+    // All that connected before this one are accepted.
+    drop(TcpStore::connect(&host.address, soon()).unwrap());
+    let usage = host.check();
+    assert!(usage.clients + usage.rejected >= IDLE, "{}", usage.clients);
+    for _ in 0..200 {
+        host.check();
+    }
+    // All of them disconnect at once.
+    drop(idle);
+    while host.check().clients > 10 {
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn half_received_requests_end_the_connections_that_hold_most() {
+    let mut host = Host::start();
+    let begun =
+        [&[1][..], &1u64.to_le_bytes(), b"k", &(8u64 << 20).to_le_bytes(), &vec![1; 7 << 20]].concat();
+    let streams: Vec<_> = (0..40)
+        .map(|_| {
+            let mut stream = host.connect();
+            send(&mut stream, &begun);
+            stream
+        })
+        .collect();
+    let usage = host.check();
+    assert!(usage.rejected >= 40 - LIMIT / (8 << 20), "{}", usage.rejected);
+    // The other connections are intact.
+    let closed = streams.into_iter().filter(|stream| {
+        stream.set_nonblocking(true).unwrap();
+        is_closed(stream.try_clone().unwrap())
+    });
+    assert_eq!(closed.count(), usage.rejected);
+    host.check();
+}
+
+#[test]
+fn replies_that_nobody_reads_are_not_made() {
+    let mut host = Host::start();
+    host.client.set("large", &vec![1; 8 << 20]).unwrap();
+    let mut requests = Vec::new();
+    (0..1000).for_each(|_| Request::Get { key: b"/large".to_vec() }.encode(&mut requests));
+    let mut all = Vec::new();
+    Request::MultiGet { keys: vec![b"/large".to_vec(); 100_000] }.encode(&mut all);
+    let streams: Vec<_> = (0..40)
+        .map(|number| {
+            let mut stream = host.connect();
+            send(&mut stream, if number % 8 == 7 { &all } else { &requests });
+            stream
+        })
+        .collect();
+    while host.check().rejected < 5 {
+        thread::sleep(Duration::from_millis(5));
+    }
+    drop(streams);
+    host.check();
+}
+
+#[test]
+fn garbage_ends_its_connection_at_once() {
+    let mut host = Host::start();
+    let huge = (1u64 << 63).to_le_bytes();
+    let kinds = (1..19u8).filter(|kind| !matches!(kind, 7 | 12 | 13 | 17));
+    let mut harmful: Vec<Vec<u8>> = kinds.map(|kind| [GREETING, &[kind], &huge].concat()).collect();
+    harmful.push([GREETING, &[1], &1u64.to_le_bytes(), b"k", &huge].concat());
+    harmful.push([GREETING, &[10], &2u64.to_le_bytes(), &1u64.to_le_bytes(), b"k", &huge].concat());
+    harmful.push([GREETING, &[255]].concat());
+    harmful.push([GREETING, GREETING].concat());
+    // A web client, TLS, SSH, the length before another store's first message.
+    harmful.push(b"POST / HTTP/1.1\r\nHost: store\r\n\r\n".to_vec());
+    harmful.push(b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03".to_vec());
+    harmful.push(b"SSH-2.0-OpenSSH_9.6\r\n".to_vec());
+    harmful.push(b"\0\0\0\x08\x04\xd2\x16\x2f".to_vec());
+    for bytes in &harmful {
+        for fragment in [1, bytes.len()] {
+            let mut stream = TcpStream::connect(&host.address).unwrap();
+            stream.set_nodelay(true).unwrap();
+            stream.set_read_timeout(Some(LONG)).unwrap();
+            bytes.chunks(fragment).for_each(|piece| send(&mut stream, piece));
+            assert!(is_closed(stream), "{bytes:02x?}");
+        }
+    }
+    assert_eq!(host.check().rejected, 2 * harmful.len());
+}
+
+/// An end that sends no more, and one that disconnects in the middle of a request.
+#[test]
+fn half_open_connections_are_closed_without_harm() {
+    let mut host = Host::start();
+    let half: Vec<_> = (0..100)
+        .map(|number| {
+            let mut stream = host.connect();
+            send(&mut stream, &[1, 5, 0, 0][..number % 5]);
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            stream
+        })
+        .collect();
+    assert!(half.into_iter().all(is_closed));
+    let (sender, receiver) = mpsc::channel();
+    // The queue's element is for the waiting client, not for those that have disconnected.
+    for _ in 0..20 {
+        let mut stream = host.connect();
+        let mut wait = Vec::new();
+        Request::Wait { keys: vec![b"/queue".to_vec()] }.encode(&mut wait);
+        send(&mut stream, &wait);
+    }
+    let waiting = host.client.clone();
+    let popping = thread::spawn(move || sender.send(waiting.queue_pop("queue", soon())));
+    host.client.queue_push("queue", b"element").unwrap();
+    assert_eq!(receiver.recv_timeout(LONG).unwrap().unwrap(), b"element");
+    popping.join().unwrap().unwrap();
+    let usage = host.check();
+    assert_eq!(usage.rejected, 0);
+}
+
+/// A process without a free descriptor rejects clients with a reason, instead of letting them wait.
+#[test]
+fn too_few_descriptors_are_told() {
+    let mut process = Other::start("host-of-few", "host: ");
+    let address = process.words()[0].clone();
+    let first = TcpStore::connect(&address, soon()).unwrap();
+    too_many(&address, &mut process, "no more are allowed");
+    // Fewer than the host has assumed.
+    process.ask("40");
+    too_many(&address, &mut process, "no descriptor left");
+    first.set("key", b"value").unwrap();
+}
+
+/// Silent connections have taken all the places.
+#[test]
+fn silent_connections_make_place_for_others() {
+    let mut process = Other::start("host-of-few", "host: ");
+    let address = process.words()[0].clone();
+    let _silent: Vec<_> = (0..200).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    let clients: Vec<_> = (0..20).map(|_| TcpStore::connect(&address, soon()).unwrap()).collect();
+    clients.iter().for_each(|client| assert!(client.add("count", 1).is_ok()));
+    let told = process.ask("");
+    assert!(told.starts_with("no greeting yet"), "{told}");
+}
+
+/// Clients are also rejected with a reason after a time in which even that was impossible.
+#[test]
+fn too_few_descriptors_are_told_again() {
+    let mut process = Other::start("host-of-few", "host: ");
+    let address = process.words()[0].clone();
+    process.ask("3");
+    let _waiting = TcpStream::connect(&address).unwrap();
+    // Meanwhile the host tries to reject that client, and closes its reserve descriptor for that.
+    thread::sleep(Duration::from_millis(300));
+    process.ask("40");
+    let first = TcpStore::connect(&address, soon()).unwrap();
+    too_many(&address, &mut process, "no descriptor left");
+    first.set("key", b"value").unwrap();
+}
+
+/// Opens more connections than the host has descriptors.
+fn too_many(address: &str, host: &mut Other, why: &str) {
+    let is_answered = |mut stream: &TcpStream| {
+        let mut greeting = GREETING.to_vec();
+        Request::Ping { nonce: 7 }.encode(&mut greeting);
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.write_all(&greeting).is_ok() && stream.read_exact(&mut [0; 4]).is_ok()
+    };
+    let streams: Vec<_> = (0..100)
+        .map(|_| TcpStream::connect(address).unwrap())
+        .map(|stream| (is_answered(&stream), stream))
+        .collect();
+    assert!(streams[0].0 && !streams[99].0);
+    let told = host.ask("");
+    assert!(told.contains(why) && told.contains("ulimit -n"), "{told}");
+}
+
+/// Hosts a store in a process with a limit of 120 descriptors. Answers a line with the last rejection. A
+/// number sets a new limit on descriptors.
+fn host_of_few() {
+    let allow = |descriptors| {
+        let limit = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(descriptors), ..limit }).unwrap();
+    };
+    allow(120);
+    let store = TcpStore::host(0).unwrap();
+    println!("host: {}", store.address());
+    for line in io::stdin().lines().map_while(Result::ok) {
+        match line.parse() {
+            Ok(descriptors) => {
+                allow(descriptors);
+                println!("host: {descriptors}");
+            }
+            Err(_) => {
+                let (_, why) = store.report().unwrap().rejections.pop_back().unwrap();
+                println!("host: {why}");
+            }
+        }
+    }
+}

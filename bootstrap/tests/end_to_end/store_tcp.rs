@@ -1,0 +1,357 @@
+//! The store between processes: sockets, dead hosts, foreign clients, limits.
+
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    thread,
+    time::Duration,
+};
+
+use super::ports::reserved_port;
+use bootstrap::store::{
+    Deadline, HashStore, Store, StoreError, TcpStore,
+    machine::{Limits, ServerLimits},
+};
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn soon() -> Deadline {
+    Deadline::after(LONG)
+}
+
+fn pair() -> (TcpStore, TcpStore) {
+    let host = TcpStore::host(0).unwrap();
+    let client = TcpStore::connect(&host.address(), soon()).unwrap();
+    (host, client)
+}
+
+/// Reads until the other end closes the connection.
+fn until_closed(stream: &mut TcpStream) -> Vec<u8> {
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    let mut bytes = Vec::new();
+    match stream.read_to_end(&mut bytes) {
+        Ok(_) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => bytes,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn threads_wait_on_one_client_at_the_same_time() {
+    let (host, client) = pair();
+    thread::scope(|scope| {
+        // More than the number of kept connections, in an order in which only the last wait could end.
+        let waits: Vec<_> = (0..12)
+            .map(|i| {
+                let client = &client;
+                scope.spawn(move || {
+                    let value = client.get(&format!("k{i}"), soon()).unwrap();
+                    if i > 0 {
+                        client.set(&format!("k{}", i - 1), &value).unwrap();
+                    }
+                    value
+                })
+            })
+            .collect();
+        host.set("k11", b"last").unwrap();
+        assert!(waits.into_iter().all(|wait| wait.join().unwrap() == b"last"));
+    });
+}
+
+#[test]
+fn a_timeout_names_the_missing_keys_and_the_client_goes_on() {
+    let (host, client) = pair();
+    host.set("there", b"").unwrap();
+    match client.wait(&["late", "there", "never"], Deadline::after(Duration::from_millis(20))) {
+        Err(StoreError::Timeout { keys, .. }) => assert_eq!(keys, ["late", "never"]),
+        other => panic!("{other:?}"),
+    }
+    host.multi_set(&[("late", b"1"), ("never", b"2")]).unwrap();
+    assert_eq!(
+        client.multi_get(&["late", "there", "never"], Deadline::now()).unwrap(),
+        [&b"1"[..], b"", b"2"]
+    );
+}
+
+/// A value under the queue's name ends a wait, but nothing can be popped.
+#[test]
+fn a_queue_is_waited_for_also_where_a_key_has_its_name() {
+    let (host, client) = pair();
+    let hash = HashStore::new();
+    for (store, other) in [(&client as &(dyn Store + Sync), &host as &(dyn Store + Sync)), (&hash, &hash)] {
+        store.set("name", b"value").unwrap();
+        let late = store.queue_pop("name", Deadline::after(Duration::from_millis(30))).unwrap_err();
+        assert!(matches!(&late, StoreError::Timeout { keys, .. } if *keys == ["name"]), "{late}");
+        thread::scope(|scope| {
+            let popped = scope.spawn(|| store.queue_pop("name", soon()));
+            other.queue_push("name", b"element").unwrap();
+            assert_eq!(popped.join().unwrap().unwrap(), b"element");
+        });
+        assert_eq!(store.get("name", soon()).unwrap(), b"value");
+    }
+}
+
+#[test]
+fn the_hosts_death_ends_every_wait() {
+    let (host, client) = pair();
+    let waiting = {
+        let client = client.clone();
+        thread::spawn(move || client.get("never", soon()))
+    };
+    client.set("k", b"v").unwrap();
+    drop(host);
+    let error = waiting.join().unwrap().unwrap_err();
+    assert!(
+        matches!(&error, StoreError::HostDied { operation, .. } if operation.contains("never")),
+        "{error}"
+    );
+    assert!(matches!(client.set("k", b"v"), Err(StoreError::HostDied { .. })));
+}
+
+#[test]
+fn a_host_that_comes_back_serves_its_old_clients() {
+    let (_reserved, port) = reserved_port();
+    let host = TcpStore::host(port).unwrap();
+    let client = TcpStore::connect(&host.address(), soon()).unwrap();
+    client.set("k", b"v").unwrap();
+    drop(host);
+    assert!(matches!(client.set("k", b"v"), Err(StoreError::HostDied { .. })));
+    let _host = TcpStore::host(port).unwrap();
+    client.set("k", b"v").unwrap();
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    match TcpStore::host(address.port()) {
+        Err(StoreError::PortInUse { address: named }) => assert_eq!(named, address.to_string()),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn nobody_at_the_address_is_an_error_at_the_deadline() {
+    let (_reserved, port) = reserved_port();
+    let address = format!("127.0.0.1:{port}");
+    let error = TcpStore::connect(&address, Deadline::after(Duration::from_millis(50))).unwrap_err();
+    assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
+    assert!(matches!(TcpStore::connect("127.0.0.1", soon()), Err(StoreError::Address { .. })));
+}
+
+#[test]
+fn what_is_no_store_is_recognised() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let web = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
+        listener
+    });
+    let error = TcpStore::connect(&address, soon()).unwrap_err();
+    assert!(matches!(error, StoreError::NotAStore { .. }), "{error}");
+    // A process that accepts and sends nothing.
+    let _silent = web.join().unwrap();
+    let error = TcpStore::connect(&address, Deadline::after(Duration::from_millis(50))).unwrap_err();
+    assert!(matches!(error, StoreError::NotAStore { .. }), "{error}");
+}
+
+/// A host that answers the greeting and then stops, like a stopped process.
+#[test]
+fn a_host_that_does_not_answer_is_told_from_a_key_that_does_not_come() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let host = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut greeting = [0; 10];
+        stream.read_exact(&mut greeting).unwrap();
+        stream.write_all(&greeting[6..]).unwrap();
+        (stream, listener)
+    });
+    let options = TcpStore::options().patience(Duration::from_millis(50));
+    let client = options.connect(&address, soon()).unwrap();
+    let _silent = host.join().unwrap();
+    let error = client.get("key", Deadline::after(Duration::from_millis(20))).unwrap_err();
+    assert!(
+        matches!(&error, StoreError::Unresponsive { operation, .. } if operation.contains("key")),
+        "{error}"
+    );
+    assert!(matches!(client.set("key", b""), Err(StoreError::Unresponsive { .. })));
+}
+
+#[test]
+fn strangers_are_shown_out_at_once_and_disturb_nobody() {
+    let (host, client) = pair();
+    for greeting in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"S", b"\0\xce\xf7\x85\xff", b"\0\xce\xf8"] {
+        let mut stranger = TcpStream::connect(host.address()).unwrap();
+        stranger.write_all(greeting).unwrap();
+        assert_eq!(until_closed(&mut stranger), b"");
+    }
+    let limits = ServerLimits { greeting: Duration::from_millis(20), ..ServerLimits::default() };
+    let impatient = TcpStore::options().limits(limits).host(0, soon()).unwrap();
+    let mut silent = TcpStream::connect(impatient.address()).unwrap();
+    silent.write_all(b"\0\xce").unwrap();
+    assert_eq!(until_closed(&mut silent), b"");
+    impatient.set("k", b"v").unwrap();
+    assert_eq!(client.add("n", 1).unwrap(), 1);
+}
+
+/// Parses a readable form of bytes: two hexadecimal digits are a byte, a signed decimal is an `i64`, `#` and
+/// a decimal are a `u32`, and text in quotes is a string with its length.
+fn bytes(text: &str) -> Vec<u8> {
+    let token = |token: &str| match token.as_bytes()[0] {
+        b'"' => {
+            let string = token.trim_matches('"').as_bytes();
+            [&(string.len() as u64).to_le_bytes(), string].concat()
+        }
+        b'#' => token[1..].parse::<u32>().unwrap().to_le_bytes().to_vec(),
+        b'+' | b'-' => token.parse::<i64>().unwrap().to_le_bytes().to_vec(),
+        _ => vec![u8::from_str_radix(token, 16).unwrap()],
+    };
+    text.split_whitespace().flat_map(token).collect()
+}
+
+/// The bytes of PyTorch's client, and its server's answers.
+const DIALOGUE: &[(&str, &str)] = &[
+    ("00 ce f7 85 3c 0d #1337", "#1337"),
+    (r#"01 "/k" "abc" 03 "/k""#, r#""abc""#),
+    (r#"04 "/n" +5"#, "+5"),
+    (r#"04 "/n" -2"#, "+3"),
+    (r#"05 +2 "/k" "/n""#, "00"),
+    (r#"05 +1 "/x""#, "01"),
+    // A wait, a ping that is answered meanwhile, and the cancellation; a wait for no keys.
+    (r#"06 +1 "/x" 0d #1 0c"#, "#1 01"),
+    ("06 +0 0c", "00 01"),
+    // Absent with an expected value; absent as expected; a different value; the expected value.
+    (r#"02 "c" "e" "n""#, r#""e""#),
+    (r#"02 "c" "" "n""#, r#""n""#),
+    (r#"02 "c" "x" "m""#, r#""n""#),
+    (r#"02 "c" "n" "m""#, r#""m""#),
+    ("07", "+3"),
+    (r#"08 "c" 08 "c""#, "+1 +0"),
+    (r#"09 "/k" "d" 0a +1 "/k""#, r#""abcd""#),
+    ("0a +0 0d #7", "#7"),
+    (r#"0b +1 "m" "1" 03 "m""#, r#""1""#),
+    // A queue is not a key, but can be waited for like one.
+    (r#"0e "q" "a" 10 "q" 05 +1 "q""#, "+1 00"),
+    (r#"03 "q" 08 "q""#, r#""" +0"#),
+    (r#"0f "q" 0f "q""#, r#"+1 "a" +0"#),
+    (r#"08 "/k" 08 "/n" 11"#, r#"+1 +1 +1 "m""#),
+    // The cancelled arrival is counted.
+    (r#"12 "b" +2 0c"#, "01"),
+    (r#"12 "b" +2 03 "b""#, r#"00 "2""#),
+];
+
+/// Runs the dialogue with the server at `address`, which receives it in pieces of `fragment` bytes.
+pub(crate) fn converse_in_bytes(address: &str, fragment: usize) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    for (sent, expected) in DIALOGUE {
+        for piece in bytes(sent).chunks(fragment) {
+            stream.write_all(piece).unwrap();
+        }
+        let expected = bytes(expected);
+        let mut reply = vec![0; expected.len()];
+        stream.read_exact(&mut reply).unwrap();
+        assert_eq!(reply, expected, "in answer to {sent}");
+    }
+    stream
+}
+
+#[test]
+fn the_wire_is_pytorchs() {
+    for fragment in [1, 3, 1 << 10] {
+        let host = TcpStore::host(0).unwrap();
+        let mut stream = converse_in_bytes(&host.address(), fragment);
+        // An unknown request, and a second greeting.
+        stream.write_all(&bytes("13")).unwrap();
+        assert_eq!(until_closed(&mut stream), b"");
+        let mut twice = TcpStream::connect(host.address()).unwrap();
+        twice.write_all(&bytes("00 ce f7 85 3c 00 ce f7 85 3c")).unwrap();
+        assert_eq!(until_closed(&mut twice), b"");
+    }
+}
+
+#[test]
+fn large_values_pass_and_larger_ones_are_refused() {
+    let (_host, client) = pair();
+    let values: Vec<_> = (0..3u8).map(|i| vec![i; 8 << 20]).collect();
+    for (i, value) in values.iter().enumerate() {
+        client.set(&i.to_string(), value).unwrap();
+    }
+    assert!(client.multi_get(&["0", "1", "2"], soon()).unwrap() == values);
+    let error = client.set("3", &vec![0; (8 << 20) + 1]).unwrap_err();
+    assert!(matches!(error, StoreError::TooLarge { .. }), "{error}");
+    assert!(matches!(client.append("2", b"x"), Err(StoreError::Refused { .. })));
+    assert_eq!(client.num_keys().unwrap(), 3);
+}
+
+#[test]
+fn a_hosts_refusal_is_not_its_death() {
+    let sizes = Limits { value_bytes: 16, ..Limits::default() };
+    let limits = ServerLimits { sizes, ..ServerLimits::default() };
+    let host = TcpStore::options().limits(limits).host(0, soon()).unwrap();
+    let client = TcpStore::connect(&host.address(), soon()).unwrap();
+    let error = client.set("key", &[0; 17]).unwrap_err();
+    assert!(
+        matches!(&error, StoreError::Refused { operation, .. } if operation.contains("\"key\"")),
+        "{error}"
+    );
+    client.set("key", b"text").unwrap();
+    assert!(matches!(client.add("key", 1), Err(StoreError::Refused { .. })));
+    assert_eq!(client.get("key", soon()).unwrap(), b"text");
+}
+
+#[test]
+fn more_clients_than_allowed_are_turned_away() {
+    let limits = ServerLimits { clients: 2, ..ServerLimits::default() };
+    let host = TcpStore::options().limits(limits).host(0, soon()).unwrap();
+    let second = TcpStore::connect(&host.address(), soon()).unwrap();
+    let mut third = TcpStream::connect(host.address()).unwrap();
+    assert_eq!(until_closed(&mut third), b"");
+    drop(second);
+    TcpStore::connect(&host.address(), soon()).unwrap();
+}
+
+/// A further connection of a connected client is tried again.
+#[test]
+fn who_is_turned_away_for_a_moment_comes_again() {
+    let limits = ServerLimits { clients: 3, ..ServerLimits::default() };
+    let host = TcpStore::options().limits(limits).host(0, soon()).unwrap();
+    let client = TcpStore::connect(&host.address(), soon()).unwrap();
+    let full = TcpStore::connect(&host.address(), soon()).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| client.get("late", soon()));
+        // The host has rejected the client's connection.
+        while host.report().unwrap().rejected == 0 {
+            if let Err(error) = client.wait(&["never"], Deadline::after(Duration::from_millis(1))) {
+                let expected = matches!(error, StoreError::Timeout { .. } | StoreError::TurnedAway { .. });
+                assert!(expected, "{error}");
+            }
+        }
+        let setting = scope.spawn(|| client.set("late", b"value"));
+        drop(full);
+        setting.join().unwrap().unwrap();
+        assert_eq!(waiting.join().unwrap().unwrap(), b"value");
+    });
+}
+
+#[test]
+fn a_host_with_workers_waits_for_them() {
+    let (_reserved, port) = reserved_port();
+    let address = format!("127.0.0.1:{port}");
+    let workers: Vec<_> = (0..3)
+        .map(|_| {
+            let address = address.clone();
+            thread::spawn(move || TcpStore::options().workers(4).connect(&address, soon()))
+        })
+        .collect();
+    let host = TcpStore::options().workers(4).host(port, soon()).unwrap();
+    for worker in workers {
+        worker.join().unwrap().unwrap();
+    }
+    assert_eq!(host.drain(soon()), 0);
+    let alone = TcpStore::options().workers(2).host(0, Deadline::after(Duration::from_secs(2)));
+    assert!(matches!(alone, Err(StoreError::Workers { arrived: 1, expected: 2, .. })), "{alone:?}");
+}

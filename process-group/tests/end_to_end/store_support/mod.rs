@@ -1,4 +1,0 @@
-//! Shared code of the store tests.
-
-pub(super) mod ports;
-pub(super) mod world;
