@@ -4,12 +4,14 @@
 //! |---|---|
 //! | [`store`] | the small shared key-value table through which ranks find each other: over TCP, in a file, or in memory |
 //! | [`link`] | sockets that pass file descriptors between the processes of a host, and memory that they share |
+//! | [`agreement`] | one protocol for every decision that ranks make together |
 //! | [`wire`] | the binary form of the messages that ranks exchange through a store |
 //! | [`hash`] | the hash of digests that ranks compare |
 //!
 //! Invariants: every wait has a [`Deadline`](store::Deadline), and its error names the awaited key or process. A
 //! process without the job's secret, or of another user, gets nothing.
 
+pub mod agreement;
 pub mod hash;
 pub mod link;
 pub mod store;

@@ -78,7 +78,8 @@ fn check_change(root: &Path, rerun: bool, steps: &mut Steps) -> Result<()> {
             let examples = scope.spawn(|| {
                 call_raw(root)?;
                 symmetric_examples(root)?;
-                store_example(root)
+                store_example(root)?;
+                shell::run(&mut Command::new(program(root, "examples/agreement")))
             });
             let models = models(&passed, rerun);
             examples.join().expect("running a command does not panic").and(models)

@@ -1,0 +1,93 @@
+//! Three processes agree on a port that is free on all of their hosts, or learn why there is none.
+//!
+//! `cargo run -p lockstep-bootstrap --example agreement` starts them. Each process offers three ports. If one port is
+//! offered by all, every process opens it; only if all of them succeed, it is agreed.
+
+use std::{
+    error::Error,
+    net::{Ipv4Addr, TcpListener},
+    process::Command,
+    time::Duration,
+};
+
+use bootstrap::{
+    agreement::{Decision, Member, Protocol, Verdict, run},
+    store::{Deadline, TcpStore},
+    wire,
+};
+
+const MEMBERS: u32 = 3;
+
+/// Agrees on a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Port;
+
+impl Protocol for Port {
+    const PROTOCOL: wire::Protocol = wire::Protocol { magic: *b"PO", version: 1 };
+    /// The ports that a member offers.
+    type Record = Vec<u16>;
+    /// The port to open.
+    type Plan = u16;
+    /// The member's problem with the port, if it has one.
+    type Outcome = Option<String>;
+    /// The port.
+    type Agreed = u16;
+    type Refusal = String;
+
+    fn decide(records: &[(u32, Vec<u16>)]) -> Decision<Self> {
+        let is_common = |port: &u16| records.iter().all(|(_, ports)| ports.contains(port));
+        match records.iter().flat_map(|(_, ports)| ports).copied().filter(is_common).min() {
+            Some(port) => Decision::Act { plan: port },
+            None => Decision::Refused { refusal: "no port is offered by all".into() },
+        }
+    }
+
+    fn is_final(problem: &Option<String>) -> bool {
+        problem.is_some()
+    }
+
+    fn judge(port: &u16, outcomes: &[(u32, Option<Option<String>>)]) -> Verdict<Self> {
+        for (rank, outcome) in outcomes {
+            match outcome {
+                Some(None) => {}
+                Some(Some(problem)) => return Verdict::Failed { refusal: format!("rank {rank}: {problem}") },
+                None => return Verdict::Failed { refusal: format!("rank {rank} is lost") },
+            }
+        }
+        Verdict::Agreed { agreed: *port }
+    }
+}
+
+fn member(address: &str, rank: u32) -> Result<u16, Box<dyn Error>> {
+    let patience = Duration::from_secs(30);
+    let store = TcpStore::connect(address, Deadline::after(patience))?;
+    let seat = Member { name: "port".into(), rank, members: (0..MEMBERS).collect(), generation: 1, patience };
+    // Each member offers other ports, and they have one in common.
+    let offered = vec![40_000 + rank as u16, 40_010, 40_020 + rank as u16];
+    let open = |port: &u16, _: Deadline, _: &dyn Fn() -> bool| {
+        // The members of this example share a host, so each opens the port on an address of its own.
+        TcpListener::bind((Ipv4Addr::new(127, 0, 1, rank as u8 + 1), *port))
+            .err()
+            .map(|error| error.to_string())
+    };
+    Ok(run::<Port>(&store, seat, offered, open, || true)?)
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    if let [address, rank] = &std::env::args().skip(1).collect::<Vec<_>>()[..] {
+        let port = member(address, rank.parse()?)?;
+        println!("rank {rank}: port {port}");
+        return Ok(());
+    }
+    let host = TcpStore::host(0)?;
+    let program = std::env::current_exe()?;
+    let start = |rank: u32| Command::new(&program).args([host.address(), rank.to_string()]).spawn();
+    let children = (0..MEMBERS).map(start).collect::<Result<Vec<_>, _>>()?;
+    for mut child in children {
+        let status = child.wait()?;
+        if !status.success() {
+            return Err(format!("a member ended with {status}").into());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,193 @@
+//! Failures that agreements of every kind have, equal on all members.
+
+use std::fmt;
+
+use super::{
+    values::{Ranks, ValuesByRank},
+    vote::result_key,
+};
+use crate::wire::{Message, Protocol, wire_enum, wire_struct};
+
+/// The protocol of the messages that agreements of every kind have in common.
+pub(super) const COMMON: Protocol = Protocol { magic: *b"AG", version: 1 };
+
+/// An agreement in which a rank waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The prefix of its keys, which names it.
+    pub name: String,
+    /// Its members, as ranks of the job.
+    pub members: Vec<u32>,
+}
+wire_struct!(Place { name, members });
+
+impl Message for Place {
+    const PROTOCOL: Protocol = COMMON;
+    const KIND: u8 = 0;
+}
+
+impl Place {
+    /// Returns false for a rank that waits in no agreement.
+    pub(super) fn is_somewhere(&self) -> bool {
+        !self.name.is_empty()
+    }
+
+    /// Returns the key of the decision.
+    pub(super) fn decision_key(&self) -> String {
+        result_key(&records(&self.name))
+    }
+}
+
+/// Returns the prefix of the vote on the records of the agreement with this name.
+pub(super) fn records(name: &str) -> String {
+    format!("{name}/records")
+}
+
+/// Returns the prefix of the vote on the outcomes of the action with this number.
+pub(super) fn outcomes(name: &str, action: u32) -> String {
+    format!("{name}/outcomes{action}")
+}
+
+/// Returns the key under which a rank publishes the agreement that it waits in.
+pub(super) fn place_key(rank: u32) -> String {
+    format!("places/{rank}")
+}
+
+/// A member that did not come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Absentee {
+    /// Its rank of the job.
+    pub rank: u32,
+    /// The agreement that it entered last; `None` if it has entered none.
+    pub last_seen: Option<Place>,
+}
+wire_struct!(Absentee { rank, last_seen });
+
+/// A rank in a circular wait.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiting {
+    /// Its rank of the job.
+    pub rank: u32,
+    /// The agreement in which it waits.
+    pub place: Place,
+}
+wire_struct!(Waiting { rank, place });
+
+/// The reason why an agreement has failed on all members. Ranks are ranks of the job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Failure {
+    /// Members did not come while another member waited.
+    Absent {
+        /// The members that did not come, in the order of their ranks.
+        missing: Vec<Absentee>,
+        /// The time that the member waited whose patience ended first, in milliseconds.
+        waited_ms: u64,
+        /// The ranks that wait for each other in a circle, each in another agreement than the next one; empty if there is
+        /// no circle.
+        circle: Vec<Waiting>,
+    },
+    /// Members speak different versions of the protocol.
+    Versions {
+        /// The versions of the protocol.
+        versions: ValuesByRank<u16>,
+    },
+    /// Members name different members.
+    Members {
+        /// Digests of the member lists.
+        digests: ValuesByRank<u64>,
+    },
+    /// Members mean different generations of an object.
+    Generations {
+        /// The generations.
+        generations: ValuesByRank<u64>,
+    },
+    /// A member's record cannot be read.
+    Unreadable {
+        /// The member.
+        rank: u32,
+        /// The problem with the record.
+        cause: String,
+    },
+    /// A member has left.
+    Left {
+        /// The member.
+        rank: u32,
+        /// Its reason.
+        cause: String,
+    },
+}
+wire_enum!(Failure {
+    0 => Absent { missing, waited_ms, circle },
+    1 => Versions { versions },
+    2 => Members { digests },
+    3 => Generations { generations },
+    4 => Unreadable { rank, cause },
+    5 => Left { rank, cause },
+});
+
+impl Message for Failure {
+    const PROTOCOL: Protocol = COMMON;
+    const KIND: u8 = 1;
+}
+
+impl Failure {
+    /// Returns the ranks at fault: those that did not come or have left, or that differ from the majority.
+    #[must_use]
+    pub fn culprits(&self) -> Vec<u32> {
+        match self {
+            Self::Absent { missing, .. } => missing.iter().map(|absentee| absentee.rank).collect(),
+            Self::Versions { versions } => versions.minority(),
+            Self::Members { digests } => digests.minority(),
+            Self::Generations { generations } => generations.minority(),
+            Self::Unreadable { rank, .. } | Self::Left { rank, .. } => vec![*rank],
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Absent { missing, waited_ms, circle } if circle.is_empty() => {
+                let ranks: Vec<u32> = missing.iter().map(|absentee| absentee.rank).collect();
+                write!(f, "{} did not come within {waited_ms} ms", Ranks(&ranks))?;
+                for Absentee { rank, last_seen } in missing {
+                    match last_seen {
+                        Some(place) => write!(f, "; rank {rank} was last seen at {}", place.name)?,
+                        None => write!(f, "; rank {rank} has entered no agreement")?,
+                    }
+                }
+                Ok(())
+            }
+            Self::Absent { circle, .. } => {
+                f.write_str("ranks wait for each other in a circle: ")?;
+                for (index, Waiting { rank, place }) in circle.iter().enumerate() {
+                    let separator = if index > 0 { ", " } else { "" };
+                    write!(f, "{separator}rank {rank} at {} with {}", place.name, Ranks(&place.members))?;
+                }
+                f.write_str("; call them in the same order on every rank")
+            }
+            Self::Versions { versions } => {
+                write!(
+                    f,
+                    "ranks speak different versions of the protocol: {}; run the same release on every rank",
+                    versions.describe(u16::to_string)
+                )
+            }
+            Self::Members { digests } => {
+                write!(f, "{} name other members than the others", Ranks(&digests.minority()))
+            }
+            Self::Generations { generations } => write!(
+                f,
+                "ranks mean different generations: {}; make the object equally often on every rank",
+                generations.describe(u64::to_string)
+            ),
+            Self::Unreadable { rank, cause } => {
+                write!(f, "the record of rank {rank} cannot be read: {cause}")
+            }
+            Self::Left { rank, cause } => write!(f, "rank {rank} has left: {cause}"),
+        }
+    }
+}

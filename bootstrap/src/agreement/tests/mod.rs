@@ -1,0 +1,103 @@
+//! Tests of agreements: every order of small ones ([`model`]), random ones ([`seeds`]), and their messages.
+
+mod model;
+mod seeds;
+mod sum;
+
+use std::time::Duration;
+
+use proptest::{collection::vec, prelude::*};
+
+use self::sum::{Sum, seat};
+use super::{
+    Decision, Failure, Protocol, ValuesByRank, Verdict,
+    failure::{Absentee, Place, Waiting},
+};
+use crate::wire::Message;
+
+fn place() -> impl Strategy<Value = Place> {
+    ("[a-z/]{1,8}", vec(any::<u32>(), 0..4)).prop_map(|(name, members)| Place { name, members })
+}
+
+fn failure() -> impl Strategy<Value = Failure> {
+    let absentee = (any::<u32>(), prop::option::of(place()));
+    let absentee = absentee.prop_map(|(rank, last_seen)| Absentee { rank, last_seen });
+    let waiting = (any::<u32>(), place()).prop_map(|(rank, place)| Waiting { rank, place });
+    let holders = || vec(any::<(u32, u16)>(), 0..4);
+    prop_oneof![
+        (vec(absentee, 0..3), any::<u64>(), vec(waiting, 0..3))
+            .prop_map(|(missing, waited_ms, circle)| Failure::Absent { missing, waited_ms, circle }),
+        holders().prop_map(|all| Failure::Versions { versions: ValuesByRank::of(all) }),
+        holders().prop_map(|all| Failure::Members {
+            digests: ValuesByRank::of(all.into_iter().map(|(rank, digest)| (rank, digest.into())))
+        }),
+        holders().prop_map(|all| Failure::Generations {
+            generations: ValuesByRank::of(
+                all.into_iter().map(|(rank, generation)| (rank, generation.into()))
+            )
+        }),
+        (any::<u32>(), any::<String>()).prop_map(|(rank, cause)| Failure::Unreadable { rank, cause }),
+        (any::<u32>(), any::<String>()).prop_map(|(rank, cause)| Failure::Left { rank, cause }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn failures_survive_the_store(failure in failure()) {
+        prop_assert_eq!(Failure::from_bytes(&failure.to_bytes()), Ok(failure));
+    }
+
+    #[test]
+    fn a_decision_does_not_depend_on_the_order(mut records in vec(any::<(u32, u64)>(), 0..6), seed in any::<u64>()) {
+        let decided = Sum::decide(&records);
+        let length = records.len().max(1) as u64;
+        records.rotate_left((seed % length) as usize);
+        prop_assert_eq!(decided, Sum::decide(&records));
+    }
+}
+
+#[test]
+fn failures_name_ranks_and_values() {
+    let at = |name: &str, members: &[u32]| Place { name: name.into(), members: members.into() };
+    let missing = vec![
+        Absentee { rank: 1, last_seen: Some(at("tp/3", &[1, 2])) },
+        Absentee { rank: 4, last_seen: None },
+    ];
+    let absent = Failure::Absent { missing, waited_ms: 250, circle: Vec::new() };
+    let text = "ranks 1, 4 did not come within 250 ms; rank 1 was last seen at tp/3; rank 4 has entered no agreement";
+    assert_eq!((absent.to_string(), absent.culprits()), (text.to_owned(), vec![1, 4]));
+    let circle =
+        vec![Waiting { rank: 0, place: at("a", &[0, 1]) }, Waiting { rank: 1, place: at("b", &[0, 1]) }];
+    let circle = Failure::Absent { missing: Vec::new(), waited_ms: 0, circle }.to_string();
+    assert!(circle.contains("circle: rank 0 at a with ranks 0, 1, rank 1 at b with ranks 0, 1"), "{circle}");
+    let versions = Failure::Versions { versions: ValuesByRank::of([(0, 1), (1, 1), (2, 2)]) };
+    assert_eq!(versions.culprits(), [2]);
+    assert!(versions.to_string().contains("ranks 0, 1: 1; rank 2: 2"), "{versions}");
+    let generations = Failure::Generations { generations: ValuesByRank::of([(0, 1), (1, 2), (2, 2)]) };
+    assert_eq!(generations.culprits(), [0]);
+    let digests = Failure::Members { digests: ValuesByRank::of([(0, 1), (1, 1), (5, 2)]) };
+    assert_eq!(digests.to_string(), "rank 5 name other members than the others");
+}
+
+#[test]
+fn members_sum_over_a_store() {
+    use crate::store::HashStore;
+    let store = HashStore::new();
+    let run = |rank: u32| {
+        let act = |_: &u64, _, _: &dyn Fn() -> bool| rank != 7;
+        super::run::<Sum>(&store, seat(rank, 3, Duration::from_secs(60)), u64::from(rank) + 1, act, || true)
+    };
+    let all = std::thread::scope(|scope| {
+        [0, 1, 2].map(|rank| scope.spawn(move || run(rank))).map(|thread| thread.join().unwrap())
+    });
+    assert!(all.iter().all(|sum| matches!(sum, Ok(6))), "{all:?}");
+    use crate::store::Store;
+    let left = store.list_keys().unwrap();
+    assert!(left.iter().all(|key| key.starts_with("places/")), "{left:?}");
+}
+
+#[test]
+fn a_verdict_that_asks_for_more_is_obeyed() {
+    assert_eq!(Sum::judge(&8, &[(0, Some(true)), (1, Some(true))]), Verdict::Act { plan: 4 });
+    assert_eq!(Sum::decide(&[(0, 0)]), Decision::Refused { refusal: "nothing to add".into() });
+}

@@ -1,0 +1,44 @@
+//! A small protocol: members add numbers, and act on the sum.
+
+use std::time::Duration;
+
+use super::super::{Decision, Member, Protocol, Verdict};
+use crate::wire;
+
+/// Members add their numbers. A sum of 0 is refused. A sum that is a multiple of 8 needs a second action, with half of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Sum;
+
+impl Protocol for Sum {
+    const PROTOCOL: wire::Protocol = wire::Protocol { magic: *b"SU", version: 3 };
+    type Record = u64;
+    type Plan = u64;
+    /// True if the action has succeeded.
+    type Outcome = bool;
+    type Agreed = u64;
+    type Refusal = String;
+
+    fn decide(records: &[(u32, u64)]) -> Decision<Self> {
+        match records.iter().fold(0u64, |sum, (_, number)| sum.wrapping_add(*number)) {
+            0 => Decision::Refused { refusal: "nothing to add".into() },
+            sum => Decision::Act { plan: sum },
+        }
+    }
+
+    fn is_final(outcome: &bool) -> bool {
+        !outcome
+    }
+
+    fn judge(plan: &u64, outcomes: &[(u32, Option<bool>)]) -> Verdict<Self> {
+        match outcomes.iter().find(|(_, outcome)| *outcome != Some(true)) {
+            Some((rank, outcome)) => Verdict::Failed { refusal: format!("{outcome:?} of rank {rank}") },
+            None if plan.is_multiple_of(8) => Verdict::Act { plan: plan / 2 },
+            None => Verdict::Agreed { agreed: *plan },
+        }
+    }
+}
+
+/// Returns the seat of `rank` among the ranks below `size`.
+pub(super) fn seat(rank: u32, size: u32, patience: Duration) -> Member {
+    Member { name: "sum".into(), rank, members: (0..size).collect(), generation: 1, patience }
+}

@@ -1,0 +1,128 @@
+//! Values grouped by the ranks that hold them. Every disagreement is reported in this form.
+
+use std::fmt;
+
+use crate::wire::wire_struct;
+
+/// The ranks that hold one value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry<V> {
+    /// The value.
+    pub value: V,
+    /// The ranks that hold it, ascending.
+    pub ranks: Vec<u32>,
+}
+wire_struct!(Entry<V> { value, ranks });
+
+/// The values that ranks hold, each with its ranks. The value that most ranks hold comes first; ties are ordered by
+/// lowest rank. The result does not depend on the order of the input.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ValuesByRank<V> {
+    /// The entries. No two have the same value.
+    pub entries: Vec<Entry<V>>,
+}
+wire_struct!(ValuesByRank<V> { entries });
+
+impl<V: PartialEq> ValuesByRank<V> {
+    /// Groups ranks by their values.
+    pub fn of(holders: impl IntoIterator<Item = (u32, V)>) -> Self {
+        let mut entries: Vec<Entry<V>> = Vec::new();
+        for (rank, value) in holders {
+            match entries.iter_mut().find(|entry| entry.value == value) {
+                Some(entry) => entry.ranks.push(rank),
+                None => entries.push(Entry { value, ranks: vec![rank] }),
+            }
+        }
+        for entry in &mut entries {
+            entry.ranks.sort_unstable();
+        }
+        entries.sort_by_key(|entry| (std::cmp::Reverse(entry.ranks.len()), entry.ranks.first().copied()));
+        Self { entries }
+    }
+
+    /// Converts the values. Values that were different must stay different.
+    pub fn map<W>(self, to: impl Fn(V) -> W) -> ValuesByRank<W> {
+        let entry = |Entry { value, ranks }| Entry { value: to(value), ranks };
+        ValuesByRank { entries: self.entries.into_iter().map(entry).collect() }
+    }
+
+    /// Returns true if all ranks hold the same value, or there are no ranks.
+    #[must_use]
+    pub fn is_unanimous(&self) -> bool {
+        self.entries.len() <= 1
+    }
+
+    /// Returns the ranks outside the largest entry, ascending. If a majority holds the intended value, these ranks differ from
+    /// it.
+    #[must_use]
+    pub fn minority(&self) -> Vec<u32> {
+        let mut ranks: Vec<u32> =
+            self.entries.iter().skip(1).flat_map(|entry| entry.ranks.iter().copied()).collect();
+        ranks.sort_unstable();
+        ranks
+    }
+
+    /// Formats every entry, with `say` as the text of a value.
+    #[must_use]
+    pub fn describe(&self, say: impl Fn(&V) -> String) -> String {
+        let parts: Vec<String> = self
+            .entries
+            .iter()
+            .map(|entry| format!("{}: {}", Ranks(&entry.ranks), say(&entry.value)))
+            .collect();
+        parts.join("; ")
+    }
+}
+
+/// Formats ranks for a reader: `rank 2`, `ranks 0-3, 7`.
+#[derive(Debug, Clone, Copy)]
+pub struct Ranks<'a>(pub &'a [u32]);
+
+impl fmt::Display for Ranks<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self.0.len() {
+            0 => "no rank",
+            1 => "rank ",
+            _ => "ranks ",
+        })?;
+        let mut rest = self.0;
+        let mut separator = "";
+        while let Some(&first) = rest.first() {
+            let run = rest
+                .iter()
+                .zip(0u64..)
+                .take_while(|(rank, offset)| u64::from(**rank) == u64::from(first) + offset)
+                .count();
+            match run {
+                1 => write!(out, "{separator}{first}")?,
+                2 => write!(out, "{separator}{first}, {}", rest[1])?,
+                _ => write!(out, "{separator}{first}-{}", rest[run - 1])?,
+            }
+            separator = ", ";
+            rest = &rest[run..];
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_majority_comes_first() {
+        let split = ValuesByRank::of([(2, "b"), (3, "a"), (0, "a"), (1, "a")]);
+        assert_eq!(split.entries[0], Entry { value: "a", ranks: vec![0, 1, 3] });
+        assert_eq!(split.minority(), [2]);
+        let tie = ValuesByRank::of([(3, 1), (1, 2)]);
+        assert_eq!(tie.entries[0].ranks, [1]);
+        assert!(ValuesByRank::of([(0, 7), (1, 7)]).is_unanimous());
+    }
+
+    #[test]
+    fn ranks_read_as_ranges() {
+        assert_eq!(Ranks(&[]).to_string(), "no rank");
+        assert_eq!(Ranks(&[2]).to_string(), "rank 2");
+        assert_eq!(Ranks(&[0, 1, 3, 4, 5, u32::MAX]).to_string(), "ranks 0, 1, 3-5, 4294967295");
+    }
+}

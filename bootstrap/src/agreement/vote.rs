@@ -1,0 +1,218 @@
+//! One vote: every member posts its value, and the store keeps one result for all of them.
+//!
+//! A member posts, increments a counter, and waits for the result. The member that increments last finds all posts
+//! and proposes a result. A member whose wait times out reads the posts that are there and proposes too. The store
+//! keeps the first proposal, and every member obeys the stored one. So all members end alike, even if the patience of
+//! one member ends while the last member arrives.
+//!
+//! Keys: `PREFIX/RANK`, written by that rank only, `PREFIX/count`, and `PREFIX/result`, which is written once.
+
+use std::time::Duration;
+
+/// A request of a state machine to the store. Each may be repeated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// Sets a key that only this rank writes. Answer: [`Answer::Stored`].
+    Set {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: Vec<u8>,
+    },
+    /// Sets a key that only this rank writes, and only once. Answer: [`Answer::Stored`].
+    Post {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: Vec<u8>,
+    },
+    /// Adds 1 to a number. Answer: [`Answer::Count`].
+    Add {
+        /// The key of the number.
+        key: String,
+    },
+    /// Reads keys without waiting. Answer: [`Answer::Values`].
+    Fetch {
+        /// The keys.
+        keys: Vec<String>,
+    },
+    /// Sets a key unless it has a value. Answer: [`Answer::Result`].
+    Propose {
+        /// The key.
+        key: String,
+        /// The proposed value.
+        value: Vec<u8>,
+    },
+    /// Waits for a key. Answer: [`Answer::Result`], [`Answer::Expired`] or [`Answer::Over`].
+    Await {
+        /// The key.
+        key: String,
+        /// The time at which the wait ends, since the same moment as the times of the state machine.
+        until: Duration,
+    },
+}
+
+/// An answer of the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// The value is stored.
+    Stored,
+    /// The number after the addition.
+    Count(u64),
+    /// The values of the keys, in order; `None` for a key without a value.
+    Values(Vec<Option<Vec<u8>>>),
+    /// The value of the key now.
+    Result(Vec<u8>),
+    /// The wait has ended without a value.
+    Expired,
+    /// This rank stops waiting, because the object of the agreement has ended.
+    Over,
+    /// The store failed.
+    StoreFailed,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Unposted,
+    Posting,
+    Counting,
+    Waiting,
+    /// `counted` is true if the counter says that all members have posted.
+    Gathering {
+        counted: bool,
+    },
+    Holding,
+    Proposing,
+}
+
+/// The next step of a vote.
+pub(super) enum Step {
+    Ask(Request),
+    /// Call [`Vote::propose`] with a result, from the members' posts (in their order; `None` if missing) and the
+    /// values of the further keys.
+    Propose {
+        posted: Vec<Option<Vec<u8>>>,
+        further: Vec<Option<Vec<u8>>>,
+    },
+    /// The stored result.
+    Result(Vec<u8>),
+    /// The answer is to no request of the vote.
+    Unasked,
+}
+
+/// A member's part in one vote.
+#[derive(Debug, Clone)]
+pub(super) struct Vote {
+    prefix: String,
+    rank: u32,
+    members: Vec<u32>,
+    posted: Vec<u8>,
+    until: Duration,
+    proposes_now: bool,
+    further: Vec<String>,
+    state: State,
+}
+
+impl Vote {
+    /// Makes a vote in which `rank`, one of `members`, posts `posted` and waits for the others until `until`.
+    pub(super) fn new(
+        prefix: String,
+        rank: u32,
+        members: Vec<u32>,
+        posted: Vec<u8>,
+        until: Duration,
+    ) -> Self {
+        let (proposes_now, further, state) = (false, Vec::new(), State::Unposted);
+        Self { prefix, rank, members, posted, until, proposes_now, further, state }
+    }
+
+    /// If `now` is true, proposes without waiting for the others, because this member's post alone decides.
+    pub(super) fn proposes_now(mut self, now: bool) -> Self {
+        self.proposes_now = now;
+        self
+    }
+
+    /// Also reads these keys before proposing.
+    pub(super) fn reads(mut self, further: Vec<String>) -> Self {
+        self.further = further;
+        self
+    }
+
+    /// Returns true if the value may be in the store.
+    pub(super) fn has_posted(&self) -> bool {
+        self.state != State::Unposted
+    }
+
+    /// Returns the first request.
+    pub(super) fn begin(&mut self) -> Request {
+        self.state = State::Posting;
+        Request::Post { key: self.key(self.rank), value: self.posted.clone() }
+    }
+
+    /// Processes the answer to the last request.
+    pub(super) fn step(&mut self, answer: Answer) -> Step {
+        let (state, ask) = match (self.state, answer) {
+            (State::Posting, Answer::Stored) if self.proposes_now => {
+                (State::Gathering { counted: false }, self.gather())
+            }
+            (State::Posting, Answer::Stored) => {
+                (State::Counting, Request::Add { key: format!("{}/count", self.prefix) })
+            }
+            (State::Counting, Answer::Count(count)) if count >= self.members.len() as u64 => {
+                (State::Gathering { counted: true }, self.gather())
+            }
+            (State::Counting, Answer::Count(_)) => (State::Waiting, self.wait()),
+            (State::Waiting, Answer::Expired | Answer::Over) => {
+                (State::Gathering { counted: false }, self.gather())
+            }
+            (State::Waiting | State::Proposing, Answer::Result(value)) => return Step::Result(value),
+            (State::Gathering { counted }, Answer::Values(mut posted)) if posted.len() == self.asked() => {
+                let further = posted.split_off(self.members.len());
+                // A repeated request may increment the counter twice, so that it is ahead of the posts.
+                if counted && posted.iter().any(Option::is_none) {
+                    self.state = State::Waiting;
+                    return Step::Ask(self.wait());
+                }
+                self.state = State::Holding;
+                return Step::Propose { posted, further };
+            }
+            _ => return Step::Unasked,
+        };
+        self.state = state;
+        Step::Ask(ask)
+    }
+
+    /// Returns the request that proposes `value`, in answer to [`Step::Propose`].
+    pub(super) fn propose(&mut self, value: Vec<u8>) -> Request {
+        self.state = State::Proposing;
+        Request::Propose { key: result_key(&self.prefix), value }
+    }
+
+    fn asked(&self) -> usize {
+        self.members.len() + self.further.len()
+    }
+
+    fn wait(&self) -> Request {
+        Request::Await { key: result_key(&self.prefix), until: self.until }
+    }
+
+    fn gather(&self) -> Request {
+        let posted = self.members.iter().map(|rank| self.key(*rank));
+        Request::Fetch { keys: posted.chain(self.further.iter().cloned()).collect() }
+    }
+
+    fn key(&self, rank: u32) -> String {
+        format!("{}/{rank}", self.prefix)
+    }
+}
+
+/// Returns all keys of the vote with this prefix.
+pub(super) fn keys(prefix: &str, members: &[u32]) -> impl Iterator<Item = String> {
+    let posts = members.iter().map(move |rank| format!("{prefix}/{rank}"));
+    posts.chain([format!("{prefix}/count"), result_key(prefix)])
+}
+
+/// Returns the key of the result of the vote with this prefix.
+pub(super) fn result_key(prefix: &str) -> String {
+    format!("{prefix}/result")
+}
