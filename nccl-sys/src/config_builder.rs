@@ -247,7 +247,7 @@ impl ConfigBuilder {
         self.set(|raw| raw.rmaEagerInit = eager.into())
     }
 
-    /// Sets whether the host uses Compute Fabric Transport, CFT (`hostCftMode`). Since NCCL 2.31.
+    /// Sets the mode of host-side Compute Fabric Transport, CFT (`hostCftMode`). Since NCCL 2.31.
     pub fn host_cft_mode(self, mode: ncclHostCftMode_t) -> Self {
         self.set(|raw| raw.hostCftMode = mode.0)
     }

@@ -58,7 +58,7 @@ features! {
     FLOAT8: [] since (2, 24, 3);
     /// Collectives without thread blocks: the policy `NCCL_CTA_POLICY_ZERO` (2.28.3; wrong until 2.31.2).
     COPY_ENGINE: ["ncclCommInitRankConfig", "ncclCommWindowRegister"] since (2, 28, 3)
-        // Commit 428f0f20, first released in 2.30.3, fixes a race with an odd number of batches.
+        // Commit 428f0f20, first released in 2.30.3, fixes a race with an odd number of batches of copies.
         wrong (2, 28, 3) until (2, 30, 3)
             "all-to-all and all-gather by copy engines end before all data has come"
         // The release notes of 2.31.2 describe the fault (issue 2241 of NCCL), but do not name the first release with

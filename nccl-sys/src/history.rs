@@ -108,8 +108,8 @@ macro_rules! constants {
         enumerations {$( $enumeration:ident { $($constant:ident $since:tt,)* } )*}
         macros { $($name:ident $macro_since:tt,)* }
     ) => {
-        /// The constants of the headers that are numbers: those of the enumerations, and the macros that the code generator can
-        /// evaluate.
+        /// The constants of the headers that are numbers: those of the enumerations, and the macros that the code
+        /// generator can evaluate.
         pub static CONSTANTS: &[crate::Constant] = &[
             $($(crate::Constant {
                 name: stringify!($constant),

@@ -31,9 +31,10 @@ pub struct Settings {
     pub growth_divisor: u64,
     /// If true, idle segments that are too short for a request are released before a new segment is allocated for it.
     /// This applies to requests larger than 1 MiB in [`PoolKind::Cached`] pools, on streams that do not carry
-    /// collectives. Short idle segments of the same pool and stream are released until they had at least the length of
-    /// the new segment together. As a result, little memory stays reserved that large requests cannot use. Each release
-    /// blocks the host until the stream's work has ended. Releases become rare when no short segments are left.
+    /// collectives. Short idle segments of the same pool and stream are released, newest first, until the total length of
+    /// the released segments is at least the length of the new segment, or none are left. As a result, little memory
+    /// stays reserved that large requests cannot use. Each release blocks the host until the stream's work has ended.
+    /// Releases become rare when no short segments are left.
     pub replace_idle: bool,
     /// The part of the memory limit above which idle memory is collected. While more is reserved, segments whose idle
     /// time is at least average are released before new memory is requested, and a re-mappable pool moves idle pages

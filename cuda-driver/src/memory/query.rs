@@ -128,7 +128,8 @@ impl Driver {
         unsafe {
             call!(self.api(), cuPointerGetAttributes(count, attributes.as_mut_ptr(), out.as_mut_ptr(), ptr.0))
         }?;
-        // The driver writes zero for an attribute that does not apply, and for every attribute of an unknown address.
+        // The driver writes zero for an attribute that does not apply, except a negative number for the device. No attribute
+        // applies to an unknown address, so its memory type is zero.
         Ok((kind != 0).then(|| PointerDetails {
             info: PointerInfo { kind: memory_kind(kind), device: u32::try_from(device).ok() },
             range: AddressRange { start: DevicePtr(start), bytes },

@@ -132,8 +132,8 @@ impl LaunchConfig {
     }
 
     /// Returns an error if a size of the grid or the block is 0, if a size, the number of threads in a block or the
-    /// dynamic shared memory exceeds its limit, or if the grid does not consist of whole clusters. The driver checks
-    /// everything else, such as the size of a cluster.
+    /// dynamic shared memory exceeds its limit, or if the grid does not consist of whole clusters. The caller checks that
+    /// the driver and the device support the attributes. The driver checks the size of a cluster.
     fn check(&self, function: &Function, limits: &Limits) -> Result<()> {
         let kernel = || function.name().to_owned();
         for (what, found, (limit_name, limit)) in [

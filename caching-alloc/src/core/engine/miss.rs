@@ -120,8 +120,8 @@ impl Miss<'_> {
         self.registry().reap(structure);
         let mut attempts = Attempts::new(self.conditions(sizes));
         let mut outcome = Outcome::Nothing;
-        // The value of `structure.released` after the latest attempt to allocate a segment, or now if there was none
-        // yet. All threads together have released the difference to the current value since then.
+        // The value of `structure.released`, the bytes that all threads have released, after the latest attempt to
+        // allocate a segment. Before the first attempt, it is the value at the start of the loop.
         let mut released = structure.released;
         loop {
             let effect = attempts.step(outcome);

@@ -1,7 +1,8 @@
 //! Blocks, pages and addresses of a re-mappable pool.
 //!
-//! A range of addresses is a segment of the heap. It is lengthened when memory is mapped behind its end, and its
-//! unmapped parts are holes. Short and long blocks have separate ranges (see [`Tier`]), and each stream has a list of
+//! A reserved range of addresses is a segment of the heap. That segment is lengthened when memory is mapped behind its
+//! end. Its holes are the parts without usable memory: nothing is mapped there, or only pages that are now used at other
+//! addresses (stale addresses). Short and long blocks have separate ranges (see [`Tier`]), and each stream has a list of
 //! free blocks for each of the two. Memory that is freed on a stream is available on that stream at once. Other streams
 //! must be ordered behind that stream before they use it.
 

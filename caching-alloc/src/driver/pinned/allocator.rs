@@ -95,7 +95,8 @@ impl PinnedAllocator {
     #[track_caller]
     pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<PinnedBlock, PinnedError> {
         let block = self.allocator.default_pool().allocate(bytes, stream)?;
-        // Comparing addresses is not enough: another source might return memory that this one has allocated.
+        // `place_of` looks a block up only by the address and token of its segment. Another source might return memory that
+        // this source has allocated, so the block's source must also be this one.
         let own =
             |block: &Block| ptr::addr_eq(Arc::as_ptr(block.segment().source()), Arc::as_ptr(&self.source));
         let place =
