@@ -11,7 +11,7 @@ use std::{
 };
 
 use bootstrap::{
-    agreement::{Decision, Member, Protocol, Verdict, run},
+    agreement::{Decision, Member, Protocol, Report, Verdict, run},
     store::{Deadline, TcpStore},
     wire,
 };
@@ -46,15 +46,17 @@ impl Protocol for Port {
         problem.is_some()
     }
 
-    fn judge(port: &u16, outcomes: &[(u32, Option<Option<String>>)]) -> Verdict<Self> {
-        for (rank, outcome) in outcomes {
-            match outcome {
-                Some(None) => {}
-                Some(Some(problem)) => return Verdict::Failed { refusal: format!("rank {rank}: {problem}") },
-                None => return Verdict::Failed { refusal: format!("rank {rank} is lost") },
-            }
+    fn judge(port: &u16, reports: &[(u32, Report<Option<String>>)]) -> Verdict<Self> {
+        let problem = reports.iter().find_map(|(rank, report)| match report {
+            Report::Outcome(Some(problem)) => Some(format!("rank {rank}: {problem}")),
+            _ => None,
+        });
+        let late = reports.iter().find(|(_, report)| *report == Report::Late);
+        match (problem, late) {
+            (Some(refusal), _) => Verdict::Failed { refusal },
+            (None, Some((rank, _))) => Verdict::Failed { refusal: format!("rank {rank} is lost") },
+            (None, None) => Verdict::Agreed { agreed: *port },
         }
-        Verdict::Agreed { agreed: *port }
     }
 }
 

@@ -8,8 +8,8 @@
 //! | [`wire`] | the binary form of the messages that ranks exchange through a store |
 //! | [`hash`] | the hash of digests that ranks compare |
 //!
-//! Invariants: every wait has a [`Deadline`](store::Deadline), and its error names the awaited key or process. A
-//! process without the job's secret, or of another user, gets nothing.
+//! Invariants: every wait has a limit, and its error names the awaited key or rank. A process of another user receives no
+//! descriptor. A store with a secret serves only processes that know it.
 
 pub mod agreement;
 pub mod hash;

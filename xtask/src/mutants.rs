@@ -1,7 +1,7 @@
 //! `cargo xtask mutants`: checks that the tests detect bugs.
 //!
 //! Every patch under `xtask/mutants/` puts one bug into one crate. Each is applied by itself to a copy of the workspace
-//! and has to be found there: in the caching allocator and in process-group by the crate's tests, in symm-mem by `cargo xtask sim explore`. A patch whose text has the line
+//! and has to be found there: in bootstrap, the caching allocator and process-group by the crate's tests, in symm-mem by `cargo xtask sim explore`. A patch whose text has the line
 //! `Found by: models` has to be found by the crate's models under loom. A patch that no longer applies, or does not
 //! compile, is an error: it tests nothing. What a patch breaks is written before its first difference.
 
@@ -38,8 +38,12 @@ enum Finder {
 }
 
 /// The crates that patches break, and the checks that must detect it unless the patch says otherwise.
-const CRATES: [(&str, Finder); 3] =
-    [("caching-alloc", Finder::Tests), ("process-group", Finder::Tests), ("symm-mem", Finder::Seeds)];
+const CRATES: [(&str, Finder); 4] = [
+    ("bootstrap", Finder::Tests),
+    ("caching-alloc", Finder::Tests),
+    ("process-group", Finder::Tests),
+    ("symm-mem", Finder::Seeds),
+];
 /// The line of a patch that only the models can detect.
 const BY_MODELS: &str = "Found by: models";
 /// Seeds within which the bug must be found.

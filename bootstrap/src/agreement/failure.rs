@@ -58,10 +58,10 @@ pub(super) fn place_key(rank: u32) -> String {
 pub struct Absentee {
     /// Its rank of the job.
     pub rank: u32,
-    /// The agreement that it entered last; `None` if it has entered none.
-    pub last_seen: Option<Place>,
+    /// The agreement in which it waits now; `None` if it waits in none.
+    pub elsewhere: Option<Place>,
 }
-wire_struct!(Absentee { rank, last_seen });
+wire_struct!(Absentee { rank, elsewhere });
 
 /// A rank in a circular wait.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,6 +73,25 @@ pub struct Waiting {
 }
 wire_struct!(Waiting { rank, place });
 
+/// The protocol that a member speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spoken {
+    /// The magic of the protocol.
+    pub magic: [u8; 2],
+    /// Its version.
+    pub version: u16,
+    /// The version of the agreement's own messages.
+    pub agreement: u16,
+}
+wire_struct!(Spoken { magic, version, agreement });
+
+impl fmt::Display for Spoken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { magic, version, agreement } = self;
+        write!(f, "{} {version}.{agreement}", magic.escape_ascii())
+    }
+}
+
 /// The reason why an agreement has failed on all members. Ranks are ranks of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -81,16 +100,18 @@ pub enum Failure {
     Absent {
         /// The members that did not come, in the order of their ranks.
         missing: Vec<Absentee>,
-        /// The time that the member waited whose patience ended first, in milliseconds.
+        /// The member whose patience ended first.
+        by: u32,
+        /// The time that it waited, in milliseconds.
         waited_ms: u64,
         /// The ranks that wait for each other in a circle, each in another agreement than the next one; empty if there is
         /// no circle.
         circle: Vec<Waiting>,
     },
-    /// Members speak different versions of the protocol.
-    Versions {
-        /// The versions of the protocol.
-        versions: ValuesByRank<u16>,
+    /// Members take part in different protocols under one name, or speak different versions of it.
+    Protocols {
+        /// The protocol of each member.
+        protocols: ValuesByRank<Spoken>,
     },
     /// Members name different members.
     Members {
@@ -109,6 +130,11 @@ pub enum Failure {
         /// The problem with the record.
         cause: String,
     },
+    /// Two processes take part as one rank, or the name was used before.
+    Taken {
+        /// The rank.
+        rank: u32,
+    },
     /// A member has left.
     Left {
         /// The member.
@@ -118,12 +144,13 @@ pub enum Failure {
     },
 }
 wire_enum!(Failure {
-    0 => Absent { missing, waited_ms, circle },
-    1 => Versions { versions },
+    0 => Absent { missing, by, waited_ms, circle },
+    1 => Protocols { protocols },
     2 => Members { digests },
     3 => Generations { generations },
     4 => Unreadable { rank, cause },
-    5 => Left { rank, cause },
+    5 => Taken { rank },
+    6 => Left { rank, cause },
 });
 
 impl Message for Failure {
@@ -137,10 +164,10 @@ impl Failure {
     pub fn culprits(&self) -> Vec<u32> {
         match self {
             Self::Absent { missing, .. } => missing.iter().map(|absentee| absentee.rank).collect(),
-            Self::Versions { versions } => versions.minority(),
+            Self::Protocols { protocols } => protocols.minority(),
             Self::Members { digests } => digests.minority(),
             Self::Generations { generations } => generations.minority(),
-            Self::Unreadable { rank, .. } | Self::Left { rank, .. } => vec![*rank],
+            Self::Unreadable { rank, .. } | Self::Taken { rank } | Self::Left { rank, .. } => vec![*rank],
         }
     }
 }
@@ -150,13 +177,13 @@ impl std::error::Error for Failure {}
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Absent { missing, waited_ms, circle } if circle.is_empty() => {
+            Self::Absent { missing, by, waited_ms, circle } if circle.is_empty() => {
                 let ranks: Vec<u32> = missing.iter().map(|absentee| absentee.rank).collect();
-                write!(f, "{} did not come within {waited_ms} ms", Ranks(&ranks))?;
-                for Absentee { rank, last_seen } in missing {
-                    match last_seen {
-                        Some(place) => write!(f, "; rank {rank} was last seen at {}", place.name)?,
-                        None => write!(f, "; rank {rank} has entered no agreement")?,
+                write!(f, "{} did not come within the {waited_ms} ms that rank {by} waited", Ranks(&ranks))?;
+                for Absentee { rank, elsewhere } in missing {
+                    match elsewhere {
+                        Some(place) => write!(f, "; rank {rank} waits at {}", place.name)?,
+                        None => write!(f, "; rank {rank} waits in no agreement")?,
                     }
                 }
                 Ok(())
@@ -169,21 +196,27 @@ impl fmt::Display for Failure {
                 }
                 f.write_str("; call them in the same order on every rank")
             }
-            Self::Versions { versions } => {
-                write!(
-                    f,
-                    "ranks speak different versions of the protocol: {}; run the same release on every rank",
-                    versions.describe(u16::to_string)
-                )
-            }
-            Self::Members { digests } => {
-                write!(f, "{} name other members than the others", Ranks(&digests.minority()))
-            }
+            Self::Protocols { protocols } => write!(
+                f,
+                "ranks speak different protocols: {}; run the same release on every rank",
+                protocols.describe(Spoken::to_string)
+            ),
+            Self::Members { digests } => write!(
+                f,
+                "ranks name different members: digests of their lists: {}",
+                digests.describe(|digest| format!("{digest:016x}"))
+            ),
             Self::Generations { generations } => write!(
                 f,
                 "ranks mean different generations: {}; make the object equally often on every rank",
                 generations.describe(u64::to_string)
             ),
+            Self::Taken { rank } => {
+                write!(
+                    f,
+                    "two processes take part as rank {rank}, or the name of the agreement was used before"
+                )
+            }
             Self::Unreadable { rank, cause } => {
                 write!(f, "the record of rank {rank} cannot be read: {cause}")
             }

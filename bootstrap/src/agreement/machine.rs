@@ -7,35 +7,38 @@
 //! |---|---|---|
 //! | entering | the member publishes where it waits | |
 //! | records | the member posts its record; [`Protocol::decide`] | its own patience |
-//! | action | [`Output::Act`] | half of the longest patience, at least 10 s |
-//! | outcomes | every member posts its outcome; [`Protocol::judge`] | a quarter of the longest patience, at least 5 s |
+//! | action | [`Output::Act`] | half of the longest patience, at least [`Protocol::ACTION_FLOOR`], at most 10 min |
+//! | outcomes | every member posts its outcome; [`Protocol::judge`] | a quarter of the longest patience, from 5 s to 10 min |
 //! | acknowledgement | the member posts that it has read the result; one that finds all acknowledgements removes the keys | does not wait |
 
 use std::time::Duration;
 
 use super::{
     budget,
-    failure::{Absentee, COMMON, Failure, Place, outcomes, place_key, records},
-    protocol::{Decision, Protocol, Verdict},
+    failure::{Absentee, COMMON, Failure, Place, Spoken, outcomes, place_key, records},
+    protocol::{Decision, Protocol, Report, Verdict},
     trace::{Trace, Traced},
     values::ValuesByRank,
-    vote::{self, Answer, Request, Step, Vote},
+    vote::{self, Answer, Gathering, Request, Step, Vote},
 };
 use crate::{
     hash::fnv64,
     wire::{self, Malformed, Message, Reader, Wire, wire_struct},
 };
 
-/// This rank's seat in an agreement.
+/// A member of an agreement.
+///
+/// A rank takes part in one agreement of a store at a time: the search for circular waits knows one place of each rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// The name of the agreement, the prefix of its keys. One name serves one agreement.
+    /// The name of the agreement, the prefix of its keys. It serves one agreement: make it of the object, the object's
+    /// generation and the number of the call.
     pub name: String,
     /// This rank of the job.
     pub rank: u32,
     /// All members, as ranks of the job, in one order on all of them.
     pub members: Vec<u32>,
-    /// The generation of the object that the members agree on: how often this rank has made it.
+    /// The generation of the object that the members agree on: how many times this rank has created the object.
     pub generation: u64,
     /// How long this member waits for the others.
     pub patience: Duration,
@@ -61,7 +64,8 @@ pub enum Output<P: Protocol> {
         plan: P::Plan,
         /// The time limit.
         until: Duration,
-        /// The key of the verdict. If it has a value before this member is done, another member has failed.
+        /// The key of the verdict. If it has a value before this member is done, the action has failed on another member,
+        /// or a member has left.
         verdict: String,
     },
     /// The agreement has ended.
@@ -73,14 +77,17 @@ pub enum Output<P: Protocol> {
 pub struct Conclusion<P: Protocol> {
     /// The result, or the reason why there is none.
     pub result: Result<P::Agreed, Ending<P>>,
-    /// The keys that all members have read, to be removed.
+    /// The keys to remove, because every member has acknowledged the result. Usually empty except on the last member.
     pub read: Vec<String>,
+    /// True if this member has acted. If there is no result, it has to undo its part.
+    pub has_acted: bool,
 }
 
 /// The reason why an agreement has no result on this member.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Ending<P: Protocol> {
-    /// Refused on all members, for a reason of the protocol. If this came after an action, members undo what they can.
+    /// Refused on all members, for a reason of the protocol.
     Refused(P::Refusal),
     /// Failed on all members.
     Failed(Failure),
@@ -90,22 +97,26 @@ pub enum Ending<P: Protocol> {
     InDoubt,
     /// A value in the store cannot be read: another program writes there. The object must be treated as failed.
     Unreadable(Malformed),
-    /// The driver gave an input that was not requested.
+    /// The driver gave an input that was not requested. The object must be treated as failed.
     OutOfStep,
 }
 
 /// A member's record with what identifies it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Posted<R> {
+    /// The version of [`COMMON`]. First, so that all versions read it.
+    agreement: u16,
+    /// A random number of this run. Two runs that post under one key are told apart by it.
+    nonce: u64,
     /// The digest of the member list.
     members: u64,
     generation: u64,
     patience: Duration,
     record: R,
 }
-wire_struct!(Posted<R> { members, generation, patience, record });
+wire_struct!(Posted<R> { agreement, nonce, members, generation, patience, record });
 
-/// A decision or verdict in the store.
+/// The content of a result's key: the protocol's value, or a failure in its place.
 enum Sealed<V> {
     Failed(Failure),
     Stands(V),
@@ -146,12 +157,30 @@ pub(super) fn told_failure(bytes: &[u8]) -> Option<Failure> {
     Failure::from_bytes(bytes).ok()
 }
 
+/// Returns true if this decision, or else this verdict, asks the members for an action.
+pub(super) fn asks_for_action<P: Protocol>(bytes: &[u8], is_decision: bool) -> bool {
+    if is_decision {
+        let decided = read::<P, Decided<Decision<P>>>(DECISION, bytes);
+        matches!(decided, Ok(Decided { decision: Decision::Act { .. }, .. }))
+    } else {
+        matches!(read::<P, Verdict<P>>(VERDICT, bytes), Ok(Verdict::Act { .. }))
+    }
+}
+
 /// Reads a decision or verdict, or the failure in its place.
 fn unseal<P: Protocol, V: Wire>(kind: u8, bytes: &[u8]) -> Result<Sealed<V>, Malformed> {
     match told_failure(bytes) {
         Some(failure) => Ok(Sealed::Failed(failure)),
         None => Ok(Sealed::Stands(read::<P, V>(kind, bytes)?)),
     }
+}
+
+/// Reads the protocol that a posted record is of.
+fn spoken(bytes: &[u8]) -> Option<Spoken> {
+    let mut reader = Reader::new(bytes);
+    let magic = <[u8; 2]>::read(&mut reader).ok()?;
+    let (version, _kind) = <(u16, u8)>::read(&mut reader).ok()?;
+    Some(Spoken { magic, version, agreement: u16::read(&mut reader).ok()? })
 }
 
 fn digest(members: &[u32]) -> u64 {
@@ -177,15 +206,19 @@ enum Phase<P: Protocol> {
         vote: Vote,
     },
     Acknowledging(Acknowledging, Result<P::Agreed, Ending<P>>),
+    /// Telling the others that another process has posted as this rank.
+    Rejecting,
     Done,
 }
 
 /// The steps of an acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Acknowledging {
-    /// Publishing that this rank waits in no agreement. Before the keys are removed: without a decision, the agreement
-    /// would look as if this rank still waited in it.
-    Leaving,
+    /// Publishing that this rank waits in no agreement. This precedes the removal of keys: a place that names an agreement
+    /// whose decision was removed looks like a wait. `acknowledges` is false if the result is this member's alone.
+    Leaving {
+        acknowledges: bool,
+    },
     Posting,
     Looking,
 }
@@ -195,20 +228,52 @@ enum Acknowledging {
 pub struct Agreement<P: Protocol> {
     member: Member,
     record: P::Record,
+    nonce: u64,
     begun: Duration,
     /// The longest patience of the members, from the decision on.
     patience: Duration,
-    /// The number of actions so far.
+    /// The number of verdicts that asked for another action.
     actions: u32,
+    has_acted: bool,
     phase: Phase<P>,
 }
 
 impl<P: Protocol> Agreement<P> {
-    /// Makes the part of this member, which posts `record`.
-    #[must_use]
-    pub fn new(member: Member, record: P::Record) -> Self {
+    /// Makes the part of this member, which posts `record`. `nonce` is a random number.
+    ///
+    /// # Errors
+    /// A description of the problem with `member`: its rank is not among the members, a rank is named twice, or the name
+    /// is empty.
+    pub fn new(member: Member, record: P::Record, nonce: u64) -> Result<Self, String> {
+        const {
+            assert!(
+                P::PROTOCOL.magic[0] != COMMON.magic[0] || P::PROTOCOL.magic[1] != COMMON.magic[1],
+                "the magic AG is reserved"
+            );
+        }
+        let Member { name, rank, members, .. } = &member;
+        if name.is_empty() {
+            return Err("an agreement needs a name".into());
+        }
+        if !members.contains(rank) {
+            return Err(format!("rank {rank} is not among the members {members:?} of {name}"));
+        }
+        let mut sorted = members.clone();
+        sorted.sort_unstable();
+        if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(format!("rank {} is named twice among the members of {name}", pair[0]));
+        }
         let patience = member.patience;
-        Self { member, record, begun: Duration::ZERO, patience, actions: 0, phase: Phase::Begin }
+        Ok(Self {
+            member,
+            record,
+            nonce,
+            begun: Duration::ZERO,
+            patience,
+            actions: 0,
+            has_acted: false,
+            phase: Phase::Begin,
+        })
     }
 
     /// Returns the name of the agreement.
@@ -229,7 +294,9 @@ impl<P: Protocol> Agreement<P> {
     #[must_use]
     pub fn is_in_doubt(&self) -> bool {
         match &self.phase {
-            Phase::Begin | Phase::Entering | Phase::Acknowledging(..) | Phase::Done => false,
+            Phase::Begin | Phase::Entering | Phase::Rejecting | Phase::Acknowledging(..) | Phase::Done => {
+                false
+            }
             Phase::Records(vote) | Phase::Tracing(vote, ..) | Phase::Opening(vote, ..) => vote.has_posted(),
             Phase::Acting { .. } | Phase::Outcomes { .. } => true,
         }
@@ -242,19 +309,35 @@ impl<P: Protocol> Agreement<P> {
             (Phase::Acknowledging(_, result), Input::Store(Answer::StoreFailed)) => {
                 self.end(result, Vec::new())
             }
+            // Another process has posted as this rank. The others learn it, unless they have decided with that process.
+            (Phase::Records(mut vote), Input::Store(Answer::Taken)) => {
+                let ask = vote.propose(sealed_failure(Failure::Taken { rank: self.member.rank }));
+                self.phase = Phase::Rejecting;
+                Output::Store(ask)
+            }
+            (Phase::Rejecting, Input::Store(_)) => {
+                self.end(Err(Ending::Failed(Failure::Taken { rank: self.member.rank })), Vec::new())
+            }
+            (phase @ (Phase::Records(_) | Phase::Outcomes { .. }), Input::Store(Answer::Over)) => {
+                let (rank, cause) =
+                    (self.member.rank, "the object of the agreement has ended there".to_owned());
+                self.propose_in(phase, sealed_failure(Failure::Left { rank, cause }))
+            }
             (_, Input::Store(Answer::StoreFailed)) => {
                 let ending = if is_in_doubt { Ending::InDoubt } else { Ending::StoreFailed };
                 self.end(Err(ending), Vec::new())
             }
             (Phase::Entering, Input::Store(Answer::Stored)) => {
                 let posted = Posted {
+                    agreement: COMMON.version,
+                    nonce: self.nonce,
                     members: digest(&self.member.members),
                     generation: self.member.generation,
                     patience: self.member.patience,
                     record: self.record.clone(),
                 };
                 let places = self.member.members.iter().map(|rank| place_key(*rank)).collect();
-                let until = self.begun + self.member.patience;
+                let until = self.begun.saturating_add(self.member.patience);
                 let mut vote =
                     self.vote(records(&self.member.name), message::<P>(RECORD, &posted), until).reads(places);
                 let ask = vote.begin();
@@ -277,17 +360,23 @@ impl<P: Protocol> Agreement<P> {
                 Output::Store(ask)
             }
             (Phase::Outcomes { plan, vote }, Input::Store(answer)) => self.outcomes(plan, vote, answer, now),
-            (Phase::Acknowledging(Acknowledging::Leaving, result), Input::Store(Answer::Stored)) => {
+            (
+                Phase::Acknowledging(Acknowledging::Leaving { acknowledges: false }, result),
+                Input::Store(_),
+            ) => self.end(result, Vec::new()),
+            (
+                Phase::Acknowledging(Acknowledging::Leaving { acknowledges: true }, result),
+                Input::Store(Answer::Stored),
+            ) => {
                 self.phase = Phase::Acknowledging(Acknowledging::Posting, result);
                 Output::Store(Request::Set { key: self.read_key(self.member.rank), value: vec![1] })
             }
             (Phase::Acknowledging(Acknowledging::Posting, result), Input::Store(Answer::Stored)) => {
                 self.phase = Phase::Acknowledging(Acknowledging::Looking, result);
                 let keys = self.member.members.iter().map(|rank| self.read_key(*rank)).collect();
-                Output::Store(Request::Fetch { keys })
+                Output::Store(Request::Check { keys })
             }
-            (Phase::Acknowledging(Acknowledging::Looking, result), Input::Store(Answer::Values(read))) => {
-                let all = read.len() == self.member.members.len() && read.iter().all(Option::is_some);
+            (Phase::Acknowledging(Acknowledging::Looking, result), Input::Store(Answer::All(all))) => {
                 let keys = if all { self.all_keys() } else { Vec::new() };
                 self.end(result, keys)
             }
@@ -303,14 +392,14 @@ impl<P: Protocol> Agreement<P> {
             }
             Step::Result(value) => return self.decided(&value, now),
             Step::Unasked => return self.end(Err(Ending::OutOfStep), Vec::new()),
-            Step::Propose { posted, further } => (posted, further),
+            Step::Propose { posted, further, .. } => (posted, further),
         };
         let place =
             |bytes: &Option<Vec<u8>>| Place::from_bytes(bytes.as_deref()?).ok().filter(Place::is_somewhere);
         let places: Vec<_> = self.member.members.iter().copied().zip(places.iter().map(place)).collect();
         let missing = places.iter().zip(&posted).filter(|(_, posted)| posted.is_none());
         let mut missing: Vec<Absentee> = missing
-            .map(|((rank, last_seen), _)| Absentee { rank: *rank, last_seen: last_seen.clone() })
+            .map(|((rank, elsewhere), _)| Absentee { rank: *rank, elsewhere: elsewhere.clone() })
             .collect();
         missing.sort_by_key(|absentee| absentee.rank);
         if missing.is_empty() {
@@ -324,13 +413,11 @@ impl<P: Protocol> Agreement<P> {
     /// Decides from the posted records of all members, in their order.
     fn decide<'a>(&self, posted: impl Iterator<Item = &'a Vec<u8>> + Clone) -> Vec<u8> {
         let members = || self.member.members.iter().copied();
-        let versions = members().zip(posted.clone()).filter_map(|(rank, bytes)| {
-            let rest = bytes.strip_prefix(&P::PROTOCOL.magic)?;
-            Some((rank, u16::read(&mut Reader::new(rest)).ok()?))
-        });
-        let versions = ValuesByRank::of(versions);
-        if !versions.is_unanimous() {
-            return sealed_failure(Failure::Versions { versions });
+        let protocols =
+            members().zip(posted.clone()).filter_map(|(rank, bytes)| Some((rank, spoken(bytes)?)));
+        let protocols = ValuesByRank::of(protocols);
+        if !protocols.is_unanimous() {
+            return sealed_failure(Failure::Protocols { protocols });
         }
         let mut records = Vec::new();
         for (rank, bytes) in members().zip(posted) {
@@ -372,14 +459,14 @@ impl<P: Protocol> Agreement<P> {
             Traced::Circle(circle) => circle,
         };
         let waited_ms = now.saturating_sub(self.begun).as_millis() as u64;
-        let own = self.place();
+        let (own, by) = (self.place(), self.member.rank);
         let others =
             super::trace::others(&circle, &own).into_iter().map(|(place, missing)| Request::Propose {
                 key: place.decision_key(),
-                value: sealed_failure(Failure::Absent { missing, waited_ms, circle: circle.clone() }),
+                value: sealed_failure(Failure::Absent { missing, by, waited_ms, circle: circle.clone() }),
             });
         let others = others.collect();
-        self.open(vote, others, Failure::Absent { missing, waited_ms, circle })
+        self.open(vote, others, Failure::Absent { missing, by, waited_ms, circle })
     }
 
     /// Fails the other agreements of a circle, and then this one.
@@ -403,15 +490,15 @@ impl<P: Protocol> Agreement<P> {
         let decided: Decided<Decision<P>> = match unseal::<P, _>(DECISION, value) {
             Ok(Sealed::Stands(decided)) => decided,
             Ok(Sealed::Failed(failure)) => return self.acknowledge(Err(Ending::Failed(failure))),
-            Err(malformed) => return self.end(Err(Ending::Unreadable(malformed)), Vec::new()),
+            Err(malformed) => return self.leave(Err(Ending::Unreadable(malformed)), false),
         };
         let own = digest(&self.member.members);
-        // Members with another list have decided without this rank.
+        // The decision is of members with another list. This rank is not part of it.
         if decided.members != own {
             let others = self.member.members.iter().filter(|rank| **rank != self.member.rank);
             let digests = others.map(|rank| (*rank, decided.members)).chain([(self.member.rank, own)]);
             let failure = Failure::Members { digests: ValuesByRank::of(digests) };
-            return self.end(Err(Ending::Failed(failure)), Vec::new());
+            return self.leave(Err(Ending::Failed(failure)), false);
         }
         self.patience = decided.patience;
         match decided.decision {
@@ -422,8 +509,9 @@ impl<P: Protocol> Agreement<P> {
     }
 
     fn act(&mut self, plan: P::Plan, now: Duration) -> Output<P> {
-        let until = now + budget::action(self.patience);
-        let outcomes_until = until + budget::outcomes(self.patience);
+        let until = now.saturating_add(budget::action(self.patience, P::ACTION_FLOOR));
+        let outcomes_until = until.saturating_add(budget::outcomes(self.patience));
+        self.has_acted = true;
         self.phase = Phase::Acting { plan: plan.clone(), outcomes_until };
         let verdict = vote::result_key(&outcomes(&self.member.name, self.actions));
         Output::Act { plan, until, verdict }
@@ -432,16 +520,22 @@ impl<P: Protocol> Agreement<P> {
     fn outcomes(&mut self, plan: P::Plan, mut vote: Vote, answer: Answer, now: Duration) -> Output<P> {
         let ask = match vote.step(answer) {
             Step::Ask(ask) => ask,
-            Step::Propose { posted, .. } => {
-                let outcome =
-                    |bytes: &Option<Vec<u8>>| read::<P, P::Outcome>(OUTCOME, bytes.as_deref()?).ok();
-                let outcomes: Vec<_> =
-                    self.member.members.iter().copied().zip(posted.iter().map(outcome)).collect();
-                vote.propose(message::<P>(VERDICT, &P::judge(&plan, &outcomes)))
+            Step::Propose { posted, why, .. } => {
+                let report = |bytes: &Option<Vec<u8>>| match (bytes, why) {
+                    // A value that cannot be read will not change.
+                    (Some(bytes), _) => {
+                        read::<P, P::Outcome>(OUTCOME, bytes).map_or(Report::Late, Report::Outcome)
+                    }
+                    (None, Gathering::Expired) => Report::Late,
+                    (None, Gathering::Now | Gathering::Counted) => Report::Pending,
+                };
+                let reports: Vec<_> =
+                    self.member.members.iter().copied().zip(posted.iter().map(report)).collect();
+                vote.propose(message::<P>(VERDICT, &P::judge(&plan, &reports)))
             }
             Step::Result(value) => {
                 return match unseal::<P, Verdict<P>>(VERDICT, &value) {
-                    Err(malformed) => self.end(Err(Ending::Unreadable(malformed)), Vec::new()),
+                    Err(malformed) => self.leave(Err(Ending::Unreadable(malformed)), false),
                     Ok(Sealed::Failed(failure)) => self.acknowledge(Err(Ending::Failed(failure))),
                     Ok(Sealed::Stands(Verdict::Agreed { agreed })) => self.acknowledge(Ok(agreed)),
                     Ok(Sealed::Stands(Verdict::Failed { refusal })) => {
@@ -460,9 +554,27 @@ impl<P: Protocol> Agreement<P> {
     }
 
     fn acknowledge(&mut self, result: Result<P::Agreed, Ending<P>>) -> Output<P> {
-        self.phase = Phase::Acknowledging(Acknowledging::Leaving, result);
+        self.leave(result, true)
+    }
+
+    /// Leaves the place, and acknowledges the result if it is that of all members.
+    fn leave(&mut self, result: Result<P::Agreed, Ending<P>>, acknowledges: bool) -> Output<P> {
+        self.phase = Phase::Acknowledging(Acknowledging::Leaving { acknowledges }, result);
         let nowhere = Place { name: String::new(), members: Vec::new() };
         Output::Store(Request::Set { key: place_key(self.member.rank), value: nowhere.to_bytes() })
+    }
+
+    /// Proposes a failure in place of the decision or verdict that this phase waits for.
+    fn propose_in(&mut self, phase: Phase<P>, value: Vec<u8>) -> Output<P> {
+        match phase {
+            Phase::Records(vote) => self.propose(vote, value),
+            Phase::Outcomes { plan, mut vote } => {
+                let ask = vote.propose(value);
+                self.phase = Phase::Outcomes { plan, vote };
+                Output::Store(ask)
+            }
+            _ => self.end(Err(Ending::OutOfStep), Vec::new()),
+        }
     }
 
     fn place(&self) -> Place {
@@ -491,9 +603,6 @@ impl<P: Protocol> Agreement<P> {
 
     fn end(&mut self, result: Result<P::Agreed, Ending<P>>, read: Vec<String>) -> Output<P> {
         self.phase = Phase::Done;
-        Output::Done(Conclusion { result, read })
+        Output::Done(Conclusion { result, read, has_acted: self.has_acted })
     }
 }
-
-// Kept beside the protocol's own magics: no protocol may use it.
-const _: () = assert!(COMMON.magic[0] == b'A' && COMMON.magic[1] == b'G');

@@ -12,18 +12,22 @@
 //! - [`leave`]: ends the waits of the other members for a rank that will not come or go on.
 //!
 //! # Rules
-//! - **One decision.** A member that counts last, or whose patience ends, proposes a decision. The store keeps the first
-//!   proposal (compare-and-set), and every member obeys it.
+//! - **One decision.** The member whose increment completes the count, or whose wait times out, proposes a decision. The
+//!   store keeps the first proposal (compare-and-set), and every member obeys it.
 //! - **Identity.** A record carries the protocol's version, a digest of the member list and the generation of the object
 //!   that the members agree on. Differences refuse the agreement on every member, and name the ranks.
 //! - **Doubt.** From its post until it has read the result, a member is *in doubt*: the others may act on its record. A
-//!   member that cannot reach the store meanwhile asks again until its deadline. It then ends with
-//!   [`Ending::InDoubt`], and its caller must treat the object as failed.
-//! - **Time.** A member's patience limits only its wait for the other members. Later steps have limits that are equal on
-//!   all members, with lower bounds. So a short patience refuses an agreement and breaks nothing.
+//!   member that cannot reach the store meanwhile repeats the request until its patience has ended, and for at least 5 s.
+//!   It then ends with [`Ending::InDoubt`], and its caller must treat the object as failed.
+//! - **Time.** A member's patience limits only its wait for the records of the others. The limits of actions and outcomes
+//!   follow from the longest patience, with a least and a greatest value, and are equal on all members. So a short
+//!   patience refuses an agreement and breaks nothing.
 //! - **Circular waits.** A member publishes which agreement it waits in. A member whose patience ends follows the waits
-//!   of the missing ranks. If they lead back to it, all agreements of the circle are refused, with the whole circle.
-//! - **Order.** Every request to the store may be repeated. When all members have read the result, its keys are removed.
+//!   of the missing ranks. If they lead back to it, it fails all agreements of the circle, with the whole circle.
+//! - **Retries and clean-up.** Every request to the store may be repeated. When all members have read the result, its keys
+//!   are removed.
+//! - **The store's host** should outlive the agreement: a member that hosts the store and ends first leaves the others in
+//!   doubt.
 
 mod budget;
 mod failure;
@@ -36,9 +40,9 @@ mod trace;
 mod values;
 mod vote;
 
-pub use failure::{Absentee, Failure, Place, Waiting};
+pub use failure::{Absentee, Failure, Place, Spoken, Waiting};
 pub use machine::{Agreement, Conclusion, Ending, Input, Member, Output};
-pub use protocol::{Decision, Protocol, Verdict};
+pub use protocol::{Decision, Protocol, Report, Verdict};
 pub use session::{Failed, leave, run};
 pub use values::{Entry, Ranks, ValuesByRank};
 pub use vote::{Answer, Request};

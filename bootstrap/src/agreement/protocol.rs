@@ -1,14 +1,16 @@
 //! The part of an agreement that is specific to its kind.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use crate::wire::{self, Wire, wire_enum};
 
 /// A kind of agreement: its messages, and the pure functions that decide. All functions give equal results on all
 /// members, because they depend on their arguments alone.
 pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
-    /// The magic and the version of the messages.
+    /// The magic and the version of the messages. The magic `AG` is reserved.
     const PROTOCOL: wire::Protocol;
+    /// The least time that members get for an action.
+    const ACTION_FLOOR: Duration = Duration::from_secs(10);
 
     /// The message of a member to the others.
     type Record: Wire;
@@ -21,18 +23,30 @@ pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
     /// A reason of this kind for which nothing is agreed.
     type Refusal: Wire;
 
-    /// Decides from the records of all members, in the order of the members. The result must not depend on that order.
+    /// Decides from the records of all members, in the order of [`Member::members`](super::Member::members).
     fn decide(records: &[(u32, Self::Record)]) -> Decision<Self>;
 
     /// Returns true if this outcome alone decides the verdict, so that nobody has to wait for the others.
     fn is_final(outcome: &Self::Outcome) -> bool;
 
-    /// Decides from the outcomes of all members, after the action with this plan. `None` for a member that did not post
-    /// an outcome in time.
-    fn judge(plan: &Self::Plan, outcomes: &[(u32, Option<Self::Outcome>)]) -> Verdict<Self>;
+    /// Decides after the action with this plan, from the reports of all members, in the order of
+    /// [`Member::members`](super::Member::members).
+    fn judge(plan: &Self::Plan, reports: &[(u32, Report<Self::Outcome>)]) -> Verdict<Self>;
 }
 
-/// What all members do after all have come.
+/// A member's report on an action.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Report<O> {
+    /// The member's outcome.
+    Outcome(O),
+    /// No outcome yet. Another member's [final](Protocol::is_final) outcome ended the wait, so this is no fault of the
+    /// member.
+    Pending,
+    /// No outcome in time. The member is dead, or too slow.
+    Late,
+}
+
+/// The decision on the records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision<P: Protocol> {
     /// Every member acts, and posts its outcome.
@@ -53,7 +67,7 @@ pub enum Decision<P: Protocol> {
 }
 wire_enum!(Decision<P: Protocol> { 0 => Act { plan }, 1 => Agreed { agreed }, 2 => Refused { refusal } });
 
-/// What all members do after an action.
+/// The verdict on the outcomes of one action.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict<P: Protocol> {
     /// Every member acts once more.
@@ -66,7 +80,7 @@ pub enum Verdict<P: Protocol> {
         /// The result.
         agreed: P::Agreed,
     },
-    /// It has not. Members undo what they can.
+    /// The action has failed on at least one member. Every member undoes its part.
     Failed {
         /// The reason.
         refusal: P::Refusal,

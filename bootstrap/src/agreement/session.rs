@@ -5,16 +5,20 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::rand::{GetRandomFlags, getrandom};
+
 use super::{
     failure::{Failure, outcomes, records},
-    machine::{Agreement, Conclusion, Ending, Input, Member, Output, sealed_failure},
+    machine::{Agreement, Conclusion, Ending, Input, Member, Output, asks_for_action, sealed_failure},
     protocol::Protocol,
     vote::{Answer, Request, result_key},
 };
 use crate::store::{Deadline, Store, StoreError, publish};
 
-/// The interval at which a wait asks whether it still makes sense, and the delay before a failed request is repeated.
+/// The interval at which a wait calls `goes_on`, and the pause before a retry.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// The least time for which a member in doubt repeats a failed request.
+const RETRY_FLOOR: Duration = Duration::from_secs(5);
 
 /// An agreement that has no result on this member.
 #[derive(Debug)]
@@ -23,40 +27,45 @@ pub struct Failed<P: Protocol> {
     pub ending: Ending<P>,
     /// The store's error, if the store failed.
     pub store: Option<StoreError>,
+    /// True if this member has acted. It has to undo its part.
+    pub has_acted: bool,
 }
 
 impl<P: Protocol<Refusal: fmt::Display>> fmt::Display for Failed<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.ending {
-            Ending::Refused(refusal) => refusal.fmt(f)?,
-            Ending::Failed(failure) => failure.fmt(f)?,
-            Ending::StoreFailed => f.write_str("the store failed before this rank had posted its record")?,
+            Ending::Refused(refusal) => refusal.fmt(f),
+            Ending::Failed(failure) => failure.fmt(f),
+            Ending::StoreFailed => f.write_str("the store failed before this rank had posted its record"),
             Ending::InDoubt => {
-                f.write_str("the store failed, so it is unknown whether the others have agreed")?
+                f.write_str("the store failed, so it is unknown whether the others have agreed")
             }
             Ending::Unreadable(malformed) => {
-                write!(f, "the decision in the store cannot be read: {malformed}")?
+                write!(f, "the decision in the store cannot be read: {malformed}")
             }
-            Ending::OutOfStep => f.write_str("the agreement got an answer to no request")?,
+            Ending::OutOfStep => f.write_str("the agreement got an answer to no request"),
         }
-        self.store.as_ref().map_or(Ok(()), |error| write!(f, ": {error}"))
     }
 }
 
-impl<P: Protocol<Refusal: fmt::Display>> std::error::Error for Failed<P> {}
+impl<P: Protocol<Refusal: fmt::Display>> std::error::Error for Failed<P> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match (&self.ending, &self.store) {
+            (Ending::StoreFailed | Ending::InDoubt, Some(error)) => Some(error),
+            _ => None,
+        }
+    }
+}
 
 /// Runs this member's part in an agreement, and returns the result. Blocks until all members have come, or the
 /// patience of one has ended.
 ///
-/// `act` executes a plan until the deadline. It should ask its last argument now and then: it returns true once another
-/// member has failed, so that nothing is gained by going on. `goes_on` returns false once the object of the agreement
-/// has ended; then this member stops waiting for others.
-///
-/// While this member is in doubt, failed requests to the store are repeated until `patience` has passed, and at least
-/// once.
+/// `act` executes a plan until the deadline. Its third argument returns true once the action has failed on another member;
+/// poll it to stop early. `goes_on` returns false once the object of the agreement has ended on this rank; this member
+/// then tells the others that it has left, and waits no longer.
 ///
 /// # Errors
-/// [`Failed`].
+/// [`Failed`]. [`StoreError::Argument`] in it for an invalid `member`.
 pub fn run<P: Protocol>(
     store: &dyn Store,
     member: Member,
@@ -64,41 +73,54 @@ pub fn run<P: Protocol>(
     mut act: impl FnMut(&P::Plan, Deadline, &dyn Fn() -> bool) -> P::Outcome,
     goes_on: impl Fn() -> bool,
 ) -> Result<P::Agreed, Box<Failed<P>>> {
-    let mut session = Session { store, begun: Instant::now(), failure: None };
     let patience = member.patience;
-    let mut machine = Agreement::<P>::new(member, record);
+    let mut session = Session { store, begun: Instant::now(), failure: None };
+    let failed = |ending, store, has_acted| Box::new(Failed { ending, store, has_acted });
+    let begun =
+        nonce().and_then(|nonce| Agreement::<P>::new(member, record, nonce).map_err(StoreError::Argument));
+    let mut machine = begun.map_err(|error| failed(Ending::StoreFailed, Some(error), false))?;
     let mut output = machine.begin(Duration::ZERO);
     loop {
         let input = match output {
-            Output::Done(Conclusion { result, read }) => {
+            Output::Done(Conclusion { result, read, has_acted }) => {
                 session.remove(&read);
-                return result.map_err(|ending| Box::new(Failed { ending, store: session.failure }));
+                return result.map_err(|ending| failed(ending, session.failure, has_acted));
             }
             Output::Act { plan, until, verdict } => {
                 let has_failed = || store.check(&[&verdict]).unwrap_or(false);
                 Input::Acted(act(&plan, session.deadline(until), &has_failed))
             }
             Output::Store(request) => {
-                let retry_until = machine.is_in_doubt().then_some(patience);
-                Input::Store(session.ask(&request, retry_until, &goes_on))
+                let retries = machine.is_in_doubt().then_some(patience);
+                Input::Store(session.ask(&request, retries, &goes_on))
             }
         };
         output = machine.step(input, session.begun.elapsed());
     }
 }
 
+fn nonce() -> Result<u64, StoreError> {
+    let mut bytes = [0; 8];
+    match getrandom(&mut bytes, GetRandomFlags::empty()) {
+        Ok(_) => Ok(u64::from_le_bytes(bytes)),
+        Err(error) => Err(StoreError::Argument(format!("no random number for an agreement: {error}"))),
+    }
+}
+
 /// Ends the waits of the other members of the agreement with this name: `rank` will not come, or will not go on. Does
-/// nothing if the agreement has its result, at most `actions` actions long.
+/// nothing if the agreement has its result.
 ///
 /// # Errors
 /// Those of the store.
-pub fn leave(store: &dyn Store, name: &str, rank: u32, cause: &str, actions: u32) -> Result<(), StoreError> {
+pub fn leave<P: Protocol>(store: &dyn Store, name: &str, rank: u32, cause: &str) -> Result<(), StoreError> {
     let sealed = sealed_failure(Failure::Left { rank, cause: cause.to_owned() });
-    let votes = std::iter::once(records(name)).chain((0..actions).map(|action| outcomes(name, action)));
-    for vote in votes {
-        if store.compare_set(&result_key(&vote), b"", &sealed)? == sealed {
-            return Ok(());
+    let mut vote = records(name);
+    for action in 0.. {
+        let stands = store.compare_set(&result_key(&vote), b"", &sealed)?;
+        if !asks_for_action::<P>(&stands, action == 0) {
+            break;
         }
+        vote = outcomes(name, action);
     }
     Ok(())
 }
@@ -117,22 +139,20 @@ impl Session<'_> {
         Deadline::after(until.saturating_sub(self.begun.elapsed()))
     }
 
-    /// Sends a request to the store. A failed request is repeated until the time `retry_until`, if that is given, and
-    /// while `goes_on` returns true. Every request may be repeated.
-    fn ask(
-        &mut self,
-        request: &Request,
-        retry_until: Option<Duration>,
-        goes_on: &dyn Fn() -> bool,
-    ) -> Answer {
+    /// Sends a request to the store. With `retries`, a failed request is repeated for this time since the start, and for at
+    /// least [`RETRY_FLOOR`], while `goes_on` returns true. Every request may be repeated.
+    fn ask(&mut self, request: &Request, retries: Option<Duration>, goes_on: &dyn Fn() -> bool) -> Answer {
+        let mut first_failed = None;
         loop {
             let error = match self.attempt(request, goes_on) {
                 Ok(answer) => return answer,
+                Err(StoreError::Taken { .. }) => return Answer::Taken,
                 Err(error) => error,
             };
-            // Another writer has set this key, and its value stays.
-            let is_final = matches!(error, StoreError::Taken { .. });
-            if is_final || retry_until.is_none_or(|until| self.begun.elapsed() >= until) || !goes_on() {
+            let now = self.begun.elapsed();
+            let until = *first_failed.get_or_insert(now) + RETRY_FLOOR;
+            let is_late = retries.is_none_or(|patience| now >= until.max(patience));
+            if is_late || !may_pass(&error) || !goes_on() {
                 self.failure = Some(error);
                 return Answer::StoreFailed;
             }
@@ -147,6 +167,10 @@ impl Session<'_> {
             Request::Post { key, value } => publish(store, key, value).map(|()| Answer::Stored),
             Request::Add { key } => store.add(key, 1).map(|count| Answer::Count(count.unsigned_abs())),
             Request::Fetch { keys } => fetch(store, keys).map(Answer::Values),
+            Request::Check { keys } => {
+                let names: Vec<&str> = keys.iter().map(String::as_str).collect();
+                store.check(&names).map(Answer::All)
+            }
             Request::Propose { key, value } => store.compare_set(key, b"", value).map(Answer::Result),
             Request::Await { key, until } => loop {
                 match store.get(key, self.deadline(*until).at_most(POLL_INTERVAL)) {
@@ -168,6 +192,21 @@ impl Session<'_> {
             let _ = keys.iter().try_for_each(|key| self.store.delete(key).map(drop));
         }
     }
+}
+
+/// Returns false for an error that a repeated request gets again.
+fn may_pass(error: &StoreError) -> bool {
+    matches!(
+        error,
+        StoreError::Timeout { .. }
+            | StoreError::Unresponsive { .. }
+            | StoreError::Unreachable { .. }
+            | StoreError::TurnedAway { .. }
+            | StoreError::Refused { .. }
+            | StoreError::Local { .. }
+            | StoreError::File { .. }
+            | StoreError::FileLocked { .. }
+    )
 }
 
 /// Reads keys without waiting for those that have no value.

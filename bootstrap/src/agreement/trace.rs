@@ -1,15 +1,15 @@
 //! Detects a circular wait: ranks wait for each other, each in another agreement.
 //!
 //! Before it waits, a rank publishes its agreement. A rank that has waited too long follows the places of the missing
-//! ranks from agreement to agreement. If they lead back to its own, more waiting cannot help. All agreements of the
-//! circle then fail at once, and every rank in it gets the complete list of waits. Otherwise the first rank to give up
-//! would release others, and chance would decide which agreements fail.
+//! ranks from agreement to agreement. If they lead back to its own, more waiting cannot help. It then fails all agreements
+//! of the circle, one after the other, with the complete list of waits. Otherwise the first refusal releases other ranks,
+//! and which agreements fail depends on timing.
 //!
-//! Every place is read twice. A rank that is in the same undecided agreement both times was waiting in between. So if
-//! nothing has changed, all ranks of the circle waited at one moment. A circular wait does not end by itself.
+//! Each place is read twice. A rank that is in the same undecided agreement both times was there throughout. So if nothing
+//! has changed, all ranks of the circle waited at one moment. A circular wait does not end by itself.
 //!
-//! Several ranks may search for the same circle at a time. A rank that finds an agreement that failed for a circle with
-//! this rank in it takes over that circle, because its own view is then no longer complete.
+//! Several ranks may search for the same circle at a time. If one of its agreements has failed already for a circle that
+//! contains this rank's current wait, that circle is used in place of this rank's own, now incomplete, search.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -106,7 +106,7 @@ impl Trace {
             .filter(|rank| self.reached(*rank).contains(&self.rank))
             .filter_map(|rank| Some(Waiting { rank, place: self.place(rank)?.clone() }))
             .collect();
-        // Ranks of one agreement that wait for a rank outside of all agreements are in no circle.
+        // A circle needs at least two agreements.
         if circle
             .iter()
             .all(|waiting| circle.first().is_some_and(|first| waiting.place.name == first.place.name))
@@ -153,7 +153,7 @@ impl Trace {
     }
 }
 
-/// Returns the places of a circle other than `own`, each once, with the members that are missing there.
+/// Returns the places of a circle other than `own`, each once, with those members that wait elsewhere in the circle.
 pub(super) fn others(circle: &[Waiting], own: &Place) -> Vec<(Place, Vec<Absentee>)> {
     let mut others: Vec<(Place, Vec<Absentee>)> = Vec::new();
     for Waiting { place, .. } in circle {
@@ -163,7 +163,7 @@ pub(super) fn others(circle: &[Waiting], own: &Place) -> Vec<(Place, Vec<Absente
         let elsewhere = |rank: &u32| circle.iter().find(|it| it.rank == *rank && it.place.name != place.name);
         let missing = place.members.iter().filter_map(|rank| {
             let Waiting { rank, place } = elsewhere(rank)?.clone();
-            Some(Absentee { rank, last_seen: Some(place) })
+            Some(Absentee { rank, elsewhere: Some(place) })
         });
         others.push((place.clone(), missing.collect()));
     }

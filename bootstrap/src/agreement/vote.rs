@@ -1,8 +1,8 @@
 //! One vote: every member posts its value, and the store keeps one result for all of them.
 //!
-//! A member posts, increments a counter, and waits for the result. The member that increments last finds all posts
-//! and proposes a result. A member whose wait times out reads the posts that are there and proposes too. The store
-//! keeps the first proposal, and every member obeys the stored one. So all members end alike, even if the patience of
+//! A member posts, increments a counter, and waits for the result. The member whose increment completes the count finds
+//! all posts and proposes a result. A member whose wait times out reads the posts that are there and proposes too. The
+//! store keeps the first proposal, and every member obeys the stored one. So all members end alike, even if the patience of
 //! one member ends while the last member arrives.
 //!
 //! Keys: `PREFIX/RANK`, written by that rank only, `PREFIX/count`, and `PREFIX/result`, which is written once.
@@ -19,7 +19,8 @@ pub enum Request {
         /// Its value.
         value: Vec<u8>,
     },
-    /// Sets a key that only this rank writes, and only once. Answer: [`Answer::Stored`].
+    /// Sets a key that only this rank writes, and only once. Answer: [`Answer::Stored`], or [`Answer::Taken`] if the key has
+    /// another value.
     Post {
         /// The key.
         key: String,
@@ -36,6 +37,11 @@ pub enum Request {
         /// The keys.
         keys: Vec<String>,
     },
+    /// Asks whether all of these keys have values. Answer: [`Answer::All`].
+    Check {
+        /// The keys.
+        keys: Vec<String>,
+    },
     /// Sets a key unless it has a value. Answer: [`Answer::Result`].
     Propose {
         /// The key.
@@ -47,7 +53,7 @@ pub enum Request {
     Await {
         /// The key.
         key: String,
-        /// The time at which the wait ends, since the same moment as the times of the state machine.
+        /// The end of the wait, on the clock of [`Agreement::step`](super::Agreement::step).
         until: Duration,
     },
 }
@@ -57,6 +63,10 @@ pub enum Request {
 pub enum Answer {
     /// The value is stored.
     Stored,
+    /// The key has another value, which stays.
+    Taken,
+    /// True if all keys have values.
+    All(bool),
     /// The number after the addition.
     Count(u64),
     /// The values of the keys, in order; `None` for a key without a value.
@@ -65,7 +75,7 @@ pub enum Answer {
     Result(Vec<u8>),
     /// The wait has ended without a value.
     Expired,
-    /// This rank stops waiting, because the object of the agreement has ended.
+    /// This rank stops waiting, because the object of the agreement has ended on it.
     Over,
     /// The store failed.
     StoreFailed,
@@ -77,12 +87,21 @@ enum State {
     Posting,
     Counting,
     Waiting,
-    /// `counted` is true if the counter says that all members have posted.
-    Gathering {
-        counted: bool,
-    },
+    Gathering(Gathering),
+    /// Has handed out the posts.
     Holding,
     Proposing,
+}
+
+/// The reason why a member reads the posts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Gathering {
+    /// The counter says that all members have posted.
+    Counted,
+    /// This member's post alone decides.
+    Now,
+    /// The wait for the others has timed out.
+    Expired,
 }
 
 /// The next step of a vote.
@@ -93,10 +112,11 @@ pub(super) enum Step {
     Propose {
         posted: Vec<Option<Vec<u8>>>,
         further: Vec<Option<Vec<u8>>>,
+        why: Gathering,
     },
     /// The stored result.
     Result(Vec<u8>),
-    /// The answer is to no request of the vote.
+    /// The answer does not match the pending request.
     Unasked,
 }
 
@@ -153,28 +173,26 @@ impl Vote {
     pub(super) fn step(&mut self, answer: Answer) -> Step {
         let (state, ask) = match (self.state, answer) {
             (State::Posting, Answer::Stored) if self.proposes_now => {
-                (State::Gathering { counted: false }, self.gather())
+                (State::Gathering(Gathering::Now), self.gather())
             }
             (State::Posting, Answer::Stored) => {
                 (State::Counting, Request::Add { key: format!("{}/count", self.prefix) })
             }
             (State::Counting, Answer::Count(count)) if count >= self.members.len() as u64 => {
-                (State::Gathering { counted: true }, self.gather())
+                (State::Gathering(Gathering::Counted), self.gather())
             }
             (State::Counting, Answer::Count(_)) => (State::Waiting, self.wait()),
-            (State::Waiting, Answer::Expired | Answer::Over) => {
-                (State::Gathering { counted: false }, self.gather())
-            }
+            (State::Waiting, Answer::Expired) => (State::Gathering(Gathering::Expired), self.gather()),
             (State::Waiting | State::Proposing, Answer::Result(value)) => return Step::Result(value),
-            (State::Gathering { counted }, Answer::Values(mut posted)) if posted.len() == self.asked() => {
+            (State::Gathering(why), Answer::Values(mut posted)) if posted.len() == self.asked() => {
                 let further = posted.split_off(self.members.len());
-                // A repeated request may increment the counter twice, so that it is ahead of the posts.
-                if counted && posted.iter().any(Option::is_none) {
+                // A repeated increment may count one member twice, so the count can be complete before the posts are.
+                if why == Gathering::Counted && posted.iter().any(Option::is_none) {
                     self.state = State::Waiting;
                     return Step::Ask(self.wait());
                 }
                 self.state = State::Holding;
-                return Step::Propose { posted, further };
+                return Step::Propose { posted, further, why };
             }
             _ => return Step::Unasked,
         };

@@ -1,6 +1,7 @@
 //! Tests of agreements: every order of small ones ([`model`]), random ones ([`seeds`]), and their messages.
 
 mod model;
+mod scripted;
 mod seeds;
 mod sum;
 
@@ -10,7 +11,7 @@ use proptest::{collection::vec, prelude::*};
 
 use self::sum::{Sum, seat};
 use super::{
-    Decision, Failure, Protocol, ValuesByRank, Verdict,
+    Decision, Failure, Protocol, Report, Spoken, ValuesByRank, Verdict,
     failure::{Absentee, Place, Waiting},
 };
 use crate::wire::Message;
@@ -19,15 +20,22 @@ fn place() -> impl Strategy<Value = Place> {
     ("[a-z/]{1,8}", vec(any::<u32>(), 0..4)).prop_map(|(name, members)| Place { name, members })
 }
 
+fn spoken(version: u16) -> Spoken {
+    Spoken { magic: *b"SU", version, agreement: 1 }
+}
+
 fn failure() -> impl Strategy<Value = Failure> {
     let absentee = (any::<u32>(), prop::option::of(place()));
-    let absentee = absentee.prop_map(|(rank, last_seen)| Absentee { rank, last_seen });
+    let absentee = absentee.prop_map(|(rank, elsewhere)| Absentee { rank, elsewhere });
     let waiting = (any::<u32>(), place()).prop_map(|(rank, place)| Waiting { rank, place });
     let holders = || vec(any::<(u32, u16)>(), 0..4);
     prop_oneof![
-        (vec(absentee, 0..3), any::<u64>(), vec(waiting, 0..3))
-            .prop_map(|(missing, waited_ms, circle)| Failure::Absent { missing, waited_ms, circle }),
-        holders().prop_map(|all| Failure::Versions { versions: ValuesByRank::of(all) }),
+        (vec(absentee, 0..3), any::<u32>(), any::<u64>(), vec(waiting, 0..3))
+            .prop_map(|(missing, by, waited_ms, circle)| Failure::Absent { missing, by, waited_ms, circle }),
+        holders().prop_map(|all| Failure::Protocols {
+            protocols: ValuesByRank::of(all.into_iter().map(|(rank, version)| (rank, spoken(version))))
+        }),
+        any::<u32>().prop_map(|rank| Failure::Taken { rank }),
         holders().prop_map(|all| Failure::Members {
             digests: ValuesByRank::of(all.into_iter().map(|(rank, digest)| (rank, digest.into())))
         }),
@@ -60,23 +68,28 @@ proptest! {
 fn failures_name_ranks_and_values() {
     let at = |name: &str, members: &[u32]| Place { name: name.into(), members: members.into() };
     let missing = vec![
-        Absentee { rank: 1, last_seen: Some(at("tp/3", &[1, 2])) },
-        Absentee { rank: 4, last_seen: None },
+        Absentee { rank: 1, elsewhere: Some(at("tp/3", &[1, 2])) },
+        Absentee { rank: 4, elsewhere: None },
     ];
-    let absent = Failure::Absent { missing, waited_ms: 250, circle: Vec::new() };
-    let text = "ranks 1, 4 did not come within 250 ms; rank 1 was last seen at tp/3; rank 4 has entered no agreement";
+    let absent = Failure::Absent { missing, by: 0, waited_ms: 250, circle: Vec::new() };
+    let text = "ranks 1, 4 did not come within the 250 ms that rank 0 waited; rank 1 waits at tp/3; rank 4 waits in no \
+                agreement";
     assert_eq!((absent.to_string(), absent.culprits()), (text.to_owned(), vec![1, 4]));
     let circle =
         vec![Waiting { rank: 0, place: at("a", &[0, 1]) }, Waiting { rank: 1, place: at("b", &[0, 1]) }];
-    let circle = Failure::Absent { missing: Vec::new(), waited_ms: 0, circle }.to_string();
+    let circle = Failure::Absent { missing: Vec::new(), by: 0, waited_ms: 0, circle }.to_string();
     assert!(circle.contains("circle: rank 0 at a with ranks 0, 1, rank 1 at b with ranks 0, 1"), "{circle}");
-    let versions = Failure::Versions { versions: ValuesByRank::of([(0, 1), (1, 1), (2, 2)]) };
-    assert_eq!(versions.culprits(), [2]);
-    assert!(versions.to_string().contains("ranks 0, 1: 1; rank 2: 2"), "{versions}");
+    let protocols =
+        Failure::Protocols { protocols: ValuesByRank::of([(0, spoken(1)), (1, spoken(1)), (2, spoken(2))]) };
+    assert_eq!(protocols.culprits(), [2]);
+    assert!(protocols.to_string().contains("ranks 0, 1: SU 1.1; rank 2: SU 2.1"), "{protocols}");
     let generations = Failure::Generations { generations: ValuesByRank::of([(0, 1), (1, 2), (2, 2)]) };
     assert_eq!(generations.culprits(), [0]);
     let digests = Failure::Members { digests: ValuesByRank::of([(0, 1), (1, 1), (5, 2)]) };
-    assert_eq!(digests.to_string(), "rank 5 name other members than the others");
+    assert!(
+        digests.to_string().contains("ranks 0, 1: 0000000000000001; rank 5: 0000000000000002"),
+        "{digests}"
+    );
 }
 
 #[test]
@@ -98,6 +111,9 @@ fn members_sum_over_a_store() {
 
 #[test]
 fn a_verdict_that_asks_for_more_is_obeyed() {
-    assert_eq!(Sum::judge(&8, &[(0, Some(true)), (1, Some(true))]), Verdict::Act { plan: 4 });
+    assert_eq!(
+        Sum::judge(&8, &[(0, Report::Outcome(true)), (1, Report::Outcome(true))]),
+        Verdict::Act { plan: 4 }
+    );
     assert_eq!(Sum::decide(&[(0, 0)]), Decision::Refused { refusal: "nothing to add".into() });
 }

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use super::super::{Decision, Member, Protocol, Verdict};
+use super::super::{Decision, Member, Protocol, Report, Verdict};
 use crate::wire;
 
-/// Members add their numbers. A sum of 0 is refused. A sum that is a multiple of 8 needs a second action, with half of it.
+/// Members add their numbers. A sum of 0 is refused, and a sum of 1 needs no action. A sum that is a multiple of 8 needs a
+/// second action, with half of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sum;
 
@@ -21,6 +22,7 @@ impl Protocol for Sum {
     fn decide(records: &[(u32, u64)]) -> Decision<Self> {
         match records.iter().fold(0u64, |sum, (_, number)| sum.wrapping_add(*number)) {
             0 => Decision::Refused { refusal: "nothing to add".into() },
+            1 => Decision::Agreed { agreed: 1 },
             sum => Decision::Act { plan: sum },
         }
     }
@@ -29,9 +31,11 @@ impl Protocol for Sum {
         !outcome
     }
 
-    fn judge(plan: &u64, outcomes: &[(u32, Option<bool>)]) -> Verdict<Self> {
-        match outcomes.iter().find(|(_, outcome)| *outcome != Some(true)) {
-            Some((rank, outcome)) => Verdict::Failed { refusal: format!("{outcome:?} of rank {rank}") },
+    fn judge(plan: &u64, reports: &[(u32, Report<bool>)]) -> Verdict<Self> {
+        let with = |wanted: Report<bool>| reports.iter().find(|(_, report)| *report == wanted);
+        let failed = with(Report::Outcome(false)).or_else(|| with(Report::Late));
+        match failed {
+            Some((rank, report)) => Verdict::Failed { refusal: format!("rank {rank}: {report:?}") },
             None if plan.is_multiple_of(8) => Verdict::Act { plan: plan / 2 },
             None => Verdict::Agreed { agreed: *plan },
         }

@@ -1,0 +1,279 @@
+//! Single cases: limits, leaving, names that are taken, stores that fail.
+
+use std::{
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    super::{Agreement, Answer, Ending, Failed, Failure, Input, Member, Output, Request, leave, run},
+    sum::{Sum, seat},
+};
+use crate::store::{Deadline, HashStore, Result, Store, StoreError};
+
+const LONG: Duration = Duration::from_secs(60);
+
+type Outcome = std::result::Result<u64, Box<Failed<Sum>>>;
+
+fn agree(store: &dyn Store, rank: u32, patience: Duration) -> Outcome {
+    run::<Sum>(store, seat(rank, 2, patience), 3, |_, _, _| true, || true)
+}
+
+fn failure(outcome: &Outcome) -> &Failure {
+    match outcome {
+        Err(failed) => match &failed.ending {
+            Ending::Failed(failure) => failure,
+            other => panic!("{other:?}"),
+        },
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_member_whose_object_has_ended_says_so_and_nobody_else_is_blamed() {
+    let store = HashStore::new();
+    let ended = run::<Sum>(&store, seat(0, 2, LONG), 3, |_, _, _| true, || false);
+    let late = agree(&store, 1, LONG);
+    for outcome in [&ended, &late] {
+        assert_eq!(failure(outcome).culprits(), [0], "{outcome:?}");
+        assert!(matches!(failure(outcome), Failure::Left { .. }), "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_member_that_leaves_ends_the_waits_before_and_after_the_decision() {
+    let store = HashStore::new();
+    leave::<Sum>(&store, "sum", 1, "it has no memory").unwrap();
+    let outcome = agree(&store, 0, LONG);
+    assert!(failure(&outcome).to_string().contains("rank 1 has left: it has no memory"), "{outcome:?}");
+
+    // Rank 1 leaves while it acts. Rank 0 is told to stop.
+    let store = HashStore::new();
+    let began = Instant::now();
+    let leaves = |_: &u64, _, _: &dyn Fn() -> bool| {
+        leave::<Sum>(&store, "sum", 1, "it was aborted").unwrap();
+        true
+    };
+    let waits = |_: &u64, _, has_failed: &dyn Fn() -> bool| {
+        while !has_failed() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        false
+    };
+    thread::scope(|scope| {
+        let other = scope.spawn(|| run::<Sum>(&store, seat(1, 2, LONG), 3, leaves, || true));
+        let own = run::<Sum>(&store, seat(0, 2, LONG), 3, waits, || true);
+        for outcome in [own, other.join().unwrap()] {
+            assert_eq!(failure(&outcome).culprits(), [1]);
+            assert!(outcome.unwrap_err().has_acted);
+        }
+    });
+    assert!(began.elapsed() < LONG / 2);
+
+    // With a result, leaving changes nothing.
+    let store = HashStore::new();
+    thread::scope(|scope| {
+        let other = scope.spawn(|| agree(&store, 1, LONG));
+        let leaves_late = |_: &u64, _, _: &dyn Fn() -> bool| true;
+        let own = run::<Sum>(&store, seat(0, 2, LONG), 3, leaves_late, || true);
+        assert!(matches!((own, other.join().unwrap()), (Ok(6), Ok(6))));
+    });
+    let keys = store.num_keys().unwrap();
+    leave::<Sum>(&store, "sum", 1, "too late").unwrap();
+    assert_eq!(store.num_keys().unwrap(), keys + 1, "only the key of the decision, which was removed");
+}
+
+#[test]
+fn the_reason_of_a_failed_action_comes_before_slow_members() {
+    let store = HashStore::new();
+    let fails = |_: &u64, _, _: &dyn Fn() -> bool| false;
+    let is_slow = |_: &u64, _, has_failed: &dyn Fn() -> bool| {
+        while !has_failed() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        true
+    };
+    thread::scope(|scope| {
+        let other = scope.spawn(|| run::<Sum>(&store, seat(1, 2, LONG), 3, fails, || true));
+        let own = run::<Sum>(&store, seat(0, 2, LONG), 3, is_slow, || true);
+        for outcome in [own, other.join().unwrap()] {
+            let text = outcome.unwrap_err().to_string();
+            assert_eq!(text, "rank 1: Outcome(false)");
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_takes_part_twice_is_refused() {
+    let store = HashStore::new();
+    thread::scope(|scope| {
+        let first = scope.spawn(|| agree(&store, 0, LONG));
+        while !store.check(&["sum/records/0"]).unwrap() {
+            thread::yield_now();
+        }
+        let second = agree(&store, 0, LONG);
+        assert_eq!(failure(&second), &Failure::Taken { rank: 0 });
+        assert_eq!(failure(&first.join().unwrap()), &Failure::Taken { rank: 0 });
+    });
+    assert_eq!(failure(&agree(&store, 1, LONG)), &Failure::Taken { rank: 0 });
+}
+
+#[test]
+fn members_that_make_no_sense_are_refused_at_once() {
+    let store = HashStore::new();
+    let with = |change: fn(&mut Member)| {
+        let mut member = seat(0, 2, LONG);
+        change(&mut member);
+        let failed = run::<Sum>(&store, member, 1, |_, _, _| true, || true).unwrap_err();
+        assert!(matches!(failed.ending, Ending::StoreFailed));
+        failed.store.unwrap().to_string()
+    };
+    assert!(with(|member| member.rank = 7).contains("rank 7 is not among the members [0, 1]"));
+    assert!(with(|member| member.members = vec![0, 1, 1]).contains("rank 1 is named twice"));
+    assert!(with(|member| member.name.clear()).contains("needs a name"));
+    assert_eq!(store.num_keys().unwrap(), 0);
+}
+
+/// The limits of the steps after the decision follow from the longest patience.
+#[test]
+fn a_short_patience_shortens_no_action() {
+    let mut machine = Agreement::<Sum>::new(seat(0, 2, Duration::from_secs(1)), 3, 0).unwrap();
+    let mut other = Agreement::<Sum>::new(seat(1, 2, Duration::from_secs(100)), 3, 1).unwrap();
+    let posted = |machine: &mut Agreement<Sum>| {
+        machine.begin(Duration::ZERO);
+        match machine.step(Input::Store(Answer::Stored), Duration::ZERO) {
+            Output::Store(Request::Post { value, .. }) => Some(value),
+            other => panic!("{other:?}"),
+        }
+    };
+    let records = vec![posted(&mut machine), posted(&mut other), None, None];
+    machine.step(Input::Store(Answer::Stored), Duration::ZERO);
+    machine.step(Input::Store(Answer::Count(2)), Duration::ZERO);
+    let Output::Store(Request::Propose { value, .. }) =
+        machine.step(Input::Store(Answer::Values(records)), Duration::ZERO)
+    else {
+        panic!("it has all records");
+    };
+    let now = Duration::from_millis(900);
+    match machine.step(Input::Store(Answer::Result(value)), now) {
+        Output::Act { plan: 6, until, .. } => assert_eq!(until, now + Duration::from_secs(50)),
+        other => panic!("{other:?}"),
+    }
+    assert!(machine.is_in_doubt());
+}
+
+/// A store whose requests fail now and then, before or after they have arrived.
+struct Flaky {
+    inner: HashStore,
+    count: AtomicU32,
+    error: fn() -> StoreError,
+}
+
+impl Flaky {
+    fn then<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        match self.count.fetch_add(1, Ordering::Relaxed) % 16 {
+            3 => Err((self.error)()),
+            11 => call().and(Err((self.error)())),
+            _ => call(),
+        }
+    }
+}
+
+impl Store for Flaky {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        // Before the record is posted, a failure ends the agreement.
+        if key.starts_with("places/") {
+            self.inner.set(key, value)
+        } else {
+            self.then(|| self.inner.set(key, value))
+        }
+    }
+
+    fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
+        self.then(|| self.inner.get(key, deadline))
+    }
+
+    fn check(&self, keys: &[&str]) -> Result<bool> {
+        self.then(|| self.inner.check(keys))
+    }
+
+    fn wait(&self, keys: &[&str], deadline: Deadline) -> Result<()> {
+        self.inner.wait(keys, deadline)
+    }
+
+    fn add(&self, key: &str, delta: i64) -> Result<i64> {
+        self.then(|| self.inner.add(key, delta))
+    }
+
+    fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> Result<Vec<u8>> {
+        self.then(|| self.inner.compare_set(key, expected, new))
+    }
+
+    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.inner.append(key, value)
+    }
+
+    fn multi_get(&self, keys: &[&str], deadline: Deadline) -> Result<Vec<Vec<u8>>> {
+        self.then(|| self.inner.multi_get(keys, deadline))
+    }
+
+    fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<()> {
+        self.inner.multi_set(entries)
+    }
+
+    fn delete(&self, key: &str) -> Result<bool> {
+        self.inner.delete(key)
+    }
+
+    fn num_keys(&self) -> Result<u64> {
+        self.inner.num_keys()
+    }
+
+    fn list_keys(&self) -> Result<Vec<String>> {
+        self.inner.list_keys()
+    }
+
+    fn queue_push(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.inner.queue_push(key, value)
+    }
+
+    fn queue_pop(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
+        self.inner.queue_pop(key, deadline)
+    }
+
+    fn queue_try_pop(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        self.inner.queue_try_pop(key)
+    }
+
+    fn queue_len(&self, key: &str) -> Result<u64> {
+        self.inner.queue_len(key)
+    }
+}
+
+fn flaky(error: fn() -> StoreError) -> Flaky {
+    Flaky { inner: HashStore::new(), count: AtomicU32::new(0), error }
+}
+
+/// The patience has ended long before the requests that follow it fail.
+#[test]
+fn a_store_that_fails_now_and_then_poisons_nothing_even_with_a_short_patience() {
+    let store = flaky(|| StoreError::Timeout { keys: Vec::new(), waited: Duration::ZERO });
+    let outcome = agree(&store, 0, Duration::from_millis(30));
+    assert!(matches!(failure(&outcome), Failure::Absent { .. }), "{outcome:?}");
+    let store = flaky(|| StoreError::Timeout { keys: Vec::new(), waited: Duration::ZERO });
+    thread::scope(|scope| {
+        let other = scope.spawn(|| agree(&store, 1, LONG));
+        let own = agree(&store, 0, LONG);
+        assert!(matches!((own, other.join().unwrap()), (Ok(6), Ok(6))));
+    });
+}
+
+#[test]
+fn an_error_that_stays_is_not_repeated() {
+    let store = flaky(|| StoreError::Argument("no".into()));
+    let began = Instant::now();
+    let failed = agree(&store, 0, LONG).unwrap_err();
+    assert!(matches!(failed.ending, Ending::InDoubt), "{failed:?}");
+    assert!(std::error::Error::source(&*failed).is_some() && began.elapsed() < LONG / 2);
+}
