@@ -8,6 +8,7 @@ pub(crate) const PROTOCOL: Protocol = Protocol { magic: *b"PG", version: 1 };
 /// The kind of each message.
 pub(crate) mod kind {
     pub(crate) const MEMBER: u8 = 0;
+    #[cfg(feature = "registration")]
     pub(crate) const BALLOT: u8 = 1;
     pub(crate) const HEARTBEAT: u8 = 2;
     pub(crate) const TROUBLE: u8 = 3;

@@ -184,6 +184,8 @@ fn progress_needs_no_time_out() {
                     !world.is_stuck() || !world.members.iter().any(runs),
                     "a wait needs a time-out: {world:?}"
                 );
+                let failed = |member: &State| matches!(member, State::Ended(Err(Ending::Failed(_))));
+                assert!(!world.members.iter().any(failed), "nobody is absent: {world:?}");
                 open.extend(world.next());
             }
         }

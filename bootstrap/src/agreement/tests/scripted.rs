@@ -163,6 +163,23 @@ fn a_short_patience_shortens_no_action() {
     assert!(machine.is_in_doubt());
 }
 
+/// The others have agreed without the rank that counts itself in.
+#[test]
+fn a_rank_that_others_do_not_count_in_does_not_act() {
+    let store = HashStore::new();
+    thread::scope(|scope| {
+        let other = scope.spawn(|| agree(&store, 1, LONG));
+        let slow = |_: &u64, _, _: &dyn Fn() -> bool| {
+            let outsider = Member { members: vec![0, 1, 2], ..seat(2, 3, LONG) };
+            let failed = run::<Sum>(&store, outsider, 3, |_, _, _| panic!("it acts"), || true);
+            assert!(matches!(failure(&failed), Failure::Members { .. }), "{failed:?}");
+            true
+        };
+        let own = run::<Sum>(&store, seat(0, 2, LONG), 3, slow, || true);
+        assert!(matches!((own, other.join().unwrap()), (Ok(6), Ok(6))));
+    });
+}
+
 /// A store whose requests fail now and then, before or after they have arrived.
 struct Flaky {
     inner: HashStore,

@@ -73,6 +73,10 @@ struct Run {
     store: BTreeMap<String, Vec<u8>>,
     now: Duration,
     results: BTreeMap<String, Vec<(usize, Outcome)>>,
+    /// The members of each agreement.
+    members: BTreeMap<String, Vec<u32>>,
+    /// The keys of the outcomes that were posted.
+    outcomes: BTreeSet<String>,
     /// The agreement that the culprit enters with another generation or member list.
     changed: Option<String>,
     trace: Vec<String>,
@@ -109,6 +113,8 @@ impl Run {
                 ranks[*rank as usize].program.push_back((member, u64::from(*rank) + 1));
             }
         }
+        let seats = ranks.iter().flat_map(|rank| &rank.program);
+        let members = seats.map(|(member, _)| (member.name.clone(), member.members.clone())).collect();
         let program = &mut ranks[culprit].program;
         let changed = Some(program[1].0.name.clone());
         match fault {
@@ -123,7 +129,20 @@ impl Run {
             _ => {}
         }
         let (store, results, trace) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-        Self { random, fault, culprit, ranks, store, now: Duration::ZERO, results, changed, trace }
+        let outcomes = BTreeSet::new();
+        Self {
+            random,
+            fault,
+            culprit,
+            ranks,
+            store,
+            now: Duration::ZERO,
+            results,
+            members,
+            outcomes,
+            changed,
+            trace,
+        }
     }
 
     fn run(mut self) -> Self {
@@ -230,6 +249,9 @@ impl Run {
                 Answer::Stored
             }
             Request::Post { key, value } => {
+                if key.contains("/outcomes0/") {
+                    self.outcomes.insert(key.clone());
+                }
                 let stands = self.store.entry(key.clone()).or_insert_with(|| value.clone());
                 if stands == value { Answer::Stored } else { Answer::Taken }
             }
@@ -283,6 +305,15 @@ impl Run {
             if let Some(pair) = alike.windows(2).find(|pair| pair[0].1 != pair[1].1) {
                 return Err(format!("{name}: {pair:?}"));
             }
+            // No agreement without the outcomes of all. A sum of 1 needs no action.
+            if results.iter().any(|(_, result)| matches!(result, Ok(sum) if *sum != 1)) {
+                let posted = |rank: &u32| self.outcomes.contains(&format!("{name}/outcomes0/{rank}"));
+                if let Some(rank) =
+                    self.members.get(name).and_then(|all| all.iter().find(|rank| !posted(rank)))
+                {
+                    return Err(format!("{name}: agreed without the outcome of rank {rank}"));
+                }
+            }
             for (rank, result) in results {
                 self.judge_one(name, *rank, result)?;
             }
@@ -307,6 +338,12 @@ impl Run {
             };
             // Alone, a rank agrees with itself.
             let differs = differs && results.len() > 1;
+            let is_unreadable = |(_, result): &(usize, Outcome)| {
+                matches!(result, Err(Ending::Failed(Failure::Unreadable { .. })))
+            };
+            if results.len() > 1 && results.iter().any(is_unreadable) {
+                return Err(format!("{name}: a record of another version was read"));
+            }
             if differs && matches!(of_culprit, Some(Ok(_))) {
                 return Err(format!("{name}: rank {culprit} has agreed with the fault {:?}", self.fault));
             }
