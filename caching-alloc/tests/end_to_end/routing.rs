@@ -1,8 +1,9 @@
 //! Selection of the pool for a request: by thread, by capture, and, before a request fails for lack of memory, by
 //! lending.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use super::common::hooked::{Call, HookedStreams, StreamHook};
 use super::common::{Bench, MIB, bench, s, tight};
@@ -221,7 +222,14 @@ struct DropsPool(Mutex<Option<Pool>>);
 impl StreamHook for DropsPool {
     fn before(&self, call: Call) {
         if call == Call::Record(s(1)) {
-            drop(self.0.lock().unwrap().take());
+            let pool = self.0.lock().unwrap().take();
+            // On another thread, so that a lock that the drop needs makes the test fail and not hang.
+            let (done, is_done) = mpsc::channel();
+            thread::spawn(move || {
+                drop(pool);
+                let _ = done.send(());
+            });
+            is_done.recv_timeout(Duration::from_secs(10)).expect("no lock on the lender's memory is held");
         }
     }
 }
