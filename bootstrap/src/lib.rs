@@ -1,4 +1,4 @@
-//! How the processes of a job find each other and share what they hold, without a GPU.
+//! Lets the processes of a job find each other, share what they hold, and agree. It needs no GPU.
 //!
 //! | module | subject |
 //! |---|---|

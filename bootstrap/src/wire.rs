@@ -369,7 +369,8 @@ impl<T: Wire> Wire for Vec<T> {
 
     fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         let length = u32::read(from)? as usize;
-        // Every element takes at least one byte, so a length beyond the input is rejected before any element is read.
+        // An element of a list takes at least one byte, so a length beyond the input is rejected before any element is read.
+        // Types without a form of their own, such as `Unsent`, are not for lists.
         if length > from.left() {
             return Err(Malformed::Short { at: from.at });
         }

@@ -40,7 +40,7 @@ pub struct Member {
     pub members: Vec<u32>,
     /// The generation of the object that the members agree on: how many times this rank has created the object.
     pub generation: u64,
-    /// How long this member waits for the others.
+    /// The limit on this member's wait for the others.
     pub patience: Duration,
 }
 

@@ -51,7 +51,7 @@ pub enum Report<O> {
 pub enum Decision<P: Protocol> {
     /// Every member acts, and posts its outcome.
     Act {
-        /// What to do.
+        /// The plan of the action.
         plan: P::Plan,
     },
     /// There is nothing to do.
@@ -72,7 +72,7 @@ wire_enum!(Decision<P: Protocol> { 0 => Act { plan }, 1 => Agreed { agreed }, 2 
 pub enum Verdict<P: Protocol> {
     /// Every member acts once more.
     Act {
-        /// What to do.
+        /// The plan of the next action.
         plan: P::Plan,
     },
     /// The action has succeeded on all members.

@@ -1,5 +1,6 @@
 //! Tests of agreements: every order of small ones ([`model`]), random ones ([`seeds`]), and their messages.
 
+mod memory;
 mod model;
 mod scripted;
 mod seeds;

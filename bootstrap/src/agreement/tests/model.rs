@@ -1,16 +1,14 @@
 //! Every order of the steps of a small agreement, with crashes, time-outs, a lost store and repeated requests.
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    time::Duration,
-};
+use std::{collections::HashSet, time::Duration};
 
 use super::{
     super::{Agreement, Answer, Conclusion, Ending, Failure, Input, Output, Request},
+    memory::Memory,
     sum::{Sum, seat},
 };
 
-/// What the model may do besides letting members step.
+/// The faults that the model may inject, and how many of each.
 #[derive(Debug, Clone, Copy)]
 struct Faults {
     /// Members that may crash.
@@ -35,7 +33,7 @@ enum State {
 #[derive(Debug, Clone)]
 struct World {
     members: Vec<State>,
-    store: BTreeMap<String, Vec<u8>>,
+    store: Memory,
     faults: Faults,
 }
 
@@ -49,35 +47,14 @@ impl World {
             let output = machine.begin(NOW);
             State::Running(Box::new(machine), output)
         };
-        Self { members: (0..size).map(member).collect(), store: BTreeMap::new(), faults }
+        Self { members: (0..size).map(member).collect(), store: Memory::default(), faults }
     }
 
     /// Executes a request. Returns `None` for a wait that goes on.
     fn execute(&mut self, request: &Request) -> Option<Answer> {
-        Some(match request {
-            Request::Set { key, value } => {
-                self.store.insert(key.clone(), value.clone());
-                Answer::Stored
-            }
-            Request::Post { key, value } => {
-                let stands = self.store.entry(key.clone()).or_insert_with(|| value.clone());
-                assert_eq!(stands, value, "two values for {key}");
-                Answer::Stored
-            }
-            Request::Add { key } => {
-                let count = self.store.get(key).map_or(0, |value| value[0]) + 1;
-                self.store.insert(key.clone(), vec![count]);
-                Answer::Count(count.into())
-            }
-            Request::Fetch { keys } => {
-                Answer::Values(keys.iter().map(|key| self.store.get(key).cloned()).collect())
-            }
-            Request::Check { keys } => Answer::All(keys.iter().all(|key| self.store.contains_key(key))),
-            Request::Propose { key, value } => {
-                Answer::Result(self.store.entry(key.clone()).or_insert_with(|| value.clone()).clone())
-            }
-            Request::Await { key, .. } => Answer::Result(self.store.get(key)?.clone()),
-        })
+        let answer = self.store.execute(request);
+        assert_ne!(answer, Some(Answer::Taken), "two values for the key of {request:?}");
+        answer
     }
 
     /// Gives `input` to the member at `index`.
@@ -86,7 +63,7 @@ impl World {
         let mut machine = machine.clone();
         self.members[index] = match machine.step(input, NOW) {
             Output::Done(Conclusion { result, read, .. }) => {
-                read.iter().for_each(|key| _ = self.store.remove(key));
+                self.store.remove(&read);
                 State::Ended(result)
             }
             output => State::Running(machine, output),
@@ -151,7 +128,7 @@ impl World {
     /// Returns true if every member that runs waits for a key without a value.
     fn is_stuck(&self) -> bool {
         self.members.iter().all(|member| match member {
-            State::Running(_, Output::Store(Request::Await { key, .. })) => !self.store.contains_key(key),
+            State::Running(_, Output::Store(Request::Await { key, .. })) => !self.store.0.contains_key(key),
             State::Running(..) => false,
             State::Crashed | State::Ended(_) => true,
         })
@@ -237,13 +214,13 @@ fn without_faults_all_agree() {
         };
         assert!(!ends.is_empty() && ends.iter().all(all), "{:?}", results(&ends));
         // The last one that looks removes all keys but the places.
-        let is_clean = |world: &World| world.store.keys().all(|key| key.starts_with("places/"));
-        assert!(ends.iter().all(is_clean), "{:?}", ends[0].store.keys());
+        let is_clean = |world: &World| world.store.0.keys().all(|key| key.starts_with("places/"));
+        assert!(ends.iter().all(is_clean), "{:?}", ends[0].store.0.keys());
     }
     let (_, ends) = explore(World::new(2, &[0, 1], NONE));
     let agreed = |member: &State| matches!(member, State::Ended(Ok(1)));
     assert!(ends.iter().all(|world| world.members.iter().all(agreed)), "no action is needed");
-    assert!(ends.iter().all(|world| world.store.keys().all(|key| key.starts_with("places/"))));
+    assert!(ends.iter().all(|world| world.store.0.keys().all(|key| key.starts_with("places/"))));
     let (_, ends) = explore(World::new(2, &[0, 0], NONE));
     let refused =
         |member: &State| matches!(member, State::Ended(Err(Ending::Refused(why))) if why == "nothing to add");

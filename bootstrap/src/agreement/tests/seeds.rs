@@ -8,6 +8,7 @@ use std::{
 
 use super::{
     super::{Agreement, Answer, Conclusion, Ending, Failure, Input, Member, Output, Request},
+    memory::Memory,
     sum::Sum,
 };
 
@@ -70,7 +71,7 @@ struct Run {
     /// The rank with the fault.
     culprit: usize,
     ranks: Vec<Rank>,
-    store: BTreeMap<String, Vec<u8>>,
+    store: Memory,
     now: Duration,
     results: BTreeMap<String, Vec<(usize, Outcome)>>,
     /// The members of each agreement.
@@ -128,7 +129,7 @@ impl Run {
             Fault::ActionFails => ranks[culprit].fails = true,
             _ => {}
         }
-        let (store, results, trace) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+        let (store, results, trace) = (Memory::default(), BTreeMap::new(), Vec::new());
         let outcomes = BTreeSet::new();
         Self {
             random,
@@ -177,7 +178,7 @@ impl Run {
             _ if rank.is_gone => false,
             None => !rank.program.is_empty(),
             Some((_, Output::Store(Request::Await { key, until }))) => {
-                self.store.contains_key(key) || self.now >= *until
+                self.store.0.contains_key(key) || self.now >= *until
             }
             Some(_) => true,
         }
@@ -243,34 +244,12 @@ impl Run {
     }
 
     fn execute(&mut self, request: &Request) -> Answer {
-        match request {
-            Request::Set { key, value } => {
-                self.store.insert(key.clone(), value.clone());
-                Answer::Stored
-            }
-            Request::Post { key, value } => {
-                if key.contains("/outcomes0/") {
-                    self.outcomes.insert(key.clone());
-                }
-                let stands = self.store.entry(key.clone()).or_insert_with(|| value.clone());
-                if stands == value { Answer::Stored } else { Answer::Taken }
-            }
-            Request::Add { key } => {
-                let count = self.store.get(key).map_or(0, |value| value[0]) + 1;
-                self.store.insert(key.clone(), vec![count]);
-                Answer::Count(count.into())
-            }
-            Request::Fetch { keys } => {
-                Answer::Values(keys.iter().map(|key| self.store.get(key).cloned()).collect())
-            }
-            Request::Check { keys } => Answer::All(keys.iter().all(|key| self.store.contains_key(key))),
-            Request::Propose { key, value } => {
-                Answer::Result(self.store.entry(key.clone()).or_insert_with(|| value.clone()).clone())
-            }
-            Request::Await { key, .. } => {
-                self.store.get(key).map_or(Answer::Expired, |value| Answer::Result(value.clone()))
-            }
+        if let Request::Post { key, .. } = request
+            && key.contains("/outcomes0/")
+        {
+            self.outcomes.insert(key.clone());
         }
+        self.store.execute(request).unwrap_or(Answer::Expired)
     }
 
     fn give(&mut self, index: usize, input: Input<Sum>) {
@@ -280,7 +259,7 @@ impl Run {
         match output {
             Output::Done(Conclusion { result, read, .. }) => {
                 self.trace.push(format!("{index} ends {name} at {:?}: {result:?}", self.now));
-                read.iter().for_each(|key| _ = self.store.remove(key));
+                self.store.remove(&read);
                 self.ranks[index].running = None;
                 self.results.entry(name).or_default().push((index, result));
             }
@@ -361,7 +340,7 @@ impl Run {
                 ));
             }
         }
-        let left = self.store.keys().find(|key| !key.starts_with("places/"));
+        let left = self.store.0.keys().find(|key| !key.starts_with("places/"));
         let all_agreed = self.results.values().flatten().all(|(_, result)| result.is_ok());
         match left {
             Some(key) if self.fault == Fault::None && all_agreed => {

@@ -1,0 +1,44 @@
+//! The store of the model and of the seeds.
+
+use std::collections::BTreeMap;
+
+use super::super::{Answer, Request};
+
+/// A store in memory, which answers at once.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Memory(pub(super) BTreeMap<String, Vec<u8>>);
+
+impl Memory {
+    /// Executes a request. Returns `None` for a wait for a key that has no value.
+    pub(super) fn execute(&mut self, request: &Request) -> Option<Answer> {
+        let Self(values) = self;
+        Some(match request {
+            Request::Set { key, value } => {
+                values.insert(key.clone(), value.clone());
+                Answer::Stored
+            }
+            Request::Post { key, value } => {
+                let stands = values.entry(key.clone()).or_insert_with(|| value.clone());
+                if stands == value { Answer::Stored } else { Answer::Taken }
+            }
+            Request::Add { key } => {
+                let count = values.get(key).map_or(0, |value| value[0]) + 1;
+                values.insert(key.clone(), vec![count]);
+                Answer::Count(count.into())
+            }
+            Request::Fetch { keys } => {
+                Answer::Values(keys.iter().map(|key| values.get(key).cloned()).collect())
+            }
+            Request::Check { keys } => Answer::All(keys.iter().all(|key| values.contains_key(key))),
+            Request::Propose { key, value } => {
+                Answer::Result(values.entry(key.clone()).or_insert_with(|| value.clone()).clone())
+            }
+            Request::Await { key, .. } => Answer::Result(values.get(key)?.clone()),
+        })
+    }
+
+    /// Removes keys.
+    pub(super) fn remove(&mut self, keys: &[String]) {
+        keys.iter().for_each(|key| _ = self.0.remove(key));
+    }
+}
