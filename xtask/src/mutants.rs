@@ -1,9 +1,13 @@
 //! `cargo xtask mutants`: checks that the tests detect bugs.
 //!
 //! Every patch under `xtask/mutants/` puts one bug into one crate. Each is applied by itself to a copy of the workspace
-//! and has to be found there: in bootstrap, the caching allocator and process-group by the crate's tests, in symm-mem by `cargo xtask sim explore`. A patch whose text has the line
-//! `Found by: models` has to be found by the crate's models under loom. A patch that no longer applies, or does not
-//! compile, is an error: it tests nothing. What a patch breaks is written before its first difference.
+//! and has to be found there: in bootstrap, the caching allocator and process-group by the crate's tests, in symm-mem by
+//! `cargo xtask sim explore`. A patch that no longer applies, or does not compile, is an error: it tests nothing. What a
+//! patch breaks is written before its first difference.
+//!
+//! A line `Found by: TEST` names a test that detects the bug. It runs first, because the whole suite takes minutes; if it
+//! passes, the others run too. `Found by: models TEST` has to be found by the crate's models under loom; there too, TEST
+//! may be left out.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -44,10 +48,10 @@ const CRATES: [(&str, Finder); 4] = [
     ("process-group", Finder::Tests),
     ("symm-mem", Finder::Seeds),
 ];
-/// The line of a patch that only the models can detect.
-const BY_MODELS: &str = "Found by: models";
-/// Seeds within which the bug must be found.
-const SEEDS: &str = "0..10000";
+/// Begins the line of a patch that says what detects its bug.
+const FOUND_BY: &str = "Found by: ";
+/// Seeds within which the bug must be found. Most are found within the first part.
+const SEEDS: [&str; 2] = ["0..300", "0..10000"];
 /// The folder of the patches.
 const PATCHES: &str = "xtask/mutants";
 /// The folder, in the target folder, of the copy and of its build. Its path does not change, because cargo rebuilds a crate
@@ -62,6 +66,8 @@ struct Mutant {
     /// The crate, and the check that must find the bug.
     crate_name: &'static str,
     finder: Finder,
+    /// The test that runs first.
+    first: Option<String>,
     patch: PathBuf,
 }
 
@@ -93,7 +99,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let tree = Tree::copy(&root)?;
     let finders: BTreeSet<_> = mutants.iter().map(|mutant| (mutant.crate_name, mutant.finder)).collect();
     for (name, finder) in finders {
-        let whole = tree.find(name, finder)?;
+        let whole = tree.find(name, finder, None)?;
         ensure!(whole == Outcome::Passed, "{name} fails already without any patch: {whole:?}");
     }
     let mut rows =
@@ -102,7 +108,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for (index, mutant) in mutants.iter().enumerate() {
         progress.show(index + 1, &mutant.name);
         let begin = Instant::now();
-        let seen = match tree.with(&mutant.patch, || tree.find(mutant.crate_name, mutant.finder)) {
+        let find = || tree.find(mutant.crate_name, mutant.finder, mutant.first.as_deref());
+        let seen = match tree.with(&mutant.patch, find) {
             Ok(Outcome::Failed(by)) => by,
             Ok(Outcome::Died(how)) => format!("the process dies: {how}"),
             Ok(outcome) => {
@@ -163,16 +170,18 @@ fn list(folder: &Path) -> Result<Vec<Mutant>> {
         let text = fs::read_to_string(&patch).with_context(|| format!("cannot read {}", patch.display()))?;
         let words = text.split("\n--- ").next().filter(|words| !words.starts_with("--- "));
         let words = words.with_context(|| format!("{name}.patch does not say what it breaks"))?;
-        let by_models = words.lines().any(|line| line == BY_MODELS);
-        let breaks = words.lines().filter(|line| *line != BY_MODELS).flat_map(str::split_whitespace);
+        let found_by = words.lines().find_map(|line| line.strip_prefix(FOUND_BY));
+        let by_models = found_by.and_then(|found_by| found_by.strip_prefix("models"));
+        let first = by_models.or(found_by).map(str::trim).filter(|test| !test.is_empty()).map(str::to_owned);
+        let breaks = words.lines().filter(|line| !line.starts_with(FOUND_BY)).flat_map(str::split_whitespace);
         let breaks = breaks.collect::<Vec<_>>().join(" ");
         let touched: Vec<&str> =
             text.lines().filter_map(|line| line.strip_prefix("--- a/")?.split('/').next()).collect();
         let known = CRATES.into_iter().find(|(of, _)| touched.iter().all(|touched| touched == of));
         let (crate_name, finder) =
             known.with_context(|| format!("{name}.patch breaks {touched:?}: nobody looks there"))?;
-        let finder = if by_models { Finder::Models } else { finder };
-        mutants.push(Mutant { name, breaks, crate_name, finder, patch });
+        let finder = if by_models.is_some() { Finder::Models } else { finder };
+        mutants.push(Mutant { name, breaks, crate_name, finder, first, patch });
     }
     mutants.sort_by(|left, right| left.name.cmp(&right.name));
     Ok(mutants)
@@ -240,8 +249,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Builds and runs the check of the crate.
-    fn find(&self, crate_name: &str, finder: Finder) -> Result<Outcome> {
+    /// Builds and runs the check of the crate, beginning with the test `first`.
+    fn find(&self, crate_name: &str, finder: Finder, first: Option<&str>) -> Result<Outcome> {
         match finder {
             Finder::Tests | Finder::Models => {
                 let package = shell::package(crate_name);
@@ -250,21 +259,25 @@ impl Tree {
                     Finder::Models => (test.to_vec(), "--cfg loom", Some("interleavings::")),
                     _ => ([&test[..], &["--test", "end_to_end"]].concat(), "", None),
                 };
-                for tests in self.build(&build, flags)? {
-                    let mut tests = Command::new(tests);
-                    tests.current_dir(self.root.join(crate_name)).args(filter);
-                    let outcome = first_failure(&mut tests, failed_test)?;
-                    if outcome != Outcome::Passed {
-                        return Ok(outcome);
-                    }
-                }
-                Ok(Outcome::Passed)
+                let programs = self.build(&build, flags)?;
+                let first = first.map(|first| vec!["--exact", first]);
+                let filters = first.into_iter().chain([Vec::from_iter(filter)]);
+                not_passed(filters.flat_map(|filter| {
+                    programs.iter().map(move |program| {
+                        let mut tests = Command::new(program);
+                        tests.current_dir(self.root.join(crate_name)).args(&filter);
+                        first_failure(&mut tests, failed_test)
+                    })
+                }))
             }
             Finder::Seeds => {
                 let programs = self.build(&["build", "--package", "lab"], "")?;
-                let mut explore = Command::new(programs.first().context("cargo names no program")?);
-                explore.args(["sim", "explore", "--seeds", SEEDS, "--json"]).current_dir(&self.root);
-                first_failure(&mut explore, failed_seed)
+                let program = programs.first().context("cargo names no program")?;
+                not_passed(SEEDS.iter().map(|seeds| {
+                    let mut explore = Command::new(program);
+                    explore.args(["sim", "explore", "--seeds", seeds, "--json"]).current_dir(&self.root);
+                    first_failure(&mut explore, failed_seed)
+                }))
             }
         }
     }
@@ -297,6 +310,17 @@ impl Drop for Tree {
         // The next run removes the rest.
         let _ = fs::remove_dir_all(&self.root);
     }
+}
+
+/// Returns the first outcome that is not a pass. The runs after it are not made.
+fn not_passed(runs: impl IntoIterator<Item = Result<Outcome>>) -> Result<Outcome> {
+    for outcome in runs {
+        let outcome = outcome?;
+        if outcome != Outcome::Passed {
+            return Ok(outcome);
+        }
+    }
+    Ok(Outcome::Passed)
 }
 
 /// Runs a program until one of its lines reports a failure.
