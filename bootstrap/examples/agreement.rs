@@ -2,6 +2,10 @@
 //!
 //! `cargo run -p lockstep-bootstrap --example agreement` starts them. Each process offers three ports. If one port is
 //! offered by all, every process opens it; only if all of them succeed, it is agreed.
+//!
+//! On several hosts: `cargo run -p lockstep-bootstrap --example tcp_store -- serve 10.0.0.1:5000` on the first, whose
+//! address is 10.0.0.1, and `cargo run -p lockstep-bootstrap --example agreement -- 10.0.0.1:5000 RANK` on each, with the
+//! ranks 0 to 2. `bootstrap/tests/end_to_end/several_hosts.rs` runs it so, with a slow, lossy and broken network.
 
 use std::{
     error::Error,
@@ -60,8 +64,8 @@ impl Protocol for Port {
     }
 }
 
-fn member(address: &str, rank: u32) -> Result<u16, Box<dyn Error>> {
-    let patience = Duration::from_secs(30);
+/// The part of one process.
+pub(crate) fn member(address: &str, rank: u32, patience: Duration) -> Result<u16, Box<dyn Error>> {
     let store = TcpStore::connect(address, Deadline::after(patience))?;
     let seat = Member { name: "port".into(), rank, members: (0..MEMBERS).collect(), generation: 1, patience };
     // Each member offers other ports, and they have one in common.
@@ -77,7 +81,7 @@ fn member(address: &str, rank: u32) -> Result<u16, Box<dyn Error>> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     if let [address, rank] = &std::env::args().skip(1).collect::<Vec<_>>()[..] {
-        let port = member(address, rank.parse()?)?;
+        let port = member(address, rank.parse()?, Duration::from_secs(30))?;
         println!("rank {rank}: port {port}");
         return Ok(());
     }

@@ -1,7 +1,9 @@
 //! End-to-end tests of the crate, through its public interface.
 
+mod network;
 mod ports;
 mod python;
+mod several_hosts;
 mod store_attack;
 mod store_file;
 mod store_garbage;

@@ -1,0 +1,217 @@
+//! Several hosts on one machine: network namespaces, and an Ethernet switch between them that delays, loses and blocks
+//! frames. It does the work of `tc netem`, which few kernels of build machines have.
+
+use std::{
+    collections::BTreeMap,
+    ffi::CString,
+    fs::File,
+    io::{self, Read, Write},
+    os::fd::{AsFd, OwnedFd},
+    process::{Command, id},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use bootstrap::hash::fnv64;
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    fs::{Mode, OFlags},
+    ioctl::{Setter, ioctl, opcode},
+};
+
+/// The conditions of the network.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Conditions {
+    /// The least time that a frame takes.
+    pub(crate) delay: Duration,
+    /// The most time that a frame takes beyond that, at random.
+    pub(crate) jitter: Duration,
+    /// The percentage of frames that are lost.
+    pub(crate) loss: u64,
+}
+
+/// The number of networks that this process has made.
+static MADE: AtomicUsize = AtomicUsize::new(0);
+
+/// Hosts that a switch connects. Dropping it removes them.
+pub(crate) struct Network {
+    namespaces: Vec<String>,
+    switch: Arc<Switch>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+struct Switch {
+    conditions: Conditions,
+    ports: Vec<Port>,
+    /// Frames on their way, by the time of arrival and a number that makes the key unique.
+    flying: Mutex<BTreeMap<(Instant, u64), Frame>>,
+    is_over: AtomicBool,
+}
+
+struct Frame {
+    to: usize,
+    bytes: Vec<u8>,
+}
+
+struct Port {
+    device: File,
+    is_cut: AtomicBool,
+}
+
+/// `struct ifreq` of `linux/if.h` with the flags of a network device.
+#[repr(C)]
+struct Request {
+    name: [u8; 16],
+    flags: u16,
+    rest: [u8; 22],
+}
+
+const TAP_WITHOUT_HEADER: u16 = 0x0002 | 0x1000;
+const SET_INTERFACE: u32 = opcode::write::<i32>(b'T', 202);
+
+impl Network {
+    /// Makes `count` hosts.
+    ///
+    /// # Errors
+    /// The reason why this machine does not permit it.
+    pub(crate) fn new(count: usize, conditions: Conditions) -> Result<Self, String> {
+        let mut network = Self {
+            namespaces: Vec::new(),
+            switch: Arc::new(Switch {
+                conditions,
+                ports: Vec::new(),
+                flying: Mutex::default(),
+                is_over: AtomicBool::new(false),
+            }),
+            threads: Vec::new(),
+        };
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let mut ports = Vec::new();
+        for host in 0..count {
+            let device = format!("ls{}.{number}h{host}", id());
+            let tap = open(&device).map_err(|error| format!("no network device: {error}"))?;
+            ports.push(Port { device: tap.into(), is_cut: AtomicBool::new(false) });
+            let namespace = format!("lockstep-{device}");
+            ip(&["netns", "add", &namespace])?;
+            network.namespaces.push(namespace.clone());
+            ip(&["link", "set", &device, "netns", &namespace])?;
+            let address = format!("{}/24", network.address(host));
+            ip(&["-n", &namespace, "addr", "add", &address, "dev", &device])?;
+            ip(&["-n", &namespace, "link", "set", &device, "up"])?;
+            ip(&["-n", &namespace, "link", "set", "lo", "up"])?;
+        }
+        Arc::get_mut(&mut network.switch).expect("no thread has it yet").ports = ports;
+        for host in 0..count {
+            let switch = network.switch.clone();
+            network.threads.push(thread::spawn(move || switch.receive(host)));
+        }
+        let switch = network.switch.clone();
+        network.threads.push(thread::spawn(move || switch.deliver()));
+        Ok(network)
+    }
+
+    /// Returns the address of a host in the network.
+    pub(crate) fn address(&self, host: usize) -> String {
+        format!("10.77.0.{}", host + 1)
+    }
+
+    /// Returns a command that runs another one on a host.
+    pub(crate) fn on(&self, host: usize, command: &Command) -> Command {
+        let mut on = Command::new("ip");
+        on.args(["netns", "exec", &self.namespaces[host]])
+            .arg(command.get_program())
+            .args(command.get_args());
+        on.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        on
+    }
+
+    /// Loses all frames from and to a host from now on.
+    pub(crate) fn cut(&self, host: usize) {
+        self.switch.ports[host].is_cut.store(true, Ordering::Release);
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        self.switch.is_over.store(true, Ordering::Release);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+        for namespace in &self.namespaces {
+            let _ = ip(&["netns", "del", namespace]);
+        }
+    }
+}
+
+impl Switch {
+    /// Takes the frames that a host sends. A frame goes to all other hosts, which ignore what is not for them.
+    fn receive(&self, from: usize) {
+        let mut frame = [0; 1 << 16];
+        let mut number = from as u64;
+        while !self.is_over.load(Ordering::Acquire) {
+            let device = &self.ports[from].device;
+            let mut ready = [PollFd::new(device, PollFlags::IN)];
+            let wait = rustix::event::Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+            if poll(&mut ready, Some(&wait)).unwrap_or(0) == 0 {
+                continue;
+            }
+            let Ok(length) = (&*device).read(&mut frame) else { continue };
+            if self.ports[from].is_cut.load(Ordering::Acquire) {
+                continue;
+            }
+            for to in (0..self.ports.len()).filter(|to| *to != from) {
+                number += self.ports.len() as u64;
+                let random = fnv64(&number.to_le_bytes());
+                let Conditions { delay, jitter, loss } = self.conditions;
+                if random % 100 >= loss {
+                    let due =
+                        Instant::now() + delay + jitter.mul_f64((random >> 40) as f64 / f64::from(1 << 24));
+                    self.flying
+                        .lock()
+                        .unwrap()
+                        .insert((due, number), Frame { to, bytes: frame[..length].to_vec() });
+                }
+            }
+        }
+    }
+
+    /// Delivers the frames that are due.
+    fn deliver(&self) {
+        while !self.is_over.load(Ordering::Acquire) {
+            let due = {
+                let mut flying = self.flying.lock().unwrap();
+                let later = flying.split_off(&(Instant::now(), 0));
+                std::mem::replace(&mut *flying, later)
+            };
+            for Frame { to, bytes } in due.into_values() {
+                if !self.ports[to].is_cut.load(Ordering::Acquire) {
+                    // A device that is down takes no frame, as if it were lost.
+                    let _ = (&self.ports[to].device).write(&bytes);
+                }
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Makes a network device, and returns the descriptor for its frames. The device ends when that is closed.
+fn open(name: &str) -> io::Result<OwnedFd> {
+    let tap =
+        rustix::fs::open("/dev/net/tun", OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?;
+    let text = CString::new(name)?;
+    let mut request = Request { name: [0; 16], flags: TAP_WITHOUT_HEADER, rest: [0; 22] };
+    request.name[..text.as_bytes().len()].copy_from_slice(text.as_bytes());
+    // SAFETY: TUNSETIFF reads a `struct ifreq` of 40 bytes, which `Request` is, and keeps no pointer to it.
+    unsafe { ioctl(tap.as_fd(), Setter::<SET_INTERFACE, Request>::new(request))? };
+    Ok(tap)
+}
+
+fn ip(arguments: &[&str]) -> Result<(), String> {
+    let output = Command::new("ip").args(arguments).output().map_err(|error| format!("no `ip`: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() { Ok(()) } else { Err(format!("ip {}: {}", arguments.join(" "), said.trim())) }
+}

@@ -1,0 +1,168 @@
+//! The example `agreement` on three hosts, over a network that is slow, loses frames, or breaks.
+
+use std::{
+    env,
+    io::{self, BufRead, BufReader},
+    net::Ipv4Addr,
+    process::{Child, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use bootstrap::store::{Deadline, Store, TcpStore};
+use gpu_sim::process::test_command;
+
+use crate::network::{Conditions, Network};
+
+#[path = "../../examples/agreement.rs"]
+#[expect(dead_code, reason = "only the part of one process is used")]
+mod agreement;
+
+const MEMBERS: u32 = 3;
+const PATIENCE: Duration = Duration::from_secs(3);
+/// A member that has posted its record waits for the others' outcomes, or repeats its requests, beyond its patience: 10 s
+/// for the action and 5 s for the outcomes. The rest is for the start of processes and for lost frames.
+const LONGEST: Duration = Duration::from_secs(40);
+
+/// The role of a process that a test has started: `host ADDRESS` hosts the store; `posted STORE VOTE` waits until two
+/// members have posted; `RANK STORE PATIENCE` is a member, with its patience in ms.
+const ROLE: &str = "BOOTSTRAP_SEVERAL_HOSTS_ROLE";
+
+/// The body of such a process.
+#[test]
+#[ignore = "the body of a process that a test starts"]
+fn role() {
+    let role = env::var(ROLE).expect("a test below starts this process");
+    match &role.split(' ').collect::<Vec<_>>()[..] {
+        ["host", address] => {
+            let address: Ipv4Addr = address.parse().unwrap();
+            let options = TcpStore::options().listen(address.into());
+            let store = options.host(0, Deadline::after(PATIENCE)).unwrap();
+            println!("said: {}", store.address());
+            let _ = io::stdin().read_line(&mut String::new());
+        }
+        ["posted", address, vote] => {
+            let store = TcpStore::connect(address, Deadline::after(LONGEST)).unwrap();
+            let count = format!("{vote}/count");
+            while store.get(&count, Deadline::after(LONGEST)).unwrap() != b"2" {
+                thread::sleep(Duration::from_millis(10));
+            }
+            println!("said: 2");
+        }
+        [rank, address, patience] => {
+            let patience = Duration::from_millis(patience.parse().unwrap());
+            match agreement::member(address, rank.parse().unwrap(), patience) {
+                Ok(port) => println!("said: port {port}"),
+                Err(error) => println!("said: {error}"),
+            }
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+struct Process {
+    child: Child,
+    output: BufReader<std::process::ChildStdout>,
+}
+
+impl Process {
+    fn start(network: &Network, host: usize, role: &str) -> Self {
+        let mut command = test_command(concat!(module_path!(), "::role")).unwrap();
+        command.env(ROLE, role);
+        let mut on = network.on(host, &command);
+        let mut child = on.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self { child, output }
+    }
+
+    /// Returns what it says next.
+    fn said(&mut self) -> String {
+        let mut line = String::new();
+        while self.output.read_line(&mut line).unwrap() > 0 {
+            if let Some((_, said)) = line.split_once("said: ") {
+                return said.trim_end().to_owned();
+            }
+            line.clear();
+        }
+        panic!("a process has ended without a word")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Three hosts, with a store on the first.
+struct Hosts {
+    _store: Process,
+    address: String,
+    network: Network,
+}
+
+impl Hosts {
+    /// Returns `None`, and says why, if this machine cannot have them.
+    fn new(conditions: Conditions) -> Option<Self> {
+        let network = match Network::new(MEMBERS as usize, conditions) {
+            Ok(network) => network,
+            Err(why) => {
+                println!("skipped: no network namespaces: {why}");
+                return None;
+            }
+        };
+        let mut store = Process::start(&network, 0, &format!("host {}", network.address(0)));
+        let address = store.said();
+        Some(Self { _store: store, address, network })
+    }
+
+    fn member(&self, rank: u32, patience: Duration) -> Process {
+        let role = format!("{rank} {} {}", self.address, patience.as_millis());
+        Process::start(&self.network, rank as usize, &role)
+    }
+}
+
+#[test]
+fn members_agree_over_a_slow_and_lossy_network() {
+    let conditions =
+        Conditions { delay: Duration::from_millis(30), jitter: Duration::from_millis(20), loss: 3 };
+    let Some(hosts) = Hosts::new(conditions) else { return };
+    let mut members: Vec<_> = (0..MEMBERS).map(|rank| hosts.member(rank, LONGEST)).collect();
+    for member in &mut members {
+        assert_eq!(member.said(), "port 40010");
+    }
+}
+
+/// Its link is broken before it comes.
+#[test]
+fn a_host_that_cannot_be_reached_is_named() {
+    let Some(hosts) = Hosts::new(Conditions::default()) else { return };
+    hosts.network.cut(2);
+    let begun = Instant::now();
+    let mut members: Vec<_> = (0..MEMBERS).map(|rank| hosts.member(rank, PATIENCE)).collect();
+    let said: Vec<String> = members.iter_mut().map(Process::said).collect();
+    assert!(begun.elapsed() < LONGEST, "{:?}", begun.elapsed());
+    assert_eq!(said[0], said[1]);
+    assert!(said[0].starts_with("rank 2 did not come within the "), "{}", said[0]);
+    assert!(said[2].starts_with("no store at "), "{}", said[2]);
+}
+
+/// Its link breaks while it waits for the others. They act on its record, and learn that it is lost; it cannot know
+/// what they have agreed on.
+#[test]
+fn a_host_that_is_cut_off_is_in_doubt_and_the_others_lose_it() {
+    let Some(hosts) = Hosts::new(Conditions::default()) else { return };
+    let begun = Instant::now();
+    let mut last = hosts.member(2, PATIENCE);
+    let mut first = hosts.member(0, 2 * PATIENCE);
+    let records = format!("posted {} port/records", hosts.address);
+    assert_eq!(Process::start(&hosts.network, 0, &records).said(), "2");
+    hosts.network.cut(2);
+    let mut second = hosts.member(1, 2 * PATIENCE);
+    assert!(last.said().contains("it is unknown whether the others have agreed"));
+    let said = [first.said(), second.said()];
+    assert!(begun.elapsed() < LONGEST, "{:?}", begun.elapsed());
+    assert_eq!(said[0], said[1]);
+    assert!(said[0].contains("rank 2 is lost"), "{}", said[0]);
+}
