@@ -8,11 +8,14 @@
 //! - [`sources`]: adapters that limit the memory of a source, or log its calls.
 //! - `cudarc` (with the feature `cudarc`): use of blocks as memory of the `cudarc` crate, on streams of that crate.
 //!
+//! Below them is the private module `sync`: the locks of the standard library, a spin lock for hits, and what replaces them
+//! in models.
+//!
 //! Modules of [`core`], lowest first. A module uses only modules in its own row and in earlier rows of this table:
 //!
 //! | module | purpose |
 //! | --- | --- |
-//! | `size`, `stream`, `rounding`, `lock`, `sync` | units and size classes; streams and events; rounding of requests; locks with a fixed order |
+//! | `size`, `stream`, `rounding`, `lock` | units and size classes; streams and events; rounding of requests; locks with a fixed order |
 //! | `source`, `segment`, `request` | the source of memory; a segment and its holds; a request and its caller |
 //! | `heap`, `fixed` | placement: best fit over merged blocks; segments at fixed addresses |
 //! | `entry`, `stats`, `settings`, `snapshot`, `error`, `tracker` | trace entries, counters, settings, snapshots, errors; delivery to trackers |
@@ -57,6 +60,7 @@ pub mod cudarc;
 pub mod driver;
 pub mod host;
 pub mod sources;
+mod sync;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

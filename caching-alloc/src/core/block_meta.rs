@@ -22,9 +22,9 @@ pub(super) enum BlockStatus {
     Pending,
 }
 
-/// The record of a block that the cache has taken from its heap. Two records share a CPU cache line.
+/// The record of a block that the cache has taken from its heap. A record is a CPU cache line.
 #[derive(Clone, Copy, Debug)]
-#[repr(align(32))]
+#[repr(align(64))]
 pub(super) struct BlockMeta {
     /// Address of the first byte.
     pub(super) address: u64,
@@ -39,12 +39,29 @@ pub(super) struct BlockMeta {
     /// [`Pending`](super::pending::Pending) instead.
     pub(super) uses: u32,
     pub(super) status: BlockStatus,
+    /// The information about the request for the block.
+    pub(super) info: RequestInfo,
     /// True if this record has changed after the running copy of the table began (see [`BlockTable`]), and before the
     /// copy reached the record. The former state is saved, so the copy skips this record.
     saved: bool,
 }
 
-const _: () = assert!(size_of::<BlockMeta>() == 32);
+const _: () = assert!(size_of::<BlockMeta>() == 64);
+
+impl BlockMeta {
+    fn unused() -> Self {
+        Self {
+            address: 0,
+            requested: 0,
+            units: 0,
+            link: NONE,
+            uses: NO_USES,
+            status: BlockStatus::None,
+            info: RequestInfo::here(),
+            saved: false,
+        }
+    }
+}
 
 /// A block that is handed out, or that was freed but that other streams may still use.
 #[derive(Clone, Copy, Debug)]
@@ -64,8 +81,6 @@ pub(super) struct InUse {
 #[derive(Debug)]
 pub(super) struct BlockTable {
     all: Vec<BlockMeta>,
-    /// The information about each block's request. It is kept apart, so that a [`BlockMeta`] has only 32 bytes.
-    infos: Vec<RequestInfo>,
     /// Records from here to `copy_end` are not copied yet. [`BlockId::MAX`] if no copy is running.
     uncopied: BlockId,
     copy_end: BlockId,
@@ -74,8 +89,7 @@ pub(super) struct BlockTable {
 
 impl Default for BlockTable {
     fn default() -> Self {
-        let (all, infos, saved) = (Vec::new(), Vec::new(), Vec::new());
-        Self { all, infos, uncopied: BlockId::MAX, copy_end: 0, saved }
+        Self { all: Vec::new(), uncopied: BlockId::MAX, copy_end: 0, saved: Vec::new() }
     }
 }
 
@@ -87,25 +101,13 @@ impl BlockTable {
             self.grow(block as usize + 1);
         }
         let meta = &mut self.all[block as usize];
-        let saved = meta.saved;
-        *meta = BlockMeta {
-            address,
-            requested: 0,
-            units,
-            link: NONE,
-            uses: NO_USES,
-            status: BlockStatus::None,
-            saved,
-        };
+        *meta = BlockMeta { address, units, saved: meta.saved, ..BlockMeta::unused() };
         self.set(block, BlockStatus::Owned);
     }
 
     #[cold]
     fn grow(&mut self, length: usize) {
-        let (status, saved) = (BlockStatus::None, false);
-        let none = BlockMeta { address: 0, requested: 0, units: 0, link: NONE, uses: NO_USES, status, saved };
-        self.all.resize(length, none);
-        self.infos.resize(length, RequestInfo::here());
+        self.all.resize(length, BlockMeta::unused());
     }
 
     /// Removes a block from the table. The caller returns it to the heap.
@@ -127,8 +129,8 @@ impl BlockTable {
     /// set to [`BlockStatus::Owned`], so that a running copy has saved the former state.
     #[inline]
     pub(super) fn set_request(&mut self, block: BlockId, requested: u64, info: RequestInfo) {
-        self.all[block as usize].requested = requested;
-        self.infos[block as usize] = info;
+        let meta = &mut self.all[block as usize];
+        (meta.requested, meta.info) = (requested, info);
     }
 
     /// Begins a copy of the blocks that are in use at this moment.
@@ -159,20 +161,20 @@ impl BlockTable {
     }
 
     fn in_use(&self, block: BlockId) -> Option<InUse> {
-        let BlockMeta { address, units, requested, status, .. } = self.all[block as usize];
+        let BlockMeta { address, units, requested, status, info, .. } = self.all[block as usize];
         let is_pending = match status {
             BlockStatus::Owned => false,
             BlockStatus::Pending => true,
             BlockStatus::None | BlockStatus::Kept => return None,
         };
-        Some(InUse { address, units, requested, is_pending, info: self.infos[block as usize] })
+        Some(InUse { address, units, requested, is_pending, info })
     }
 
     /// Returns the address and the request of every block that is handed out.
     pub(super) fn owned(&self) -> Vec<(u64, Request)> {
-        let owned = self.all.iter().zip(&self.infos).filter(|(meta, _)| meta.status == BlockStatus::Owned);
-        let request = |(meta, info): (&BlockMeta, &RequestInfo)| {
-            (meta.address, Request { units: meta.units, bytes: meta.requested, info: *info })
+        let owned = self.all.iter().filter(|meta| meta.status == BlockStatus::Owned);
+        let request = |meta: &BlockMeta| {
+            (meta.address, Request { units: meta.units, bytes: meta.requested, info: meta.info })
         };
         owned.map(request).collect()
     }
@@ -180,12 +182,6 @@ impl BlockTable {
     /// Returns true if a block is handed out.
     pub(super) fn is_owned(&self, block: BlockId) -> bool {
         self.get(block).is_some_and(|meta| meta.status == BlockStatus::Owned)
-    }
-
-    /// Returns the information about the request for a block.
-    #[inline]
-    pub(super) fn info(&self, block: BlockId) -> RequestInfo {
-        self.infos[block as usize]
     }
 
     /// Returns a block's record, if the cache has taken the block from the heap.

@@ -1,8 +1,9 @@
 //! Locks with a rank. A thread takes them in ascending order of rank. Debug builds check that.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::{PoisonError, TryLockError};
 
-use super::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, SpinGuard, SpinLock};
 
 /// The rank of a lock. Locks are taken in the order of the variants.
 ///
@@ -22,20 +23,50 @@ pub(super) enum Rank {
     Pending,
     /// Guards a cache's state. Every hit takes it. A thread that holds it calls no code outside the crate.
     StreamCache,
-    /// Guards the blocks and pages that the streams of a re-mappable pool share.
+    /// Guards the blocks and pages that the streams of a re-mappable pool share. A hit may take it, and a thread that
+    /// holds it calls no code outside the crate.
     Arena,
 }
 
+/// A mutex with a rank.
 #[derive(Debug)]
 pub(super) struct Ranked<T> {
     rank: Rank,
     mutex: Mutex<T>,
 }
 
+/// A lock with a rank that a hit takes. It is held only for a short time.
+#[derive(Debug)]
+pub(super) struct RankedSpin<T> {
+    rank: Rank,
+    lock: SpinLock<T>,
+}
+
 /// A held [`Ranked`] lock.
-pub(super) struct Guard<'a, T> {
-    inner: MutexGuard<'a, T>,
+pub(super) type RankedGuard<'a, T> = Guard<MutexGuard<'a, T>>;
+/// A held [`RankedSpin`] lock.
+pub(super) type RankedSpinGuard<'a, T> = Guard<SpinGuard<'a, T>>;
+
+/// A held lock.
+pub(super) struct Guard<G> {
+    inner: G,
     _held: held::Held,
+}
+
+impl<T> RankedSpin<T> {
+    pub(super) fn new(rank: Rank, value: T) -> Self {
+        Self { rank, lock: SpinLock::new(value) }
+    }
+
+    pub(super) fn into_inner(self) -> T {
+        self.lock.into_inner()
+    }
+
+    #[inline]
+    pub(super) fn lock(&self) -> RankedSpinGuard<'_, T> {
+        let _held = held::Held::take(self.rank);
+        Guard { inner: self.lock.lock(), _held }
+    }
 }
 
 impl<T> Ranked<T> {
@@ -43,23 +74,18 @@ impl<T> Ranked<T> {
         Self { rank, mutex: Mutex::new(value) }
     }
 
-    #[inline]
-    pub(super) fn lock(&self) -> Guard<'_, T> {
+    pub(super) fn lock(&self) -> RankedGuard<'_, T> {
         let _held = held::Held::take(self.rank);
         // A panic under one of these locks is a bug of this crate, or of a source or of the streams, which are called
         // under some of the locks. The data stays usable.
         Guard { inner: self.mutex.lock().unwrap_or_else(PoisonError::into_inner), _held }
     }
 
-    pub(super) fn into_inner(self) -> T {
-        self.mutex.into_inner().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn get_mut(&mut self) -> &mut T {
         self.mutex.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn try_lock(&self) -> Option<Guard<'_, T>> {
+    pub(super) fn try_lock(&self) -> Option<RankedGuard<'_, T>> {
         let inner = match self.mutex.try_lock() {
             Ok(inner) => inner,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -69,17 +95,17 @@ impl<T> Ranked<T> {
     }
 }
 
-impl<T> std::ops::Deref for Guard<'_, T> {
-    type Target = T;
+impl<G: Deref> Deref for Guard<G> {
+    type Target = G::Target;
     #[inline]
-    fn deref(&self) -> &T {
+    fn deref(&self) -> &G::Target {
         &self.inner
     }
 }
 
-impl<T> std::ops::DerefMut for Guard<'_, T> {
+impl<G: DerefMut> DerefMut for Guard<G> {
     #[inline]
-    fn deref_mut(&mut self) -> &mut T {
+    fn deref_mut(&mut self) -> &mut G::Target {
         &mut self.inner
     }
 }
@@ -104,8 +130,8 @@ pub(super) fn assert_may_call_trackers() {
 mod held {
     use std::cell::Cell;
 
-    use super::super::sync::per_thread;
     use super::Rank;
+    use crate::sync::per_thread;
 
     per_thread! {
         /// The number of locks of each rank that this thread holds.

@@ -41,7 +41,6 @@ mod stats;
 mod stream;
 mod stream_cache;
 pub mod symmetric;
-mod sync;
 mod tracker;
 
 pub use allocator::{Allocator, Attachment, RawError};

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use super::error::{Fault, OutOfMemory};
 use super::registry::{Registry, locked};
-use super::sync::{Mutex, per_thread};
 use super::tracker;
+use crate::sync::{Mutex, per_thread};
 
 /// An observer's answer to a request that found no memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

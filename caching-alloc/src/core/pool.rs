@@ -20,7 +20,7 @@ use super::size::units_for;
 use super::source::SegmentSource;
 use super::stats::{Counters, Gauge, Stats};
 use super::stream::StreamId;
-use super::sync::atomic::Ordering;
+use crate::sync::atomic::Ordering;
 
 /// A pool of memory with its own segments. A `Pool` is a cheap handle.
 ///

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use super::error::{AllocError, Fault, chain};
 use super::fixed::Splitting;
 use super::key::Key;
-use super::lock::{Guard, Rank, Ranked};
+use super::lock::{Rank, RankedSpin, RankedSpinGuard};
 use super::pending::Pending;
 use super::registry::{DeferredRelease, Registry, Structure, locked};
 use super::remap::{Arena, Remains};
@@ -14,8 +14,8 @@ use super::settings::{PoolKind, PoolSettings};
 use super::size::{MAX_BLOCK, SEGMENT_STEP, UNIT, Units};
 use super::source::{self, SegmentSource};
 use super::stream::StreamId;
-use super::sync::Mutex;
-use super::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// A pool's identity and settings, the counts of its guards, and the arena that its streams share.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub(super) struct PoolInfo {
     freezes: AtomicUsize,
     keeps: AtomicUsize,
     /// The arena that the streams of a re-mappable pool share. `None` in other pools.
-    pub(super) arena: Option<Arc<Ranked<Arena>>>,
+    pub(super) arena: Option<Arc<RankedSpin<Arena>>>,
     /// In a re-mappable pool, the streams and the pending blocks of dropped caches.
     detached: Mutex<DetachedPending>,
     /// The total memory of the source's device in bytes, after the first query. `u64::MAX` if that query failed.
@@ -76,7 +76,7 @@ impl PoolInfo {
         let PoolSettings { name, source, kind, lends, borrows } = settings;
         let source = source.unwrap_or_else(|| registry.source.clone());
         let arena = (kind == PoolKind::Remappable)
-            .then(|| Arc::new(Ranked::new(Rank::Arena, Arena::new(source::step(&*source)))));
+            .then(|| Arc::new(RankedSpin::new(Rank::Arena, Arena::new(source::step(&*source)))));
         Arc::new(Self {
             id: structure.pool_id(),
             key: Key::new_pool(),
@@ -151,7 +151,7 @@ impl PoolInfo {
     }
 
     /// Locks the arena of a re-mappable pool. Panics for other pools.
-    pub(super) fn arena_mut(&self) -> Guard<'_, Arena> {
+    pub(super) fn arena_mut(&self) -> RankedSpinGuard<'_, Arena> {
         self.arena.as_ref().expect("asked of a re-mappable pool").lock()
     }
 

@@ -8,7 +8,7 @@ use std::cell::Cell;
 
 use super::key::Key;
 use super::slot::CacheSlot;
-use super::sync::per_thread;
+use crate::sync::per_thread;
 
 /// Number of entries per thread, a power of two. If a thread alternates between caches that share an entry, each
 /// request looks its cache up in the pool's table.

@@ -14,8 +14,8 @@ use std::sync::{Arc, PoisonError};
 use super::pool_core::PoolHandle;
 use super::registry::Registry;
 use super::stream::StreamId;
-use super::sync::atomic::{AtomicUsize, Ordering};
-use super::sync::{RwLock, per_thread};
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{RwLock, per_thread};
 
 /// The creation number of the next guard, over all allocators. The numbers order guards by age, and identify them.
 static MADE: AtomicU64 = AtomicU64::new(0);

@@ -6,8 +6,8 @@ use std::sync::{Arc, PoisonError};
 use super::size::SizeClass;
 use super::source::{SegmentMemory, SegmentSource};
 use super::stream::StreamId;
-use super::sync::atomic::{AtomicU64, Ordering};
-use super::sync::{Mutex, MutexGuard};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 
 /// The number of a segment. An allocator numbers its segments in order of creation, and never reuses a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -11,27 +11,28 @@ use std::sync::PoisonError;
 use super::block_meta::NO_USES;
 use super::heap::BlockId;
 use super::key::Key;
-use super::lock::{Guard, Rank, Ranked};
+use super::lock::{Rank, RankedSpin, RankedSpinGuard};
 use super::ring::BlockEvent;
 use super::stream_cache::{BATCH, CacheState};
-use super::sync::{Mutex, global};
+use crate::sync::{Mutex, global};
 
 /// The state of a cache, behind the lock that guards it. `None` while no cache uses the slot.
 #[derive(Debug)]
-pub(super) struct CacheSlot(Ranked<Option<CacheState>>);
+pub(super) struct CacheSlot(RankedSpin<Option<CacheState>>);
 
 global! {
     static SPARE: Mutex<Vec<&'static CacheSlot>> = Mutex::new(Vec::new());
 }
 
 /// A cache's state, locked.
-pub(super) struct Open<'a>(Guard<'a, Option<CacheState>>);
+pub(super) struct Open<'a>(RankedSpinGuard<'a, Option<CacheState>>);
 
 impl CacheSlot {
     /// Puts the state of a new cache in a slot, and returns the slot: that of a dropped cache, or a new one.
     pub(super) fn take(state: CacheState) -> &'static Self {
         let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let slot = spare.unwrap_or_else(|| Box::leak(Box::new(Self(Ranked::new(Rank::StreamCache, None)))));
+        let slot =
+            spare.unwrap_or_else(|| Box::leak(Box::new(Self(RankedSpin::new(Rank::StreamCache, None)))));
         *slot.0.lock() = Some(state);
         slot
     }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use super::entry::{ActionKind, Entry};
 use super::error::{Fault, TrackError, TrackerError, chain};
 use super::snapshot::Snapshot;
-use super::sync::atomic::{AtomicBool, Ordering};
-use super::sync::per_thread;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::per_thread;
 
 /// An observer of the blocks and segments of an allocator.
 ///

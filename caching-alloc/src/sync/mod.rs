@@ -2,17 +2,51 @@
 //! order in which threads run. With `--cfg loom`, every order of small models is tried, up to a bound. With
 //! `--cfg shuttle`, many orders of larger programs are tried. `cargo xtask interleave` runs the models with each.
 //!
+//! A spin lock has a model of its own, in `spin_lock`. In other models a mutex of the checker takes its place, because
+//! every attempt of a waiting thread would multiply the orders to try.
+//!
 //! `Arc` and `OnceLock` are always those of the standard library. A checker switches threads only inside its own types,
 //! so never in an operation of these two.
 
-#[cfg(all(test, loom))]
-pub(super) use loom::sync::{Condvar, Mutex, MutexGuard, RwLock, atomic};
-#[cfg(all(test, shuttle))]
-pub(super) use shuttle::sync::{Condvar, Mutex, MutexGuard, RwLock, atomic};
-#[cfg(not(all(test, any(loom, shuttle))))]
-pub(super) use std::sync::{Condvar, Mutex, MutexGuard, RwLock, atomic};
+#[cfg_attr(all(test, any(loom, shuttle)), expect(dead_code, reason = "only its own model uses it"))]
+mod spin_lock;
 
-pub(super) use statics::{global, per_thread};
+#[cfg(all(test, loom))]
+pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard, RwLock, atomic};
+#[cfg(all(test, shuttle))]
+pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard, RwLock, atomic};
+#[cfg(not(all(test, any(loom, shuttle))))]
+pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, RwLock, atomic};
+
+#[cfg(all(test, any(loom, shuttle)))]
+pub(crate) use mutex::{SpinGuard, SpinLock};
+#[cfg(not(all(test, any(loom, shuttle))))]
+pub(crate) use spin_lock::{SpinGuard, SpinLock};
+pub(crate) use statics::{global, per_thread};
+
+#[cfg(all(test, any(loom, shuttle)))]
+mod mutex {
+    use super::{Mutex, MutexGuard};
+
+    pub(crate) type SpinGuard<'a, T> = MutexGuard<'a, T>;
+
+    #[derive(Debug)]
+    pub(crate) struct SpinLock<T>(Mutex<T>);
+
+    impl<T> SpinLock<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(Mutex::new(value))
+        }
+
+        pub(crate) fn into_inner(self) -> T {
+            self.0.into_inner().unwrap()
+        }
+
+        pub(crate) fn lock(&self) -> SpinGuard<'_, T> {
+            self.0.lock().unwrap()
+        }
+    }
+}
 
 #[cfg(not(all(test, any(loom, shuttle))))]
 mod statics {
@@ -30,7 +64,7 @@ mod statics {
         };
     }
 
-    pub(in crate::core) use {global, per_thread};
+    pub(crate) use {global, per_thread};
 }
 
 /// The same macros for model checkers: each order of threads that is tried gets new statics.
@@ -47,7 +81,7 @@ mod statics {
 
     macro_rules! per_thread {
         ($(#[$what:meta])* static $name:ident: $of:ty = const { $value:expr };) => {
-            $crate::core::sync::per_thread! { $(#[$what])* static $name: $of = $value; }
+            $crate::sync::per_thread! { $(#[$what])* static $name: $of = $value; }
         };
         ($(#[$what:meta])* static $name:ident: $of:ty = $value:expr;) => {
             #[cfg(loom)]
@@ -57,5 +91,5 @@ mod statics {
         };
     }
 
-    pub(in crate::core) use {global, per_thread};
+    pub(crate) use {global, per_thread};
 }

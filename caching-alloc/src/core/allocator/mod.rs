@@ -21,7 +21,7 @@ use super::snapshot::AddressInfo;
 use super::source::{MemoryInfo, SegmentSource, SourceError};
 use super::stats::{Counters, Gauge, MemoryReport, Stats, Usages};
 use super::stream::{StreamEvents, StreamId};
-use super::sync::atomic::Ordering;
+use crate::sync::atomic::Ordering;
 
 /// A caching allocator for the memory of one device. It is a cheap handle that can be used from any thread.
 ///

@@ -10,8 +10,8 @@ use crate::core::error::TrackError;
 use crate::core::segment::PoolId;
 use crate::core::snapshot::Snapshot;
 use crate::core::stream::StreamId;
-use crate::core::sync::atomic::Ordering;
 use crate::core::tracker::{Filter, Slot, Tracker};
+use crate::sync::atomic::Ordering;
 
 /// Keeps a tracker attached to an allocator. Dropping it detaches the tracker.
 #[derive(Debug)]

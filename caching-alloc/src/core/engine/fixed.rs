@@ -11,7 +11,7 @@ use crate::core::registry::StructureLock;
 use crate::core::segment::{Segment, SegmentParts};
 use crate::core::size::{bytes_of, units_for};
 use crate::core::source::{self, SourceError};
-use crate::core::sync::atomic::Ordering;
+use crate::sync::atomic::Ordering;
 
 impl Miss<'_> {
     /// Moves an idle segment with room for the request from another stream of the pool to this stream, and allocates

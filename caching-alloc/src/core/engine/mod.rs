@@ -40,7 +40,7 @@ use super::settings::{PoolKind, PoolSettings};
 use super::snapshot::AddressInfo;
 use super::stats::{PoolUsages, Stats};
 use super::stream_cache::StreamCache;
-use super::sync::Mutex;
+use crate::sync::Mutex;
 
 /// The state that is shared by the handles of an allocator and of its pools.
 #[derive(Debug)]

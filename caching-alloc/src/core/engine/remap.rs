@@ -7,7 +7,7 @@ use crate::core::block::Block;
 use crate::core::entry::Action;
 use crate::core::error::{AllocError, Fault, chain};
 use crate::core::heap::List;
-use crate::core::lock::Guard;
+use crate::core::lock::RankedSpinGuard;
 use crate::core::pending::Wait;
 use crate::core::registry::StructureLock;
 use crate::core::remap::{Arena, Budget, Plan};
@@ -320,7 +320,7 @@ impl Miss<'_> {
         Ok(())
     }
 
-    fn arena(&self) -> Guard<'_, Arena> {
+    fn arena(&self) -> RankedSpinGuard<'_, Arena> {
         self.info().arena_mut()
     }
 

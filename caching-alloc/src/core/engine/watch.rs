@@ -20,8 +20,8 @@ use crate::core::segment::Segment;
 use crate::core::size::bytes_of;
 use crate::core::snapshot::{BlockState, MappedState, SegmentState, Snapshot, Usage};
 use crate::core::stream_cache::{CacheCopy, CacheState, StreamCache};
-use crate::core::sync::atomic::Ordering;
 use crate::core::tracker::{self, Filter, Slot, Slots, Tracker};
+use crate::sync::atomic::Ordering;
 
 /// The structural entries since a reader's last one; see [`Allocator::since`](crate::core::Allocator::since).
 #[derive(Debug, Clone)]

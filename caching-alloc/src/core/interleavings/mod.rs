@@ -3,7 +3,7 @@
 //! - Built with `--cfg loom`: runs [`models`], in every order with at most `LOOM_MAX_PREEMPTIONS` (3 unless set)
 //!   preemptions of a runnable thread. Steps on different locks and atomics do not affect each other. Of orders that
 //!   differ only in such steps, loom runs one. Loom does not see the reference counts of `Arc` (see
-//!   [`sync`](super::sync)), so it does not try different orders of their changes.
+//!   [`sync`](crate::sync)), so it does not try different orders of their changes.
 //! - Built with `--cfg shuttle`: runs [`models`] and [`flows`], in `SHUTTLE_ORDERS` random orders (300 unless set).
 //!   Then runs them in as many orders of the PCT scheduler with depth 3: the thread with the highest priority runs, and
 //!   at two random steps the running thread gets the lowest priority.

@@ -4,10 +4,10 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::core::lock::assert_may_call_trackers;
-use crate::core::sync::atomic::{AtomicBool, Ordering};
 use crate::core::{
     Action, Block, Entry, PoolId, Segment, SegmentId, Snapshot, StreamId, Tracker, TrackerError, Usage,
 };
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// The state that follows from a snapshot and the entries after it.
 #[derive(Default)]

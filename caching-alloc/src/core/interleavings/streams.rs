@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use crate::core::lock::assert_may_call_out;
-use crate::core::sync::Mutex;
 use crate::core::{EventError, EventId, StreamEvents, StreamId};
 use crate::host::HostStreams;
+use crate::sync::Mutex;
 
 #[derive(Debug)]
 pub(super) struct Streams {

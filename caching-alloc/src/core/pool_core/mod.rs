@@ -22,7 +22,7 @@ use super::snapshot::AddressInfo;
 use super::stats::{Counters, Gauge, PastUsages, PoolUsages, Stats};
 use super::stream::StreamId;
 use super::stream_cache::{StreamCache, block_state};
-use super::sync::Mutex;
+use crate::sync::Mutex;
 
 /// A pool with its stream caches. It lives as long as any handle or block of the pool.
 #[derive(Debug)]

@@ -27,9 +27,9 @@ use super::settings::Settings;
 use super::source::SegmentSource;
 use super::stats::{Gauge, SourceCalls, Stats};
 use super::stream::{StreamEvents, StreamId};
-use super::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use super::sync::{Mutex, MutexGuard};
 use super::tracker::{Slot, Slots};
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 
 /// Maximum number of faults to keep. The oldest ones are dropped.
 const FAULTS: usize = 1 << 10;

@@ -8,7 +8,7 @@ use super::Registry;
 use crate::core::error::{Fault, chain};
 use crate::core::pending::Wait;
 use crate::core::stream::{EventError, EventId, StreamId};
-use crate::core::sync::RwLock;
+use crate::sync::RwLock;
 
 /// Streams with a restriction on waits. The allocator adds no device-side waits for streams that carry collectives.
 /// It does not release the memory of streams whose capture was announced, because the host would have to wait for

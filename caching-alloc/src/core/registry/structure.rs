@@ -14,10 +14,10 @@ use std::sync::PoisonError;
 
 use super::{Registry, locked};
 use crate::core::entry::Entry;
-use crate::core::lock::Guard;
+use crate::core::lock::RankedGuard;
 use crate::core::segment::{PoolId, Segment, SegmentId};
-use crate::core::sync::{Condvar, Mutex};
 use crate::core::tracker::{self, Slots};
+use crate::sync::{Condvar, Mutex};
 
 /// The state that the structure lock guards.
 #[derive(Debug)]
@@ -117,7 +117,7 @@ impl Progress {
 pub(in crate::core) struct StructureLock<'a> {
     registry: &'a Registry,
     /// `None` only while the lock is released.
-    guard: Option<Guard<'a, Structure>>,
+    guard: Option<RankedGuard<'a, Structure>>,
     /// The number that identifies this thread's current change. `None` if the change has not released the lock.
     change: Option<u64>,
     /// The number of changes that this thread has made through this value and that have released the lock.
@@ -127,7 +127,7 @@ pub(in crate::core) struct StructureLock<'a> {
 }
 
 impl<'a> StructureLock<'a> {
-    fn new(registry: &'a Registry, guard: Guard<'a, Structure>) -> Self {
+    fn new(registry: &'a Registry, guard: RankedGuard<'a, Structure>) -> Self {
         Self { registry, guard: Some(guard), change: None, own: 0, own_released: 0 }
     }
 

@@ -8,7 +8,7 @@ use crate::core::block_meta::{BlockMeta, BlockStatus, BlockTable, NO_USES};
 use crate::core::fixed::{BlockView, Fits, Fixed};
 use crate::core::heap::{BlockId, List};
 use crate::core::key::Key;
-use crate::core::lock::Ranked;
+use crate::core::lock::RankedSpin;
 use crate::core::pending::{Pending, Uses};
 use crate::core::quick_list::QuickList;
 use crate::core::remap::Arena;
@@ -54,7 +54,7 @@ pub(in crate::core) struct CacheState {
     /// The segments and the heap of a pool of fixed segments. Empty in a re-mappable pool.
     pub(in crate::core) fixed: Fixed,
     /// In a re-mappable pool, the arena that all streams share, and this stream's list there.
-    pub(super) shared: Option<(Arc<Ranked<Arena>>, List)>,
+    pub(super) shared: Option<(Arc<RankedSpin<Arena>>, List)>,
     /// True if all segments are of [`SizeClass::Large`].
     pub(super) one_class: bool,
     pub(super) quick: QuickList,
@@ -297,7 +297,7 @@ impl CacheState {
             BlockStatus::Pending => Usage::PendingFree,
             BlockStatus::None | BlockStatus::Kept => return None,
         };
-        Some(Owner { requested: meta.requested, usage, info: self.blocks.info(id) })
+        Some(Owner { requested: meta.requested, usage, info: meta.info })
     }
 
     /// Returns the segments that contain a block: one, or in a re-mappable pool one or more pages.
@@ -315,7 +315,7 @@ impl CacheState {
 
     /// Returns the name and the call site of the request for a block.
     pub(in crate::core) fn info(&self, id: BlockId) -> RequestInfo {
-        self.blocks.info(id)
+        self.blocks[id].info
     }
 
     /// Frees a pending block, after its uses on other streams have ended.
@@ -343,9 +343,9 @@ impl CacheState {
     pub(in crate::core) fn request_free(&mut self, id: BlockId) -> Vec<StreamId> {
         self.blocks.set(id, BlockStatus::Pending);
         let meta = &mut self.blocks[id];
-        let BlockMeta { address, units, requested, .. } = *meta;
+        let BlockMeta { address, units, requested, info, .. } = *meta;
         let streams = self.uses.take(std::mem::replace(&mut meta.uses, NO_USES));
-        self.ring.push(BlockEvent::FreeRequested, address, units, requested, self.blocks.info(id));
+        self.ring.push(BlockEvent::FreeRequested, address, units, requested, info);
         self.counters.request_free(class_of(units), bytes_of(units), requested);
         self.counters.set_pending(class_of(units), bytes_of(units), true);
         streams
@@ -354,8 +354,8 @@ impl CacheState {
     /// Frees a block: adds `event` to the trace, counts the free, and returns the block to the free memory.
     #[inline]
     pub(in crate::core) fn complete_free(&mut self, id: BlockId, event: BlockEvent) {
-        let BlockMeta { address, units, requested, .. } = self.blocks[id];
-        self.ring.push(event, address, units, requested, self.blocks.info(id));
+        let BlockMeta { address, units, requested, info, .. } = self.blocks[id];
+        self.ring.push(event, address, units, requested, info);
         match event {
             BlockEvent::Free => self.counters.request_free(class_of(units), bytes_of(units), requested),
             _ => self.counters.set_pending(class_of(units), bytes_of(units), false),
