@@ -2,22 +2,20 @@
 //! memory beside it that the block also uses, the idle pages to move into the hole, and the new pages to map there.
 //!
 //! The longest new page is a fraction of the pool's peak use. Long pages need few calls to move much memory. Short
-//! pages leave little memory idle in pages that are partly free. A block gets pages of the longest length and, for the
-//! rest, shorter and shorter ones, so that it ends near the end of a page. The table shows the effect of the fraction
-//! on the ratio of reserved to active memory, and on the number of driver calls per 50 operations. The calls are
-//! counted after the first tenth of a program, without those at new peaks:
+//! pages leave little memory idle in pages that are partly free. A block gets as few pages as the longest length permits,
+//! all of about one length. The table shows the effect of the fraction on three recorded programs: the ratio of reserved
+//! to active memory at the peak, the number of driver calls, and the number of calls per 50 operations after the first
+//! tenth of the program, without those at new peaks:
 //!
-//! | longest page | GPT-2, training | ResNet-50, training | gradient buckets on a second stream | layers gathered ahead |
-//! | --- | --- | --- | --- | --- |
-//! | 1/64 | 1.021, 0.3 | 1.011, 0.4 | 1.026, 0.5 | 1.060, 0.8 |
-//! | 1/128 | 1.009, 0.2 | 1.009, 0.4 | 1.026, 0.5 | 1.034, 0.8 |
-//! | **1/256** | 1.008, 0.0 | 1.010, 0.3 | 1.008, 0.9 | 1.016, 1.3 |
-//! | 1/512 | 1.010, 0.0 | 1.012, 0.6 | 1.010, 1.6 | 1.015, 1.6 |
-//! | 1/1024 | 1.005, 0.0 | 1.012, 0.8 | 1.006, 2.6 | 1.014, 2.8 |
+//! | longest page | GPT-2, training | ResNet-50, training | two streams |
+//! | --- | --- | --- | --- |
+//! | 1/64 | 1.031, 1213, 0.0 | 1.019, 1290, 0.2 | 1.078, 340, 0.6 |
+//! | 1/128 | 1.011, 1839, 0.1 | 1.009, 1825, 0.4 | 1.078, 340, 0.6 |
+//! | **1/256** | 1.008, 2868, 0.0 | 1.010, 2646, 0.4 | 1.078, 340, 0.6 |
+//! | 1/512 | 1.011, 4630, 0.0 | 1.009, 4007, 0.5 | 1.078, 340, 0.6 |
+//! | 1/1024 | 1.005, 7432, 0.0 | 1.011, 5981, 0.9 | 1.078, 340, 0.6 |
 //!
-//! The first two programs are recorded. The others are synthetic, without small blocks between the large ones, so they
-//! have few operations for their memory use. For them, pages of half the length need up to twice the calls, and pages
-//! of a quarter of the length up to four times.
+//! The third program is so small that every page has the least length.
 //!
 //! Idle pages are moved only if the pool would otherwise grow clearly beyond its need: moving needs calls, and a little
 //! slack avoids many of them.
@@ -296,19 +294,18 @@ impl Arena {
         all
     }
 
-    /// Returns the lengths, in bytes, of new pages for `rest` units: as many of the longest length as possible, then
-    /// shorter ones.
-    fn page_sizes(&self, mut rest: Units, peak: u64) -> Vec<u64> {
+    /// Returns the lengths, in bytes, of new pages for `rest` units, a multiple of the granule: as few as the longest
+    /// length permits, of one length but the last, which may be shorter.
+    fn page_sizes(&self, rest: Units, peak: u64) -> Vec<u64> {
         let granule = bytes_of(self.granule);
         let longest = longest_page(peak, granule) / granule;
-        let mut step = self.granule << longest.ilog2();
+        let mut left = u64::from(rest / self.granule);
+        let each = left.div_ceil(left.div_ceil(longest).max(1));
         let mut sizes = Vec::new();
-        while rest > 0 {
-            while step > rest {
-                step /= 2;
-            }
-            sizes.push(bytes_of(step));
-            rest -= step;
+        while left > 0 {
+            let length = each.min(left);
+            sizes.push(length * granule);
+            left -= length;
         }
         sizes
     }
