@@ -29,7 +29,7 @@
 //! assert_eq!(Vote::from_bytes(b"VO\x01\0\0\x03"), Err(Malformed::Short { at: 5 }));
 //! ```
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{collections::BTreeMap, convert::Infallible, fmt, time::Duration};
 
 /// A protocol: the messages that ranks of one version understand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -246,6 +246,26 @@ impl Wire for bool {
     }
 }
 
+/// No bytes.
+impl Wire for () {
+    fn write(&self, _: &mut Vec<u8>) {}
+
+    fn read(_: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(())
+    }
+}
+
+/// A type without values, for variants that do not occur.
+impl Wire for Infallible {
+    fn write(&self, _: &mut Vec<u8>) {
+        match *self {}
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Err(Malformed::Value { at: from.at, of: "variant" })
+    }
+}
+
 /// Eight bytes.
 impl Wire for usize {
     fn write(&self, out: &mut Vec<u8>) {
@@ -370,7 +390,7 @@ impl<T: Wire> Wire for Vec<T> {
     fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         let length = u32::read(from)? as usize;
         // An element of a list takes at least one byte, so a length beyond the input is rejected before any element is read.
-        // Types without a form of their own, such as `Unsent`, are not for lists.
+        // Types without a form of their own, such as `()` and `Unsent`, are not for lists.
         if length > from.left() {
             return Err(Malformed::Short { at: from.at });
         }

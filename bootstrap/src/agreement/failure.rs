@@ -48,6 +48,11 @@ pub(super) fn outcomes(name: &str, action: u32) -> String {
     format!("{name}/outcomes{action}")
 }
 
+/// Returns the key of the member list of the agreement with this name.
+pub(super) fn members_key(name: &str) -> String {
+    format!("{name}/members")
+}
+
 /// Returns the key under which a rank publishes the agreement that it waits in.
 pub(super) fn place_key(rank: u32) -> String {
     format!("places/{rank}")
@@ -63,7 +68,7 @@ pub struct Absentee {
 }
 wire_struct!(Absentee { rank, elsewhere });
 
-/// A rank in a circular wait.
+/// A rank in an agreement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiting {
     /// Its rank of the job.
@@ -72,6 +77,12 @@ pub struct Waiting {
     pub place: Place,
 }
 wire_struct!(Waiting { rank, place });
+
+/// The first member of an agreement tells the others of its member list in this form.
+impl Message for Waiting {
+    const PROTOCOL: Protocol = COMMON;
+    const KIND: u8 = 2;
+}
 
 /// The protocol that a member speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,8 +126,8 @@ pub enum Failure {
     },
     /// Members name different members.
     Members {
-        /// Digests of the member lists.
-        digests: ValuesByRank<u64>,
+        /// The list of the first member that came, and that of the first one that differs.
+        lists: ValuesByRank<Vec<u32>>,
     },
     /// Members mean different generations of an object.
     Generations {
@@ -146,7 +157,7 @@ pub enum Failure {
 wire_enum!(Failure {
     0 => Absent { missing, by, waited_ms, circle },
     1 => Protocols { protocols },
-    2 => Members { digests },
+    2 => Members { lists },
     3 => Generations { generations },
     4 => Unreadable { rank, cause },
     5 => Taken { rank },
@@ -165,7 +176,7 @@ impl Failure {
         match self {
             Self::Absent { missing, .. } => missing.iter().map(|absentee| absentee.rank).collect(),
             Self::Protocols { protocols } => protocols.minority(),
-            Self::Members { digests } => digests.minority(),
+            Self::Members { lists } => lists.minority(),
             Self::Generations { generations } => generations.minority(),
             Self::Unreadable { rank, .. } | Self::Taken { rank } | Self::Left { rank, .. } => vec![*rank],
         }
@@ -201,10 +212,10 @@ impl fmt::Display for Failure {
                 "ranks speak different protocols: {}; run the same release on every rank",
                 protocols.describe(Spoken::to_string)
             ),
-            Self::Members { digests } => write!(
+            Self::Members { lists } => write!(
                 f,
-                "ranks name different members: digests of their lists: {}",
-                digests.describe(|digest| format!("{digest:016x}"))
+                "ranks name different members: {}",
+                lists.describe(|members| format!("with {}", Ranks(members)))
             ),
             Self::Generations { generations } => write!(
                 f,

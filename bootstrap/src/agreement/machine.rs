@@ -6,6 +6,7 @@
 //! | phase | what happens | limit |
 //! |---|---|---|
 //! | entering | the member publishes where it waits | |
+//! | comparing | it compares its member list with that of the first member that came | |
 //! | records | the member posts its record; [`Protocol::decide`] | its own patience |
 //! | action | [`Output::Act`] | half of the longest patience, at least [`Protocol::ACTION_FLOOR`], at most 10 min |
 //! | outcomes | every member posts its outcome; [`Protocol::judge`] | a quarter of the longest patience, from 5 s to 10 min |
@@ -15,20 +16,17 @@ use std::time::Duration;
 
 use super::{
     budget,
-    failure::{Absentee, COMMON, Failure, Place, Spoken, outcomes, place_key, records},
+    failure::{Absentee, COMMON, Failure, Place, Spoken, Waiting, members_key, outcomes, place_key, records},
     protocol::{Decision, Protocol, Report, Verdict},
     trace::{Trace, Traced},
     values::ValuesByRank,
     vote::{self, Answer, Gathering, Request, Step, Vote},
 };
-use crate::{
-    hash::fnv64,
-    wire::{self, Malformed, Message, Reader, Wire, wire_struct},
-};
+use crate::wire::{self, Malformed, Message, Reader, Wire, wire_struct};
 
 /// A member of an agreement.
 ///
-/// A rank takes part in one agreement of a store at a time: the search for circular waits knows one place of each rank.
+/// The search for circular waits knows one place of each rank: the agreement that it entered last, until it leaves any.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     /// The name of the agreement, the prefix of its keys. It serves one agreement: make it of the object, the object's
@@ -79,6 +77,9 @@ pub struct Conclusion<P: Protocol> {
     pub result: Result<P::Agreed, Ending<P>>,
     /// The keys to remove, because every member has acknowledged the result. Usually empty except on the last member.
     pub read: Vec<String>,
+    /// The keys with which the other members that came acknowledge that some did not. Wait for them for a moment: they
+    /// cannot read the result any more if this process hosts the store and ends.
+    pub awaited: Vec<String>,
     /// True if this member has acted. If there is no result, it has to undo its part.
     pub has_acted: bool,
 }
@@ -108,13 +109,11 @@ struct Posted<R> {
     agreement: u16,
     /// A random number of this run. Two runs that post under one key are told apart by it.
     nonce: u64,
-    /// The digest of the member list.
-    members: u64,
     generation: u64,
     patience: Duration,
     record: R,
 }
-wire_struct!(Posted<R> { agreement, nonce, members, generation, patience, record });
+wire_struct!(Posted<R> { agreement, nonce, generation, patience, record });
 
 /// The content of a result's key: the protocol's value, or a failure in its place.
 enum Sealed<V> {
@@ -125,13 +124,11 @@ enum Sealed<V> {
 /// A decision with what the later steps need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Decided<D> {
-    /// The digest of the member list.
-    members: u64,
     /// The longest patience among the members.
     patience: Duration,
     decision: D,
 }
-wire_struct!(Decided<D> { members, patience, decision });
+wire_struct!(Decided<D> { patience, decision });
 
 /// The kinds of an agreement's own messages.
 const RECORD: u8 = 0;
@@ -183,15 +180,12 @@ fn spoken(bytes: &[u8]) -> Option<Spoken> {
     Some(Spoken { magic, version, agreement: u16::read(&mut reader).ok()? })
 }
 
-fn digest(members: &[u32]) -> u64 {
-    let bytes: Vec<u8> = members.iter().flat_map(|rank| rank.to_le_bytes()).collect();
-    fnv64(&bytes)
-}
-
 #[derive(Debug, Clone)]
 enum Phase<P: Protocol> {
     Begin,
     Entering,
+    /// Comparing the member list with that of the first member.
+    Comparing,
     Records(Vote),
     /// Looking for a circular wait of the missing members.
     Tracing(Vote, Trace, Vec<Absentee>),
@@ -206,8 +200,9 @@ enum Phase<P: Protocol> {
         vote: Vote,
     },
     Acknowledging(Acknowledging, Result<P::Agreed, Ending<P>>),
-    /// Telling the others that another process has posted as this rank.
-    Rejecting,
+    /// Failing the agreement, of which this member is no part: another process has posted as its rank, or others have
+    /// another member list.
+    Rejecting(Failure),
     Done,
 }
 
@@ -294,9 +289,12 @@ impl<P: Protocol> Agreement<P> {
     #[must_use]
     pub fn is_in_doubt(&self) -> bool {
         match &self.phase {
-            Phase::Begin | Phase::Entering | Phase::Rejecting | Phase::Acknowledging(..) | Phase::Done => {
-                false
-            }
+            Phase::Begin
+            | Phase::Entering
+            | Phase::Comparing
+            | Phase::Rejecting(_)
+            | Phase::Acknowledging(..)
+            | Phase::Done => false,
             Phase::Records(vote) | Phase::Tracing(vote, ..) | Phase::Opening(vote, ..) => vote.has_posted(),
             Phase::Acting { .. } | Phase::Outcomes { .. } => true,
         }
@@ -310,13 +308,17 @@ impl<P: Protocol> Agreement<P> {
                 self.end(result, Vec::new())
             }
             // Another process has posted as this rank. The others learn it, unless they have decided with that process.
-            (Phase::Records(mut vote), Input::Store(Answer::Taken)) => {
-                let ask = vote.propose(sealed_failure(Failure::Taken { rank: self.member.rank }));
-                self.phase = Phase::Rejecting;
-                Output::Store(ask)
+            (Phase::Records(_), Input::Store(Answer::Taken)) => {
+                self.reject(Failure::Taken { rank: self.member.rank })
             }
-            (Phase::Rejecting, Input::Store(_)) => {
-                self.end(Err(Ending::Failed(Failure::Taken { rank: self.member.rank })), Vec::new())
+            // The place is that of the other process.
+            (Phase::Rejecting(failure @ Failure::Taken { .. }), Input::Store(_)) => {
+                self.end(Err(Ending::Failed(failure)), Vec::new())
+            }
+            // A failure that another member has found before is equal on all.
+            (Phase::Rejecting(failure), Input::Store(Answer::Result(stands))) => {
+                let failure = told_failure(&stands).unwrap_or(failure);
+                self.leave(Err(Ending::Failed(failure)), false)
             }
             (phase @ (Phase::Records(_) | Phase::Outcomes { .. }), Input::Store(Answer::Over)) => {
                 let (rank, cause) =
@@ -328,10 +330,23 @@ impl<P: Protocol> Agreement<P> {
                 self.end(Err(ending), Vec::new())
             }
             (Phase::Entering, Input::Store(Answer::Stored)) => {
+                self.phase = Phase::Comparing;
+                let own = Waiting { rank: self.member.rank, place: self.place() };
+                Output::Store(Request::Propose { key: members_key(&self.member.name), value: own.to_bytes() })
+            }
+            (Phase::Comparing, Input::Store(Answer::Result(first))) => {
+                let Waiting { rank, place } = match Waiting::from_bytes(&first) {
+                    Ok(first) => first,
+                    Err(malformed) => return self.leave(Err(Ending::Unreadable(malformed)), false),
+                };
+                if place.members != self.member.members {
+                    let own = (self.member.rank, self.member.members.clone());
+                    let lists = ValuesByRank::of([(rank, place.members), own]);
+                    return self.reject(Failure::Members { lists });
+                }
                 let posted = Posted {
                     agreement: COMMON.version,
                     nonce: self.nonce,
-                    members: digest(&self.member.members),
                     generation: self.member.generation,
                     patience: self.member.patience,
                     record: self.record.clone(),
@@ -428,18 +443,13 @@ impl<P: Protocol> Agreement<P> {
                 }
             }
         }
-        let digests = ValuesByRank::of(records.iter().map(|(rank, posted)| (*rank, posted.members)));
-        if !digests.is_unanimous() {
-            return sealed_failure(Failure::Members { digests });
-        }
         let generations = ValuesByRank::of(records.iter().map(|(rank, posted)| (*rank, posted.generation)));
         if !generations.is_unanimous() {
             return sealed_failure(Failure::Generations { generations });
         }
         let patience = records.iter().map(|(_, posted)| posted.patience).max().unwrap_or_default();
         let records: Vec<_> = records.into_iter().map(|(rank, posted)| (rank, posted.record)).collect();
-        let members = digest(&self.member.members);
-        message::<P>(DECISION, &Decided { members, patience, decision: P::decide(&records) })
+        message::<P>(DECISION, &Decided { patience, decision: P::decide(&records) })
     }
 
     fn trace(
@@ -492,14 +502,6 @@ impl<P: Protocol> Agreement<P> {
             Ok(Sealed::Failed(failure)) => return self.acknowledge(Err(Ending::Failed(failure))),
             Err(malformed) => return self.leave(Err(Ending::Unreadable(malformed)), false),
         };
-        let own = digest(&self.member.members);
-        // The decision is of members with another list. This rank is not part of it.
-        if decided.members != own {
-            let others = self.member.members.iter().filter(|rank| **rank != self.member.rank);
-            let digests = others.map(|rank| (*rank, decided.members)).chain([(self.member.rank, own)]);
-            let failure = Failure::Members { digests: ValuesByRank::of(digests) };
-            return self.leave(Err(Ending::Failed(failure)), false);
-        }
         self.patience = decided.patience;
         match decided.decision {
             Decision::Act { plan } => self.act(plan, now),
@@ -553,6 +555,14 @@ impl<P: Protocol> Agreement<P> {
         Output::Store(ask)
     }
 
+    /// Fails the agreement for all members that have not decided.
+    fn reject(&mut self, failure: Failure) -> Output<P> {
+        let key = vote::result_key(&records(&self.member.name));
+        let value = sealed_failure(failure.clone());
+        self.phase = Phase::Rejecting(failure);
+        Output::Store(Request::Propose { key, value })
+    }
+
     fn acknowledge(&mut self, result: Result<P::Agreed, Ending<P>>) -> Output<P> {
         self.leave(result, true)
     }
@@ -597,12 +607,22 @@ impl<P: Protocol> Agreement<P> {
             std::iter::once(records(name)).chain((0..=self.actions).map(|action| outcomes(name, action)));
         let mut keys: Vec<String> =
             votes.flat_map(|prefix| vote::keys(&prefix, members).collect::<Vec<_>>()).collect();
+        keys.push(members_key(name));
         keys.extend(members.iter().map(|rank| self.read_key(*rank)));
         keys
     }
 
+    /// Returns the keys with which the other members that came acknowledge this result.
+    fn awaited(&self, result: &Result<P::Agreed, Ending<P>>) -> Vec<String> {
+        let Err(Ending::Failed(Failure::Absent { missing, .. })) = result else { return Vec::new() };
+        let came = |rank: &&u32| missing.iter().all(|absentee| absentee.rank != **rank);
+        let others = self.member.members.iter().filter(|rank| **rank != self.member.rank);
+        others.filter(came).map(|rank| self.read_key(*rank)).collect()
+    }
+
     fn end(&mut self, result: Result<P::Agreed, Ending<P>>, read: Vec<String>) -> Output<P> {
         self.phase = Phase::Done;
-        Output::Done(Conclusion { result, read, has_acted: self.has_acted })
+        let awaited = self.awaited(&result);
+        Output::Done(Conclusion { result, read, awaited, has_acted: self.has_acted })
     }
 }

@@ -6,6 +6,7 @@
 //! die, or lose the store.
 //!
 //! - [`Protocol`]: everything that is specific to one kind of agreement: records, decision, actions, verdict.
+//!   [`PlainProtocol`]: the same for a kind without actions.
 //! - [`Agreement`]: one member's part in one agreement, as a state machine without I/O.
 //! - [`run`]: drives the state machine over a [store](crate::store), on the caller's thread.
 //! - [`Failure`]: the reasons for which an agreement of any kind fails on all members.
@@ -14,8 +15,9 @@
 //! # Rules
 //! - **One decision.** The member whose increment completes the count, or whose wait times out, proposes a decision. The
 //!   store keeps the first proposal (compare-and-set), and every member obeys it.
-//! - **Identity.** A record carries the protocol's version, a digest of the member list and the generation of the object
-//!   that the members agree on. Differences refuse the agreement on every member, and name the ranks.
+//! - **Identity.** Every member compares its member list with that of the first one that came. A record carries the
+//!   protocol's version and the generation of the object that the members agree on. Differences refuse the agreement on
+//!   every member, and name the ranks.
 //! - **Doubt.** From its post until it has read the result, a member is *in doubt*: the others may act on its record. A
 //!   member that cannot reach the store meanwhile repeats the request until its patience has ended, and for at least 5 s.
 //!   It then ends with [`Ending::InDoubt`], and its caller must treat the object as failed.
@@ -27,7 +29,7 @@
 //! - **Retries and clean-up.** Every request to the store may be repeated. When all members have read the result, its keys
 //!   are removed.
 //! - **The store's host** should outlive the agreement: a member that hosts the store and ends first leaves the others in
-//!   doubt.
+//!   doubt. If members did not come, [`run`] therefore stays until those that came have read it, for at most 3 s.
 
 mod budget;
 mod failure;
@@ -42,7 +44,7 @@ mod vote;
 
 pub use failure::{Absentee, Failure, Place, Spoken, Waiting};
 pub use machine::{Agreement, Conclusion, Ending, Input, Member, Output};
-pub use protocol::{Decision, Protocol, Report, Verdict};
+pub use protocol::{Decision, PlainProtocol, Protocol, Report, Verdict};
 pub use session::{Failed, leave, run};
 pub use values::{Entry, Ranks, ValuesByRank};
 pub use vote::{Answer, Request};

@@ -1,6 +1,6 @@
 //! The part of an agreement that is specific to its kind.
 
-use std::{fmt, time::Duration};
+use std::{convert::Infallible, fmt, time::Duration};
 
 use crate::wire::{self, Wire, wire_enum};
 
@@ -32,6 +32,50 @@ pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
     /// Decides after the action with this plan, from the reports of all members, in the order of
     /// [`Member::members`](super::Member::members).
     fn judge(plan: &Self::Plan, reports: &[(u32, Report<Self::Outcome>)]) -> Verdict<Self>;
+}
+
+/// A kind of agreement without an action: the decision is the result.
+pub trait PlainProtocol: Clone + fmt::Debug + Eq + 'static {
+    /// The magic and the version of the messages. The magic `AG` is reserved.
+    const PROTOCOL: wire::Protocol;
+
+    /// The message of a member to the others.
+    type Record: Wire;
+    /// The result of the agreement.
+    type Agreed: Wire;
+    /// A reason of this kind for which nothing is agreed.
+    type Refusal: Wire;
+
+    /// Decides from the records of all members, in the order of [`Member::members`](super::Member::members). Depends on
+    /// them alone.
+    ///
+    /// # Errors
+    /// The reason for which nothing is agreed.
+    fn conclude(records: &[(u32, Self::Record)]) -> Result<Self::Agreed, Self::Refusal>;
+}
+
+impl<P: PlainProtocol> Protocol for P {
+    const PROTOCOL: wire::Protocol = P::PROTOCOL;
+    type Record = P::Record;
+    type Plan = Infallible;
+    type Outcome = Infallible;
+    type Agreed = P::Agreed;
+    type Refusal = P::Refusal;
+
+    fn decide(records: &[(u32, P::Record)]) -> Decision<Self> {
+        match P::conclude(records) {
+            Ok(agreed) => Decision::Agreed { agreed },
+            Err(refusal) => Decision::Refused { refusal },
+        }
+    }
+
+    fn is_final(outcome: &Infallible) -> bool {
+        match *outcome {}
+    }
+
+    fn judge(plan: &Infallible, _: &[(u32, Report<Infallible>)]) -> Verdict<Self> {
+        match *plan {}
+    }
 }
 
 /// A member's report on an action.

@@ -19,6 +19,8 @@ use crate::store::{Deadline, Store, StoreError, publish};
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The least time for which a member in doubt repeats a failed request.
 const RETRY_FLOOR: Duration = Duration::from_secs(5);
+/// The time that a member stays after an agreement to which others did not come.
+const FAREWELL: Duration = Duration::from_secs(3);
 
 /// An agreement that has no result on this member.
 #[derive(Debug)]
@@ -82,8 +84,9 @@ pub fn run<P: Protocol>(
     let mut output = machine.begin(Duration::ZERO);
     loop {
         let input = match output {
-            Output::Done(Conclusion { result, read, has_acted }) => {
+            Output::Done(Conclusion { result, read, awaited, has_acted }) => {
                 session.remove(&read);
+                session.stay(&awaited);
                 return result.map_err(|ending| failed(ending, session.failure, has_acted));
             }
             Output::Act { plan, until, verdict } => {
@@ -182,6 +185,14 @@ impl Session<'_> {
                     answer => return answer.map(Answer::Result),
                 }
             },
+        }
+    }
+
+    /// Stays until the other members have read that some did not come, because the store may end with this process.
+    fn stay(&self, awaited: &[String]) {
+        let keys: Vec<&str> = awaited.iter().map(String::as_str).collect();
+        if self.failure.is_none() && !keys.is_empty() {
+            let _ = self.store.wait(&keys, Deadline::after(FAREWELL));
         }
     }
 

@@ -38,7 +38,7 @@ fn failure() -> impl Strategy<Value = Failure> {
         }),
         any::<u32>().prop_map(|rank| Failure::Taken { rank }),
         holders().prop_map(|all| Failure::Members {
-            digests: ValuesByRank::of(all.into_iter().map(|(rank, digest)| (rank, digest.into())))
+            lists: ValuesByRank::of(all.into_iter().map(|(rank, other)| (rank, vec![rank, other.into()])))
         }),
         holders().prop_map(|all| Failure::Generations {
             generations: ValuesByRank::of(
@@ -86,11 +86,8 @@ fn failures_name_ranks_and_values() {
     assert!(protocols.to_string().contains("ranks 0, 1: SU 1.1; rank 2: SU 2.1"), "{protocols}");
     let generations = Failure::Generations { generations: ValuesByRank::of([(0, 1), (1, 2), (2, 2)]) };
     assert_eq!(generations.culprits(), [0]);
-    let digests = Failure::Members { digests: ValuesByRank::of([(0, 1), (1, 1), (5, 2)]) };
-    assert!(
-        digests.to_string().contains("ranks 0, 1: 0000000000000001; rank 5: 0000000000000002"),
-        "{digests}"
-    );
+    let lists = Failure::Members { lists: ValuesByRank::of([(0, vec![0, 1]), (2, vec![0, 1, 2])]) };
+    assert!(lists.to_string().contains("rank 0: with ranks 0, 1; rank 2: with ranks 0-2"), "{lists}");
 }
 
 #[test]

@@ -142,7 +142,12 @@ fn a_short_patience_shortens_no_action() {
     let mut other = Agreement::<Sum>::new(seat(1, 2, Duration::from_secs(100)), 3, 1).unwrap();
     let posted = |machine: &mut Agreement<Sum>| {
         machine.begin(Duration::ZERO);
-        match machine.step(Input::Store(Answer::Stored), Duration::ZERO) {
+        let Output::Store(Request::Propose { value: list, .. }) =
+            machine.step(Input::Store(Answer::Stored), Duration::ZERO)
+        else {
+            panic!("it compares its list");
+        };
+        match machine.step(Input::Store(Answer::Result(list)), Duration::ZERO) {
             Output::Store(Request::Post { value, .. }) => Some(value),
             other => panic!("{other:?}"),
         }
@@ -177,6 +182,46 @@ fn a_rank_that_others_do_not_count_in_does_not_act() {
         };
         let own = run::<Sum>(&store, seat(0, 2, LONG), 3, slow, || true);
         assert!(matches!((own, other.join().unwrap()), (Ok(6), Ok(6))));
+    });
+}
+
+/// Neither waits for the members that only the other one names.
+#[test]
+fn members_with_different_lists_are_told_when_the_second_one_comes() {
+    let store = HashStore::new();
+    thread::scope(|scope| {
+        let with = |rank, size| run::<Sum>(&store, seat(rank, size, LONG), 3, |_, _, _| true, || true);
+        let began = Instant::now();
+        let first = scope.spawn(move || with(1, 3));
+        while !store.check(&["sum/records/1"]).unwrap() {
+            thread::yield_now();
+        }
+        let second = with(0, 4);
+        for outcome in [&first.join().unwrap(), &second] {
+            let Failure::Members { lists } = failure(outcome) else { panic!("{outcome:?}") };
+            let found: Vec<_> =
+                lists.entries.iter().map(|entry| (&*entry.ranks, entry.value.len())).collect();
+            assert_eq!(found, [(&[0][..], 4), (&[1], 3)]);
+        }
+        assert!(began.elapsed() < LONG / 2);
+    });
+}
+
+/// The process of a member whose patience ends may host the store.
+#[test]
+fn a_member_stays_until_the_others_have_read_that_one_is_absent() {
+    let store = HashStore::new();
+    thread::scope(|scope| {
+        let with = |rank, patience| run::<Sum>(&store, seat(rank, 3, patience), 3, |_, _, _| true, || true);
+        let other = scope.spawn(move || with(1, LONG));
+        while !store.check(&["sum/records/1"]).unwrap() {
+            thread::yield_now();
+        }
+        let first = with(0, Duration::from_millis(30));
+        assert!(store.check(&["sum/read/1"]).unwrap());
+        for outcome in [&first, &other.join().unwrap()] {
+            assert_eq!(failure(outcome).culprits(), [2], "{outcome:?}");
+        }
     });
 }
 
@@ -224,7 +269,12 @@ impl Store for Flaky {
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> Result<Vec<u8>> {
-        self.then(|| self.inner.compare_set(key, expected, new))
+        // As for the places.
+        if key.ends_with("/members") {
+            self.inner.compare_set(key, expected, new)
+        } else {
+            self.then(|| self.inner.compare_set(key, expected, new))
+        }
     }
 
     fn append(&self, key: &str, value: &[u8]) -> Result<()> {
