@@ -36,7 +36,7 @@ pub mod registration;
 mod sync;
 mod watch;
 
-pub use bootstrap::{link, store};
+pub use bootstrap::{agreement, link, store};
 use chain::chain;
 pub use group::{Path, ProcessGroup};
 use rare::{Slim, rare};

@@ -1,21 +1,16 @@
-//! The protocol of the messages that the ranks of a job write to their store.
+//! The protocol of the messages and agreements of the ranks of a job.
 
 use bootstrap::wire::Protocol;
 
 /// Ranks with another version of the protocol are refused when they join.
 pub(crate) const PROTOCOL: Protocol = Protocol { magic: *b"PG", version: 1 };
 
-/// The kind of each message.
+/// The kind of each message. Agreements use the kinds 0 to 3.
 pub(crate) mod kind {
-    pub(crate) const MEMBER: u8 = 0;
-    #[cfg(feature = "registration")]
-    pub(crate) const BALLOT: u8 = 1;
-    pub(crate) const HEARTBEAT: u8 = 2;
-    pub(crate) const TROUBLE: u8 = 3;
-    pub(crate) const TESTIMONY: u8 = 4;
-    pub(crate) const ANSWERS: u8 = 5;
-    pub(crate) const SPLIT: u8 = 6;
-    pub(crate) const CALLS: u8 = 7;
+    pub(crate) const HEARTBEAT: u8 = 4;
+    pub(crate) const TROUBLE: u8 = 5;
+    pub(crate) const TESTIMONY: u8 = 6;
+    pub(crate) const ANSWERS: u8 = 7;
 }
 
 /// Implements `Message` for a type of this crate.

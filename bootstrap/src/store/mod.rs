@@ -31,7 +31,7 @@ pub use file::{FileOptions, FileStore};
 pub use hash::HashStore;
 pub use machine::{Distrust, Secret};
 pub use prefix::PrefixStore;
-pub use rendezvous::{barrier, give_up, lost_rank, rendezvous};
+pub use rendezvous::{barrier, rendezvous};
 pub use setting::SecretSetting;
 pub use tcp::{HostReport, TcpOptions, TcpStore};
 

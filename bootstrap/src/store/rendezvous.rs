@@ -28,7 +28,6 @@ use super::{Deadline, Result, Store, StoreError, publish};
 /// # Errors
 /// - [`StoreError::Absent`] with the same list on every rank that came, also on a listed rank that came too
 ///   late.
-/// - [`StoreError::GivenUp`] when one of them reports that a rank will not come any more.
 /// - [`StoreError::RankTaken`] on every rank when two processes use one rank.
 pub fn rendezvous(
     store: &dyn Store,
@@ -61,21 +60,6 @@ pub fn barrier(store: &dyn Store, name: &str, rank: usize, world: usize, deadlin
     meeting.outcome()
 }
 
-/// Ends the [`rendezvous`] or [`barrier`] at `name` for all ranks that are there or will come, unless it has ended:
-/// `rank` will not come any more. Their calls fail with [`StoreError::GivenUp`].
-///
-/// # Errors
-/// Those of the store.
-pub fn give_up(store: &dyn Store, name: &str, rank: usize) -> Result<()> {
-    store.compare_set(&format!("{name}/outcome"), b"", format!("{LOST}{rank}").as_bytes()).map(drop)
-}
-
-/// Returns the rank that [`give_up`] has written as the outcome of a meeting, or `None` for another outcome.
-#[must_use]
-pub fn lost_rank(outcome: &[u8]) -> Option<usize> {
-    std::str::from_utf8(outcome).ok()?.strip_prefix(LOST)?.parse().ok()
-}
-
 /// The time that a rank stays after a failed meeting so that the others learn the outcome, because the store
 /// may end with it.
 const FAREWELL: Duration = Duration::from_secs(3);
@@ -84,8 +68,6 @@ const COMPLETE: &[u8] = b"complete";
 const ABSENT: &str = "absent ";
 /// Prefix for a rank that two processes use.
 const TAKEN: &str = "taken ";
-/// Prefix for a lost rank. A rank that reads it need not stay for the others.
-const LOST: &str = "lost ";
 
 struct Meeting<'a> {
     store: &'a dyn Store,
@@ -145,9 +127,6 @@ impl Meeting<'_> {
             return Err(self.taken(rank));
         }
         let ranks = self.absent(&outcome)?;
-        if let (true, [rank]) = (outcome.starts_with(LOST.as_bytes()), &ranks[..]) {
-            return Err(StoreError::GivenUp { rank: *rank, at: self.name.to_owned() });
-        }
         let waited = self.deadline.waited();
         self.part(self.world - ranks.len());
         Err(StoreError::Absent { ranks, world: self.world, at: self.name.to_owned(), waited })
@@ -178,7 +157,7 @@ impl Meeting<'_> {
     fn absent(&self, outcome: &[u8]) -> Result<Vec<usize>> {
         std::str::from_utf8(outcome)
             .ok()
-            .and_then(|text| text.strip_prefix(ABSENT).or_else(|| text.strip_prefix(LOST)))
+            .and_then(|text| text.strip_prefix(ABSENT))
             .and_then(|ranks| ranks.split(',').map(|rank| rank.parse().ok()).collect::<Option<Vec<usize>>>())
             .filter(|ranks| ranks.len() <= self.world)
             .ok_or_else(|| {

@@ -7,24 +7,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bootstrap::wire::Message;
 use cuda_driver::{Context, Driver};
 
 use super::{
     Environment, GroupError, GroupId, Member, ProcessGroup, Result, Stance, Witnesses,
-    form::Follower,
-    join::join,
+    form::{Follower, stay_away},
+    join::{Joined, join},
     member::Joining,
     p2p::{self, Messages, P2pPolicy},
     process_group::SharedStore,
-    seat::{Seat, Terms, stay_away},
+    seat::{Seat, Terms},
     vigil::Vigil,
 };
 use crate::{
     comm::{self, Communicator, Config, Nccl},
     peers::Peers,
     record::{self, Desk, DumpError, Progress, Recorder},
-    store::{Deadline, PrefixStore, Store, TcpStore},
+    store::{Deadline, PrefixStore, Store, TcpStore, publish},
     watch::Watch,
 };
 
@@ -264,21 +263,28 @@ impl Builder {
         let store = own_part(&root, &name, self.epoch);
 
         Watch::announce(&store, rank)?;
+        let numbers = PrefixStore::new("numbers", Arc::new(root));
+        let number = match rank {
+            0 => Some(numbers.add("groups", 1)?.unsigned_abs()),
+            _ => None,
+        };
         let member = Member::here(rank, size, &nccl, &context)?.told(checked, self.witnesses, stance);
         let record = Joining::new(member)
             .with("initialisation", if self.lazy { "lazy" } else { "eager" })
-            .with("p2p policy", self.p2p);
+            .with("p2p policy", self.p2p)
+            .numbered(number);
         let ranks: Arc<[usize]> = (0..size).collect();
-        let members = join(&name, &store, rank, size, &record.to_bytes(), deadline)?;
+        let Joined { members, uid } = join(&name, &store, rank, &ranks, record, deadline)?;
+        let members: Arc<[Member]> = members.into();
         let peers = Peers::meet(&store, rank, &members, self.heartbeat, deadline)?;
         let met = began.elapsed();
-        let numbers = PrefixStore::new("numbers", Arc::new(root));
         let recorder = Recorder::new(rank, name.clone(), nccl.release().to_string(), folder);
         let watch = watch(&name, Watch::begin(&store, rank, &members, self.heartbeat, &recorder, peers))
-            .inspect_err(|_| stay_away(&store, rank))?;
+            .inspect_err(|_| stay_away(&store, "", rank))?;
         // From here a loss ends every wait of this rank.
         let vigil = Vigil::begin(&name, &ranks, rank, &store, &recorder, self.heartbeat, &watch);
-        let uid = number(&vigil, &name, (rank == 0).then_some(&numbers), deadline)?;
+        // A name serves one group, which has one number.
+        vigil.explain(publish(&store, NUMBER, &uid.to_le_bytes()).map_err(GroupError::from))?;
         let id = GroupId { uid, epoch: self.epoch };
         let exchanged = began.elapsed();
         let desk = Arc::new(Desk::open(&store, size)?);
@@ -291,6 +297,7 @@ impl Builder {
             numbers,
             job: store.clone(),
             store,
+            path: String::new(),
             terms,
             recorder,
             desk,
@@ -395,25 +402,8 @@ pub(super) fn watch(group: &str, begun: io::Result<Watch>) -> Result<Arc<Watch>>
     begun.map(Arc::new).map_err(|source| GroupError::Thread { group: group.into(), thread: "watch", source })
 }
 
-/// The key under which a group's first rank publishes the group's number.
-pub(super) const NUMBER: &str = "number";
-
-/// Returns the number of a new group. Its rank 0, which has `numbers`, takes the next one and publishes it.
-fn number(vigil: &Vigil, group: &str, numbers: Option<&PrefixStore>, deadline: Deadline) -> Result<u64> {
-    let word = match numbers {
-        Some(numbers) => {
-            vigil.explain(vigil.say(NUMBER, &numbers.add("groups", 1)?.unsigned_abs().to_le_bytes()))?
-        }
-        None => vigil.hear(NUMBER, 0, "the start of the group", deadline)?,
-    };
-    read_number(group, 0, &word)
-}
-
-/// Decodes a number that rank `rank` of the job has published.
-pub(super) fn read_number(group: &str, rank: usize, bytes: &[u8]) -> Result<u64> {
-    let number = <[u8; 8]>::try_from(bytes).map(u64::from_le_bytes);
-    number.map_err(|_| GroupError::Number { group: group.into(), rank, bytes: bytes.len() })
-}
+/// The key of a group's number.
+const NUMBER: &str = "number";
 
 /// The prefix of all groups in a user's store.
 pub(super) const FOLDER: &str = "process-group";

@@ -9,13 +9,15 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use bootstrap::wire::{Message, wire_struct};
+use bootstrap::{
+    agreement::PlainProtocol,
+    wire::{wire_enum, wire_struct},
+};
 
 use super::{GroupError, ProcessGroup, Result};
 use crate::{
     comm::{Operation, ReduceOp, Task},
-    messages::message,
-    store::{Store, rendezvous},
+    messages,
 };
 
 /// A buffer of a collective that does not lie at the same place on all ranks.
@@ -50,6 +52,8 @@ impl std::fmt::Debug for Checked {
 /// The calls that one rank is about to make.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Card {
+    /// Its place in the group.
+    place: usize,
     /// The collectives, in order.
     collectives: Vec<String>,
     /// The messages by the peer's place: to the peer, and from it.
@@ -57,11 +61,41 @@ struct Card {
     /// The buffers that collectives need at the same place on every rank: call and buffer, and place.
     places: Vec<(String, String)>,
 }
-wire_struct!(Card { collectives, messages, places });
-message!(Card, CALLS);
+wire_struct!(Card { place, collectives, messages, places });
 
-/// The first two ranks whose calls do not match: their places on the cards, and their calls.
-type Difference = ((usize, String), (usize, String));
+/// The comparison of calls that members are about to make.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Comparison;
+
+/// Calls that do not match. The numbers are places in the group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Mismatch {
+    /// The first two ranks whose calls differ, and their calls.
+    Calls { one: (usize, String), other: (usize, String) },
+    /// A buffer, with its places on a rank that differs from the majority and on one of the majority.
+    Places { buffer: String, one: (usize, String), other: (usize, String) },
+}
+wire_enum!(Mismatch { 0 => Calls { one, other }, 1 => Places { buffer, one, other } });
+
+impl PlainProtocol for Comparison {
+    const PROTOCOL: bootstrap::wire::Protocol = messages::PROTOCOL;
+    type Record = Card;
+    type Agreed = ();
+    type Refusal = Mismatch;
+
+    fn conclude(cards: &[(u32, Card)]) -> Result<(), Mismatch> {
+        let cards: Vec<&Card> = cards.iter().map(|(_, card)| card).collect();
+        compare(&cards)?;
+        let Some((buffer, odd, usual)) = misplaced(&cards) else { return Ok(()) };
+        let at = |card: &Card| {
+            let nowhere = || ("a buffer".to_owned(), "in memory that is compared with nothing".to_owned());
+            card.places.get(buffer).cloned().unwrap_or_else(nowhere)
+        };
+        let ((buffer, place), (_, other_place)) = (at(cards[odd]), at(cards[usual]));
+        let (one, other) = ((cards[odd].place, place), (cards[usual].place, other_place));
+        Err(Mismatch::Places { buffer, one, other })
+    }
+}
 
 /// Returns true if all members make the call of this name. For a batch that depends on the tasks in `queued`.
 pub(super) fn is_collective<'a>(operation: &str, mut queued: impl Iterator<Item = &'a Task>) -> bool {
@@ -140,43 +174,42 @@ fn places(group: &ProcessGroup, tasks: &[Task]) -> Vec<(String, String)> {
 
 /// Returns the first buffer that is not at the same place on all ranks: its index, a rank that differs from
 /// the majority, and a rank of the majority. The cards' calls are equal.
-fn misplaced(cards: &[Card]) -> Option<(usize, usize, usize)> {
+fn misplaced(cards: &[&Card]) -> Option<(usize, usize, usize)> {
     let count = cards.iter().map(|card| card.places.len()).max()?;
     (0..count).find_map(|buffer| {
         let at = |card: &Card| card.places.get(buffer).map(|(_, place)| place.clone());
-        let alike = |rank: usize| cards.iter().filter(|card| at(card) == at(&cards[rank])).count();
+        let alike = |rank: usize| cards.iter().filter(|card| at(card) == at(cards[rank])).count();
         // On a tie, the value of the lowest rank counts as the majority.
         let usual = (0..cards.len()).rev().max_by_key(|rank| alike(*rank))?;
-        let odd = cards.iter().position(|card| at(card) != at(&cards[usual]))?;
+        let odd = cards.iter().position(|card| at(card) != at(cards[usual]))?;
         Some((buffer, odd, usual))
     })
 }
 
 /// Compares the cards. Returns the first ranks that do not match: a collective that differs from the
 /// majority's, or a message that the peer does not expect.
-fn compare(cards: &[Card], places: &[usize]) -> Result<(), Difference> {
+fn compare(cards: &[&Card]) -> Result<(), Mismatch> {
     let count = |card: &Card| cards.iter().filter(|other| other.collectives == card.collectives).count();
     // On a tie, the value of the lowest rank counts as the majority.
-    let most = cards.iter().rev().max_by_key(|card| count(card));
+    let most = cards.iter().copied().rev().max_by_key(|card| count(card));
     let of = |wanted: &Card| cards.iter().position(|card| card.collectives == wanted.collectives);
     if let Some(usual) = most.and_then(of)
         && let Some(odd) = cards.iter().position(|card| card.collectives != cards[usual].collectives)
     {
-        return Err(((places[odd], cards[odd].words()), (places[usual], cards[usual].words())));
+        let words = |card: &Card| (card.place, card.words());
+        return Err(Mismatch::Calls { one: words(cards[odd]), other: words(cards[usual]) });
     }
-    for (from, to) in
-        places.iter().enumerate().flat_map(|(from, _)| (0..places.len()).map(move |to| (from, to)))
-    {
-        let (sent, received) = (cards[from].to(places[to]), cards[to].from(places[from]));
-        if sent != received && from != to {
+    for (from, to) in cards.iter().flat_map(|from| cards.iter().map(move |to| (from, to))) {
+        let (sent, received) = (from.to(to.place), to.from(from.place));
+        if sent != received && from.place != to.place {
             let words = |verb: &str, what: &[String], other: usize| match what {
                 [] => format!("{verb} rank {other} nothing"),
                 what => format!("{verb} rank {other} {}", what.join(", ")),
             };
-            return Err((
-                (places[from], words("sends to", sent, places[to])),
-                (places[to], words("receives from", received, places[from])),
-            ));
+            return Err(Mismatch::Calls {
+                one: (from.place, words("sends to", sent, to.place)),
+                other: (to.place, words("receives from", received, from.place)),
+            });
         }
     }
     Ok(())
@@ -200,7 +233,7 @@ impl Checked {
             let number = self.calls.fetch_add(1, Ordering::AcqRel);
             let all: Vec<_> = (0..group.size()).collect();
             let card = Card { places: places(group, &tasks), ..Card::of(&tasks, None) };
-            self.meet(group, &all, "all", number, &card)?;
+            self.meet(group, &all, "all", number, card)?;
         }
         // In ascending order, so that ranks cannot wait for each other in a circle: one of them would have to
         // wait for a rank lower than its previous one.
@@ -216,7 +249,7 @@ impl Checked {
             let number = self.pairs[peer].fetch_add(1, Ordering::AcqRel);
             let pair = [group.rank.min(peer), group.rank.max(peer)];
             let name = format!("{}-{}", pair[0], pair[1]);
-            self.meet(group, &pair, &name, number, &Card::of(&tasks, Some(peer)))?;
+            self.meet(group, &pair, &name, number, Card::of(&tasks, Some(peer)))?;
         }
         Ok(())
     }
@@ -228,7 +261,7 @@ impl Checked {
         let number = self.calls.fetch_add(1, Ordering::AcqRel);
         let all: Vec<_> = (0..group.size()).collect();
         // This rank returns its own error.
-        let _ = self.meet(group, &all, "all", number, &card);
+        let _ = self.meet(group, &all, "all", number, card);
     }
 
     /// Meets the members at `places` under this number.
@@ -238,45 +271,26 @@ impl Checked {
         places: &[usize],
         name: &str,
         number: u64,
-        card: &Card,
+        card: Card,
     ) -> Result<()> {
-        let key = |number: u64| format!("checked/{name}/{number}");
         let place = places.iter().position(|place| *place == group.rank).unwrap_or_default();
-        let (meeting, deadline, card) = (key(number), group.timeout(), card.to_bytes());
         let ranks: Vec<_> = places.iter().map(|place| group.ranks[*place]).collect();
-        let cards = group.counter.vigil.attend(&meeting, || {
-            rendezvous(&group.store, &meeting, place, places.len(), &card, deadline)
-                .map_err(|error| super::process_group::explain(&group.name, &ranks, error, "a checked call"))
-        })?;
-        // All have arrived here, so all have read the previous card.
-        if let Some(former) = number.checked_sub(1).map(key) {
-            for what in [format!("rank/{place}"), format!("card/{place}")] {
-                group.store.delete(&format!("{former}/{what}"))?;
+        let name = format_args!("checked/{name}/{number}");
+        let meeting = group.meeting_of("a checked call", name, place, &ranks);
+        let card = Card { place: group.rank, ..card };
+        let Err(mismatch) = meeting.decide::<Comparison>(card, group.timeout())? else { return Ok(()) };
+        // The places may be from another process.
+        let rank = |place: usize| group.ranks.get(place).copied().unwrap_or(place);
+        let name = group.name.to_string();
+        Err(match mismatch {
+            Mismatch::Calls { one: (one, call), other: (other, other_call) } => {
+                GroupError::CallsDiffer { group: name, rank: rank(one), call, other: rank(other), other_call }
             }
-            if place == 0 {
-                group.store.delete(&format!("{former}/arrived"))?;
-                group.store.delete(&format!("{former}/outcome"))?;
+            Mismatch::Places { buffer, one: (one, place), other: (other, other_place) } => {
+                let misplaced = Misplaced { buffer, rank: rank(one), place, other: rank(other), other_place };
+                GroupError::SymmetricOffsetMismatch { group: name, misplaced: misplaced.into() }
             }
-        }
-        let unreadable = |_| Card { collectives: vec!["what cannot be read".to_owned()], ..Card::default() };
-        let cards: Vec<_> =
-            cards.iter().map(|card| Card::from_bytes(card).unwrap_or_else(unreadable)).collect();
-        compare(&cards, places).map_err(|((rank, call), (other, other_call))| GroupError::CallsDiffer {
-            group: group.name.to_string(),
-            rank: group.ranks[rank],
-            call,
-            other: group.ranks[other],
-            other_call,
-        })?;
-        let Some((buffer, odd, usual)) = misplaced(&cards) else { return Ok(()) };
-        let at = |rank: usize| {
-            let nowhere = || ("a buffer".to_owned(), "in memory that is compared with nothing".to_owned());
-            cards[rank].places.get(buffer).cloned().unwrap_or_else(nowhere)
-        };
-        let ((buffer, place), (_, other_place)) = (at(odd), at(usual));
-        let (rank, other) = (group.ranks[places[odd]], group.ranks[places[usual]]);
-        let misplaced = Misplaced { buffer, rank, place, other, other_place }.into();
-        Err(GroupError::SymmetricOffsetMismatch { group: group.name.to_string(), misplaced })
+        })
     }
 }
 
@@ -301,6 +315,18 @@ mod tests {
         Task::new(operation, DevicePtr(8), DevicePtr(8), count, DataType::F32).with(rank)
     }
 
+    /// Returns the card as a record of the rank at this place.
+    fn at(place: usize, card: Card) -> (u32, Card) {
+        (place as u32, Card { place, ..card })
+    }
+
+    fn calls(mismatch: Mismatch) -> ((usize, String), (usize, String)) {
+        match mismatch {
+            Mismatch::Calls { one, other } => (one, other),
+            Mismatch::Places { .. } => panic!("{mismatch:?}"),
+        }
+    }
+
     /// Returns the tasks of one rank in an all-to-all with these counts.
     fn all_to_all(counts: &[Vec<usize>], own: usize) -> Vec<Task> {
         let pair = |peer: usize| {
@@ -323,14 +349,12 @@ mod tests {
             let cards: Vec<_> = (0..size).map(|own| {
                 // Only the receiver has the wrong count.
                 let counts = if own == to { &wrong } else { &counts };
-                let card = Card::of(&all_to_all(counts, own), None);
-                prop_assert_eq!(Card::from_bytes(&card.to_bytes()), Ok(card.clone()));
-                Ok(card)
-            }).collect::<Result<_, _>>()?;
-            let places: Vec<_> = (0..size).collect();
-            match compare(&cards, &places) {
+                at(own, Card::of(&all_to_all(counts, own), None))
+            }).collect();
+            match Comparison::conclude(&cards) {
                 Ok(()) => prop_assert!(more == 0 || from == to),
-                Err(((rank, sent), (other, received))) => {
+                Err(mismatch) => {
+                    let ((rank, sent), (other, received)) = calls(mismatch);
                     prop_assert_eq!((rank, other), (from, to));
                     prop_assert!(sent.contains(&format!("{} f32", counts[from][to])), "{}", sent);
                     prop_assert!(received.contains(&format!("{} f32", counts[from][to] + more)), "{}", received);
@@ -346,9 +370,8 @@ mod tests {
                 true => task(Operation::Broadcast, count, root + 1),
                 false => task(Operation::Broadcast, count, root),
             };
-            let cards: Vec<_> = (0..size).map(|rank| Card::of(&[call(rank)], None)).collect();
-            let places: Vec<_> = (0..size).collect();
-            let ((rank, call), (other, other_call)) = compare(&cards, &places).unwrap_err();
+            let cards: Vec<_> = (0..size).map(|rank| at(rank, Card::of(&[call(rank)], None))).collect();
+            let ((rank, call), (other, other_call)) = calls(Comparison::conclude(&cards).unwrap_err());
             prop_assert_eq!(rank, odd);
             prop_assert_ne!(other, odd);
             prop_assert_eq!(call, format!("calls broadcast of {count} f32 with root {}", root + 1));
@@ -358,25 +381,26 @@ mod tests {
 
     #[test]
     fn the_buffer_that_lies_elsewhere_is_named() {
-        let at = |places: [&str; 2]| Card {
+        let on = |places: [&str; 2]| Card {
             places: places.map(|place| ("a buffer".to_owned(), place.to_owned())).into(),
             ..Card::default()
         };
-        let (here, there) = (at(["here", "here"]), at(["here", "there"]));
-        assert_eq!(misplaced(&[here.clone(), here.clone()]), None);
-        assert_eq!(misplaced(&[there.clone(), here.clone(), here.clone()]), Some((1, 0, 1)));
-        assert_eq!(misplaced(&[here.clone(), here.clone(), Card::default()]), Some((0, 2, 0)));
+        let (here, there) = (on(["here", "here"]), on(["here", "there"]));
+        let (here, there, none) = (&here, &there, &Card::default());
+        assert_eq!(misplaced(&[here, here]), None);
+        assert_eq!(misplaced(&[there, here, here]), Some((1, 0, 1)));
+        assert_eq!(misplaced(&[here, here, none]), Some((0, 2, 0)));
         assert_eq!(misplaced(&[here, there]), Some((1, 1, 0)));
         assert_eq!(misplaced(&[]), None);
     }
 
     #[test]
     fn messages_are_compared_by_the_two() {
-        let sends = Card::of(&[task(Operation::Send, 3, 5), task(Operation::Send, 9, 7)], Some(5));
-        let fits = Card::of(&[task(Operation::Recv, 3, 2)], Some(2));
-        let other = Card::of(&[task(Operation::Recv, 4, 2)], Some(2));
-        assert_eq!(compare(&[sends.clone(), fits], &[2, 5]), Ok(()));
-        let ((rank, sent), (peer, received)) = compare(&[sends, other], &[2, 5]).unwrap_err();
+        let sends = at(2, Card::of(&[task(Operation::Send, 3, 5), task(Operation::Send, 9, 7)], Some(5)));
+        let fits = at(5, Card::of(&[task(Operation::Recv, 3, 2)], Some(2)));
+        let other = at(5, Card::of(&[task(Operation::Recv, 4, 2)], Some(2)));
+        assert_eq!(Comparison::conclude(&[sends.clone(), fits]), Ok(()));
+        let ((rank, sent), (peer, received)) = calls(Comparison::conclude(&[sends, other]).unwrap_err());
         assert_eq!(
             (rank, &sent[..], peer, &received[..]),
             (2, "sends to rank 5 3 f32", 5, "receives from rank 2 4 f32")

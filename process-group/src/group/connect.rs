@@ -12,7 +12,7 @@ use cuda_driver::{Stream, graph::CaptureStatus};
 
 use super::{
     GroupError, ProcessGroup, Result,
-    form::{Formation, announce},
+    form::{self, Formation, announce},
 };
 use crate::{
     Slim,
@@ -75,11 +75,11 @@ impl ProcessGroup {
         // Counted even if this attempt fails, so that the members' next attempts meet under the same number.
         let attempt = self.connection.attempts.fetch_add(1, Ordering::AcqRel);
         self.counter.vigil.check()?;
-        let ranks = self.global_ranks();
-        let all = self.formation("the group's communicator", format!("connect/{attempt}"), self.rank, &ranks);
+        let all =
+            self.formation("the group's communicator", form::attempt("", attempt), self.rank, &self.ranks);
         match self.communicator.check() {
             // The communicator was split off from another.
-            Ok(()) => all.together(deadline, |_| announce(&self.followers, &self.communicator))?,
+            Ok(()) => all.together(deadline, |_, _| announce(&self.followers, &self.communicator))?,
             Err(CommError::Unmade { .. }) => all.form(&self.communicator, deadline)?,
             Err(error) => return Err(all.refuse(error.into(), deadline)),
         }
@@ -119,26 +119,15 @@ impl ProcessGroup {
         }
     }
 
-    /// Returns the meeting of `ranks` of the job, in which this rank is at `place`, for making something
-    /// together.
+    /// Returns `ranks` of the job, in which this rank is at `place`, for making something together.
     pub(super) fn formation<'a>(
         &'a self,
         what: &'static str,
-        meeting: String,
+        name: String,
         place: usize,
         ranks: &'a [usize],
     ) -> Formation<'a> {
-        let vigil = &self.counter.vigil;
-        Formation {
-            vigil,
-            store: &self.store,
-            followers: &self.followers,
-            group: &self.name,
-            what,
-            meeting,
-            place,
-            ranks,
-        }
+        Formation { meeting: self.meeting_of(what, name, place, ranks), followers: &self.followers }
     }
 
     pub(super) fn busy(&self, call: &'static str, deadline: Deadline) -> GroupError {

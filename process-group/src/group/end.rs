@@ -8,10 +8,10 @@ use std::{
 
 use bootstrap::wire::Unsent;
 
-use super::vigil::{End, NO, Vigil, Wait};
+use super::vigil::{End, Vigil};
 use crate::{
     comm::{self, AbortHandle, Beside, Force, PATIENCE},
-    store::{Deadline, Store, give_up},
+    store::Deadline,
     watch::Trouble,
 };
 
@@ -23,13 +23,9 @@ impl Vigil {
 
     /// Ends the group on this rank. Does not block: the caller is a thread of the watch, or one that aborts.
     pub(super) fn end(self: &Arc<Self>, end: End) {
-        let (culprit, why) = match &end {
-            End::Trouble(trouble) => (trouble.culprit(), trouble.error(&self.name).to_string()),
-            End::Force(force) => (None, format!("it has {} the group", force.how())),
-        };
-        let force = match &end {
-            End::Force(force) => Some(*force),
-            End::Trouble(_) => None,
+        let (culprit, force) = match &end {
+            End::Trouble(trouble) => (trouble.culprit(), None),
+            End::Force(force) => (None, Some(*force)),
         };
         let has_left = matches!(end, End::Trouble(Trouble::Left { .. }));
         if self.end.set(end.clone()).is_err() {
@@ -47,23 +43,10 @@ impl Vigil {
             self.abort();
         }
         self.end_children(&end, culprit.filter(|_| has_left));
-        let place = self.ranks.iter().position(|rank| Some(*rank) == culprit).unwrap_or(self.place);
-        let no = format!("{NO}{place}: {why}");
-        // Later waits find that the group is over. The thread keeps nothing of the group that it does not need.
-        let (open, store, recorder) = (self.waits().clone(), self.store.clone(), self.recorder.clone());
-        let dumps = if has_left { !open.is_empty() } else { force != Some(Force::Dropped) };
-        aside("farewell", move || {
-            for wait in open {
-                // If the store cannot be reached, that ends the waits.
-                let _ = match wait {
-                    Wait::Meeting(name) => give_up(&store, &name, place),
-                    Wait::Word(key) => store.compare_set(&key, b"", no.as_bytes()).map(drop),
-                };
-            }
-            if dumps {
-                recorder.trouble();
-            }
-        });
+        if if has_left { self.is_waiting() } else { force != Some(Force::Dropped) } {
+            let recorder = self.recorder.clone();
+            aside("farewell", move || recorder.trouble());
+        }
     }
 
     /// Ends child groups that are still being made and do not notice this end themselves. A forced end reaches all of

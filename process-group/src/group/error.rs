@@ -2,6 +2,8 @@
 
 use std::{io, time::Duration};
 
+use bootstrap::agreement::Failure;
+
 use super::{
     BufferError, Disagreement, MessageDifference, Misplaced, PathError, ShrinkError, SplitError, TorchError,
 };
@@ -53,6 +55,18 @@ pub enum GroupError {
         meeting: &'static str,
         /// The time that this rank waited.
         waited: Duration,
+    },
+
+    /// The members could not agree: they wait for each other in different calls, or differ in what every agreement
+    /// compares. Every member gets the same error, and nothing has changed.
+    #[error("{group}: its members did not agree on {meeting}")]
+    NotAgreed {
+        /// The group's name.
+        group: String,
+        /// The subject.
+        meeting: &'static str,
+        /// The reason.
+        source: Box<Failure>,
     },
 
     /// The members do not fit together. Every member gets the same error.
@@ -115,17 +129,6 @@ pub enum GroupError {
         group: String,
         /// The reason.
         source: ShrinkError,
-    },
-
-    /// The rank that numbers a group has published an invalid number.
-    #[error("{group}: rank {rank} published {bytes} bytes for the group's number; expected 8")]
-    Number {
-        /// The group's name.
-        group: String,
-        /// The rank of the job.
-        rank: usize,
-        /// The number of bytes that it published.
-        bytes: usize,
     },
 
     /// Two buffers of an operation do not fit together.

@@ -1,43 +1,129 @@
 //! Makes communicators with the help of the store: on all of their ranks, or on none.
 //!
-//! NCCL's own calls wait forever for a missing rank, and do not report that another rank has failed. The
-//! ranks therefore meet before they call NCCL, which names the missing ones. A rank that fails publishes its
-//! failure in the store, and blocked ranks read it there. No rank uses the communicator before all have made
-//! it.
+//! NCCL's own calls wait forever for a missing rank, and do not report that another rank has failed. The ranks therefore
+//! agree before they call NCCL, which names the missing ones, and once more on the outcomes of their calls. No rank uses
+//! the communicator before all have made it.
 
 use std::sync::Arc;
 
-use super::{GroupError, Result, process_group, vigil::Vigil};
+use bootstrap::{
+    agreement::{self, Decision, Protocol, Report, Verdict},
+    wire::wire_enum,
+};
+
+use super::{
+    GroupError, Result,
+    meeting::{Meeting, id},
+};
 use crate::{
     chain,
     comm::{self, CommError, Communicator, UniqueId},
-    store::{Deadline, PrefixStore, Store, StoreError, give_up, lost_rank, rendezvous},
+    messages,
+    store::{Deadline, PrefixStore},
 };
 
 /// The ranks that make something together.
 pub(super) struct Formation<'a> {
-    pub(super) vigil: &'a Vigil,
-    pub(super) store: &'a PrefixStore,
+    /// Their agreement. Its subject is the result.
+    pub(super) meeting: Meeting<'a>,
     pub(super) followers: &'a [Follower],
-    /// The group's name.
-    pub(super) group: &'a str,
-    /// The name of the result in errors.
-    pub(super) what: &'static str,
-    /// The attempt's name in the store. It is used once.
-    pub(super) meeting: String,
-    /// This rank's place among `ranks`.
-    pub(super) place: usize,
-    /// The ranks of the job that make it.
-    pub(super) ranks: &'a [usize],
 }
 
-const ID: &[u8] = b"id";
-const READY: &[u8] = b"ready";
-const REFUSED: &[u8] = b"no";
+/// The making of communicators.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Making;
 
-/// The outcome in the store when all have made it.
-const MADE: &[u8] = b"made";
-const FAILED: &str = "failed ";
+/// A rank's readiness to call NCCL.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Readiness {
+    /// It can take part. `unique_id` is that of the first rank, if the call needs one.
+    Ready { unique_id: Option<Vec<u8>> },
+    /// It cannot.
+    Refused { problem: String },
+}
+wire_enum!(Readiness { 0 => Ready { unique_id }, 1 => Refused { problem } });
+
+/// The outcome of the call on one rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Outcome {
+    Made,
+    Failed {
+        problem: String,
+    },
+    /// The deadline has passed, perhaps because another rank did not call.
+    TimedOut {
+        problem: String,
+    },
+    /// The group has ended on this rank.
+    Ended,
+}
+wire_enum!(Outcome { 0 => Made {}, 1 => Failed { problem }, 2 => TimedOut { problem }, 3 => Ended {} });
+
+/// The reason why nothing was made. Ranks are ranks of the job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Unmade {
+    Failed {
+        rank: u32,
+        problem: String,
+    },
+    /// These ranks have not come back from the call.
+    Late {
+        ranks: Vec<u32>,
+    },
+    /// The group has ended on this rank.
+    Ended {
+        rank: u32,
+    },
+}
+wire_enum!(Unmade { 0 => Failed { rank, problem }, 1 => Late { ranks }, 2 => Ended { rank } });
+
+impl Protocol for Making {
+    const PROTOCOL: bootstrap::wire::Protocol = messages::PROTOCOL;
+    type Record = Readiness;
+    /// The unique id, if there is one.
+    type Plan = Option<Vec<u8>>;
+    type Outcome = Outcome;
+    type Agreed = ();
+    type Refusal = Unmade;
+
+    fn decide(records: &[(u32, Readiness)]) -> Decision<Self> {
+        let mut plan = None;
+        for (rank, readiness) in records {
+            match readiness {
+                Readiness::Refused { problem } => {
+                    return Decision::Refused {
+                        refusal: Unmade::Failed { rank: *rank, problem: problem.clone() },
+                    };
+                }
+                Readiness::Ready { unique_id } => plan = plan.or_else(|| unique_id.clone()),
+            }
+        }
+        Decision::Act { plan }
+    }
+
+    fn is_final(outcome: &Outcome) -> bool {
+        matches!(outcome, Outcome::Failed { .. } | Outcome::Ended)
+    }
+
+    /// A rank that failed comes before those that ended because of that. Ranks that are late come before those that timed
+    /// out while they waited for them.
+    fn judge(_: &Option<Vec<u8>>, reports: &[(u32, Report<Outcome>)]) -> Verdict<Self> {
+        let failed = |rank: &u32, problem: &String| Unmade::Failed { rank: *rank, problem: problem.clone() };
+        let late = reports.iter().filter(|(_, report)| *report == Report::Late).map(|(rank, _)| *rank);
+        let late: Vec<u32> = late.collect();
+        let refusals = reports.iter().filter_map(|(rank, report)| match report {
+            Report::Outcome(Outcome::Failed { problem }) => Some((0, failed(rank, problem))),
+            Report::Outcome(Outcome::Ended) => Some((1, Unmade::Ended { rank: *rank })),
+            Report::Late => Some((2, Unmade::Late { ranks: late.clone() })),
+            Report::Outcome(Outcome::TimedOut { problem }) => Some((3, failed(rank, problem))),
+            Report::Outcome(Outcome::Made) | Report::Pending => None,
+        });
+        match refusals.min_by_key(|(order, _)| *order) {
+            Some((_, refusal)) => Verdict::Failed { refusal },
+            None => Verdict::Agreed { agreed: () },
+        }
+    }
+}
 
 impl Formation<'_> {
     /// Makes, with the others, the communicator that this rank has prepared.
@@ -49,153 +135,142 @@ impl Formation<'_> {
     /// [`GroupError::Store`].
     pub(super) fn form(&self, communicator: &Communicator, deadline: Deadline) -> Result<()> {
         // The first rank makes the id for all.
-        let card = match self.place {
+        let unique_id = match self.meeting.place {
             0 => match communicator.nccl().unique_id() {
-                Ok(id) => [ID, id.as_bytes()].concat(),
+                Ok(id) => Some(id.as_bytes().to_vec()),
                 Err(error) => return Err(self.refuse(error.into(), deadline)),
             },
-            _ => READY.to_vec(),
+            _ => None,
         };
-        let cards = self.meet("ready", &card, deadline)?;
-        let refused =
-            cards.iter().enumerate().find_map(|(place, card)| Some((place, card.strip_prefix(REFUSED)?)));
-        if let Some((place, why)) = refused {
-            return Err(self.unmade(place, String::from_utf8_lossy(why).into_owned()));
-        }
-        let id = cards[0].strip_prefix(ID);
-        let id = id.ok_or_else(|| self.unmade(0, "it gave no unique id".into()))?;
-        let id = UniqueId::try_from(id)?;
-        let made = self.together(deadline, |go_on| {
-            communicator.join(&id, deadline, go_on).or_else(|error| match error {
-                GroupError::Comm(error) => self.vigil.explain_making(Err(error)),
-                error => Err(error),
+        let mut has_acted = false;
+        let made = self.make(Readiness::Ready { unique_id }, deadline, |unique_id, until, go_on| {
+            has_acted = true;
+            let first = self.meeting.ranks[0];
+            let unique_id = unique_id.ok_or_else(|| self.unmade(id(first), "it gave no unique id".into()))?;
+            let unique_id = UniqueId::try_from(unique_id)?;
+            communicator.join(&unique_id, until, go_on).or_else(|error| {
+                match (error, self.meeting.vigil) {
+                    (GroupError::Comm(error), Some(vigil)) => vigil.explain_making(Err(error)),
+                    (error, _) => Err(error),
+                }
             })?;
             announce(self.followers, communicator)
         });
-        made.inspect_err(|error| communicator.give_up(&chain(error)))
+        made.inspect_err(|error| {
+            if has_acted {
+                communicator.give_up(&chain(error));
+            }
+        })
     }
 
     /// Tells the others that this rank cannot take part. Returns this rank's error.
     pub(super) fn refuse(&self, error: GroupError, deadline: Deadline) -> GroupError {
+        let refused = Readiness::Refused { problem: chain(&error) };
         // The other ranks report missing ranks.
-        let _ = self.meet("ready", &[REFUSED, chain(&error).as_bytes()].concat(), deadline);
+        let _ = self.meeting.run::<Making>(refused, deadline, |_, _, _| Outcome::Ended);
         error
     }
 
-    /// Meets the others at `name`, and returns their cards.
-    pub(super) fn meet(&self, name: &str, card: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>> {
-        let name = format!("{}/{name}", self.meeting);
-        self.vigil.attend(&name, || {
-            rendezvous(self.store, &name, self.place, self.ranks.len(), card, deadline)
-                .map_err(|error| process_group::explain(self.group, self.ranks, error, self.what))
-        })
-    }
-
-    /// Runs a step that succeeds on all ranks or on none. The step asks now and then whether it should still
-    /// wait.
+    /// Runs a step that succeeds on all ranks or on none. The step gets its deadline, and asks now and then whether it
+    /// should still wait.
     pub(super) fn together<T>(
         &self,
         deadline: Deadline,
-        work: impl FnOnce(&mut dyn FnMut() -> Result<()>) -> Result<T>,
+        mut work: impl FnMut(Deadline, &mut dyn FnMut() -> Result<()>) -> Result<T>,
     ) -> Result<T> {
-        let name = format!("{}/made", self.meeting);
-        let outcome = format!("{name}/outcome");
-        self.vigil.attend(&name, || {
+        let ready = Readiness::Ready { unique_id: None };
+        self.make(ready, deadline, |_, until, go_on| work(until, go_on))
+    }
+
+    /// Runs a step that gets the unique id of the first rank.
+    fn make<T>(
+        &self,
+        readiness: Readiness,
+        deadline: Deadline,
+        mut work: impl FnMut(Option<&[u8]>, Deadline, &mut dyn FnMut() -> Result<()>) -> Result<T>,
+    ) -> Result<T> {
+        let (mut made, mut own) = (None, None);
+        let is_over = || self.meeting.vigil.is_some_and(|vigil| vigil.is_over());
+        let act = |unique_id: &Option<Vec<u8>>, until: Deadline, has_failed: &dyn Fn() -> bool| {
+            let mut is_stopped = false;
             let mut go_on = || {
-                self.vigil.check()?;
-                if self.store.check(&[&outcome])? {
-                    self.obey(&self.store.get(&outcome, deadline)?)
-                } else {
-                    Ok(())
+                self.meeting.vigil.map_or(Ok(()), |vigil| vigil.check())?;
+                is_stopped = has_failed();
+                if is_stopped { Err(self.meeting.given_up(id(self.rank()))) } else { Ok(()) }
+            };
+            let error = match work(unique_id.as_deref(), until, &mut go_on) {
+                Ok(done) => {
+                    made = Some(done);
+                    return Outcome::Made;
                 }
+                Err(error) => error,
             };
-            self.store.set(&self.came(&name, self.place), b"")?;
-            let done = work(&mut go_on).map_err(|error| self.give_up(&name, &outcome, error))?;
-            self.store.set(&self.done(&name, self.place), b"")?;
-            if usize::try_from(self.store.add(&format!("{name}/count"), 1)?) == Ok(self.ranks.len()) {
-                self.store.compare_set(&outcome, b"", MADE)?;
-            }
-            let stands = match self.store.get(&outcome, deadline) {
-                Err(StoreError::Timeout { .. }) => self.time_out(&name, &outcome, deadline)?,
-                stands => stands?,
+            let problem = chain(&error);
+            let outcome = if is_over() || is_stopped {
+                // The others learn of the end of the group by themselves. After a verdict no outcome matters.
+                Outcome::Ended
+            } else if is_timeout(&error) {
+                Outcome::TimedOut { problem }
+            } else {
+                Outcome::Failed { problem }
             };
-            self.obey(&stands).map(|()| done)
-        })
-    }
-
-    fn came(&self, name: &str, place: usize) -> String {
-        format!("{name}/came/{place}")
-    }
-
-    /// Tells the others of a failure of this rank, or of the first rank that has not come by its deadline.
-    fn give_up(&self, name: &str, outcome: &str, error: GroupError) -> GroupError {
-        // The others learn of the end of the group by themselves.
-        if self.vigil.is_over() {
-            let _ = give_up(self.store, name, self.place);
-            return error;
-        }
-        // An outcome that is already in the store came first. Without a store nobody can be told.
-        let GroupError::Comm(CommError::DeadlineExceeded { waited, .. }) = error else {
-            let _ = self.fail(outcome, self.place, &chain(&error));
-            return error;
+            // The verdict says why this rank has stopped.
+            own = Some(error).filter(|_| !is_stopped);
+            outcome
         };
-        // A rank whose state the store does not return is not reported as absent.
-        let is_absent = |place: &usize| self.store.check(&[&self.came(name, *place)]).is_ok_and(|came| !came);
-        let absent: Vec<_> = (0..self.ranks.len()).filter(is_absent).collect();
-        let late = absent.first().copied().unwrap_or(self.place);
-        let _ = self.fail(outcome, late, &format!("not there after {waited:?}"));
-        if absent.is_empty() {
-            return error;
+        let agreed = self.meeting.run::<Making>(readiness, deadline, act);
+        // The verdict names the ranks that this one has waited for.
+        if matches!(agreed, Ok(Err(Unmade::Late { .. }))) {
+            own = own.filter(|error| !is_timeout(error));
         }
-        let ranks = absent.iter().map(|place| self.ranks[*place]).collect();
-        GroupError::Absent {
-            group: self.group.into(),
-            ranks,
-            size: self.ranks.len(),
-            meeting: self.what,
-            waited,
+        match (agreed, made) {
+            (Ok(Ok(())), Some(made)) => Ok(made),
+            (agreed, _) => Err(own.unwrap_or_else(|| match agreed {
+                Ok(Ok(())) => self.unmade(id(self.rank()), "it has made nothing".into()),
+                Ok(Err(refusal)) => self.refused(refusal, deadline),
+                Err(error) => error,
+            })),
         }
     }
 
-    fn done(&self, name: &str, place: usize) -> String {
-        format!("{name}/done/{place}")
-    }
-
-    /// Publishes that a rank has failed, unless there is an outcome. Returns the outcome in the store.
-    fn fail(&self, outcome: &str, place: usize, why: &str) -> Result<Vec<u8>> {
-        Ok(self.store.compare_set(outcome, b"", format!("{FAILED}{place} {why}").as_bytes())?)
-    }
-
-    fn time_out(&self, name: &str, outcome: &str, deadline: Deadline) -> Result<Vec<u8>> {
-        for place in 0..self.ranks.len() {
-            if !self.store.check(&[&self.done(name, place)])? {
-                return self.fail(outcome, place, &format!("not done after {:?}", deadline.waited()));
-            }
+    /// Returns the error for a refusal.
+    fn refused(&self, refusal: Unmade, deadline: Deadline) -> GroupError {
+        let error = match refusal {
+            Unmade::Failed { rank, problem } => self.unmade(rank, problem),
+            Unmade::Late { ranks } => self.meeting.absent(ranks.into_iter(), deadline),
+            Unmade::Ended { rank } => self.meeting.given_up(rank),
+        };
+        match self.meeting.vigil {
+            Some(vigil) => vigil.cause(error),
+            None => error,
         }
-        Ok(self.store.compare_set(outcome, b"", MADE)?)
     }
 
-    /// Converts an outcome to a result.
-    fn obey(&self, outcome: &[u8]) -> Result<()> {
-        if outcome == MADE {
-            return Ok(());
-        }
-        let text = String::from_utf8_lossy(outcome);
-        let failed = text.strip_prefix(FAILED).and_then(|text| text.split_once(' '));
-        Err(match failed.and_then(|(place, why)| Some((place.parse().ok()?, why))) {
-            Some((place, why)) => self.unmade(place, why.into()),
-            // Written by a rank that left the meeting and knows the reason.
-            None => {
-                let rank = lost_rank(outcome).unwrap_or(self.place);
-                StoreError::GivenUp { rank, at: self.meeting.clone() }.into()
-            }
-        })
+    /// This rank of the job.
+    fn rank(&self) -> usize {
+        self.meeting.ranks[self.meeting.place]
     }
 
-    pub(super) fn unmade(&self, place: usize, problem: String) -> GroupError {
-        let rank = self.ranks.get(place).copied().unwrap_or(usize::MAX);
-        GroupError::Unmade { group: self.group.into(), what: self.what, rank, problem }
+    /// Returns the error for a rank of the job that could not take part.
+    pub(super) fn unmade(&self, rank: u32, problem: String) -> GroupError {
+        let Meeting { group, what, .. } = self.meeting;
+        GroupError::Unmade { group: group.into(), what, rank: rank as usize, problem }
     }
+}
+
+fn is_timeout(error: &GroupError) -> bool {
+    matches!(error, GroupError::Comm(CommError::DeadlineExceeded { .. }))
+}
+
+/// Tells the members of a group that is being made that this rank, one of the job, will not come to make its communicator.
+/// `path` is the prefix of the group's keys. Without a store nobody can be told.
+pub(super) fn stay_away(job: &PrefixStore, path: &str, rank: usize) {
+    let _ = agreement::leave::<Making>(job, &attempt(path, 0), id(rank), "it could not begin");
+}
+
+/// Returns the name of a group's attempt to make its communicator.
+pub(super) fn attempt(path: &str, number: u64) -> String {
+    format!("{path}connect/{number}")
 }
 
 /// Called with each communicator that a group makes; see [`Builder::follow`](super::Builder::follow).
@@ -204,4 +279,78 @@ pub(super) type Follower = Arc<dyn Fn(&Communicator) -> comm::Result<()> + Send 
 /// Calls the followers with a communicator that is made and not used yet.
 pub(super) fn announce(followers: &[Follower], communicator: &Communicator) -> Result<()> {
     Ok(followers.iter().try_for_each(|follower| follower(communicator))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::{collection::vec, prelude::*};
+
+    fn outcome() -> impl Strategy<Value = Report<Outcome>> {
+        let problem = || "[a-z]{1,4}";
+        prop_oneof![
+            4 => Just(Report::Outcome(Outcome::Made)),
+            1 => problem().prop_map(|problem| Report::Outcome(Outcome::Failed { problem })),
+            1 => problem().prop_map(|problem| Report::Outcome(Outcome::TimedOut { problem })),
+            1 => Just(Report::Outcome(Outcome::Ended)),
+            1 => Just(Report::Late),
+        ]
+    }
+
+    proptest! {
+        /// Something is made only if every rank has made it. Otherwise the verdict names a rank that has not.
+        #[test]
+        fn all_have_made_it_or_one_that_has_not_is_named(outcomes in vec(outcome(), 1..6)) {
+            let reports: Vec<_> = (10..).zip(outcomes).collect();
+            let of = |rank: u32| reports.iter().find(|(other, _)| *other == rank).map(|(_, report)| report);
+            let is_made = |report: &Report<Outcome>| *report == Report::Outcome(Outcome::Made);
+            match Making::judge(&None, &reports) {
+                Verdict::Agreed { agreed: () } => prop_assert!(reports.iter().all(|(_, report)| is_made(report))),
+                Verdict::Failed { refusal: Unmade::Failed { rank, problem } } => {
+                    let timed_out = Report::Outcome(Outcome::TimedOut { problem: problem.clone() });
+                    let failed = Report::Outcome(Outcome::Failed { problem });
+                    // Nobody is blamed for having waited for a rank that is late.
+                    let is_late = reports.iter().any(|(_, report)| *report == Report::Late);
+                    prop_assert!(of(rank) == Some(&failed) || (!is_late && of(rank) == Some(&timed_out)));
+                }
+                Verdict::Failed { refusal: Unmade::Ended { rank } } => {
+                    prop_assert_eq!(of(rank), Some(&Report::Outcome(Outcome::Ended)));
+                }
+                Verdict::Failed { refusal: Unmade::Late { ranks } } => {
+                    prop_assert!(!ranks.is_empty() && ranks.iter().all(|rank| of(*rank) == Some(&Report::Late)));
+                }
+                Verdict::Act { .. } => prop_assert!(false, "there is one action"),
+            }
+        }
+
+        /// A final outcome alone decides, whatever the others do.
+        #[test]
+        fn a_final_outcome_fails_it(outcomes in vec(outcome(), 1..6)) {
+            let reports = outcomes.into_iter().map(|report| match report {
+                Report::Outcome(outcome) if Making::is_final(&outcome) => Report::Outcome(outcome),
+                _ => Report::Pending,
+            });
+            let reports: Vec<_> = (0..).zip(reports).collect();
+            let has_final = reports.iter().any(|(_, report)| *report != Report::Pending);
+            let is_failed = matches!(Making::judge(&None, &reports), Verdict::Failed { .. });
+            prop_assert_eq!(is_failed, has_final);
+        }
+
+        #[test]
+        fn the_call_gets_the_unique_id_unless_a_rank_refuses(refused in vec(any::<bool>(), 1..6)) {
+            let readiness = |(rank, refuses): (u32, &bool)| match refuses {
+                true => (rank, Readiness::Refused { problem: rank.to_string() }),
+                false => (rank, Readiness::Ready { unique_id: (rank == 0).then(|| vec![1, 2]) }),
+            };
+            let records: Vec<_> = (0..).zip(&refused).map(readiness).collect();
+            let expected = match (0..).zip(&refused).find(|(_, refuses)| **refuses) {
+                Some((rank, _)) => {
+                    let refusal = Unmade::Failed { rank, problem: rank.to_string() };
+                    Decision::Refused { refusal }
+                }
+                None => Decision::Act { plan: Some(vec![1, 2]) },
+            };
+            prop_assert_eq!(Making::decide(&records), expected);
+        }
+    }
 }

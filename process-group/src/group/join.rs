@@ -1,48 +1,90 @@
-//! The first meeting of the ranks of a job.
+//! The first agreement of the ranks of a job.
 
-use std::sync::Arc;
+use bootstrap::{
+    agreement::{Failure, PlainProtocol, ValuesByRank},
+    wire::wire_struct,
+};
 
-use super::{Disagreement, GroupError, Member, Result, member, process_group::explain};
-use crate::store::{Deadline, PrefixStore, Store, StoreError, give_up, rendezvous};
+use super::{
+    Disagreement, GroupError, Member, Result,
+    meeting::Meeting,
+    member::{self, Joining},
+};
+use crate::{
+    messages,
+    store::{Deadline, PrefixStore},
+};
 
-const MEETING: &str = "join";
-/// The first rank to come, and its world size.
-const SIZE: &str = "size";
-/// Two ranks with different world sizes.
-const SIZES: &str = "sizes";
+/// The agreement of the ranks of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Join;
 
-/// Meets all ranks of a job, each with its record, and returns the records.
-pub(super) fn join(
-    group: &str,
-    store: &PrefixStore,
-    rank: usize,
-    size: usize,
-    record: &[u8],
-    deadline: Deadline,
-) -> Result<Arc<[Member]>> {
-    let disagree = |source| GroupError::Disagreement { group: group.to_owned(), source };
-    // A rank with another size waits for other ranks, and would never arrive.
-    let first = store.compare_set(SIZE, b"", format!("{rank} {size}").as_bytes())?;
-    if let Some([other, other_size]) = numbers(&first).filter(|[_, other_size]| *other_size != size) {
-        store.set(SIZES, format!("{rank} {size} {other} {other_size}").as_bytes())?;
-        give_up(store, MEETING, rank)?;
-        return Err(disagree(Disagreement::WorldSize { rank, size, other, other_size }));
+/// The members of a new group, and its number.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Joined {
+    pub(super) members: Vec<Member>,
+    pub(super) uid: u64,
+}
+wire_struct!(Joined { members, uid });
+
+impl PlainProtocol for Join {
+    const PROTOCOL: bootstrap::wire::Protocol = messages::PROTOCOL;
+    type Record = Joining;
+    type Agreed = Joined;
+    /// The records. Each rank finds the same difference between them.
+    type Refusal = Vec<Joining>;
+
+    fn conclude(records: &[(u32, Joining)]) -> Result<Joined, Vec<Joining>> {
+        let records: Vec<Joining> = records.iter().map(|(_, record)| record.clone()).collect();
+        member::agree(&records).map(|(members, uid)| Joined { members, uid }).map_err(|_| records)
     }
-    let cards = rendezvous(store, MEETING, rank, size, record, deadline).map_err(|error| {
-        let is_over = matches!(error, StoreError::GivenUp { .. });
-        let sizes = is_over.then(|| store.get(SIZES, deadline).ok()).flatten();
-        match sizes.as_deref().and_then(numbers) {
-            Some([rank, size, other, other_size]) => {
-                disagree(Disagreement::WorldSize { rank, size, other, other_size })
-            }
-            None => explain(group, &(0..size).collect::<Vec<_>>(), error, "the start of the group"),
-        }
-    })?;
-    Ok(member::agree(&cards).map_err(disagree)?.into())
 }
 
-/// Parses this many numbers between spaces.
-fn numbers<const N: usize>(text: &[u8]) -> Option<[usize; N]> {
-    let numbers = std::str::from_utf8(text).ok()?.split(' ').map(str::parse).collect::<Result<Vec<_>, _>>();
-    numbers.ok()?.try_into().ok()
+/// Meets all ranks of a job, each with its record, and returns the members and the group's number.
+pub(super) fn join(
+    group: &str,
+    job: &PrefixStore,
+    place: usize,
+    ranks: &[usize],
+    record: Joining,
+    deadline: Deadline,
+) -> Result<Joined> {
+    let meeting = Meeting {
+        vigil: None,
+        job,
+        group,
+        what: "the start of the group",
+        name: "join".into(),
+        place,
+        ranks,
+    };
+    let source = match meeting.decide::<Join>(record, deadline) {
+        Ok(Ok(joined)) => return Ok(joined),
+        Ok(Err(records)) => match member::agree(&records) {
+            Ok((members, uid)) => return Ok(Joined { members, uid }),
+            Err(disagreement) => disagreement,
+        },
+        Err(error) => disagreement(&error).ok_or(error)?,
+    };
+    Err(GroupError::Disagreement { group: group.to_owned(), source })
+}
+
+/// Returns the disagreement that an error of the agreement stands for.
+fn disagreement(error: &GroupError) -> Option<Disagreement> {
+    let GroupError::NotAgreed { source, .. } = error else { return None };
+    match &**source {
+        Failure::Members { lists: ValuesByRank { entries } } => match &entries[..] {
+            [one, two] => Some(Disagreement::WorldSize {
+                rank: *one.ranks.first()? as usize,
+                size: one.value.len(),
+                other: *two.ranks.first()? as usize,
+                other_size: two.value.len(),
+            }),
+            _ => None,
+        },
+        Failure::Unreadable { rank, cause } => {
+            Some(Disagreement::Record { rank: *rank as usize, problem: cause.clone() })
+        }
+        _ => None,
+    }
 }

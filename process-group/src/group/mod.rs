@@ -5,8 +5,9 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `builder`, `environment`, `join`, `agreed`, `seat` | building a group of ranks |
+//! | `builder`, `environment`, `join`, `seat` | building a group of ranks |
 //! | `torch` | joining a group of PyTorch's ranks |
+//! | `meeting` | agreements of the members |
 //! | `member` | each rank's record, and the decisions that follow from all records |
 //! | `process_group`, `hosted` | the group: its members, its end, and the end of a store that it hosts |
 //! | `counter` | counts of enqueued work that members can compare |
@@ -46,6 +47,7 @@ mod hosted;
 mod join;
 mod launch;
 mod list;
+mod meeting;
 mod member;
 mod one_sided;
 pub mod p2p;

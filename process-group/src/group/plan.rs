@@ -2,9 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use bootstrap::wire::{Malformed, Message, wire_enum, wire_struct};
-
-use crate::messages::message;
+use bootstrap::wire::{wire_enum, wire_struct};
 
 /// One member's request for a split.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,16 +39,6 @@ pub struct SplitPlan {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SplitError {
-    /// A request that cannot be read.
-    #[error(
-        "the request of rank {rank} cannot be read ({problem}); does it run another version of this program?"
-    )]
-    Unreadable {
-        /// The rank of the request.
-        rank: usize,
-        /// The problem with it.
-        problem: String,
-    },
     /// Two members have different requests where all must be equal.
     #[error(
         "split: rank {rank} asked for {asked}, but rank {other} for {other_asked}; all members ask for the same"
@@ -200,27 +188,36 @@ pub(super) struct SplitRecord {
     pub(super) name: String,
 }
 
+/// The subgroups of a split.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Subgroups {
+    pub(super) plan: SplitPlan,
+    pub(super) name: String,
+}
+
 wire_enum!(Request { 0 => Color { color, key }, 1 => Lists(lists) });
 wire_struct!(SplitRecord { request, name });
-message!(SplitRecord, SPLIT);
+wire_struct!(SplitPlan { groups });
+wire_struct!(Subgroups { plan, name });
+wire_enum!(SplitError {
+    0 => Different { rank, asked, other, other_asked },
+    1 => NotAMember { list, rank, members },
+    2 => Twice { rank, first, second },
+    3 => Empty { list },
+});
 
-/// Computes the plan and the name from the records of all members; the same on every member.
-pub(super) fn agree(records: &[Vec<u8>], members: &[usize]) -> Result<(SplitPlan, String), SplitError> {
-    let read = |(record, rank): (&Vec<u8>, &usize)| {
-        let unreadable =
-            |problem: Malformed| SplitError::Unreadable { rank: *rank, problem: problem.to_string() };
-        let SplitRecord { request, name } = SplitRecord::from_bytes(record).map_err(unreadable)?;
-        Ok((request, name))
-    };
-    let (requests, names): (Vec<_>, Vec<_>) =
-        records.iter().zip(members).map(read).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+/// Computes the subgroups from the records of all members, which are ranks of the job.
+pub(super) fn agree(records: &[(u32, SplitRecord)]) -> Result<Subgroups, SplitError> {
+    let members: Vec<usize> = records.iter().map(|(rank, _)| *rank as usize).collect();
+    let names: Vec<&str> = records.iter().map(|(_, record)| record.name.as_str()).collect();
     if let Some(place) = names.iter().position(|name| *name != names[0]) {
         let asked = |place: usize| format!("subgroups named {:?}", names[place]);
         let (rank, other) = (members[place], members[0]);
         return Err(SplitError::Different { rank, asked: asked(place), other, other_asked: asked(0) });
     }
-    let name = names.into_iter().next().unwrap_or_default();
-    Ok((SplitPlan::new(&requests, members)?, name))
+    let name = names.first().copied().unwrap_or_default().to_owned();
+    let requests: Vec<Request> = records.iter().map(|(_, record)| record.request.clone()).collect();
+    Ok(Subgroups { plan: SplitPlan::new(&requests, &members)?, name })
 }
 
 #[cfg(test)]
@@ -277,36 +274,21 @@ mod tests {
                 }
             }
         }
-
-        #[test]
-        fn requests_survive_the_store(
-            color in prop::option::of(any::<u32>()), key: i64, name in "[a-z /{},0-9]{0,12}",
-            lists in prop::collection::vec(prop::collection::vec(any::<usize>(), 0..4), 0..4),
-        ) {
-            for request in [Request::Color { color, key }, Request::Lists(lists.clone())] {
-                let record = SplitRecord { request, name: name.clone() };
-                prop_assert_eq!(SplitRecord::from_bytes(&record.to_bytes()), Ok(record));
-            }
-        }
-
-        #[test]
-        fn garbage_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
-            prop_assert!(agree(&[bytes], &[0]).is_err());
-        }
     }
 
     #[test]
     fn who_asks_for_something_else_is_named() {
-        let members = [4, 5, 6];
-        let record = |request, name: &str| SplitRecord { request, name: name.into() }.to_bytes();
+        let record = |request, name: &str| SplitRecord { request, name: name.into() };
         let lists = |last: usize| record(Request::Lists(vec![vec![4, 5], vec![last]]), "tp");
-        let error = agree(&[lists(6), lists(6), lists(7)], &members).unwrap_err();
+        let agree =
+            |records: [SplitRecord; 3]| agree(&[4, 5, 6].into_iter().zip(records).collect::<Vec<_>>());
+        let error = agree([lists(6), lists(6), lists(7)]).unwrap_err();
         assert!(matches!(error, SplitError::Different { rank: 6, other: 4, .. }), "{error}");
         let color = record(Request::Color { color: Some(1), key: 0 }, "tp");
-        let error = agree(&[lists(6), color, lists(6)], &members).unwrap_err();
+        let error = agree([lists(6), color, lists(6)]).unwrap_err();
         assert!(error.to_string().contains("rank 5 asked for a split by color"), "{error}");
         let other = record(Request::Lists(vec![vec![4, 5], vec![6]]), "dp");
-        let error = agree(&[lists(6), lists(6), other], &members).unwrap_err();
+        let error = agree([lists(6), lists(6), other]).unwrap_err();
         assert!(error.to_string().contains("named \"dp\""), "{error}");
     }
 }

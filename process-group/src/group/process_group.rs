@@ -19,6 +19,7 @@ use super::{
     end::Membership,
     form::Follower,
     hosted::Hosted,
+    meeting::{Barrier, Meeting},
     member,
     p2p::Messages,
     registration::Registered,
@@ -32,7 +33,7 @@ use crate::{
     comm::{self, AbortHandle, Communicator, Nccl, WindowsUnsupported},
     profile,
     record::{Desk, Dump, Look as _, Progress},
-    store::{Deadline, PrefixStore, Store, StoreError, TcpStore},
+    store::{Deadline, PrefixStore, Store, TcpStore},
     watch::{Guard, Watch},
 };
 
@@ -89,6 +90,8 @@ pub struct ProcessGroup {
     pub(super) job: PrefixStore,
     /// This group's own part of the store.
     pub(super) store: PrefixStore,
+    /// The prefix of that part's keys in `job`: empty, or with `/` at its end.
+    pub(super) path: String,
     /// The store under them, if this rank hosts it for the group.
     pub(super) host: Option<Hosted>,
     pub(super) terms: Terms,
@@ -284,10 +287,10 @@ impl ProcessGroup {
     pub fn barrier(&self, deadline: Deadline) -> Result<()> {
         self.agrees("barrier")?;
         let name = format!("barrier/{}", self.barriers.fetch_add(1, Ordering::AcqRel));
-        self.counter.vigil.attend(&name, || {
-            let met = crate::store::barrier(&self.store, &name, self.rank, self.size(), deadline);
-            met.map_err(|error| self.explain(error, "the barrier"))
-        })
+        match self.meeting("the barrier", name).decide::<Barrier>((), deadline)? {
+            Ok(()) => Ok(()),
+            Err(never) => match never {},
+        }
     }
 
     /// Waits until all work that this rank enqueued through the group is done. Launches of captured graphs
@@ -412,23 +415,29 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// Converts an error of a meeting to one with the job's ranks.
-    pub(super) fn explain(&self, error: StoreError, meeting: &'static str) -> GroupError {
-        explain(&self.name, &self.global_ranks(), error, meeting)
+    /// Returns an agreement of all members, with a name that the group has not used.
+    pub(super) fn meeting(&self, what: &'static str, name: impl fmt::Display) -> Meeting<'_> {
+        self.meeting_of(what, name, self.rank, &self.ranks)
     }
-}
 
-/// Converts an error of a meeting to one with the ranks of the job. `ranks` are those of the group.
-pub(super) fn explain(group: &str, ranks: &[usize], error: StoreError, meeting: &'static str) -> GroupError {
-    match error {
-        StoreError::Absent { ranks: absent, waited, .. } => GroupError::Absent {
-            group: group.into(),
-            ranks: absent.into_iter().filter_map(|place| ranks.get(place).copied()).collect(),
-            size: ranks.len(),
-            meeting,
-            waited,
-        },
-        other => other.into(),
+    /// Returns an agreement of `ranks` of the job, in which this rank is at `place`.
+    pub(super) fn meeting_of<'a>(
+        &'a self,
+        what: &'static str,
+        name: impl fmt::Display,
+        place: usize,
+        ranks: &'a [usize],
+    ) -> Meeting<'a> {
+        let name = format!("{}{name}", self.path);
+        Meeting {
+            vigil: Some(&self.counter.vigil),
+            job: &self.job,
+            group: &self.name,
+            what,
+            name,
+            place,
+            ranks,
+        }
     }
 }
 

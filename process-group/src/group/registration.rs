@@ -245,17 +245,15 @@ impl ProcessGroup {
         communicators: &[&Communicator],
         deadline: Deadline,
     ) -> Result<Registered> {
-        use bootstrap::wire::Message;
-
-        use self::vote::Ballot;
+        use self::vote::{Ballot, Registration};
         use crate::registration::Enlistment;
         let enlistment = Enlistment::new(communicators);
         let classes = enlistment.classes();
         let served = enlistment.serve(deadline).map_err(|error| crate::chain(&error));
         let ballot = Ballot { classes, problem: served.err() };
-        let all = Formation { what: "the registration of memory", meeting: all.meeting.clone(), ..*all };
-        let cards = all.meet("registration", &ballot.to_bytes(), deadline)?;
-        if let Err(reason) = vote::count(&cards, all.ranks) {
+        let meeting = all.meeting.part("the registration of memory", "registration");
+        let counted = meeting.decide::<Registration>(ballot, deadline)?;
+        if let Err(reason) = counted.or_else(|ballots| vote::count(&ballots)) {
             return Ok(Registered::not(reason));
         }
         let vigil = std::sync::Arc::downgrade(&self.counter.vigil);
@@ -273,10 +271,29 @@ impl ProcessGroup {
 
 #[cfg(feature = "registration")]
 mod vote {
-    use bootstrap::wire::{Malformed, Message, wire_enum, wire_struct};
+    use bootstrap::{
+        agreement::PlainProtocol,
+        wire::{wire_enum, wire_struct},
+    };
 
     use super::NotRegistered;
-    use crate::{memory::Unregistrable, messages::message, registration::MemoryClass};
+    use crate::{memory::Unregistrable, messages, registration::MemoryClass};
+
+    /// The agreement on registration.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub(super) struct Registration;
+
+    impl PlainProtocol for Registration {
+        const PROTOCOL: bootstrap::wire::Protocol = messages::PROTOCOL;
+        type Record = Ballot;
+        type Agreed = ();
+        /// All ballots. Each rank finds the same reason in them.
+        type Refusal = Vec<(u32, Ballot)>;
+
+        fn conclude(ballots: &[(u32, Ballot)]) -> Result<(), Vec<(u32, Ballot)>> {
+            count(ballots).map_err(|_| ballots.to_vec())
+        }
+    }
 
     /// The result that a rank brings to the meeting.
     #[derive(Debug, Clone, PartialEq, Eq)]
@@ -287,7 +304,6 @@ mod vote {
 
     wire_enum!(MemoryClass { 0 => Registrable {}, 1 => NotExportable {}, 2 => Remappable {} });
     wire_struct!(Ballot { classes, problem });
-    message!(Ballot, BALLOT);
 
     impl Ballot {
         fn describe(&self) -> String {
@@ -300,16 +316,9 @@ mod vote {
         }
     }
 
-    /// Returns the outcome of all ballots, which are in the order of `ranks`.
-    pub(super) fn count(cards: &[Vec<u8>], ranks: &[usize]) -> Result<(), NotRegistered> {
-        let mut ballots = Vec::new();
-        for (card, rank) in cards.iter().zip(ranks) {
-            let unread = |problem: Malformed| NotRegistered::Failed {
-                rank: *rank,
-                problem: format!("its ballot cannot be read: {problem}"),
-            };
-            ballots.push((*rank, Ballot::from_bytes(card).map_err(unread)?));
-        }
+    /// Returns the outcome of all ballots, each with its rank of the job.
+    pub(super) fn count(ballots: &[(u32, Ballot)]) -> Result<(), NotRegistered> {
+        let mut ballots: Vec<_> = ballots.iter().map(|(rank, ballot)| (*rank as usize, ballot)).collect();
         ballots.sort_by_key(|(rank, _)| *rank);
         let Some((first_rank, first)) = ballots.first() else { return Err(NotRegistered::NotAsked) };
         for (rank, ballot) in &ballots {
@@ -352,30 +361,21 @@ mod vote {
 
         proptest! {
             #[test]
-            fn ballots_survive_the_store(ballot in ballot()) {
-                prop_assert_eq!(Ballot::from_bytes(&ballot.to_bytes()), Ok(ballot));
-            }
-
-            #[test]
             fn memory_is_registered_only_where_all_have_the_same_and_nothing_failed(
                 ballots in prop::collection::vec(ballot(), 1..5),
             ) {
-                let cards: Vec<_> = ballots.iter().map(Message::to_bytes).collect();
-                let ranks: Vec<_> = (10..10 + cards.len()).collect();
                 let good = ballots.iter().all(|ballot| {
                     ballot.problem.is_none()
                         && ballot.classes == ballots[0].classes
                         && ballot.classes.contains(&MemoryClass::Registrable)
                 });
-                prop_assert_eq!(count(&cards, &ranks).is_ok(), good);
-            }
-
-            #[test]
-            fn what_is_no_ballot_is_refused(bad in prop::collection::vec(any::<u8>(), 0..20)) {
-                let good = Ballot { classes: vec![MemoryClass::Registrable], problem: None }.to_bytes();
-                let refused = count(&[good, bad], &[4, 7]);
-                let names_it = |error: &NotRegistered| error.to_string().contains("its ballot cannot be read");
-                prop_assert!(refused.as_ref().is_err_and(names_it), "{refused:?}");
+                let mut records: Vec<_> = (10..).zip(ballots).collect();
+                let counted = count(&records);
+                prop_assert_eq!(counted.is_ok(), good);
+                prop_assert_eq!(Registration::conclude(&records).is_ok(), good);
+                // In any order.
+                records.reverse();
+                prop_assert_eq!(count(&records), counted);
             }
         }
     }

@@ -9,26 +9,25 @@ use cuda_driver::Context;
 
 use super::{
     GroupError, GroupId, Member, NotRegistered, ProcessGroup, Result,
-    builder::NUMBER,
     checked::Checked,
     connect::Connection,
     counter::Counter,
     duty::Duty,
     end::Membership,
-    form::{Follower, announce},
+    form::{Follower, announce, stay_away},
     member,
     p2p::Messages,
     registration::Registered,
     sight::Sight,
     startup::Clock,
-    vigil::{NO, Vigil},
+    vigil::Vigil,
     work::{Marks, Outstanding},
 };
 use crate::{
     comm::{self, Communicator, Config, Nccl},
     memory::PlanNames,
     record::{Desk, GroupEntry, Recorder, Track},
-    store::{Deadline, PrefixStore, Store, give_up},
+    store::{Deadline, PrefixStore},
     watch::{Watch, Watchdog},
 };
 
@@ -41,7 +40,10 @@ pub(super) struct Seat {
     pub(super) members: Arc<[Member]>,
     pub(super) numbers: PrefixStore,
     pub(super) job: PrefixStore,
+    /// The group's own part of it.
     pub(super) store: PrefixStore,
+    /// The prefix of that part's keys: empty, or with `/` at its end.
+    pub(super) path: String,
     pub(super) terms: Terms,
     pub(super) recorder: Arc<Recorder>,
     pub(super) desk: Arc<Desk>,
@@ -92,12 +94,12 @@ impl Seat {
         deadline: Deadline,
     ) -> Result<ProcessGroup> {
         let seat = comm::Seat { nccl, context, rank: self.rank };
-        let (store, rank, lazy) = (self.store.clone(), self.rank, self.terms.lazy);
+        let (away, lazy) = (self.away(), self.terms.lazy);
         let prepared = Communicator::prepare(&seat, self.ranks.len(), &self.config(config));
         let made = prepared
             .map_err(GroupError::from)
             .and_then(|communicator| self.group(vigil, group, communicator, Connection::default()));
-        let group = made.inspect_err(|_| stay_away(&store, rank))?;
+        let group = made.inspect_err(|_| away())?;
         if !lazy {
             group.connect(deadline)?;
         }
@@ -113,9 +115,9 @@ impl Seat {
         communicator: Communicator,
         deadline: Deadline,
     ) -> Result<ProcessGroup> {
-        let (store, rank) = (self.store.clone(), self.rank);
+        let away = self.away();
         let made = self.group(vigil, id, communicator, Connection::default());
-        let group = made.inspect_err(|_| stay_away(&store, rank))?;
+        let group = made.inspect_err(|_| away())?;
         group.connect(deadline)?;
         group.membership.begin();
         Ok(group)
@@ -130,6 +132,12 @@ impl Seat {
         Ok(group)
     }
 
+    /// Returns a call that tells the other members that this rank will not come.
+    fn away(&self) -> impl FnOnce() + use<> {
+        let (job, path, rank) = (self.job.clone(), self.path.clone(), self.ranks[self.rank]);
+        move || stay_away(&job, &path, rank)
+    }
+
     fn group(
         self,
         vigil: Arc<Vigil>,
@@ -138,7 +146,7 @@ impl Seat {
         connection: Connection,
     ) -> Result<ProcessGroup> {
         vigil.guard(&communicator.abort_handle());
-        let Self { name, rank, ranks, members, numbers, job, store, terms, .. } = self;
+        let Self { name, rank, ranks, members, numbers, job, store, path, terms, .. } = self;
         let Self { recorder, desk, watch, messages, followers, .. } = self;
         let (context, size) = (communicator.context(), ranks.len());
         let outstanding = Arc::new(Outstanding::default());
@@ -181,6 +189,7 @@ impl Seat {
             numbers,
             job,
             store,
+            path,
             host: None,
             terms,
             counter,
@@ -200,11 +209,10 @@ impl Seat {
     }
 }
 
-/// Tells the members of a group that is being made that this rank will neither come to their first meeting
-/// nor publish the group's number. Without a store nobody can be told.
-pub(super) fn stay_away(store: &PrefixStore, rank: usize) {
-    let _ = store.compare_set(NUMBER, b"", format!("{NO}{rank}: it could not begin").as_bytes());
-    for meeting in ["connect/0/ready", "connect/0/made"] {
-        let _ = give_up(store, meeting, rank);
+/// Returns the part of the job's store that belongs to the group with this path.
+pub(super) fn part_of_job(job: &PrefixStore, path: &str) -> PrefixStore {
+    match path.strip_suffix('/') {
+        Some(prefix) => PrefixStore::new(prefix, Arc::new(job.clone())),
+        None => job.clone(),
     }
 }

@@ -1,25 +1,29 @@
 //! Groups of the surviving members.
 //!
-//! All survivors must agree on who has survived, or some would wait for ranks that wait for others. Each
-//! survivor therefore publishes the ranks that it excludes, and the outcome is written once, by
-//! compare-and-set. It is written by the first survivor that finds a different list, by the last one that
-//! comes, or by the first whose deadline passes. All follow the outcome in the store.
+//! All survivors must agree on who has survived, or some would wait for ranks that wait for others. The survivors are
+//! therefore the members of an agreement, which compares its member lists as soon as a second member comes.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
+};
 
+use bootstrap::{
+    agreement::{Failure, PlainProtocol, ValuesByRank},
+    wire::{wire_enum, wire_struct},
+};
 use nccl_sys::Feature;
 
 use super::{
     GroupError, GroupId, ProcessGroup, Result,
-    builder::NUMBER,
     error::list,
-    seat::Seat,
-    vigil::{Vigil, heard},
+    meeting::{Meeting, id},
+    seat::{Seat, part_of_job},
 };
 use crate::{
     comm::{self, CommError, Config, ShrinkMode},
-    profile,
-    store::{Deadline, PrefixStore, Store, StoreError},
+    messages, profile,
+    store::{Deadline, Store},
 };
 
 /// The reason why a group cannot be shrunk as its members asked.
@@ -41,27 +45,47 @@ pub enum ShrinkError {
         /// The ranks that the other excludes.
         other_excluded: Vec<usize>,
     },
-    /// A member's record cannot be read.
-    #[error("{at} holds {found:?}; does a member run another version of this program?")]
-    Record {
-        /// The key of the record.
-        at: String,
-        /// The data found.
-        found: String,
-    },
 }
 
-/// NCCL can shrink the communicator.
-const ALIVE: &str = "alive";
-/// NCCL can shrink the communicator after giving up its work.
-const HURT: &str = "hurt";
-/// The communicator no longer exists.
-const GONE: &str = "gone";
+/// The agreement of the survivors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Shrink;
 
-const OUTCOME: &str = "outcome";
-const COMPLETE: &str = "complete";
-const DIFFER: &str = "differ";
-const ABSENT: &str = "absent";
+/// The state of a communicator that is to be shrunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum State {
+    /// NCCL can shrink it.
+    Alive,
+    /// NCCL can shrink it after giving up its work.
+    Hurt,
+    /// It no longer exists.
+    Gone,
+}
+wire_enum!(State { 0 => Alive {}, 1 => Hurt {}, 2 => Gone {} });
+
+/// A survivor's record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Survivor {
+    state: State,
+    /// The number of the new group, if this is the first survivor.
+    number: Option<u64>,
+}
+wire_struct!(Survivor { state, number });
+
+impl PlainProtocol for Shrink {
+    const PROTOCOL: bootstrap::wire::Protocol = messages::PROTOCOL;
+    type Record = Survivor;
+    /// The new group's number, and the worst state.
+    type Agreed = (u64, State);
+    /// A rank of the job that should have given a number.
+    type Refusal = u32;
+
+    fn conclude(records: &[(u32, Survivor)]) -> Result<(u64, State), u32> {
+        let first = records.first();
+        let number = first.and_then(|(_, first)| first.number).ok_or(first.map_or(0, |(rank, _)| *rank))?;
+        Ok((number, records.iter().map(|(_, survivor)| survivor.state).max().unwrap_or(State::Gone)))
+    }
+}
 
 impl ProcessGroup {
     /// Makes a group of this group's members without the `excluded` ones, which are ranks of this group. The
@@ -89,8 +113,8 @@ impl ProcessGroup {
     ///   survivors that did not come, the same on every one that came. Nothing has changed, and all may try
     ///   again.
     /// - [`GroupError::Lost`]: another member has died, and has to be excluded too.
-    /// - [`CommError::Closed`] if this group was aborted meanwhile, and [`StoreError::GivenUp`] if another
-    ///   survivor aborted it.
+    /// - [`CommError::Closed`] if this group was aborted meanwhile, and
+    ///   [`StoreError::GivenUp`](crate::store::StoreError::GivenUp) if another survivor aborted it.
     /// - [`GroupError::WorkTimeout`], in an orderly shrink, for work that is not done. [`GroupError::Comm`]
     ///   from NCCL itself.
     #[doc(alias = "ncclCommShrink")]
@@ -111,7 +135,6 @@ impl ProcessGroup {
     ) -> Result<Self> {
         const CALL: &str = "shrink";
         let _range = profile::range(CALL, &self.name, 0);
-        let began = std::time::Instant::now();
         self.agrees(CALL)?;
         comm::settings(CALL, self.nccl(), &config)?;
         let left = self.left(CALL, excluded)?;
@@ -129,26 +152,39 @@ impl ProcessGroup {
         let vigil = seat.vigil();
         let _unborn = self.counter.vigil.bear(&vigil);
         let state = match (self.communicator.check(), mode) {
-            _ if self.counter.vigil.is_over() => GONE,
-            (Ok(()), ShrinkMode::Orderly) => ALIVE,
-            (Ok(()), ShrinkMode::AfterFailure) | (Err(CommError::Poisoned { .. }), _) => HURT,
-            (Err(_), _) => GONE,
+            _ if self.counter.vigil.is_over() => State::Gone,
+            (Ok(()), ShrinkMode::Orderly) => State::Alive,
+            (Ok(()), ShrinkMode::AfterFailure) | (Err(CommError::Poisoned { .. }), _) => State::Hurt,
+            (Err(_), _) => State::Gone,
         };
         let mut excluded = excluded.to_vec();
         excluded.sort_unstable();
-        let survivors = Survivors { group: self, store: &seat.store, left: &left, excluded: &excluded };
-        let states = survivors.agree(&vigil, state, deadline)?;
-        let met = began.elapsed();
-        let uid = self.number_of(&vigil, seat.rank == 0, left[0], deadline)?;
-        let id = GroupId { uid, epoch: self.id().epoch };
+        let began = Instant::now();
+        let number = match seat.rank {
+            0 => Some(self.numbers.add("groups", 1)?.unsigned_abs()),
+            _ => None,
+        };
         let numbered = began.elapsed();
-        let by_nccl = self.nccl().has(Feature::SHRINK) && states.iter().all(|state| state != GONE);
+        let meeting = Meeting {
+            vigil: Some(&vigil),
+            ranks: &seat.ranks,
+            place: seat.rank,
+            ..self.meeting("the shrinking", format_args!("shrink/{attempt}"))
+        };
+        let began = Instant::now();
+        let agreed = meeting.decide::<Shrink>(Survivor { state, number }, deadline);
+        let (uid, worst) =
+            agreed.map_err(|error| self.differ(error))?.map_err(|rank| GroupError::Unmade {
+                group: self.name.to_string(),
+                what: "the group of the survivors",
+                rank: rank as usize,
+                problem: "it took no number".into(),
+            })?;
+        let met = began.elapsed();
+        let id = GroupId { uid, epoch: self.id().epoch };
+        let by_nccl = self.nccl().has(Feature::SHRINK) && worst != State::Gone;
         let mut group = if by_nccl {
-            let mode = if states.iter().any(|state| state == HURT) {
-                ShrinkMode::AfterFailure
-            } else {
-                ShrinkMode::Orderly
-            };
+            let mode = if worst == State::Hurt { ShrinkMode::AfterFailure } else { ShrinkMode::Orderly };
             let config = seat.config(config);
             let made = self.communicator.shrink(&excluded, mode, &config, deadline);
             // A loss that was noticed meanwhile has aborted the attempt. The caller may try again.
@@ -157,7 +193,7 @@ impl ProcessGroup {
         } else {
             seat.init(vigil, id, self.nccl(), self.context(), config, deadline)?
         };
-        group.startup.met(met, numbered - met);
+        group.startup.met(met, numbered);
         Ok(group)
     }
 
@@ -194,6 +230,7 @@ impl ProcessGroup {
     /// differ.
     fn seat_without(&self, left: &[usize], excluded: &[usize], attempt: u64, config: &Config) -> Seat {
         let members: Arc<[_]> = left.iter().map(|rank| self.members[*rank].clone()).collect();
+        let path = format!("{}shrink/{attempt}/", self.path);
         Seat {
             name: format!("{} without {}", self.name, list(excluded)).into(),
             rank: left.iter().position(|rank| *rank == self.rank).unwrap_or_default(),
@@ -201,7 +238,8 @@ impl ProcessGroup {
             members,
             numbers: self.numbers.clone(),
             job: self.job.clone(),
-            store: PrefixStore::new(&format!("shrink/{attempt}"), Arc::new(self.store.clone())),
+            store: part_of_job(&self.job, &path),
+            path,
             terms: self.terms,
             recorder: self.counter.track.recorder().clone(),
             desk: self.desk.clone(),
@@ -211,161 +249,44 @@ impl ProcessGroup {
         }
     }
 
-    /// Returns the new group's number. Its first rank takes the number and publishes it.
-    fn number_of(&self, vigil: &Vigil, leads: bool, leader: usize, deadline: Deadline) -> Result<u64> {
-        let rank = self.members[leader].rank;
-        let bytes = if leads {
-            let number = self.numbers.add("groups", 1)?.unsigned_abs();
-            vigil.say(NUMBER, &number.to_le_bytes())?
-        } else {
-            vigil.hear(NUMBER, rank, "the shrinking", deadline)?
+    /// Returns the error for survivors with different lists, in place of that of the agreement.
+    fn differ(&self, error: GroupError) -> GroupError {
+        let GroupError::NotAgreed { group, source, .. } = &error else { return error };
+        let Failure::Members { lists: ValuesByRank { entries } } = &**source else { return error };
+        let [one, other] = &entries[..] else { return error };
+        let place =
+            |rank: &u32| self.ranks.iter().position(|of_job| id(*of_job) == *rank).unwrap_or_default();
+        let excluded = |left: &[u32]| -> Vec<usize> {
+            (0..self.size()).filter(|place| !left.contains(&id(self.ranks[*place]))).collect()
         };
-        <[u8; 8]>::try_from(&bytes[..]).map(u64::from_le_bytes).map_err(|_| {
-            let found = String::from_utf8_lossy(&bytes).into_owned();
-            self.unreadable(NUMBER, found)
-        })
-    }
-
-    fn unreadable(&self, at: &str, found: String) -> GroupError {
-        let source = ShrinkError::Record { at: at.to_owned(), found };
-        GroupError::Shrink { group: self.name.to_string(), source }
-    }
-}
-
-/// The survivors' agreement on the excluded ranks.
-struct Survivors<'a> {
-    /// The group to shrink.
-    group: &'a ProcessGroup,
-    store: &'a PrefixStore,
-    left: &'a [usize],
-    /// Ascending.
-    excluded: &'a [usize],
-}
-
-/// The state of the survivors' records.
-enum Found {
-    /// The outcome is known: all agree, or a record has another list.
-    Outcome(String),
-    /// These survivors have not come; all others agree.
-    Missing(Vec<usize>),
-}
-
-impl Survivors<'_> {
-    fn key(rank: usize) -> String {
-        format!("card/{rank}")
-    }
-
-    /// Meets the other survivors, and returns the state of each communicator.
-    fn agree(&self, vigil: &Vigil, state: &str, deadline: Deadline) -> Result<Vec<String>> {
-        let card = format!("{state} {}", numbers(self.excluded));
-        self.store.set(&Self::key(self.group.rank), card.as_bytes())?;
-        // If two survivors have different lists, the later one finds the earlier one's record. With any
-        // outcome they do not continue together.
-        match self.found()? {
-            Found::Outcome(outcome) => {
-                self.decide(&outcome)?;
-                if outcome != COMPLETE {
-                    return Err(self.meaning(&outcome, deadline));
-                }
-            }
-            Found::Missing(_) => {}
-        }
-        let stands = vigil.attend_word(OUTCOME, || {
-            let stands = match self.store.get(OUTCOME, deadline) {
-                Err(StoreError::Timeout { .. }) => {
-                    let opinion = match self.found()? {
-                        Found::Outcome(outcome) => outcome,
-                        Found::Missing(missing) => format!("{ABSENT} {}", numbers(&missing)),
-                    };
-                    self.decide(&opinion)?
-                }
-                stands => stands?,
-            };
-            Ok(text(&heard(OUTCOME, stands)?))
-        })?;
-        if stands != COMPLETE {
-            return Err(self.meaning(&stands, deadline));
-        }
-        let state = |rank: &usize| match self.card(*rank)? {
-            Some((state, _)) => Ok(state),
-            None => Err(self.group.unreadable(&Self::key(*rank), "nothing".into())),
+        let source = ShrinkError::Differ {
+            rank: one.ranks.first().map_or(0, place),
+            excluded: excluded(&one.value),
+            other: other.ranks.first().map_or(0, place),
+            other_excluded: excluded(&other.value),
         };
-        self.left.iter().map(state).collect()
+        GroupError::Shrink { group: group.clone(), source }
     }
+}
 
-    /// Writes the outcome unless there is one. Returns the outcome in the store.
-    fn decide(&self, outcome: &str) -> Result<Vec<u8>> {
-        Ok(self.store.compare_set(OUTCOME, b"", outcome.as_bytes())?)
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::{collection::vec, prelude::*, sample::select};
 
-    /// Returns a rank's record: its communicator's state, and the ranks that it excludes.
-    fn card(&self, rank: usize) -> Result<Option<(String, Vec<usize>)>> {
-        let key = Self::key(rank);
-        if !self.store.check(&[&key])? {
-            return Ok(None);
+    proptest! {
+        /// NCCL shrinks as the worst communicator allows. The first survivor gives the number.
+        #[test]
+        fn the_worst_state_and_the_first_number_count(
+            states in vec(select(vec![State::Alive, State::Hurt, State::Gone]), 1..6),
+            number in prop::option::of(any::<u64>()),
+        ) {
+            let first = Survivor { state: states[0], number };
+            let others = states[1..].iter().map(|state| Survivor { state: *state, number: None });
+            let records: Vec<_> = (3..).zip(std::iter::once(first).chain(others)).collect();
+            let worst = [State::Gone, State::Hurt, State::Alive].into_iter().find(|state| states.contains(state));
+            let expected = number.zip(worst).ok_or(3);
+            prop_assert_eq!(Shrink::conclude(&records), expected);
         }
-        let card = text(&self.store.get(&key, Deadline::now())?);
-        let read = card.split_once(' ').and_then(|(state, ranks)| Some((state.to_owned(), read(ranks)?)));
-        read.map(Some).ok_or_else(|| self.group.unreadable(&key, card))
     }
-
-    /// Evaluates the records. Each record is read once. A record that arrives later counts as missing here,
-    /// not as compared.
-    fn found(&self) -> Result<Found> {
-        let mut missing = Vec::new();
-        for rank in 0..self.group.size() {
-            match self.card(rank)? {
-                Some((_, theirs)) if theirs != self.excluded => {
-                    let (mine, theirs) = (numbers(self.excluded), numbers(&theirs));
-                    let outcome = format!("{DIFFER} {} {mine} {rank} {theirs}", self.group.rank);
-                    return Ok(Found::Outcome(outcome));
-                }
-                Some(_) => {}
-                None if self.left.contains(&rank) => missing.push(rank),
-                None => {}
-            }
-        }
-        Ok(if missing.is_empty() { Found::Outcome(COMPLETE.to_owned()) } else { Found::Missing(missing) })
-    }
-
-    /// Returns the error for an outcome.
-    fn meaning(&self, outcome: &str, deadline: Deadline) -> GroupError {
-        let group = self.group.name.to_string();
-        let of_the_job = |ranks: Vec<usize>| -> Vec<usize> {
-            ranks.into_iter().filter_map(|rank| self.group.ranks.get(rank).copied()).collect()
-        };
-        let words: Vec<&str> = outcome.split(' ').collect();
-        let error = match words[..] {
-            [ABSENT, ranks] => read(ranks).map(|ranks| GroupError::Absent {
-                group: group.clone(),
-                ranks: of_the_job(ranks),
-                size: self.left.len(),
-                meeting: "the shrinking",
-                waited: deadline.waited(),
-            }),
-            [DIFFER, rank, excluded, other, other_excluded] => (|| {
-                let source = ShrinkError::Differ {
-                    rank: rank.parse().ok()?,
-                    excluded: read(excluded)?,
-                    other: other.parse().ok()?,
-                    other_excluded: read(other_excluded)?,
-                };
-                Some(GroupError::Shrink { group: group.clone(), source })
-            })(),
-            _ => None,
-        };
-        error.unwrap_or_else(|| self.group.unreadable(OUTCOME, outcome.to_owned()))
-    }
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-fn numbers(ranks: &[usize]) -> String {
-    ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
-}
-
-fn read(ranks: &str) -> Option<Vec<usize>> {
-    ranks.split(',').map(|rank| rank.parse().ok()).collect()
 }

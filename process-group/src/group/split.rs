@@ -2,22 +2,98 @@
 
 use std::{
     sync::{Arc, atomic::Ordering},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
-use bootstrap::wire::Message;
+use bootstrap::{
+    agreement::{Decision, Protocol, Report, Verdict},
+    wire::wire_enum,
+};
 use nccl_sys::Feature;
 
 use super::{
-    GroupError, GroupId, Placement, ProcessGroup, Request, Result, SplitPlan, builder,
-    plan::{self, SplitRecord},
-    seat::Seat,
+    GroupError, GroupId, Placement, ProcessGroup, Request, Result, SplitError, SplitPlan,
+    plan::{self, SplitRecord, Subgroups},
+    seat::{Seat, part_of_job},
 };
 use crate::{
     comm::{self, Config},
-    profile,
-    store::{Deadline, PrefixStore, Store, rendezvous},
+    messages, profile,
+    store::{Deadline, Store},
 };
+
+/// The agreement on subgroups. The first member takes their numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Split;
+
+/// A member's part in taking the numbers of the subgroups.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Numbers {
+    /// Those from `first` on are theirs.
+    Taken {
+        first: u64,
+    },
+    Failed {
+        problem: String,
+    },
+    /// The first member takes them.
+    Waits,
+}
+wire_enum!(Numbers { 0 => Taken { first }, 1 => Failed { problem }, 2 => Waits {} });
+
+/// The reason why there is no split.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Refusal {
+    /// The requests do not fit together.
+    Requests(SplitError),
+    /// This rank of the job has taken no numbers.
+    NoNumbers { rank: u32, problem: String },
+}
+wire_enum!(Refusal { 0 => Requests(error), 1 => NoNumbers { rank, problem } });
+
+impl Refusal {
+    fn error(self, group: &str) -> GroupError {
+        let group = group.to_owned();
+        match self {
+            Self::Requests(source) => GroupError::Split { group, source },
+            Self::NoNumbers { rank, problem } => {
+                GroupError::Unmade { group, what: "a subgroup", rank: rank as usize, problem }
+            }
+        }
+    }
+}
+
+impl Protocol for Split {
+    const PROTOCOL: bootstrap::wire::Protocol = messages::PROTOCOL;
+    type Record = SplitRecord;
+    type Plan = Subgroups;
+    type Outcome = Numbers;
+    /// The subgroups, and the number of the first one.
+    type Agreed = (Subgroups, u64);
+    type Refusal = Refusal;
+
+    fn decide(records: &[(u32, SplitRecord)]) -> Decision<Self> {
+        match plan::agree(records) {
+            Ok(plan) => Decision::Act { plan },
+            Err(error) => Decision::Refused { refusal: Refusal::Requests(error) },
+        }
+    }
+
+    fn is_final(outcome: &Numbers) -> bool {
+        *outcome != Numbers::Waits
+    }
+
+    fn judge(plan: &Subgroups, reports: &[(u32, Report<Numbers>)]) -> Verdict<Self> {
+        let (rank, problem) = match reports.first() {
+            Some((_, Report::Outcome(Numbers::Taken { first }))) => {
+                return Verdict::Agreed { agreed: (plan.clone(), *first) };
+            }
+            Some((rank, Report::Outcome(Numbers::Failed { problem }))) => (*rank, problem.clone()),
+            other => (other.map_or(0, |(rank, _)| *rank), "it took no numbers in time".to_owned()),
+        };
+        Verdict::Failed { refusal: Refusal::NoNumbers { rank, problem } }
+    }
+}
 
 impl ProcessGroup {
     /// Splits off subgroups, named `name[0]`, `name[1]` and so on. Collective: all members call it with the
@@ -78,15 +154,30 @@ impl ProcessGroup {
             self.quiesce(deadline)?;
         }
         let record = SplitRecord { request: request.clone(), name: name.to_owned() };
-        let (record, began) = (record.to_bytes(), Instant::now());
-        let cards = self.counter.vigil.attend(&meeting, || {
-            rendezvous(&self.store, &meeting, self.rank, self.size(), &record, deadline)
-                .map_err(|error| self.explain(error, "the split"))
-        })?;
-        let met = began.elapsed();
-        let (plan, name) = plan::agree(&cards, &self.global_ranks())
-            .map_err(|source| GroupError::Split { group: self.name.to_string(), source })?;
-        let first = self.number(&meeting, plan.groups().len(), deadline)?;
+        let (began, mut met) = (Instant::now(), Duration::ZERO);
+        let mut failed = None;
+        let numbers = |subgroups: &Subgroups, _, _: &dyn Fn() -> bool| {
+            met = began.elapsed();
+            if self.rank != 0 {
+                return Numbers::Waits;
+            }
+            let count = i64::try_from(subgroups.plan.groups().len()).unwrap_or(i64::MAX);
+            match self.numbers.add("groups", count) {
+                Ok(last) => Numbers::Taken { first: (last - count + 1).unsigned_abs() },
+                Err(error) => {
+                    let problem = crate::chain(&error);
+                    failed = Some(error);
+                    Numbers::Failed { problem }
+                }
+            }
+        };
+        let meeting = self.meeting("the split", meeting);
+        let agreed = meeting.run::<Split>(record, deadline, numbers);
+        let (Subgroups { plan, name }, first) = match (failed, agreed?) {
+            (_, Ok(agreed)) => agreed,
+            (Some(error), Err(_)) => return Err(error.into()),
+            (None, Err(refusal)) => return Err(refusal.error(&self.name)),
+        };
         let exchanged = began.elapsed();
         let started = |mut group: Self| {
             group.startup.met(met, exchanged - met);
@@ -94,7 +185,7 @@ impl ProcessGroup {
         };
         let placement = plan.placement(self.rank);
         let seat = placement.map(|placement| {
-            let seat = self.seat(&plan, placement, &name, &meeting, &config);
+            let seat = self.seat(&plan, placement, &name, &meeting.name, &config);
             let vigil = seat.vigil();
             (self.counter.vigil.bear(&vigil), vigil, seat)
         });
@@ -118,23 +209,6 @@ impl ProcessGroup {
         seat.init(vigil, id(placement), self.nccl(), self.context(), config, deadline).map(started).map(Some)
     }
 
-    /// Returns the first of `count` numbers for new groups. Rank 0 takes them, and tells the others.
-    fn number(&self, meeting: &str, count: usize, deadline: Deadline) -> Result<u64> {
-        let key = format!("{meeting}/number");
-        if self.rank == 0 {
-            let count = i64::try_from(count).unwrap_or(i64::MAX);
-            let first = (self.numbers.add("groups", count)? - count + 1).unsigned_abs();
-            self.store.set(&key, &first.to_le_bytes())?;
-            return Ok(first);
-        }
-        let leader = self.members[0].rank;
-        builder::read_number(
-            &self.name,
-            leader,
-            &self.counter.vigil.hear(&key, leader, "the split", deadline)?,
-        )
-    }
-
     /// Returns this rank's place in a subgroup.
     fn seat(
         &self,
@@ -147,7 +221,7 @@ impl ProcessGroup {
         let places = &plan.groups()[placement.group];
         let messages = self.messages.of_subgroup(self.terms.lazy, places.len(), config);
         let members: Arc<[_]> = places.iter().map(|place| self.members[*place].clone()).collect();
-        let store = PrefixStore::new(&format!("{meeting}/{}", placement.group), Arc::new(self.store.clone()));
+        let path = format!("{meeting}/{}/", placement.group);
         Seat {
             name: format!("{name}[{}]", placement.group).into(),
             rank: placement.rank,
@@ -155,7 +229,8 @@ impl ProcessGroup {
             members,
             numbers: self.numbers.clone(),
             job: self.job.clone(),
-            store,
+            store: part_of_job(&self.job, &path),
+            path,
             terms: self.terms,
             messages,
             followers: self.followers.clone(),
@@ -163,5 +238,35 @@ impl ProcessGroup {
             desk: self.desk.clone(),
             watch: self.watch.clone(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first member's outcome decides, with or without those of the others.
+    #[test]
+    fn the_first_member_takes_the_numbers() {
+        let record = |color| {
+            let request = Request::Color { color: Some(color), key: 0 };
+            SplitRecord { request, name: "tp".into() }
+        };
+        let Decision::Act { plan } = Split::decide(&[(4, record(0)), (6, record(1))]) else {
+            panic!("the requests fit together");
+        };
+        assert_eq!((&*plan.name, plan.plan.groups().len()), ("tp", 2));
+        for other in [Report::Pending, Report::Outcome(Numbers::Waits), Report::Late] {
+            let judge = |first| Split::judge(&plan, &[(4, first), (6, other.clone())]);
+            let taken = judge(Report::Outcome(Numbers::Taken { first: 9 }));
+            assert_eq!(taken, Verdict::Agreed { agreed: (plan.clone(), 9) });
+            let failed = Report::Outcome(Numbers::Failed { problem: "no store".into() });
+            for (first, why) in [(failed, "no store"), (Report::Late, "in time")] {
+                let Verdict::Failed { refusal } = judge(first) else { panic!("there are no numbers") };
+                let text = refusal.error("world").to_string();
+                assert!(text.contains("for rank 4") && text.contains(why), "{text}");
+            }
+        }
+        assert!(Split::is_final(&Numbers::Taken { first: 1 }) && !Split::is_final(&Numbers::Waits));
     }
 }

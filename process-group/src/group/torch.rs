@@ -150,6 +150,7 @@ impl Builder {
             numbers: PrefixStore::new("numbers", Arc::new(root)),
             job: store.clone(),
             store,
+            path: String::new(),
             terms,
             recorder,
             desk,

@@ -4,7 +4,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -17,7 +17,7 @@ use crate::{
     comm::{self, AbortHandle, CommError, Force},
     peers,
     record::Recorder,
-    store::{Deadline, PrefixStore, Store, StoreError},
+    store::{Deadline, PrefixStore, StoreError},
     watch::{Bell, Trouble, Watch},
 };
 
@@ -60,8 +60,8 @@ pub(crate) struct Vigil {
     pub(super) doubt: OnceLock<Doubt>,
     /// True if the group's work was revoked, which does not end the group.
     revoked: AtomicBool,
-    /// The open waits of this rank for the others.
-    waits: Mutex<Vec<Wait>>,
+    /// The number of waits of this rank for the others.
+    waits: AtomicUsize,
     /// Groups that are being made of this group's members.
     pub(super) unborn: Mutex<Vec<Weak<Unborn>>>,
     /// Called for losses and aborts for the lifetime of this value.
@@ -75,29 +75,8 @@ pub(super) enum End {
     Force(Force),
 }
 
-/// A wait of this rank for others in the store.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Wait {
-    Meeting(String),
-    /// A key that another member will write.
-    Word(String),
-}
-
 /// A group that is being made of another's members: an abort of that one ends it.
 pub(super) struct Unborn(pub(super) Arc<Vigil>);
-
-/// The prefix of a value that replaces the one of a [`Wait::Word`] when that will not come. No number has
-/// this prefix.
-pub(super) const NO: &str = "given up by rank ";
-
-/// Returns the value of `key`, or an error if it says that the value will not come.
-pub(super) fn heard(key: &str, word: Vec<u8>) -> Result<Vec<u8>> {
-    let text = String::from_utf8_lossy(&word);
-    match text.strip_prefix(NO).and_then(|text| text.split_once(':')?.0.parse().ok()) {
-        Some(rank) => Err(StoreError::GivenUp { rank, at: key.to_owned() }.into()),
-        None => Ok(word),
-    }
-}
 
 impl Vigil {
     /// Begins to watch. `place` is this rank's index in `ranks`.
@@ -129,7 +108,7 @@ impl Vigil {
             has_told: AtomicBool::new(false),
             doubt: OnceLock::new(),
             revoked: AtomicBool::new(false),
-            waits: Mutex::default(),
+            waits: AtomicUsize::new(0),
             unborn: Mutex::default(),
             listeners: OnceLock::new(),
         });
@@ -337,9 +316,11 @@ impl Vigil {
     /// Replaces an error by its cause.
     #[cold]
     pub(super) fn reason(&self, error: GroupError) -> GroupError {
-        use GroupError::{Comm, Driver, Path, Store, WorkTimeout};
+        use GroupError::{Comm, Driver, NotAgreed, Path, Store, WorkTimeout};
         match self.end.get() {
             None | Some(End::Force(Force::Dropped)) => error,
+            // Equal on all members.
+            _ if matches!(error, NotAgreed { .. }) => error,
             // This rank's own error.
             Some(End::Trouble(Trouble::Failed { rank, .. }))
                 if *rank == self.rank() && matches!(error, Driver(_)) =>
@@ -371,40 +352,28 @@ impl Vigil {
         }
     }
 
-    /// Runs `meet`, a wait for the members at the meeting `name`. The end of the group ends the wait.
-    pub(super) fn attend<T>(&self, name: &str, meet: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.wait(Wait::Meeting(name.to_owned()), meet)
+    /// Runs `meet`, a wait for the members that ends with the group. Returns the cause of its error.
+    pub(super) fn attend<T>(&self, meet: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _open = Open::new(self);
+        // After the wait is counted: an end that came before that did not find it.
+        self.check()?;
+        meet().map_err(|error| self.cause(error))
     }
 
-    /// Runs `hear`, a wait for the value that another member writes at `key`. The end of the group ends the
-    /// wait.
-    pub(super) fn attend_word<T>(&self, key: &str, hear: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.wait(Wait::Word(key.to_owned()), hear)
+    /// Returns the cause of an error in a wait for the members. Waits a moment for a cause that another member knows.
+    pub(super) fn cause(&self, error: GroupError) -> GroupError {
+        match &error {
+            GroupError::Store(StoreError::GivenUp { .. }) => self.hear_why(self.heartbeat * 2),
+            // The store's host may be a member. The kernel reports its death in a moment.
+            GroupError::Store(StoreError::HostDied { .. }) => self.hear_why(self.heartbeat / 2),
+            _ => {}
+        }
+        self.reason(error)
     }
 
-    /// Waits for the value that `speaker`, a rank of the job, writes at `key` in this `meeting`.
-    pub(super) fn hear(
-        &self,
-        key: &str,
-        speaker: usize,
-        meeting: &'static str,
-        deadline: Deadline,
-    ) -> Result<Vec<u8>> {
-        self.attend_word(key, || {
-            let word = self.store.get(key, deadline).map_err(|error| match error {
-                StoreError::Timeout { waited, .. } => {
-                    let (group, size) = (self.name.to_string(), self.ranks.len());
-                    GroupError::Absent { group, ranks: vec![speaker], size, meeting, waited }
-                }
-                other => other.into(),
-            })?;
-            heard(key, word)
-        })
-    }
-
-    /// Writes `word` at `key`, unless the key says already that there will be none.
-    pub(super) fn say(&self, key: &str, word: &[u8]) -> Result<Vec<u8>> {
-        self.attend_word(key, || heard(key, self.store.compare_set(key, b"", word)?))
+    /// Returns true if this rank waits for the others.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.waits.load(Ordering::Acquire) > 0
     }
 
     /// Links `child`, a group that is being made of this group's members. An abort of this group ends it for
@@ -415,23 +384,6 @@ impl Vigil {
         all.retain(|other| other.strong_count() > 0);
         all.push(Arc::downgrade(&unborn));
         unborn
-    }
-
-    fn wait<T>(&self, wait: Wait, waiting: impl FnOnce() -> Result<T>) -> Result<T> {
-        let _open = Open::new(self, wait);
-        // After the wait is registered: an end that came before that did not find it.
-        self.check()?;
-        let mut waited = waiting();
-        if let Err(GroupError::Store(StoreError::GivenUp { rank, .. })) = &mut waited {
-            // The error has the place in this group, even at a meeting of only some members.
-            *rank = self.ranks.get(*rank).copied().unwrap_or(*rank);
-            self.hear_why(self.heartbeat * 2);
-        }
-        // The store's host may be a member. The kernel reports its death in a moment.
-        if let Err(GroupError::Store(StoreError::HostDied { .. })) = &waited {
-            self.hear_why(self.heartbeat / 2);
-        }
-        self.explain(waited)
     }
 
     /// Waits until the reason for the group's end arrives from another member, for at most `patience`.
@@ -451,10 +403,6 @@ impl Vigil {
         }
         self.explain(made.map_err(GroupError::from))
     }
-
-    pub(super) fn waits(&self) -> MutexGuard<'_, Vec<Wait>> {
-        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl fmt::Debug for Vigil {
@@ -466,24 +414,18 @@ impl fmt::Debug for Vigil {
     }
 }
 
-/// An open wait, registered so that an end of the group can end it.
-struct Open<'a> {
-    vigil: &'a Vigil,
-    wait: Wait,
-}
+/// A wait that is counted.
+struct Open<'a>(&'a Vigil);
 
 impl<'a> Open<'a> {
-    fn new(vigil: &'a Vigil, wait: Wait) -> Self {
-        vigil.waits().push(wait.clone());
-        Self { vigil, wait }
+    fn new(vigil: &'a Vigil) -> Self {
+        vigil.waits.fetch_add(1, Ordering::AcqRel);
+        Self(vigil)
     }
 }
 
 impl Drop for Open<'_> {
     fn drop(&mut self) {
-        let mut waits = self.vigil.waits();
-        if let Some(at) = waits.iter().position(|wait| *wait == self.wait) {
-            waits.swap_remove(at);
-        }
+        self.0.waits.fetch_sub(1, Ordering::AcqRel);
     }
 }

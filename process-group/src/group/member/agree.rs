@@ -102,10 +102,10 @@ pub enum Disagreement {
     },
 }
 
-/// Reads the records of all ranks, and checks that they can form a group. Every rank gets the same result.
-pub(in crate::group) fn agree(records: &[Vec<u8>]) -> Result<Vec<Member>, Disagreement> {
-    let members = Joining::read(records)?;
-    let Some(first) = members.first() else { return Ok(members) };
+/// Checks that ranks with these records can form a group. Returns the members and the group's number.
+pub(in crate::group) fn agree(records: &[Joining]) -> Result<(Vec<Member>, u64), Disagreement> {
+    let (members, number) = Joining::read(records)?;
+    let Some(first) = members.first() else { return Ok((members, number)) };
     let mut devices: HashMap<(u64, Uuid), usize> = HashMap::new();
     for member in &members {
         let (rank, other) = (member.rank, first.rank);
@@ -129,7 +129,7 @@ pub(in crate::group) fn agree(records: &[Vec<u8>]) -> Result<Vec<Member>, Disagr
             return Err(Disagreement::SameDevice { rank, other, device: member.device });
         }
     }
-    Ok(members)
+    Ok((members, number))
 }
 
 /// Returns the facts that decide on windows, for a group of these members.
@@ -160,21 +160,20 @@ pub(in crate::group) fn window_facts(members: &[&Member]) -> WindowFacts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bootstrap::wire::Message;
 
-    fn four(change: impl Fn(&mut Member)) -> Vec<Vec<u8>> {
+    fn four(change: impl Fn(&mut Member)) -> Vec<Joining> {
         let device = |rank: usize| [rank as u8; 16];
         let record = |rank: usize| {
             let sees = (0..4).filter(|other| *other != rank).map(|other| (device(other), true)).collect();
             let mut member = Member { sees, ..Member::example(rank, 7) };
             change(&mut member);
-            Joining::new(member).to_bytes()
+            Joining::new(member).numbered(Some(7))
         };
         (0..4).map(record).collect()
     }
 
-    fn facts(records: &[Vec<u8>]) -> WindowFacts {
-        let members = agree(records).unwrap();
+    fn facts(records: &[Joining]) -> WindowFacts {
+        let (members, _) = agree(records).unwrap();
         window_facts(&members.iter().collect::<Vec<_>>())
     }
 

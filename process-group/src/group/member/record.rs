@@ -2,12 +2,11 @@
 
 use std::fmt::Write as _;
 
-use bootstrap::wire::{Malformed, Message, Reader, Wire, wire_enum, wire_struct};
+use bootstrap::wire::{Malformed, Reader, Wire, wire_enum, wire_struct};
 use cuda_driver::sys;
 use nccl_sys::Version;
 
 use super::{Disagreement, Member, Uuid, Witnesses};
-use crate::messages::message;
 
 /// A rank's record when it joins: its description, and its settings that must be equal on all ranks, as names with
 /// values.
@@ -15,13 +14,19 @@ use crate::messages::message;
 pub(in crate::group) struct Joining {
     member: Member,
     settings: Vec<(String, String)>,
+    /// The number of the new group, if this is rank 0.
+    number: Option<u64>,
 }
-wire_struct!(Joining { member, settings });
-message!(Joining, MEMBER);
+wire_struct!(Joining { member, settings, number });
 
 impl Joining {
     pub(in crate::group) fn new(member: Member) -> Self {
-        Self { member, settings: Vec::new() }
+        Self { member, settings: Vec::new(), number: None }
+    }
+
+    /// Gives the new group its number.
+    pub(in crate::group) fn numbered(self, number: Option<u64>) -> Self {
+        Self { number, ..self }
     }
 
     /// Adds a setting, with its value as users read it.
@@ -30,21 +35,19 @@ impl Joining {
         self
     }
 
-    /// Reads the records of all ranks, in the order of the ranks. Checks that their settings are equal.
-    pub(super) fn read(records: &[Vec<u8>]) -> Result<Vec<Member>, Disagreement> {
-        let read = |(rank, record): (usize, &Vec<u8>)| {
-            let wrong = |problem: String| Disagreement::Record { rank, problem };
-            let found = Self::from_bytes(record).map_err(|problem| wrong(problem.to_string()))?;
-            match found.member.rank {
-                of if of == rank => Ok(found),
-                of => Err(wrong(format!("it is of rank {of}"))),
-            }
-        };
-        let records: Vec<Self> = records.iter().enumerate().map(read).collect::<Result<_, _>>()?;
+    /// Compares the settings of all ranks, whose records are in the order of the ranks. Returns the members and the group's
+    /// number.
+    pub(super) fn read(records: &[Self]) -> Result<(Vec<Member>, u64), Disagreement> {
+        let wrong = |rank, problem: String| Disagreement::Record { rank, problem };
         for (rank, own) in records.iter().enumerate() {
+            if own.member.rank != rank {
+                return Err(wrong(rank, format!("it is of rank {}", own.member.rank)));
+            }
             own.compare(rank, &records[0])?;
         }
-        Ok(records.into_iter().map(|record| record.member).collect())
+        let number = records.first().and_then(|first| first.number);
+        let number = number.ok_or_else(|| wrong(0, "it gives the group no number".into()))?;
+        Ok((records.iter().map(|record| record.member.clone()).collect(), number))
     }
 
     /// Compares the settings of `rank` with those of rank 0.
@@ -143,16 +146,18 @@ mod tests {
         })
     }
 
-    fn record(rank: usize, first: u8, second: u8) -> Vec<u8> {
-        let joining = Joining::new(Member::example(rank, 0));
-        joining.with("first", first).with("second", second).to_bytes()
+    fn record(rank: usize, first: u8, second: u8) -> Joining {
+        let joining = Joining::new(Member::example(rank, 0)).numbered(Some(7));
+        joining.with("first", first).with("second", second)
     }
 
     proptest! {
         #[test]
         fn records_survive_the_store(member in member(), name in "[a-z ]{0,9}", value in any::<String>()) {
             let joining = Joining::new(member).with(&name, value);
-            prop_assert_eq!(Joining::from_bytes(&joining.to_bytes()), Ok(joining));
+            let mut bytes = Vec::new();
+            joining.write(&mut bytes);
+            prop_assert_eq!(<Joining as Wire>::read(&mut Reader::new(&bytes)), Ok(joining));
         }
 
         #[test]
@@ -163,26 +168,21 @@ mod tests {
             records[rank] = record(rank, first, second);
             let differs = [("first", first), ("second", second)].into_iter().find(|(_, value)| *value != 0);
             match (Joining::read(&records), differs) {
-                (Ok(members), None) => prop_assert_eq!(members.len(), 4),
+                (Ok((members, 7)), None) => prop_assert_eq!(members.len(), 4),
                 (Err(error), Some((name, value))) => prop_assert_eq!(error, Disagreement::Setting {
                     setting: name.into(), rank, value: value.to_string(), other: 0, other_value: "0".into(),
                 }),
                 (found, wanted) => prop_assert!(false, "{:?} for {:?}", found, wanted),
             }
         }
-
-        #[test]
-        fn garbage_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
-            let refused = Joining::read(&[record(0, 0, 0), bytes]);
-            prop_assert!(matches!(refused, Err(Disagreement::Record { rank: 1, .. })), "{:?}", refused);
-        }
     }
 
     #[test]
-    fn a_record_of_another_rank_or_with_other_settings_is_refused() {
-        let problem = |records: &[Vec<u8>]| Joining::read(records).unwrap_err().to_string();
+    fn a_record_of_another_rank_or_with_other_settings_or_without_a_number_is_refused() {
+        let problem = |records: &[Joining]| Joining::read(records).unwrap_err().to_string();
         assert!(problem(&[record(0, 0, 0), record(2, 0, 0)]).contains("it is of rank 2"));
-        let fewer = Joining::new(Member::example(1, 0)).to_bytes();
+        let fewer = Joining::new(Member::example(1, 0));
         assert!(problem(&[record(0, 0, 0), fewer]).contains("it has 0 settings, that of rank 0 has 2"));
+        assert!(problem(&[record(0, 0, 0).numbered(None)]).contains("no number"));
     }
 }

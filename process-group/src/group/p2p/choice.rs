@@ -2,9 +2,18 @@
 //!
 //! The two ends do not see the group become connected at one moment: one may have returned from the first
 //! collective while the other is still in it. Neither may therefore decide by its own view alone. Before
-//! their first message both publish their view in a meeting of the two, and both decide from the two views.
+//! their first message the two agree, by both views.
 //! The decision holds for all messages of the pair, so a later change cannot separate the two ends of a
 //! message.
+
+use std::convert::Infallible;
+
+use bootstrap::{
+    agreement::PlainProtocol,
+    wire::{wire_enum, wire_struct},
+};
+
+use crate::messages;
 
 /// The view of one end at its first message with the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,16 +22,7 @@ pub(super) struct View {
     pub(super) connected: bool,
 }
 
-impl View {
-    pub(super) fn encode(self) -> &'static [u8] {
-        if self.connected { b"connected" } else { b"lazy" }
-    }
-
-    /// Decodes the text in the store. Unknown text means "not connected" to both ends.
-    pub(super) fn decode(card: &[u8]) -> Self {
-        Self { connected: card == b"connected" }
-    }
-}
+wire_struct!(View { connected });
 
 /// The communicator for a pair's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,26 +31,34 @@ pub(super) enum Choice {
     Pair,
 }
 
-/// Returns the pair's choice. The same on both ends, since it depends only on both views.
-pub(super) fn decide(views: &[View]) -> Choice {
-    if views.iter().all(|view| view.connected) { Choice::Group } else { Choice::Pair }
+wire_enum!(Choice { 0 => Group {}, 1 => Pair {} });
+
+/// The agreement of the two ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct RouteChoice;
+
+impl PlainProtocol for RouteChoice {
+    const PROTOCOL: bootstrap::wire::Protocol = messages::PROTOCOL;
+    type Record = View;
+    type Agreed = Choice;
+    type Refusal = Infallible;
+
+    fn conclude(views: &[(u32, View)]) -> Result<Choice, Infallible> {
+        Ok(if views.iter().all(|(_, view)| view.connected) { Choice::Group } else { Choice::Pair })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Each end has its own view first in one order and last in the other. The text in the store may be
-    /// unknown.
+    /// Each end has its own view first in one order and last in the other.
     #[test]
     fn both_ends_choose_the_group_only_if_both_say_that_it_is_connected() {
-        let words: [&[u8]; 4] =
-            [View { connected: true }.encode(), View { connected: false }.encode(), b"", b"connecte"];
-        for (one, other) in (0..4).flat_map(|one| (0..4).map(move |other| (one, other))) {
-            let views = [words[one], words[other]].map(View::decode);
-            let expected = if one == 0 && other == 0 { Choice::Group } else { Choice::Pair };
-            assert_eq!(decide(&views), expected, "{views:?}");
-            assert_eq!(View::decode(View { connected: one == 0 }.encode()), views[0]);
+        for (one, other) in [(false, false), (false, true), (true, false), (true, true)] {
+            let views = [(0, View { connected: one }), (1, View { connected: other })];
+            let expected = if one && other { Choice::Group } else { Choice::Pair };
+            assert_eq!(RouteChoice::conclude(&views), Ok(expected), "{views:?}");
         }
     }
 }

@@ -94,6 +94,7 @@ use super::{
     GroupError, Member, ProcessGroup, Result,
     connect::Turn,
     form::{Formation, announce},
+    meeting::id,
     member,
     registration::Registered,
 };
@@ -367,17 +368,18 @@ impl ProcessGroup {
         let config = |lane: usize| self.messages_config(&members, &format!("lane {lane}"));
         let mut lanes = Vec::new();
         if self.nccl().has(Feature::SPLIT) {
-            let all = Formation { what: "a lane", meeting: format!("{}/lanes", all.meeting), ..*all };
-            lanes = all.together(deadline, |go_on| {
+            let all = Formation { meeting: all.meeting.part("a lane", "lanes"), ..*all };
+            lanes = all.together(deadline, |until, go_on| {
                 let lane = |lane| {
                     let made = self.communicator.split_while(
                         Some(0),
                         self.rank as i32,
                         &config(lane),
-                        deadline,
+                        until,
                         &mut *go_on,
                     )?;
-                    let made = made.ok_or_else(|| all.unmade(self.rank, "NCCL gave none".into()))?;
+                    let made =
+                        made.ok_or_else(|| all.unmade(id(self.global_rank()), "NCCL gave none".into()))?;
                     announce(&self.followers, &made)?;
                     Ok(made)
                 };
@@ -387,8 +389,7 @@ impl ProcessGroup {
             lanes.iter().for_each(|lane| self.counter.vigil.guard(&lane.abort_handle()));
         } else {
             for lane in 0..count {
-                let all =
-                    Formation { what: "a lane", meeting: format!("{}/lane/{lane}", all.meeting), ..*all };
+                let all = Formation { meeting: all.meeting.part("a lane", &format!("lane/{lane}")), ..*all };
                 lanes.push(self.prepare(&all, self.rank, &config(lane), deadline)?);
             }
         }
@@ -405,7 +406,7 @@ impl ProcessGroup {
         deadline: Deadline,
     ) -> Result<Communicator> {
         let seat = Seat { nccl: self.nccl(), context: self.context(), rank };
-        let made = match Communicator::prepare(&seat, all.ranks.len(), config) {
+        let made = match Communicator::prepare(&seat, all.meeting.ranks.len(), config) {
             Ok(made) => made,
             Err(error) => return Err(all.refuse(error.into(), deadline)),
         };

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::{
     Explanation, Peer, Plan, Route,
-    choice::{Choice, View, decide},
+    choice::{Choice, RouteChoice, View},
 };
 use crate::{
     group::{ProcessGroup, Result},
@@ -42,8 +42,11 @@ impl ProcessGroup {
         let choice = match self.messages.plan {
             Plan::Choose => {
                 let own = View { connected: self.is_connected() };
-                let views = both.meet("choice", own.encode(), deadline)?;
-                decide(&views.iter().map(|view| View::decode(view)).collect::<Vec<_>>())
+                let choice = both.meeting.part("the communicator of a pair", "choice");
+                match choice.decide::<RouteChoice>(own, deadline)? {
+                    Ok(choice) => choice,
+                    Err(never) => match never {},
+                }
             }
             _ => Choice::Pair,
         };

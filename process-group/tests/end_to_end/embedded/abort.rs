@@ -87,7 +87,7 @@ rusty_fork_test! {
                     scope.spawn(|| work.wait_timeout(far())),
                     scope.spawn(|| world.barrier(far())),
                 ];
-                rank.store.wait(&["process-group/world/0/barrier/0/arrived"], far()).unwrap();
+                rank.store.wait(&["process-group/world/0/barrier/0/records/count"], far()).unwrap();
                 aborter.abort(far()).unwrap();
                 for wait in waits {
                     let error = wait.join().unwrap().unwrap_err();

@@ -245,7 +245,7 @@ rusty_fork_test! {
                     assert!(matches!(error, GroupError::Left { rank: 0, .. }), "{fault:?}: {error}");
                     return BTreeMap::new();
                 }
-                let arrived = format!("process-group/world/{epoch}/barrier/0/arrived");
+                let arrived = format!("process-group/world/{epoch}/barrier/0/records/count");
                 rank.store.wait(&[&arrived], far()).unwrap();
                 let before = calls(&machine);
                 if let Some((name, nth)) = fault {

@@ -134,6 +134,7 @@ rusty_fork_test! {
             if rank.rank == 0 {
                 absent();
                 absent();
+                rank.store.set("tried", b"").unwrap();
             } else {
                 let open = process_group::comm::Group::begin(world.nccl()).unwrap();
                 let error = split().unwrap_err();
@@ -143,6 +144,8 @@ rusty_fork_test! {
                 unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
                 let error = split().unwrap_err();
                 assert!(matches!(error, GroupError::WorkTimeout { .. }), "{error}");
+                // In the barrier it would wait for a rank that waits for it.
+                rank.store.wait(&["tried"], far()).unwrap();
             }
             world.barrier(far()).unwrap();
             if rank.rank == 0 {
@@ -359,6 +362,26 @@ rusty_fork_test! {
                 let error = world.barrier(soon()).unwrap_err();
                 assert!(matches!(&error, GroupError::Absent { ranks, .. } if *ranks == [1]), "{error}");
             }
+            world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    /// Each waits for the other in another call, of another group.
+    #[test]
+    fn members_that_wait_for_each_other_in_a_circle_are_told_so() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let world = rank.world();
+            let pair = world.split("pair", &Request::Lists(vec![vec![0, 1]])).unwrap().unwrap();
+            let error = if rank.rank == 0 { world.barrier(soon()) } else { pair.barrier(far()) }.unwrap_err();
+            let GroupError::NotAgreed { meeting: "the barrier", source, .. } = &error else { panic!("{error}") };
+            let text = source.to_string();
+            assert!(text.contains("circle: rank 0 at barrier/0 with") && text.contains("rank 1 at split/0/0/barrier/0"));
+            // Both go on.
+            rank.store.set(&format!("told/{}", rank.rank), b"").unwrap();
+            rank.store.wait(&["told/0", "told/1"], far()).unwrap();
+            pair.destroy(far()).unwrap();
             world.destroy(far()).unwrap();
         });
         machine.world.finish().unwrap();

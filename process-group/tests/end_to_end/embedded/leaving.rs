@@ -63,9 +63,9 @@ type Wait = fn(&Rank, &ProcessGroup) -> Result<(), GroupError>;
 
 /// The key exists once this rank has arrived; `None` if the rank need not wait to be told.
 const WAITS: [(&str, Option<&str>, Wait); 5] = [
-    ("a barrier", Some("barrier/0/arrived"), |_, group| group.barrier(far())),
-    ("a split", Some("split/0/arrived"), |_, group| group.split("all", &everybody(group)).map(drop)),
-    ("a shrink", Some("shrink/0/card/0"), |rank, group| match rank.rank {
+    ("a barrier", Some("barrier/0/records/count"), |_, group| group.barrier(far())),
+    ("a split", Some("split/0/records/count"), |_, group| group.split("all", &everybody(group)).map(drop)),
+    ("a shrink", Some("shrink/0/records/0"), |rank, group| match rank.rank {
         2 => group.barrier(far()),
         _ => group.shrink(&[2], ShrinkMode::AfterFailure).map(drop),
     }),
@@ -109,7 +109,7 @@ rusty_fork_test! {
         machine.ranks(2, |rank| {
             let world = rank.builder().lazy().build().unwrap();
             if rank.rank == 0 {
-                rank.store.wait(&[&world_key("connect/0/ready/arrived")], far()).unwrap();
+                rank.store.wait(&[&world_key("connect/0/records/count")], far()).unwrap();
                 return;
             }
             assert_left(&world.connect(far()).unwrap_err(), 0, "dropped");
@@ -296,7 +296,8 @@ fn one_rank() {
     let (tp, dp) = (split("tp", me / 2), split("dp", me % 2));
     if me == VICTIM {
         // After the others have reached their waits.
-        let waits = ["0/1", "1/0", "1/1"].map(|pair| world_key(&format!("split/{pair}/barrier/0/arrived")));
+        let waits =
+            ["0/1", "1/0", "1/1"].map(|pair| world_key(&format!("split/{pair}/barrier/0/records/count")));
         let store =
             TcpStore::connect(&format!("127.0.0.1:{}", env::var("MASTER_PORT").unwrap()), far()).unwrap();
         store.wait(&waits.each_ref().map(String::as_str), far()).unwrap();

@@ -122,7 +122,7 @@ rusty_fork_test! {
                     assert!(matches!(error, GroupError::Left { rank: 0, .. }), "{error}");
                     return;
                 }
-                let arrived = format!("process-group/world/{nth}/barrier/0/arrived");
+                let arrived = format!("process-group/world/{nth}/barrier/0/records/count");
                 rank.store.wait(&[&arrived], far()).unwrap();
                 if let (Err(error), _) = without(nth, || world.abort_handle().abort(far())) {
                     assert!(matches!(error, CommError::Thread { .. }), "{nth}: {error}");

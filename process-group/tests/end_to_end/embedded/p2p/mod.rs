@@ -10,6 +10,7 @@ use process_group::{
     ProcessGroup,
     comm::{CommError, DataType::F32, ReduceOp, wait_for_dropped},
     group::{Buffer, Disagreement, Explanation, GroupError, P2pPolicy, PeerChannel, Request, lane},
+    store::Store,
 };
 use rusty_fork::rusty_fork_test;
 
@@ -221,7 +222,10 @@ rusty_fork_test! {
             if rank.rank != 1 {
                 let error = world.connect(soon()).unwrap_err();
                 assert!(matches!(&error, GroupError::Absent { ranks, .. } if *ranks == [1]), "{error}");
+                rank.store.set("tried", b"").unwrap();
             }
+            // In the barrier it would wait for ranks that wait for it.
+            rank.store.wait(&["tried"], far()).unwrap();
             world.barrier(far()).unwrap();
             if rank.rank == 1 {
                 // Too late for that attempt, as the others know.
@@ -243,7 +247,10 @@ rusty_fork_test! {
             if rank.rank == 0 {
                 let error = world.connect_to(2, soon()).unwrap_err();
                 assert!(matches!(&error, GroupError::Absent { ranks, .. } if *ranks == [2]), "{error}");
+                rank.store.set("tried", b"").unwrap();
             }
+            // In the barrier it would wait for ranks that wait for it.
+            rank.store.wait(&["tried"], far()).unwrap();
             world.barrier(far()).unwrap();
             if rank.rank == 2 {
                 world.connect_to(0, soon()).unwrap_err();

@@ -1,0 +1,148 @@
+//! Agreements of a group's members. Their failures become the group's errors.
+//!
+//! All agreements of a job use one part of the store, so that ranks are found that wait for each other in different groups.
+//! The end of the group ends every wait.
+
+use std::convert::Infallible;
+
+use bootstrap::agreement::{self, Ending, Failed, Failure, PlainProtocol, Protocol};
+
+use super::{GroupError, Result, vigil::Vigil};
+use crate::{
+    messages,
+    store::{Deadline, PrefixStore, StoreError},
+};
+
+/// An agreement of ranks of the job.
+#[derive(Clone)]
+pub(super) struct Meeting<'a> {
+    /// The health of their group; `None` while that does not exist.
+    pub(super) vigil: Option<&'a Vigil>,
+    /// The part of the store that the groups of a job share.
+    pub(super) job: &'a PrefixStore,
+    /// The group's name.
+    pub(super) group: &'a str,
+    /// The name of the subject in errors.
+    pub(super) what: &'static str,
+    /// The agreement's name in the store. It is used once.
+    pub(super) name: String,
+    /// This rank's index in `ranks`.
+    pub(super) place: usize,
+    /// The members, as ranks of the job.
+    pub(super) ranks: &'a [usize],
+}
+
+impl Meeting<'_> {
+    /// Returns another agreement of the same ranks, named after this one.
+    pub(super) fn part(&self, what: &'static str, name: &str) -> Self {
+        Self { what, name: format!("{}/{name}", self.name), ..self.clone() }
+    }
+
+    /// Runs this rank's part in the agreement, and returns its result, or its refusal. The deadline limits the wait for
+    /// the other members. For `act` see [`agreement::run`].
+    ///
+    /// # Errors
+    /// [`GroupError::Absent`], [`GroupError::NotAgreed`], [`GroupError::Store`]; the error that ended the group.
+    pub(super) fn run<P: Protocol>(
+        &self,
+        record: P::Record,
+        deadline: Deadline,
+        act: impl FnMut(&P::Plan, Deadline, &dyn Fn() -> bool) -> P::Outcome,
+    ) -> Result<Result<P::Agreed, P::Refusal>> {
+        let goes_on = || self.vigil.is_none_or(|vigil| !vigil.is_over());
+        let member = agreement::Member {
+            name: self.name.clone(),
+            rank: id(self.ranks[self.place]),
+            members: self.ranks.iter().copied().map(id).collect(),
+            generation: 0,
+            patience: deadline.remaining(),
+        };
+        let run = || match agreement::run::<P>(self.job, member, record, act, goes_on) {
+            Ok(agreed) => Ok(Ok(agreed)),
+            Err(failed) => self.failed(*failed, deadline),
+        };
+        match self.vigil {
+            Some(vigil) => vigil.attend(run),
+            None => run(),
+        }
+    }
+
+    /// [`run`](Self::run) for an agreement without an action.
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run).
+    pub(super) fn decide<P: PlainProtocol>(
+        &self,
+        record: P::Record,
+        deadline: Deadline,
+    ) -> Result<Result<P::Agreed, P::Refusal>> {
+        self.run::<P>(record, deadline, |plan, _, _| match *plan {})
+    }
+
+    /// Returns the refusal, or the error for another end.
+    fn failed<P: Protocol, T>(&self, failed: Failed<P>, deadline: Deadline) -> Result<Result<T, P::Refusal>> {
+        let Failed { ending, store, .. } = failed;
+        Err(match ending {
+            Ending::Refused(refusal) => return Ok(Err(refusal)),
+            Ending::Failed(failure) => self.failure(failure, deadline),
+            other => store.unwrap_or_else(|| self.unusable(&format!("{other:?}"))).into(),
+        })
+    }
+
+    fn failure(&self, failure: Failure, deadline: Deadline) -> GroupError {
+        let group = self.group.to_owned();
+        match failure {
+            Failure::Absent { missing, circle, .. } if circle.is_empty() => {
+                self.absent(missing.into_iter().map(|absentee| absentee.rank), deadline)
+            }
+            Failure::Taken { rank } => {
+                StoreError::RankTaken { rank: rank as usize, at: self.name.clone() }.into()
+            }
+            Failure::Left { rank, .. } => self.given_up(rank),
+            failure => GroupError::NotAgreed { group, meeting: self.what, source: Box::new(failure) },
+        }
+    }
+
+    /// Returns the error for ranks of the job that did not come.
+    pub(super) fn absent(&self, ranks: impl Iterator<Item = u32>, deadline: Deadline) -> GroupError {
+        GroupError::Absent {
+            group: self.group.to_owned(),
+            ranks: ranks.map(|rank| rank as usize).collect(),
+            size: self.ranks.len(),
+            meeting: self.what,
+            waited: deadline.waited(),
+        }
+    }
+
+    /// Returns the error for a rank of the job that has left the group. The group knows the reason, or will.
+    pub(super) fn given_up(&self, rank: u32) -> GroupError {
+        StoreError::GivenUp { rank: rank as usize, at: self.name.clone() }.into()
+    }
+
+    fn unusable(&self, problem: &str) -> StoreError {
+        StoreError::Argument(format!(
+            "the agreement {:?}: {problem}; does another program use its keys?",
+            self.name
+        ))
+    }
+}
+
+/// Returns a rank as agreements number it.
+pub(super) fn id(rank: usize) -> u32 {
+    u32::try_from(rank).unwrap_or(u32::MAX)
+}
+
+/// Waits for all members.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Barrier;
+
+impl PlainProtocol for Barrier {
+    const PROTOCOL: bootstrap::wire::Protocol = messages::PROTOCOL;
+    type Record = ();
+    type Agreed = ();
+    type Refusal = Infallible;
+
+    fn conclude(_: &[(u32, ())]) -> Result<(), Infallible> {
+        Ok(())
+    }
+}
