@@ -127,7 +127,8 @@ impl ProcessGroup {
         place: usize,
         ranks: &'a [usize],
     ) -> Formation<'a> {
-        Formation { meeting: self.meeting_of(what, name, place, ranks), followers: &self.followers }
+        let meeting = self.meeting_of(what, name, place, ranks);
+        Formation { vigil: &self.counter.vigil, meeting, followers: &self.followers }
     }
 
     pub(super) fn busy(&self, call: &'static str, deadline: Deadline) -> GroupError {

@@ -14,6 +14,7 @@ use bootstrap::{
 use super::{
     GroupError, Result,
     meeting::{Meeting, id},
+    vigil::Vigil,
 };
 use crate::{
     chain,
@@ -24,6 +25,7 @@ use crate::{
 
 /// The ranks that make something together.
 pub(super) struct Formation<'a> {
+    pub(super) vigil: &'a Vigil,
     /// Their agreement. Its subject is the result.
     pub(super) meeting: Meeting<'a>,
     pub(super) followers: &'a [Follower],
@@ -148,11 +150,9 @@ impl Formation<'_> {
             let first = self.meeting.ranks[0];
             let unique_id = unique_id.ok_or_else(|| self.unmade(id(first), "it gave no unique id".into()))?;
             let unique_id = UniqueId::try_from(unique_id)?;
-            communicator.join(&unique_id, until, go_on).or_else(|error| {
-                match (error, self.meeting.vigil) {
-                    (GroupError::Comm(error), Some(vigil)) => vigil.explain_making(Err(error)),
-                    (error, _) => Err(error),
-                }
+            communicator.join(&unique_id, until, go_on).or_else(|error| match error {
+                GroupError::Comm(error) => self.vigil.explain_making(Err(error)),
+                error => Err(error),
             })?;
             announce(self.followers, communicator)
         });
@@ -190,11 +190,10 @@ impl Formation<'_> {
         mut work: impl FnMut(Option<&[u8]>, Deadline, &mut dyn FnMut() -> Result<()>) -> Result<T>,
     ) -> Result<T> {
         let (mut made, mut own) = (None, None);
-        let is_over = || self.meeting.vigil.is_some_and(|vigil| vigil.is_over());
         let act = |unique_id: &Option<Vec<u8>>, until: Deadline, has_failed: &dyn Fn() -> bool| {
             let mut is_stopped = false;
             let mut go_on = || {
-                self.meeting.vigil.map_or(Ok(()), |vigil| vigil.check())?;
+                self.vigil.check()?;
                 is_stopped = has_failed();
                 if is_stopped { Err(self.meeting.given_up(id(self.rank()))) } else { Ok(()) }
             };
@@ -206,7 +205,7 @@ impl Formation<'_> {
                 Err(error) => error,
             };
             let problem = chain(&error);
-            let outcome = if is_over() || is_stopped {
+            let outcome = if self.vigil.is_over() || is_stopped {
                 // The others learn of the end of the group by themselves. After a verdict no outcome matters.
                 Outcome::Ended
             } else if is_timeout(&error) {
@@ -235,15 +234,11 @@ impl Formation<'_> {
 
     /// Returns the error for a refusal.
     fn refused(&self, refusal: Unmade, deadline: Deadline) -> GroupError {
-        let error = match refusal {
+        self.vigil.cause(match refusal {
             Unmade::Failed { rank, problem } => self.unmade(rank, problem),
             Unmade::Late { ranks } => self.meeting.absent(ranks.into_iter(), deadline),
             Unmade::Ended { rank } => self.meeting.given_up(rank),
-        };
-        match self.meeting.vigil {
-            Some(vigil) => vigil.cause(error),
-            None => error,
-        }
+        })
     }
 
     /// This rank of the job.

@@ -40,9 +40,7 @@ pub(super) struct Seat {
     pub(super) members: Arc<[Member]>,
     pub(super) numbers: PrefixStore,
     pub(super) job: PrefixStore,
-    /// The group's own part of it.
-    pub(super) store: PrefixStore,
-    /// The prefix of that part's keys: empty, or with `/` at its end.
+    /// The prefix of the group's own keys in it: empty, or with `/` at its end.
     pub(super) path: String,
     pub(super) terms: Terms,
     pub(super) recorder: Arc<Recorder>,
@@ -79,8 +77,8 @@ impl Seat {
 
     /// Begins to watch for losses among the members.
     pub(super) fn vigil(&self) -> Arc<Vigil> {
-        let Self { name, ranks, rank, store, recorder, terms, watch, .. } = self;
-        Vigil::begin(name, ranks, *rank, store, recorder, terms.heartbeat, watch)
+        let Self { name, ranks, rank, recorder, terms, watch, .. } = self;
+        Vigil::begin(name, ranks, *rank, &self.store(), recorder, terms.heartbeat, watch)
     }
 
     /// Builds the group. Makes its communicator now, unless it is lazy.
@@ -132,6 +130,14 @@ impl Seat {
         Ok(group)
     }
 
+    /// Returns the group's own part of the job's store.
+    fn store(&self) -> PrefixStore {
+        match self.path.strip_suffix('/') {
+            Some(prefix) => PrefixStore::new(prefix, Arc::new(self.job.clone())),
+            None => self.job.clone(),
+        }
+    }
+
     /// Returns a call that tells the other members that this rank will not come.
     fn away(&self) -> impl FnOnce() + use<> {
         let (job, path, rank) = (self.job.clone(), self.path.clone(), self.ranks[self.rank]);
@@ -146,7 +152,8 @@ impl Seat {
         connection: Connection,
     ) -> Result<ProcessGroup> {
         vigil.guard(&communicator.abort_handle());
-        let Self { name, rank, ranks, members, numbers, job, store, path, terms, .. } = self;
+        let store = self.store();
+        let Self { name, rank, ranks, members, numbers, job, path, terms, .. } = self;
         let Self { recorder, desk, watch, messages, followers, .. } = self;
         let (context, size) = (communicator.context(), ranks.len());
         let outstanding = Arc::new(Outstanding::default());
@@ -206,13 +213,5 @@ impl Seat {
             registered: OnceLock::new(),
             sight,
         })
-    }
-}
-
-/// Returns the part of the job's store that belongs to the group with this path.
-pub(super) fn part_of_job(job: &PrefixStore, path: &str) -> PrefixStore {
-    match path.strip_suffix('/') {
-        Some(prefix) => PrefixStore::new(prefix, Arc::new(job.clone())),
-        None => job.clone(),
     }
 }

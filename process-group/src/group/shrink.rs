@@ -18,7 +18,7 @@ use super::{
     GroupError, GroupId, ProcessGroup, Result,
     error::list,
     meeting::{Meeting, id},
-    seat::{Seat, part_of_job},
+    seat::Seat,
 };
 use crate::{
     comm::{self, CommError, Config, ShrinkMode},
@@ -230,7 +230,6 @@ impl ProcessGroup {
     /// differ.
     fn seat_without(&self, left: &[usize], excluded: &[usize], attempt: u64, config: &Config) -> Seat {
         let members: Arc<[_]> = left.iter().map(|rank| self.members[*rank].clone()).collect();
-        let path = format!("{}shrink/{attempt}/", self.path);
         Seat {
             name: format!("{} without {}", self.name, list(excluded)).into(),
             rank: left.iter().position(|rank| *rank == self.rank).unwrap_or_default(),
@@ -238,8 +237,7 @@ impl ProcessGroup {
             members,
             numbers: self.numbers.clone(),
             job: self.job.clone(),
-            store: part_of_job(&self.job, &path),
-            path,
+            path: format!("{}shrink/{attempt}/", self.path),
             terms: self.terms,
             recorder: self.counter.track.recorder().clone(),
             desk: self.desk.clone(),

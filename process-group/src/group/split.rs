@@ -14,7 +14,7 @@ use nccl_sys::Feature;
 use super::{
     GroupError, GroupId, Placement, ProcessGroup, Request, Result, SplitError, SplitPlan,
     plan::{self, SplitRecord, Subgroups},
-    seat::{Seat, part_of_job},
+    seat::Seat,
 };
 use crate::{
     comm::{self, Config},
@@ -221,7 +221,6 @@ impl ProcessGroup {
         let places = &plan.groups()[placement.group];
         let messages = self.messages.of_subgroup(self.terms.lazy, places.len(), config);
         let members: Arc<[_]> = places.iter().map(|place| self.members[*place].clone()).collect();
-        let path = format!("{meeting}/{}/", placement.group);
         Seat {
             name: format!("{name}[{}]", placement.group).into(),
             rank: placement.rank,
@@ -229,8 +228,7 @@ impl ProcessGroup {
             members,
             numbers: self.numbers.clone(),
             job: self.job.clone(),
-            store: part_of_job(&self.job, &path),
-            path,
+            path: format!("{meeting}/{}/", placement.group),
             terms: self.terms,
             messages,
             followers: self.followers.clone(),
