@@ -27,7 +27,12 @@ impl Message for Place {
 }
 
 impl Place {
-    /// Returns false for a rank that waits in no agreement.
+    /// The place of a rank that waits in no agreement, or in several.
+    pub(super) fn nowhere() -> Self {
+        Self { name: String::new(), members: Vec::new() }
+    }
+
+    /// Returns false for [`nowhere`](Self::nowhere).
     pub(super) fn is_somewhere(&self) -> bool {
         !self.name.is_empty()
     }
@@ -63,7 +68,7 @@ pub(super) fn place_key(rank: u32) -> String {
 pub struct Absentee {
     /// Its rank of the job.
     pub rank: u32,
-    /// The agreement in which it waits now; `None` if it waits in none.
+    /// The agreement in which it waits now; `None` if it waits in none, or in several.
     pub elsewhere: Option<Place>,
 }
 wire_struct!(Absentee { rank, elsewhere });
@@ -194,7 +199,7 @@ impl fmt::Display for Failure {
                 for Absentee { rank, elsewhere } in missing {
                     match elsewhere {
                         Some(place) => write!(f, "; rank {rank} waits at {}", place.name)?,
-                        None => write!(f, "; rank {rank} waits in no agreement")?,
+                        None => write!(f, "; rank {rank} waits in no agreement, or in several")?,
                     }
                 }
                 Ok(())

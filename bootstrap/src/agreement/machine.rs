@@ -26,7 +26,8 @@ use crate::wire::{self, Malformed, Message, Reader, Wire, wire_struct};
 
 /// A member of an agreement.
 ///
-/// The search for circular waits knows one place of each rank: the agreement that it entered last, until it leaves any.
+/// A rank may take part in several agreements at a time, with several threads. Meanwhile it publishes no place, and no
+/// circular wait is found that leads through it: another of its threads may come.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     /// The name of the agreement, the prefix of its keys. It serves one agreement: make it of the object, the object's
@@ -230,6 +231,8 @@ pub struct Agreement<P: Protocol> {
     /// The number of verdicts that asked for another action.
     actions: u32,
     has_acted: bool,
+    /// False if this rank takes part in another agreement too.
+    is_alone: bool,
     phase: Phase<P>,
 }
 
@@ -267,8 +270,14 @@ impl<P: Protocol> Agreement<P> {
             patience,
             actions: 0,
             has_acted: false,
+            is_alone: true,
             phase: Phase::Begin,
         })
+    }
+
+    /// Tells that this rank takes part in another agreement too.
+    pub fn is_beside_another(&mut self) {
+        self.is_alone = false;
     }
 
     /// Returns the name of the agreement.
@@ -281,7 +290,7 @@ impl<P: Protocol> Agreement<P> {
     pub fn begin(&mut self, now: Duration) -> Output<P> {
         self.begun = now;
         self.phase = Phase::Entering;
-        let value = self.place().to_bytes();
+        let value = if self.is_alone { self.place() } else { Place::nowhere() }.to_bytes();
         Output::Store(Request::Set { key: place_key(self.member.rank), value })
     }
 
@@ -468,15 +477,18 @@ impl<P: Protocol> Agreement<P> {
             }
             Traced::Circle(circle) => circle,
         };
-        let waited_ms = now.saturating_sub(self.begun).as_millis() as u64;
-        let (own, by) = (self.place(), self.member.rank);
-        let others =
-            super::trace::others(&circle, &own).into_iter().map(|(place, missing)| Request::Propose {
-                key: place.decision_key(),
-                value: sealed_failure(Failure::Absent { missing, by, waited_ms, circle: circle.clone() }),
-            });
+        let others = super::trace::others(&circle, &self.place()).into_iter();
+        let others = others.map(|(place, missing)| Request::Propose {
+            key: place.decision_key(),
+            value: sealed_failure(self.absent(missing, circle.clone(), now)),
+        });
         let others = others.collect();
-        self.open(vote, others, Failure::Absent { missing, by, waited_ms, circle })
+        self.open(vote, others, self.absent(missing, circle, now))
+    }
+
+    fn absent(&self, missing: Vec<Absentee>, circle: Vec<Waiting>, now: Duration) -> Failure {
+        let waited_ms = now.saturating_sub(self.begun).as_millis() as u64;
+        Failure::Absent { missing, by: self.member.rank, waited_ms, circle }
     }
 
     /// Fails the other agreements of a circle, and then this one.
@@ -570,8 +582,8 @@ impl<P: Protocol> Agreement<P> {
     /// Leaves the place, and acknowledges the result if it is that of all members.
     fn leave(&mut self, result: Result<P::Agreed, Ending<P>>, acknowledges: bool) -> Output<P> {
         self.phase = Phase::Acknowledging(Acknowledging::Leaving { acknowledges }, result);
-        let nowhere = Place { name: String::new(), members: Vec::new() };
-        Output::Store(Request::Set { key: place_key(self.member.rank), value: nowhere.to_bytes() })
+        let value = Place::nowhere().to_bytes();
+        Output::Store(Request::Set { key: place_key(self.member.rank), value })
     }
 
     /// Proposes a failure in place of the decision or verdict that this phase waits for.

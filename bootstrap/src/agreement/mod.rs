@@ -25,7 +25,8 @@
 //!   follow from the longest patience, with a least and a greatest value, and are equal on all members. So a short
 //!   patience refuses an agreement and breaks nothing.
 //! - **Circular waits.** A member publishes which agreement it waits in. A member whose patience ends follows the waits
-//!   of the missing ranks. If they lead back to it, it fails all agreements of the circle, with the whole circle.
+//!   of the missing ranks. If they lead back to it, it fails all agreements of the circle, with the whole circle. A rank
+//!   whose threads take part in several agreements is in no circle, because another of its threads may come.
 //! - **Retries and clean-up.** Every request to the store may be repeated. When all members have read the result, its keys
 //!   are removed.
 //! - **The store's host** should outlive the agreement: a member that hosts the store and ends first leaves the others in

@@ -1,7 +1,10 @@
 //! Runs the state machine of an agreement over a store, with the real clock, on the caller's thread.
 
 use std::{
-    fmt, thread,
+    collections::BTreeMap,
+    fmt,
+    sync::{Mutex, PoisonError},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -75,12 +78,16 @@ pub fn run<P: Protocol>(
     mut act: impl FnMut(&P::Plan, Deadline, &dyn Fn() -> bool) -> P::Outcome,
     goes_on: impl Fn() -> bool,
 ) -> Result<P::Agreed, Box<Failed<P>>> {
-    let patience = member.patience;
+    let (patience, rank) = (member.patience, member.rank);
     let mut session = Session { store, begun: Instant::now(), failure: None };
     let failed = |ending, store, has_acted| Box::new(Failed { ending, store, has_acted });
     let begun =
         nonce().and_then(|nonce| Agreement::<P>::new(member, record, nonce).map_err(StoreError::Argument));
     let mut machine = begun.map_err(|error| failed(Ending::StoreFailed, Some(error), false))?;
+    let running = Running::of(rank);
+    if running.is_beside_another {
+        machine.is_beside_another();
+    }
     let mut output = machine.begin(Duration::ZERO);
     loop {
         let input = match output {
@@ -99,6 +106,33 @@ pub fn run<P: Protocol>(
             }
         };
         output = machine.step(input, session.begun.elapsed());
+    }
+}
+
+/// An agreement that runs in this process.
+struct Running {
+    rank: u32,
+    is_beside_another: bool,
+}
+
+/// The number of agreements that run for each rank.
+static RUNNING: Mutex<BTreeMap<u32, u32>> = Mutex::new(BTreeMap::new());
+
+impl Running {
+    fn of(rank: u32) -> Self {
+        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = running.entry(rank).or_default();
+        *count += 1;
+        Self { rank, is_beside_another: *count > 1 }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = running.get_mut(&self.rank) {
+            *count -= 1;
+        }
     }
 }
 

@@ -74,7 +74,7 @@ fn failures_name_ranks_and_values() {
     ];
     let absent = Failure::Absent { missing, by: 0, waited_ms: 250, circle: Vec::new() };
     let text = "ranks 1, 4 did not come within the 250 ms that rank 0 waited; rank 1 waits at tp/3; rank 4 waits in no \
-                agreement";
+                agreement, or in several";
     assert_eq!((absent.to_string(), absent.culprits()), (text.to_owned(), vec![1, 4]));
     let circle =
         vec![Waiting { rank: 0, place: at("a", &[0, 1]) }, Waiting { rank: 1, place: at("b", &[0, 1]) }];

@@ -1,7 +1,7 @@
 //! Single cases: limits, leaving, names that are taken, stores that fail.
 
 use std::{
-    sync::atomic::{AtomicU32, Ordering},
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -205,6 +205,38 @@ fn members_with_different_lists_are_told_when_the_second_one_comes() {
         }
         assert!(began.elapsed() < LONG / 2);
     });
+}
+
+/// Another thread of the rank may come to the agreement that waits for it.
+#[test]
+fn a_rank_with_several_threads_is_in_no_circle() {
+    for has_another in [false, true] {
+        let (store, is_over) = (HashStore::new(), AtomicBool::new(false));
+        // No other test has these ranks.
+        let with = |name: &str, rank, patience| {
+            let member = Member { name: name.into(), rank, members: vec![70, 71], generation: 1, patience };
+            run::<Sum>(&store, member, 3, |_, _, _| true, || !is_over.load(Ordering::Relaxed))
+        };
+        let begin = |key: &str| {
+            while !store.check(&[key]).unwrap() {
+                thread::yield_now();
+            }
+        };
+        thread::scope(|scope| {
+            if has_another {
+                scope.spawn(|| with("third", 70, LONG));
+                begin("third/records/70");
+            }
+            scope.spawn(|| with("b", 71, LONG));
+            begin("b/records/71");
+            let outcome = with("a", 70, Duration::from_millis(30));
+            let others_have_failed = store.check(&["b/records/result"]).unwrap();
+            is_over.store(true, Ordering::Relaxed);
+            let Failure::Absent { circle, .. } = failure(&outcome) else { panic!("{outcome:?}") };
+            assert_eq!(circle.len(), if has_another { 0 } else { 2 }, "{outcome:?}");
+            assert_eq!(others_have_failed, !has_another);
+        });
+    }
 }
 
 /// The process of a member whose patience ends may host the store.
