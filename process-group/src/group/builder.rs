@@ -23,7 +23,7 @@ use crate::{
     comm::{self, Communicator, Config, Nccl},
     peers::Peers,
     record::{self, Desk, DumpError, Progress, Recorder},
-    store::{Deadline, PrefixStore, Store, TcpStore, publish},
+    store::{Deadline, PrefixStore, Store, StoreError, TcpStore, publish},
     watch::Watch,
 };
 
@@ -284,7 +284,11 @@ impl Builder {
         // From here a loss ends every wait of this rank.
         let vigil = Vigil::begin(&name, &ranks, rank, &store, &recorder, self.heartbeat, &watch);
         // A name serves one group, which has one number.
-        vigil.explain(publish(&store, NUMBER, &uid.to_le_bytes()).map_err(GroupError::from))?;
+        let is_first = publish(&store, NUMBER, &uid.to_le_bytes()).map_err(|error| match error {
+            StoreError::Taken { .. } => StoreError::RankTaken { rank, at: name.to_string() },
+            error => error,
+        });
+        vigil.explain(is_first.map_err(GroupError::from))?;
         let id = GroupId { uid, epoch: self.epoch };
         let exchanged = began.elapsed();
         let desk = Arc::new(Desk::open(&store, size)?);

@@ -43,7 +43,8 @@ impl Vigil {
             self.abort();
         }
         self.end_children(&end, culprit.filter(|_| has_left));
-        if if has_left { self.is_waiting() } else { force != Some(Force::Dropped) } {
+        let dumps = if has_left { self.is_waiting() } else { force != Some(Force::Dropped) };
+        if dumps {
             let recorder = self.recorder.clone();
             aside("farewell", move || recorder.trouble());
         }

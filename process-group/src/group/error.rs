@@ -59,7 +59,7 @@ pub enum GroupError {
 
     /// The members could not agree: they wait for each other in different calls, or differ in what every agreement
     /// compares. Every member gets the same error, and nothing has changed.
-    #[error("{group}: its members did not agree on {meeting}")]
+    #[error("{group}: its members did not agree on {meeting}: {source}")]
     NotAgreed {
         /// The group's name.
         group: String,

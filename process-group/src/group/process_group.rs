@@ -283,7 +283,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// [`GroupError::Absent`] with the members that did not come, the same on every member that
-    /// came; [`GroupError::Lost`]; [`GroupError::Joined`].
+    /// came; [`GroupError::NotAgreed`] if those wait for this one in another call; [`GroupError::Lost`];
+    /// [`GroupError::Joined`].
     pub fn barrier(&self, deadline: Deadline) -> Result<()> {
         self.agrees("barrier")?;
         let name = format!("barrier/{}", self.barriers.fetch_add(1, Ordering::AcqRel));

@@ -117,8 +117,8 @@ impl ProcessGroup {
     /// ```
     ///
     /// # Errors
-    /// - [`GroupError::Absent`] and [`GroupError::Split`], the same on every member that came. Nothing has
-    ///   changed.
+    /// - [`GroupError::Absent`], [`GroupError::NotAgreed`] and [`GroupError::Split`], the same on every member
+    ///   that came. Nothing has changed.
     /// - [`GroupError::WorkTimeout`], and [`GroupError::Comm`] for an error that this member finds on its own
     ///   before it meets the others. For them it is then absent.
     /// - [`GroupError::Comm`] from NCCL itself, after which this group may be poisoned.
