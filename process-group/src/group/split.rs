@@ -13,6 +13,7 @@ use nccl_sys::Feature;
 
 use super::{
     GroupError, GroupId, Placement, ProcessGroup, Request, Result, SplitError, SplitPlan,
+    meeting::Meeting,
     plan::{self, SplitRecord, Subgroups},
     seat::Seat,
 };
@@ -154,33 +155,11 @@ impl ProcessGroup {
             self.quiesce(deadline)?;
         }
         let record = SplitRecord { request: request.clone(), name: name.to_owned() };
-        let (began, mut met) = (Instant::now(), Duration::ZERO);
-        let mut failed = None;
-        let numbers = |subgroups: &Subgroups, _, _: &dyn Fn() -> bool| {
-            met = began.elapsed();
-            if self.rank != 0 {
-                return Numbers::Waits;
-            }
-            let count = i64::try_from(subgroups.plan.groups().len()).unwrap_or(i64::MAX);
-            match self.numbers.add("groups", count) {
-                Ok(last) => Numbers::Taken { first: (last - count + 1).unsigned_abs() },
-                Err(error) => {
-                    let problem = crate::chain(&error);
-                    failed = Some(error);
-                    Numbers::Failed { problem }
-                }
-            }
-        };
         let meeting = self.meeting("the split", meeting);
-        let agreed = meeting.run::<Split>(record, deadline, numbers);
-        let (Subgroups { plan, name }, first) = match (failed, agreed?) {
-            (_, Ok(agreed)) => agreed,
-            (Some(error), Err(_)) => return Err(error.into()),
-            (None, Err(refusal)) => return Err(refusal.error(&self.name)),
-        };
-        let exchanged = began.elapsed();
+        let (Subgroups { plan, name }, first, [met, exchanged]) =
+            self.subgroups(&meeting, record, deadline)?;
         let started = |mut group: Self| {
-            group.startup.met(met, exchanged - met);
+            group.startup.met(met, exchanged);
             group
         };
         let placement = plan.placement(self.rank);
@@ -207,6 +186,38 @@ impl ProcessGroup {
         }
         let (Some((_unborn, vigil, seat)), Some(placement)) = (seat, placement) else { return Ok(None) };
         seat.init(vigil, id(placement), self.nccl(), self.context(), config, deadline).map(started).map(Some)
+    }
+
+    /// Agrees on the subgroups. Returns the number of the first one, and the time until the members had met and that for
+    /// the numbers.
+    fn subgroups(
+        &self,
+        meeting: &Meeting<'_>,
+        record: SplitRecord,
+        deadline: Deadline,
+    ) -> Result<(Subgroups, u64, [Duration; 2])> {
+        let (began, mut met, mut failed) = (Instant::now(), Duration::ZERO, None);
+        let take = |subgroups: &Subgroups, _, _: &dyn Fn() -> bool| {
+            met = began.elapsed();
+            if self.rank != 0 {
+                return Numbers::Waits;
+            }
+            let count = i64::try_from(subgroups.plan.groups().len()).unwrap_or(i64::MAX);
+            match self.numbers.add("groups", count) {
+                Ok(last) => Numbers::Taken { first: (last - count + 1).unsigned_abs() },
+                Err(error) => {
+                    let problem = crate::chain(&error);
+                    failed = Some(error);
+                    Numbers::Failed { problem }
+                }
+            }
+        };
+        let agreed = meeting.run::<Split>(record, deadline, take)?;
+        let (subgroups, first) = agreed.map_err(|refusal| match failed {
+            Some(error) => error.into(),
+            None => refusal.error(&self.name),
+        })?;
+        Ok((subgroups, first, [met, began.elapsed() - met]))
     }
 
     /// Returns this rank's place in a subgroup.
