@@ -615,8 +615,8 @@ impl<P: Protocol> Agreement<P> {
     /// member that looks finds them complete.
     fn all_keys(&self) -> Vec<String> {
         let Member { name, members, .. } = &self.member;
-        let votes =
-            std::iter::once(records(name)).chain((0..=self.actions).map(|action| outcomes(name, action)));
+        let actions = if self.has_acted { 0..self.actions + 1 } else { 0..0 };
+        let votes = std::iter::once(records(name)).chain(actions.map(|action| outcomes(name, action)));
         let mut keys: Vec<String> =
             votes.flat_map(|prefix| vote::keys(&prefix, members).collect::<Vec<_>>()).collect();
         keys.push(members_key(name));
