@@ -5,7 +5,7 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`store`], [`link`] | of the crate `bootstrap`: the small shared key-value table through which ranks find each other, and the sockets that pass file descriptors between the processes of a host |
+//! | [`store`], [`link`], [`agreement`] | of the crate `bootstrap`: the small shared key-value table through which ranks find each other, the sockets that pass file descriptors between the processes of a host, and the protocol by which ranks agree |
 //! | [`comm`] | the safe NCCL layer: communicators, groups, windows, registration, abort |
 //! | [`group`] | process groups: ranks that agreed, subgroups, collectives, work |
 //! | [`peers`] | detects processes of this host that have died or stopped |
