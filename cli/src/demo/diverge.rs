@@ -44,6 +44,6 @@ pub(super) fn run(job: &Job<'_>, pool: &SymmetricPool, reporter: &mut Reporter) 
 /// Returns the ranks that have a segment which others lack.
 fn ahead(refusal: &Refusal) -> Vec<u32> {
     let Refusal::SegmentCountMismatch { shapes, .. } = refusal else { return Vec::new() };
-    let having = shapes.sides.iter().filter(|side| side.value.is_some());
+    let having = shapes.entries.iter().filter(|side| side.value.is_some());
     having.flat_map(|side| side.ranks.iter().copied()).collect()
 }

@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use super::{
+    ValuesByRank,
     circle::{Trace, Traced, generations, others, told},
     decide::{Decision, unlike},
     machine::{Input, Output},
@@ -15,7 +16,6 @@ use super::{
     ranks::RankList,
     record::PoolId,
     refusal::{Absentee, Membership, Refusal, Waiting},
-    split::Split,
     versions,
     vote::{Step, Vote},
     wire::Message,
@@ -195,7 +195,7 @@ impl Arrival {
         let refusal = match behind.is_empty() {
             true => Refusal::SyncTimeout { missing, waited_ms, circle },
             false => {
-                let generations = Split::of(here.chain(behind));
+                let generations = ValuesByRank::of(here.chain(behind));
                 Refusal::GenerationMismatch { domain, generations, waited_ms, circle }
             }
         };
@@ -263,7 +263,7 @@ impl Arrival {
             },
         };
         let members = self.place.members.iter();
-        let epochs = Split::of(members.filter_map(|rank| Some((*rank, epoch_of(*rank)?))));
+        let epochs = ValuesByRank::of(members.filter_map(|rank| Some((*rank, epoch_of(*rank)?))));
         (!epochs.is_unanimous()).then_some(Refusal::EpochMismatch { epochs })
     }
 

@@ -15,11 +15,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
+    ValuesByRank,
     decide::Decision,
     machine::Output,
     place::{Place, place_key},
     refusal::{Refusal, Waiting},
-    split::Split,
     wire::Message,
 };
 
@@ -163,9 +163,9 @@ pub(super) fn told(decision: &[u8]) -> Option<(Vec<Waiting>, u64)> {
 }
 
 /// The generations of a domain in which the ranks of a circle wait, if there are several.
-pub(super) fn generations(domain: u64, circle: &[Waiting]) -> Option<Split<u64>> {
+pub(super) fn generations(domain: u64, circle: &[Waiting]) -> Option<ValuesByRank<u64>> {
     let inside = circle.iter().filter(|waiting| waiting.place.pool.domain == domain);
-    let generations = Split::of(inside.map(|waiting| (waiting.rank, waiting.place.pool.generation)));
+    let generations = ValuesByRank::of(inside.map(|waiting| (waiting.rank, waiting.place.pool.generation)));
     (!generations.is_unanimous()).then_some(generations)
 }
 

@@ -7,12 +7,12 @@
 use process_group::group::GroupId;
 
 use super::{
+    ValuesByRank,
     poison::{NoWindows, Poison},
     ranks::RankList,
     record::{Enqueued, Policy, Readiness, Record, Segment, WindowSupport},
     refusal::{Capability, Identity, Membership, Refusal, Shape},
     search::Range,
-    split::Split,
     wire::{Malformed, Message, wire_enum},
 };
 
@@ -169,8 +169,8 @@ pub fn decide(records: &[Record]) -> Decision {
     Decision::Commit { members, segments: common as u32, joined, without, pending, search, deadline_ms }
 }
 
-fn split<V: PartialEq>(records: &[&Record], value: impl Fn(&Record) -> V) -> Split<V> {
-    Split::of(records.iter().map(|record| (record.rank, value(record))))
+fn split<V: PartialEq>(records: &[&Record], value: impl Fn(&Record) -> V) -> ValuesByRank<V> {
+    ValuesByRank::of(records.iter().map(|record| (record.rank, value(record))))
 }
 
 fn poisoned(records: &[&Record]) -> Option<Poison> {
@@ -214,7 +214,7 @@ pub(super) fn unlike<'a>(
     what: Membership,
     lists: impl Iterator<Item = (u32, &'a RankList)>,
 ) -> Option<Refusal> {
-    let lists = Split::of(lists);
+    let lists = ValuesByRank::of(lists);
     (!lists.is_unanimous()).then(|| Refusal::MembersMismatch { what, lists: lists.map(Clone::clone) })
 }
 
@@ -287,7 +287,8 @@ pub(super) fn half_enqueued<'a>(
             Some((rank, enqueued.iter().find(|enqueued| enqueued.group == group)?))
         };
         let ranks: Vec<(u32, &Enqueued)> = ranks.clone().filter_map(of_group).collect();
-        let collectives = Split::of(ranks.iter().map(|(rank, enqueued)| (*rank, enqueued.collectives)));
+        let collectives =
+            ValuesByRank::of(ranks.iter().map(|(rank, enqueued)| (*rank, enqueued.collectives)));
         match collectives.is_unanimous() {
             true => half_exchanged(group, &ranks),
             false => Some(Refusal::CollectivesOutstanding { group, collectives }),
@@ -347,7 +348,7 @@ fn difference(records: &[&Record], common: usize) -> Option<Refusal> {
             divergence: None,
         });
     }
-    let ordinal = at.sides.iter().filter_map(|side| Some(side.value?.ordinal)).min().unwrap_or(0);
+    let ordinal = at.entries.iter().filter_map(|side| Some(side.value?.ordinal)).min().unwrap_or(0);
     let here = |record: &Record| {
         record.segments.get(common).map(|segment| segment.alone()).filter(|it| it.ordinal == ordinal)
     };
@@ -363,9 +364,9 @@ fn difference(records: &[&Record], common: usize) -> Option<Refusal> {
             divergence: None,
         },
         Some(segments) => {
-            let shapes = Split::of(segments.iter().map(|(rank, segment)| (*rank, shape(*segment))));
+            let shapes = ValuesByRank::of(segments.iter().map(|(rank, segment)| (*rank, shape(*segment))));
             if shapes.is_unanimous() {
-                let logs = Split::of(segments.iter().map(|(rank, segment)| (*rank, segment.log)));
+                let logs = ValuesByRank::of(segments.iter().map(|(rank, segment)| (*rank, segment.log)));
                 Refusal::AllocationDiverged {
                     ordinal: Some(ordinal),
                     common: common_count,

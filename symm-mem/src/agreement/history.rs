@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{
-    split::Split,
+    ValuesByRank,
     wire::{wire_enum, wire_struct},
 };
 
@@ -75,7 +75,7 @@ pub enum Divergence {
         /// Its number, from 0.
         sequence: u64,
         /// Each rank's operation with this number; `None` if its log ends before.
-        operations: Split<Option<Operation>>,
+        operations: ValuesByRank<Option<Operation>>,
     },
     /// The histories diverge before the oldest operation that all ranks still remember.
     Forgotten {

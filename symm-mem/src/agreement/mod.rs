@@ -32,13 +32,14 @@ mod retire;
 mod retire_tests;
 mod search;
 mod seat;
-pub(crate) mod split;
 pub(crate) mod versions;
 pub(crate) mod vote;
 
 #[cfg(test)]
 mod tests;
 
+pub(crate) use bootstrap::agreement::Ranks;
+pub use bootstrap::agreement::{Entry, ValuesByRank};
 pub(crate) use bootstrap::wire;
 pub use bootstrap::wire::Malformed;
 pub use decide::{Decision, Outcome, Verdict, decide, verdict};
@@ -64,7 +65,6 @@ pub use retire::{
 };
 pub use search::Range;
 pub use seat::{Seat, Situation};
-pub use split::{Side, Split};
 
 /// The version of the whole protocol: records, decisions, order of votes. Ranks of different versions refuse to work
 /// together.

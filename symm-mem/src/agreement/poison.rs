@@ -1,10 +1,6 @@
 //! The reasons for a dead group, and for a group without windows, as every member gets them.
 
-use super::{
-    record::LogPoint,
-    split::{Ranks, Split},
-    wire::wire_enum,
-};
+use super::{Ranks, ValuesByRank, record::LogPoint, wire::wire_enum};
 
 /// The reason for a dead group: its members no longer know that they hold the same windows. All members get the same
 /// value. The communicator must be aborted and created anew in a new epoch.
@@ -15,7 +11,7 @@ pub enum Poison {
     #[error("CommittedLogDiverged: members hold different windows ({}), from a bug or a restart", logs.describe(|log| format!("{} segments with hash {:016x}", log.length, log.hash)))]
     CommittedLogDiverged {
         /// Each rank's log.
-        logs: Split<LogPoint>,
+        logs: ValuesByRank<LogPoint>,
     },
     /// A rank's registration failed.
     #[error("RegistrationFailed: on rank {rank}{}: {cause}", match ordinal {

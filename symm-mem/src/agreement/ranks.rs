@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{
-    split::Ranks,
+    Ranks,
     wire::{Malformed, Reader, Wire},
 };
 

@@ -3,11 +3,11 @@
 use process_group::group::GroupId;
 
 use super::{
+    Entry, Ranks, ValuesByRank,
     history::Divergence,
     place::Place,
     ranks::RankList,
     record::{LogPoint, Policy},
-    split::{Ranks, Side, Split},
     wire::{wire_enum, wire_struct},
 };
 
@@ -72,9 +72,9 @@ pub enum Refusal {
         /// The number of new segments that all ranks have in common.
         common: u32,
         /// The number of new segments of each rank.
-        counts: Split<u32>,
+        counts: ValuesByRank<u32>,
         /// The segment of each rank at `ordinal`.
-        shapes: Split<Option<Shape>>,
+        shapes: ValuesByRank<Option<Shape>>,
         /// The first allocation that differs.
         divergence: Option<Divergence>,
     },
@@ -90,7 +90,7 @@ pub enum Refusal {
         /// The number of new segments before it that all ranks have in common.
         common: u32,
         /// The segment's shape on each rank.
-        shapes: Split<Shape>,
+        shapes: ValuesByRank<Shape>,
         /// The first allocation that differs.
         divergence: Option<Divergence>,
     },
@@ -108,7 +108,7 @@ pub enum Refusal {
         /// The number of new segments that all ranks have in common.
         common: u32,
         /// The allocation log of each rank at that point.
-        logs: Split<LogPoint>,
+        logs: ValuesByRank<LogPoint>,
         /// The first allocation that differs.
         divergence: Option<Divergence>,
     },
@@ -116,7 +116,7 @@ pub enum Refusal {
     #[error("EpochMismatch: ranks are in different epochs of the group ({}); make the group anew on all of them", epochs.describe(u64::to_string))]
     EpochMismatch {
         /// Each rank's epoch.
-        epochs: Split<u64>,
+        epochs: ValuesByRank<u64>,
     },
     /// Ranks commit different objects under the same store key.
     #[error("IdentityMismatch: ranks differ in the {what} that they commit ({})", values.describe(|value| format!("{value:#x}")))]
@@ -124,7 +124,7 @@ pub enum Refusal {
         /// The part of the identity that differs.
         what: Identity,
         /// Its value on each rank.
-        values: Split<u64>,
+        values: ValuesByRank<u64>,
     },
     /// Ranks have different lists of participants.
     #[error("MembersMismatch: ranks differ in the {what} ({}); give all of them the same list", lists.describe(RankList::to_string))]
@@ -132,13 +132,13 @@ pub enum Refusal {
         /// The list that differs.
         what: Membership,
         /// Each rank's list.
-        lists: Split<RankList>,
+        lists: ValuesByRank<RankList>,
     },
     /// Ranks request different policies.
     #[error("PolicyMismatch: ranks ask for different policies ({})", policies.describe(|policy| format!("{policy:?}")))]
     PolicyMismatch {
         /// Each rank's policy.
-        policies: Split<Policy>,
+        policies: ValuesByRank<Policy>,
     },
     /// A rank lacks a capability of other ranks.
     #[error("CapabilityMismatch: {what} differs between ranks ({}); give all ranks the same library and environment", values.describe(String::clone))]
@@ -146,7 +146,7 @@ pub enum Refusal {
         /// The capability that differs.
         what: Capability,
         /// Each rank's value.
-        values: Split<String>,
+        values: ValuesByRank<String>,
     },
     /// A rank's message cannot be decoded.
     #[error("RecordUnreadable: what rank {rank} posted cannot be read: {cause}")]
@@ -160,7 +160,7 @@ pub enum Refusal {
     #[error("VersionMismatch: ranks speak different versions of the protocol ({}); run the same release on every rank", versions.describe(u16::to_string))]
     VersionMismatch {
         /// Each rank's version.
-        versions: Split<u16>,
+        versions: ValuesByRank<u16>,
     },
     /// A rank failed before the commit.
     #[error("PeerPrepareFailed: rank {rank} cannot commit{}: {cause}", match ordinal {
@@ -197,7 +197,7 @@ pub enum Refusal {
         /// The group of these collectives.
         group: GroupId,
         /// The number of collectives enqueued by each rank.
-        collectives: Split<u64>,
+        collectives: ValuesByRank<u64>,
     },
     /// Ranks have enqueued different numbers of messages. One end of a message may run now and wait for the other
     /// end, which is enqueued only after the commit.
@@ -251,7 +251,7 @@ pub enum Refusal {
         domain: u64,
         /// The generation of each rank, which counts how often it has created the domain, up to the meeting in which
         /// it waits.
-        generations: Split<u64>,
+        generations: ValuesByRank<u64>,
         /// The time that the member that gave up had waited, in milliseconds.
         waited_ms: u64,
         /// All ranks of a circular wait, in ascending order, or empty if there was none. Every rank of the circle
@@ -262,7 +262,7 @@ pub enum Refusal {
     #[error("RetirementMismatch: ranks want different segments retired ({})", ordinals.describe(|ordinals| format!("{ordinals:?}")))]
     RetirementMismatch {
         /// The ordinals that each rank named.
-        ordinals: Split<Vec<u32>>,
+        ordinals: ValuesByRank<Vec<u32>>,
     },
     /// Captured graphs use a segment that is to be retired.
     #[error("SegmentPinned: captured graphs use segment {ordinal} ({}); drop them and their pins first", graphs.describe(|graphs| format!("{graphs} graphs")))]
@@ -270,7 +270,7 @@ pub enum Refusal {
         /// The segment.
         ordinal: u32,
         /// The number of graphs that use it on each rank.
-        graphs: Split<u64>,
+        graphs: ValuesByRank<u64>,
     },
     /// A segment that is to be retired still has blocks.
     #[error("SegmentInUse: segment {ordinal} still has blocks ({}); drop them first, on all ranks", blocks.describe(|blocks| format!("{blocks} blocks")))]
@@ -278,7 +278,7 @@ pub enum Refusal {
         /// The segment.
         ordinal: u32,
         /// The number of blocks in it on each rank.
-        blocks: Split<u64>,
+        blocks: ValuesByRank<u64>,
     },
     /// A rank's groups have committed a segment that is to be retired, but the retirement was not given all of these
     /// groups.
@@ -297,7 +297,7 @@ pub enum Refusal {
         /// The group.
         group: GroupId,
         /// Each rank's log.
-        logs: Split<LogPoint>,
+        logs: ValuesByRank<LogPoint>,
     },
     /// A rank's device did not become idle.
     #[error("QuiesceFailed: the work on the device of rank {rank} did not end: {cause}")]
@@ -473,11 +473,11 @@ fn are(ranks: &[u32]) -> String {
 }
 
 fn describe_missing(missing: &[Absentee]) -> String {
-    let places = Split::of(missing.iter().map(|absentee| (absentee.rank, absentee.last_seen.clone())));
+    let places = ValuesByRank::of(missing.iter().map(|absentee| (absentee.rank, absentee.last_seen.clone())));
     let parts: Vec<String> = places
-        .sides
+        .entries
         .iter()
-        .map(|Side { value, ranks }| match value {
+        .map(|Entry { value, ranks }| match value {
             Some(place) => format!("{}: last seen entering {place}", Ranks(ranks)),
             None => format!("{}: never seen at any pool", Ranks(ranks)),
         })
@@ -489,6 +489,6 @@ fn describe_circle(circle: &[Waiting]) -> String {
     if circle.is_empty() {
         return String::new();
     }
-    let places = Split::of(circle.iter().map(|waiting| (waiting.rank, waiting.place.clone())));
+    let places = ValuesByRank::of(circle.iter().map(|waiting| (waiting.rank, waiting.place.clone())));
     format!("; ranks wait for each other ({})", places.describe(|place| format!("in {place}")))
 }

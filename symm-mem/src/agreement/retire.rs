@@ -21,6 +21,7 @@ use std::{collections::BTreeSet, time::Duration};
 use process_group::group::GroupId;
 
 use super::{
+    ValuesByRank,
     arrival::{Arrival, Arriving, read},
     decide::{Decision, half_enqueued, not_ready, unlike},
     machine::{Conclusion, Ending, Input, Output, action_budget, share, vote_budget},
@@ -29,7 +30,6 @@ use super::{
     ranks::RankList,
     record::{Enqueued, LogPoint, PoolId, Readiness},
     refusal::{Absentee, Held, Membership, Refusal},
-    split::Split,
     vote::{Step, Vote},
     wire::{Message, wire_enum, wire_struct},
 };
@@ -107,7 +107,7 @@ pub fn decide_retirement(records: &[RetirementRecord]) -> Decision {
 fn differing(records: &[&RetirementRecord]) -> Option<Refusal> {
     let ordinals =
         |record: &RetirementRecord| record.segments.iter().map(|it| it.ordinal).collect::<Vec<_>>();
-    let ordinals = Split::of(records.iter().map(|record| (record.rank, ordinals(record))));
+    let ordinals = ValuesByRank::of(records.iter().map(|record| (record.rank, ordinals(record))));
     if !ordinals.is_unanimous() {
         return Some(Refusal::RetirementMismatch { ordinals });
     }
@@ -119,7 +119,7 @@ fn differing(records: &[&RetirementRecord]) -> Option<Refusal> {
         let logs = records
             .iter()
             .filter_map(|record| Some((record.rank, record.groups.iter().find(|it| it.group == group)?.log)));
-        let logs = Split::of(logs);
+        let logs = ValuesByRank::of(logs);
         (!logs.is_unanimous()).then_some(Refusal::CommittedLogDiverged { group, logs })
     })
 }
@@ -127,7 +127,7 @@ fn differing(records: &[&RetirementRecord]) -> Option<Refusal> {
 /// Returns a refusal if the ranks' allocation logs differ. This check comes last: if a rank still uses a segment that
 /// others have released, their logs differ too, and the earlier refusal names the cause.
 fn parted(records: &[&RetirementRecord]) -> Option<Refusal> {
-    let logs = Split::of(records.iter().map(|record| (record.rank, record.log)));
+    let logs = ValuesByRank::of(records.iter().map(|record| (record.rank, record.log)));
     let is_same = logs.is_unanimous();
     (!is_same).then_some(Refusal::AllocationDiverged { ordinal: None, common: 0, logs, divergence: None })
 }
@@ -144,13 +144,13 @@ fn holding(records: &[&RetirementRecord]) -> Option<Refusal> {
         uncovered
             .or_else(|| {
                 all().any(|(_, it)| it.held.graphs > 0).then(|| {
-                    let graphs = Split::of(all().map(|(rank, it)| (rank, it.held.graphs)));
+                    let graphs = ValuesByRank::of(all().map(|(rank, it)| (rank, it.held.graphs)));
                     Refusal::SegmentPinned { ordinal, graphs }
                 })
             })
             .or_else(|| {
                 all().any(|(_, it)| it.held.blocks > 0).then(|| {
-                    let blocks = Split::of(all().map(|(rank, it)| (rank, it.held.blocks)));
+                    let blocks = ValuesByRank::of(all().map(|(rank, it)| (rank, it.held.blocks)));
                     Refusal::SegmentInUse { ordinal, blocks }
                 })
             })

@@ -5,9 +5,9 @@
 //! between the last equal and the first unequal point.
 
 use super::{
+    ValuesByRank,
     history::{Divergence, Operation},
     record::Record,
-    split::Split,
     wire::{Message, wire_enum, wire_struct},
 };
 
@@ -115,7 +115,7 @@ pub(super) fn narrow(range: Range, answers: &[Hashes]) -> Finding {
 
 /// Reports the operations of all ranks at `sequence`.
 pub(super) fn name(sequence: u64, answers: impl IntoIterator<Item = (u32, Recalled)>) -> Finding {
-    let operations = Split::of(answers.into_iter().map(|(rank, recalled)| (rank, recalled.operation)));
+    let operations = ValuesByRank::of(answers.into_iter().map(|(rank, recalled)| (rank, recalled.operation)));
     Finding::End { divergence: Divergence::At { sequence, operations } }
 }
 

@@ -10,10 +10,10 @@ use proptest::{
 };
 
 use super::{
+    ValuesByRank,
     poison::*,
     record::*,
     refusal::*,
-    split::Split,
     wire::{Malformed, Message},
     *,
 };
@@ -301,7 +301,7 @@ fn lists_of_ranks_are_compared() {
         decide(&records)
     };
     let lists = |decision: Decision| match refusal(decision) {
-        Refusal::MembersMismatch { what, lists } => (what, lists.minority(), lists.sides[1].value.clone()),
+        Refusal::MembersMismatch { what, lists } => (what, lists.minority(), lists.entries[1].value.clone()),
         other => panic!("{other}"),
     };
     let (less, other) = (RankList(vec![0, 1]), RankList(vec![0, 2, 1]));
@@ -401,7 +401,7 @@ fn an_extra_segment_is_named_with_rank_ordinal_and_both_values() {
         panic!("{refusal}")
     };
     assert_eq!(counts.minority(), [2]);
-    assert_eq!(shapes.sides[1].value, Some(Shape { bytes: 32, flags: 0 }));
+    assert_eq!(shapes.entries[1].value, Some(Shape { bytes: 32, flags: 0 }));
     let text = refusal.to_string();
     for part in ["ordinal 2", "rank 2: 3", "ranks 0, 1, 3: 2", "rank 2: 32 bytes", "no segment"] {
         assert!(text.contains(part), "{part} is not in {text}");
@@ -472,7 +472,7 @@ fn a_group_of_one_needs_no_window() {
 fn texts_of_nothing_do_not_fail() {
     let empty = Refusal::CollectivesOutstanding {
         group: GroupId { uid: 1, epoch: 0 },
-        collectives: Split { sides: Vec::new() },
+        collectives: ValuesByRank { entries: Vec::new() },
     };
     assert!(!empty.to_string().is_empty());
     assert!(

@@ -5,8 +5,7 @@
 //! get the same refusal.
 
 use super::{
-    PROTOCOL,
-    split::Split,
+    PROTOCOL, ValuesByRank,
     wire::{Reader, Wire},
 };
 
@@ -19,14 +18,15 @@ fn version(bytes: &[u8]) -> Option<u16> {
 }
 
 /// The versions of the messages posted by `members`, in their order, if there are several versions.
-pub(crate) fn differing(members: &[u32], posted: &[Option<Vec<u8>>]) -> Option<Split<u16>> {
+pub(crate) fn differing(members: &[u32], posted: &[Option<Vec<u8>>]) -> Option<ValuesByRank<u16>> {
     let posted = members.iter().zip(posted);
-    let versions = Split::of(posted.filter_map(|(rank, bytes)| Some((*rank, version(bytes.as_deref()?)?))));
+    let versions =
+        ValuesByRank::of(posted.filter_map(|(rank, bytes)| Some((*rank, version(bytes.as_deref()?)?))));
     (!versions.is_unanimous()).then_some(versions)
 }
 
 /// Encodes the message that every release can decode.
-pub(crate) fn to_bytes(versions: &Split<u16>) -> Vec<u8> {
+pub(crate) fn to_bytes(versions: &ValuesByRank<u16>) -> Vec<u8> {
     let mut out = PROTOCOL.magic.to_vec();
     NO_VERSION.write(&mut out);
     versions.write(&mut out);
@@ -34,27 +34,27 @@ pub(crate) fn to_bytes(versions: &Split<u16>) -> Vec<u8> {
 }
 
 /// Decodes such a message. Returns `None` for any other message.
-pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Split<u16>> {
+pub(crate) fn from_bytes(bytes: &[u8]) -> Option<ValuesByRank<u16>> {
     let mut reader = Reader::new(bytes.strip_prefix(&PROTOCOL.magic)?);
     if u16::read(&mut reader).ok()? != NO_VERSION {
         return None;
     }
-    let versions = Split::read(&mut reader).ok()?;
+    let versions = ValuesByRank::read(&mut reader).ok()?;
     (reader.left() == 0).then_some(versions)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agreement::{Decision, Refusal, split::Side};
+    use crate::agreement::{Decision, Entry, Refusal};
 
     #[test]
     fn versions_are_told_in_a_form_that_never_changes() {
         let posted = |version: u16| Some([b"SY".as_slice(), &version.to_le_bytes(), &[1, 2, 3]].concat());
         let posted = [posted(5), posted(6), None, posted(5)];
         let found = differing(&[4, 0, 1, 2], &posted).expect("they differ");
-        let sides = [Side { value: 5, ranks: vec![2, 4] }, Side { value: 6, ranks: vec![0] }];
-        assert_eq!(found, Split { sides: sides.to_vec() });
+        let sides = [Entry { value: 5, ranks: vec![2, 4] }, Entry { value: 6, ranks: vec![0] }];
+        assert_eq!(found, ValuesByRank { entries: sides.to_vec() });
         let bytes = to_bytes(&found);
         let form: &[u8] = &[
             b'S', b'Y', 255, 255, 2, 0, 0, 0, 5, 0, 2, 0, 0, 0, 2, 0, 0, 0, 4, 0, 0, 0, 6, 0, 1, 0, 0, 0, 0,

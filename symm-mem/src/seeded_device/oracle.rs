@@ -117,7 +117,7 @@ impl Told<'_> {
                 let Some(Divergence::At { sequence, operations }) = refusal.divergence() else {
                     panic!("{at}: the first allocation that differs was not found: {text}");
                 };
-                let side = operations.sides.iter().find(|side| side.ranks == [culprit]);
+                let side = operations.entries.iter().find(|side| side.ranks == [culprit]);
                 let operation = side.and_then(|side| side.value.as_ref());
                 match trouble {
                     Trouble::Extra(bytes) => {
@@ -136,7 +136,7 @@ impl Told<'_> {
                     Capability::Windows => Trouble::OtherEnvironment,
                 };
                 assert!(trouble == differs && self.is_parted(), "{at}: {text}");
-                assert!(values.sides.iter().any(|side| side.ranks == [culprit]), "{at}: {text}");
+                assert!(values.entries.iter().any(|side| side.ranks == [culprit]), "{at}: {text}");
             }
             Refusal::SyncTimeout { missing, .. } => {
                 self.check_missing(missing.iter().map(|absentee| absentee.rank).collect(), &text);
@@ -187,7 +187,7 @@ impl Told<'_> {
         match refusal {
             RendezvousRefusal::SubjectMismatch { subjects } => {
                 assert!(is_other, "{at}: {text}");
-                assert!(subjects.sides.iter().any(|side| side.ranks == [culprit]), "{at}: {text}");
+                assert!(subjects.entries.iter().any(|side| side.ranks == [culprit]), "{at}: {text}");
             }
             RendezvousRefusal::PeerPrepareFailed { rank, .. } => {
                 assert!(is_none && *rank == culprit, "{at}: {text}");

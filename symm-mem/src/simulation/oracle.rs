@@ -15,7 +15,9 @@ use std::collections::BTreeMap;
 
 use super::{Violation, scenario::DEADLINE, trouble::Trouble, world::World};
 use crate::{
-    agreement::{self, Agreed, Divergence, FLOORS, Membership, Plain, Poison, Refusal, Retired, Side, Split},
+    agreement::{
+        self, Agreed, Divergence, Entry, FLOORS, Membership, Plain, Poison, Refusal, Retired, ValuesByRank,
+    },
     exchange::{ExchangeRefusal, protocol as exchange},
     rendezvous::{RendezvousRefusal, protocol},
 };
@@ -204,8 +206,8 @@ impl Said {
 }
 
 /// The number of ranks in a split.
-fn refusal_ranks<V>(split: &Split<V>) -> usize {
-    split.sides.iter().map(|side| side.ranks.len()).sum()
+fn refusal_ranks<V>(split: &ValuesByRank<V>) -> usize {
+    split.entries.iter().map(|side| side.ranks.len()).sum()
 }
 
 impl World {
@@ -422,8 +424,8 @@ impl World {
             | Refusal::AllocationDiverged { .. } => affected && trouble.parts_pools() || self.keeps_memory(),
             Refusal::EpochMismatch { .. } => trouble.delays(),
             Refusal::GenerationMismatch { generations, .. } => {
-                let culprits = Side { value: 2, ranks: vec![culprit] };
-                trouble == Trouble::ExtraDomain && generations.sides.contains(&culprits)
+                let culprits = Entry { value: 2, ranks: vec![culprit] };
+                trouble == Trouble::ExtraDomain && generations.entries.contains(&culprits)
             }
             Refusal::MembersMismatch { what: Membership::Domain, lists } => {
                 matches!(trouble, Trouble::OtherDomain { .. }) && !lists.is_unanimous()
@@ -448,7 +450,7 @@ impl World {
             Refusal::CapabilityMismatch { values, .. } => {
                 matches!(trouble, Trouble::OtherRelease | Trouble::OtherEnvironment)
                     && affected
-                    && values.sides.iter().any(|side| side.ranks == [culprit])
+                    && values.entries.iter().any(|side| side.ranks == [culprit])
             }
             Refusal::AddressSpaceExhausted { rank, .. } => {
                 trouble == Trouble::AddressSpace && *rank == culprit
@@ -458,7 +460,7 @@ impl World {
             }
             Refusal::CollectivesOutstanding { collectives, .. } => {
                 trouble == Trouble::HalfEnqueued
-                    && collectives.sides.iter().any(|side| side.ranks == [culprit])
+                    && collectives.entries.iter().any(|side| side.ranks == [culprit])
             }
             Refusal::QuiesceFailed { rank, .. } => {
                 matches!(trouble, Trouble::NeverAtRest | Trouble::RestsLate) && *rank == culprit

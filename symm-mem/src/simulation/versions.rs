@@ -1,7 +1,7 @@
 //! A rank whose release uses another version of the protocol.
 
 use super::{trouble::Trouble, world::World};
-use crate::agreement::{Input, Output, Split};
+use crate::agreement::{Input, Output, ValuesByRank};
 
 impl World {
     pub(super) fn speaks_otherwise(&self, rank: u32) -> bool {
@@ -9,10 +9,10 @@ impl World {
     }
 
     /// Returns true if `versions` blames exactly the culprit for another version of the protocol.
-    pub(super) fn speaks_otherwise_alone(&self, versions: &Split<u16>) -> bool {
+    pub(super) fn speaks_otherwise_alone(&self, versions: &ValuesByRank<u16>) -> bool {
         self.scenario.trouble == Trouble::OtherProtocol
-            && versions.sides.len() == 2
-            && versions.sides.iter().any(|side| side.ranks == [self.scenario.culprit])
+            && versions.entries.len() == 2
+            && versions.entries.iter().any(|side| side.ranks == [self.scenario.culprit])
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::Contribution;
 use crate::agreement::{
-    Split,
+    ValuesByRank,
     wire::{Message, wire_enum},
 };
 
@@ -69,7 +69,7 @@ pub enum Failure {
     /// Ranks use different versions of the protocol.
     Versions {
         /// Each rank's version.
-        versions: Split<u16>,
+        versions: ValuesByRank<u16>,
     },
     /// A rank could not open the memory that it lacks, or share its own.
     Opening {

@@ -6,7 +6,7 @@ use super::{
     refusal::ExchangeRefusal,
 };
 use crate::{
-    agreement::{Split, wire::wire_struct},
+    agreement::{ValuesByRank, wire::wire_struct},
     rendezvous::protocol::Readiness,
 };
 
@@ -73,7 +73,7 @@ fn flawed(records: &[Record]) -> Option<ExchangeRefusal> {
 }
 
 fn other_plan(records: &[Record]) -> Option<ExchangeRefusal> {
-    let plans = Split::of(records.iter().map(|record| (record.rank, record.plan.clone())));
+    let plans = ValuesByRank::of(records.iter().map(|record| (record.rank, record.plan.clone())));
     (!plans.is_unanimous()).then_some(ExchangeRefusal::PlanMismatch { plans })
 }
 

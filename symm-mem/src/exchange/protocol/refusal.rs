@@ -1,7 +1,7 @@
 //! Refusals: why there is no plan, the same value on every member.
 
 use super::record::Part;
-use crate::agreement::{Split, meeting::Failure, split::Ranks, wire::wire_enum};
+use crate::agreement::{Ranks, ValuesByRank, meeting::Failure, wire::wire_enum};
 
 /// Reason why no member has the plan. All members are given the same value. Nothing is left open, and an earlier plan
 /// of the same name is unchanged.
@@ -31,13 +31,13 @@ pub enum ExchangeRefusal {
     )]
     VersionMismatch {
         /// Each rank's version.
-        versions: Split<u16>,
+        versions: ValuesByRank<u16>,
     },
     /// Ranks exchange different plans.
     #[error("PlanMismatch: ranks exchange different plans ({})", plans.describe(|name| format!("{name:?}")))]
     PlanMismatch {
         /// Each rank's plan name.
-        plans: Split<String>,
+        plans: ValuesByRank<String>,
     },
     /// A rank failed before the exchange.
     #[error("PeerPrepareFailed: rank {rank} cannot take part: {cause}")]

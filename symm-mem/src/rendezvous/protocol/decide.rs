@@ -5,7 +5,7 @@ use super::{
     record::{Readiness, Record, Uuid},
     refusal::RendezvousRefusal,
 };
-use crate::agreement::Split;
+use crate::agreement::ValuesByRank;
 
 /// Decides from the records of all members, in the order of the group.
 ///
@@ -18,7 +18,7 @@ pub fn decide(records: &[Record]) -> Decision {
         return Decision::Refuse { refusal };
     }
     let mapped = split(records, |record| record.mapped);
-    if let [only] = mapped.sides.as_slice()
+    if let [only] = mapped.entries.as_slice()
         && let Some(number) = only.value
     {
         return Decision::Settled { agreed: number };
@@ -27,11 +27,11 @@ pub fn decide(records: &[Record]) -> Decision {
     Decision::Open { opening: records.to_vec(), deadline_ms }
 }
 
-fn split<V: PartialEq>(records: &[Record], value: impl Fn(&Record) -> V) -> Split<V> {
-    Split::of(records.iter().map(|record| (record.rank, value(record))))
+fn split<V: PartialEq>(records: &[Record], value: impl Fn(&Record) -> V) -> ValuesByRank<V> {
+    ValuesByRank::of(records.iter().map(|record| (record.rank, value(record))))
 }
 
-fn differs<V: PartialEq>(records: &[Record], value: impl Fn(&Record) -> V) -> Option<Split<V>> {
+fn differs<V: PartialEq>(records: &[Record], value: impl Fn(&Record) -> V) -> Option<ValuesByRank<V>> {
     let split = split(records, value);
     (!split.is_unanimous()).then_some(split)
 }
@@ -86,8 +86,8 @@ fn same_device(records: &[Record]) -> Option<RendezvousRefusal> {
     if records.iter().any(|record| record.shared_devices) {
         return None;
     }
-    let devices: Split<(u64, Uuid)> = split(records, |record| (record.host, record.device));
-    let shared = devices.sides.into_iter().find(|side| side.ranks.len() > 1)?;
+    let devices: ValuesByRank<(u64, Uuid)> = split(records, |record| (record.host, record.device));
+    let shared = devices.entries.into_iter().find(|side| side.ranks.len() > 1)?;
     Some(RendezvousRefusal::SameDevice { ranks: shared.ranks, device: shared.value.1 })
 }
 

@@ -1,7 +1,7 @@
 //! The reasons for a failed rendezvous, as every member gets them.
 
 use super::record::{Subject, Uuid};
-use crate::agreement::{Split, meeting::Failure, split::Ranks, wire::wire_enum};
+use crate::agreement::{Ranks, ValuesByRank, meeting::Failure, wire::wire_enum};
 
 /// The reason why no member has the others' memory. All members get the same value. Nothing stays mapped, and the
 /// group can have its next rendezvous.
@@ -31,7 +31,7 @@ pub enum RendezvousRefusal {
     )]
     VersionMismatch {
         /// Each rank's version.
-        versions: Split<u16>,
+        versions: ValuesByRank<u16>,
     },
     /// Ranks use one name for different groups, or differ in the option to share a device.
     #[error("IdentityMismatch: ranks differ in {what} ({})", values.describe(|value| format!("{value:#x}")))]
@@ -39,7 +39,7 @@ pub enum RendezvousRefusal {
         /// The property that differs.
         what: String,
         /// Its value on each rank.
-        values: Split<u64>,
+        values: ValuesByRank<u64>,
     },
     /// A rank failed before the rendezvous.
     #[error("PeerPrepareFailed: rank {rank} cannot share its memory: {cause}")]
@@ -59,7 +59,7 @@ pub enum RendezvousRefusal {
     #[error("SubjectMismatch: ranks came with different memory ({})", subjects.describe(Subject::to_string))]
     SubjectMismatch {
         /// The memory of each rank.
-        subjects: Split<Subject>,
+        subjects: ValuesByRank<Subject>,
     },
     /// Ranks came with memory of different sizes.
     #[error("SizeMismatch: the {what} differs in size ({})", sizes.describe(|bytes| format!("{bytes} bytes")))]
@@ -67,13 +67,13 @@ pub enum RendezvousRefusal {
         /// `buffer`, or `allocation` for the allocation of the buffer.
         what: String,
         /// Each rank's size in bytes.
-        sizes: Split<u64>,
+        sizes: ValuesByRank<u64>,
     },
     /// Ranks' buffers have different offsets in their allocations.
     #[error("OffsetMismatch: the buffer lies elsewhere in its allocation ({})", offsets.describe(|at| format!("at byte {at}")))]
     OffsetMismatch {
         /// Each rank's offset in bytes.
-        offsets: Split<u64>,
+        offsets: ValuesByRank<u64>,
     },
     /// Several ranks use one device, but this was not allowed.
     #[error(
@@ -94,7 +94,7 @@ pub enum RendezvousRefusal {
     )]
     HandleKindMismatch {
         /// The handle types of each rank.
-        kinds: Split<String>,
+        kinds: ValuesByRank<String>,
     },
     /// The ranks are on several hosts, and their memory can be shared on its own host only.
     #[error(
@@ -105,7 +105,7 @@ pub enum RendezvousRefusal {
     )]
     HostsApart {
         /// Each rank's host.
-        hosts: Split<u64>,
+        hosts: ValuesByRank<u64>,
     },
     /// A rank's device cannot access the memory of another device.
     #[error(

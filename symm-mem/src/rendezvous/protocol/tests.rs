@@ -134,7 +134,7 @@ proptest! {
                 prop_assert_eq!(refusal.name(), if nobody { "HostsApart" } else { "HandleKindMismatch" });
                 // The report names the handle types of each rank correctly.
                 if let RendezvousRefusal::HandleKindMismatch { kinds } = &refusal {
-                    for (side, rank) in kinds.sides.iter().flat_map(|side| side.ranks.iter().map(move |rank| (side, *rank))) {
+                    for (side, rank) in kinds.entries.iter().flat_map(|side| side.ranks.iter().map(move |rank| (side, *rank))) {
                         prop_assert_eq!(side.value.contains("fabric"), ways[rank as usize].1, "{}", refusal);
                     }
                 }

@@ -133,8 +133,8 @@ fn a_domain_too_many_is_told_with_both_generations() {
                 let Refusal::GenerationMismatch { domain, generations, circle, .. } = &refusal else {
                     panic!("{refusal}")
                 };
-                let sides: Vec<_> =
-                    generations.sides.iter().map(|side| (side.ranks.clone(), side.value)).collect();
+                let entries: Vec<_> =
+                    generations.entries.iter().map(|side| (side.ranks.clone(), side.value)).collect();
                 // On the second attempt, rank 1 enters the meeting that rank 0 has given up, and rank 0 finds no rank
                 // in its own.
                 let (least, waiting) = match (attempt, rank.rank) {
@@ -142,7 +142,7 @@ fn a_domain_too_many_is_told_with_both_generations() {
                     _ => (3, 0),
                 };
                 let wanted = [(vec![0], least + 1), (vec![1], least)];
-                let found = (*domain, &sides[..], circle.len());
+                let found = (*domain, &entries[..], circle.len());
                 assert_eq!(found, (pool.id().domain, &wanted[..], waiting), "{refusal}");
                 let text = refusal.to_string();
                 assert!(text.contains(&format!("rank 0: {}; rank 1: {least}", least + 1)), "{text}");
@@ -181,9 +181,9 @@ fn a_rank_whose_domain_lacks_another_is_named_to_all() {
             let Refusal::MembersMismatch { what: Membership::Domain, lists } = refusal else {
                 panic!("{refusal}")
             };
-            let odd = lists.sides.iter().find(|side| side.ranks == [0]).map(|side| side.value.clone());
+            let odd = lists.entries.iter().find(|side| side.ranks == [0]).map(|side| side.value.clone());
             assert_eq!(odd, Some(RankList(vec![0, 1])), "{call:?} in order {order:?}: {refusal}");
-            assert!(lists.sides.iter().any(|side| side.value.0 == [0, 1, 2]), "{refusal}");
+            assert!(lists.entries.iter().any(|side| side.value.0 == [0, 1, 2]), "{refusal}");
         }
         assert!(told.iter().all(|it| *it == told[0]), "{call:?}: {told:?}");
     }
@@ -206,7 +206,7 @@ fn a_rank_that_is_in_no_other_domain_does_not_take_their_decision() {
                 match &told[at] {
                     Ok(()) if rank < 2 => {}
                     Err(Refusal::MembersMismatch { what: Membership::Domain, lists }) => {
-                        let own = lists.sides.iter().find(|side| side.ranks == [2]);
+                        let own = lists.entries.iter().find(|side| side.ranks == [2]);
                         assert_eq!(own.map(|side| side.value.0.len()), Some(3), "{lists:?}");
                     }
                     told => panic!("{call:?} in order {order:?}, rank {rank}: {told:?}"),
@@ -244,7 +244,7 @@ fn a_group_outside_of_one_domain_is_told_to_the_others() {
             let Refusal::MembersMismatch { what: Membership::Domain, lists } = &refusal else {
                 panic!("{refusal}")
             };
-            assert_eq!((lists.sides.len(), lists.minority()), (2, vec![1]), "{refusal}");
+            assert_eq!((lists.entries.len(), lists.minority()), (2, vec![1]), "{refusal}");
         }
         drop(pool);
         rank.leave();
@@ -373,8 +373,8 @@ fn two_versions_of_the_protocol_are_told_alike_on_both_sides() {
         assert_eq!(told[0], told[1], "{call:?}");
         // Rank 1 counts one less, as its store shifts versions.
         let own = PROTOCOL_VERSION - u16::from(order[1] == 1);
-        let sides: Vec<_> = versions.sides.iter().map(|side| (side.ranks.clone(), side.value)).collect();
-        assert_eq!(sides, [(vec![0], own), (vec![1], own + 1)], "{call:?}");
+        let entries: Vec<_> = versions.entries.iter().map(|side| (side.ranks.clone(), side.value)).collect();
+        assert_eq!(entries, [(vec![0], own), (vec![1], own + 1)], "{call:?}");
         let text = told[0].to_string();
         assert!(text.contains(&format!("rank 0: {own}; rank 1: {}", own + 1)), "{text}");
     }

@@ -302,7 +302,7 @@ fn a_segment_is_not_retired_while_a_graph_uses_it_and_outlives_the_pool() {
         else {
             panic!("{error}")
         };
-        assert_eq!(graphs.sides.iter().map(|side| side.value).collect::<Vec<_>>(), [1]);
+        assert_eq!(graphs.entries.iter().map(|side| side.value).collect::<Vec<_>>(), [1]);
         drop(pool);
         launch(&rank, &graph);
         holds(&rank, at, sum(&rank.world));

@@ -285,7 +285,7 @@ fn unequal_numbers_of_collectives_are_refused_before_anything_waits() {
         let Some(Refusal::CollectivesOutstanding { group, collectives }) = error.refusal() else {
             panic!("{error}")
         };
-        assert_eq!((*group, collectives.sides.len()), (rank.tp.id(), 2));
+        assert_eq!((*group, collectives.entries.len()), (rank.tp.id(), 2));
         if rank.rank == 1 {
             rank.all_reduce(bucket.ptr(), bucket.bytes(), &rank.tp);
         }

@@ -51,7 +51,7 @@ fn a_segment_is_retired_everywhere_or_nowhere() {
             panic!("rank 2 has a block")
         };
         assert_eq!(
-            (blocks.minority(), blocks.sides.iter().map(|it| it.value).collect::<Vec<_>>()),
+            (blocks.minority(), blocks.entries.iter().map(|it| it.value).collect::<Vec<_>>()),
             (vec![2], vec![0, 1])
         );
         drop(kept);
@@ -65,7 +65,7 @@ fn a_segment_is_retired_everywhere_or_nowhere() {
         let Refusal::RetirementMismatch { ordinals } = refusal(retire(&pool, mine, &groups)) else {
             panic!("rank 1 wants another one retired")
         };
-        assert_eq!((ordinals.minority(), ordinals.sides[1].value.as_slice()), (vec![1], [1].as_slice()));
+        assert_eq!((ordinals.minority(), ordinals.entries[1].value.as_slice()), (vec![1], [1].as_slice()));
         let Refusal::PeerPrepareFailed { rank: 0, ordinal: Some(7), .. } =
             refusal(retire(&pool, &[7], &groups))
         else {
@@ -123,8 +123,8 @@ fn a_graph_keeps_what_it_looked_up() {
         let Refusal::SegmentPinned { ordinal: 0, graphs } = refusal(retire(&pool, &[0], &groups)) else {
             panic!("a graph of rank 1 uses it")
         };
-        let sides: Vec<_> = graphs.sides.iter().map(|side| (side.value, side.ranks.as_slice())).collect();
-        assert_eq!(sides, [(0, [0].as_slice()), (1, [1].as_slice())]);
+        let entries: Vec<_> = graphs.entries.iter().map(|side| (side.value, side.ranks.as_slice())).collect();
+        assert_eq!(entries, [(0, [0].as_slice()), (1, [1].as_slice())]);
         drop(pin);
 
         // Another block is placed there, now that no graph uses the memory.

@@ -58,7 +58,7 @@ fn different_plans_do_not_meet() {
         let names = ["here", "there"];
         let error = rank.exchange.exchange(names[rank.rank], &[]).unwrap_err();
         let Some(ExchangeRefusal::PlanMismatch { plans }) = error.refusal() else { panic!("{error}") };
-        assert_eq!(plans.sides.len(), 2);
+        assert_eq!(plans.entries.len(), 2);
         assert!(error.to_string().contains("\"there\""), "{error}");
         (rank.meet)();
     });

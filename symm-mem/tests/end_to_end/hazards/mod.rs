@@ -175,14 +175,14 @@ fn refusal(end: &Ending) -> &Refusal {
     }
 }
 
-/// The culprit's value, and the value of the others. With two ranks, the first rank has the first side.
-fn both<V: Clone>(split: &symm_mem::agreement::Split<V>, culprit: u32, members: u32) -> (V, V) {
+/// The culprit's value, and the value of the others. With two ranks, the first rank has the first entry.
+fn both<V: Clone>(values: &symm_mem::agreement::ValuesByRank<V>, culprit: u32, members: u32) -> (V, V) {
     let of = |rank: u32| {
-        let side =
-            split.sides.iter().find(|side| side.ranks.contains(&rank)).expect("every rank has a value");
-        side.value.clone()
+        let entry =
+            values.entries.iter().find(|entry| entry.ranks.contains(&rank)).expect("every rank has a value");
+        entry.value.clone()
     };
-    assert_eq!(split.sides.len(), 2);
+    assert_eq!(values.entries.len(), 2);
     (of(culprit), of((culprit + 1) % members))
 }
 

@@ -14,7 +14,7 @@ use process_group::{
 };
 use symm_mem::{
     Domain, Geometry, SymmetricPool,
-    agreement::Split,
+    agreement::ValuesByRank,
     rendezvous::{CudaAllocator, GroupInfo, PeerAllocator, Rendezvous, RendezvousOptions, RendezvousRefusal},
 };
 
@@ -93,7 +93,7 @@ fn check(granted: &str, refusal: &RendezvousRefusal) {
     });
     match refusal {
         RendezvousRefusal::HandleKindMismatch { kinds } => {
-            assert_eq!((granted, kinds), ("most", &Split::of(ways)));
+            assert_eq!((granted, kinds), ("most", &ValuesByRank::of(ways)));
         }
         RendezvousRefusal::HostsApart { hosts } => {
             assert_eq!((granted, hosts.minority()), ("nothing", vec![RANKS as u32 - 1]));
