@@ -155,6 +155,10 @@ impl Context {
     }
 }
 
+/// The number of worlds that this process has made. Contexts of two worlds have different handles, so that a program that
+/// keeps objects of an earlier world cannot take them for its own.
+static WORLDS: AtomicU64 = AtomicU64::new(0);
+
 /// The contexts of all devices. Handles are never reused.
 #[derive(Debug)]
 pub(crate) struct Contexts {
@@ -164,7 +168,8 @@ pub(crate) struct Contexts {
 
 impl Default for Contexts {
     fn default() -> Self {
-        Self { next: AtomicU64::new(0xc0_0001), alive: Mutex::default() }
+        let world = WORLDS.fetch_add(1, SeqCst);
+        Self { next: AtomicU64::new((world << 32) + 0xc0_0001), alive: Mutex::default() }
     }
 }
 

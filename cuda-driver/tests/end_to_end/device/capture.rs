@@ -5,8 +5,10 @@ use cuda_driver::memory::DeviceMemory;
 use cuda_driver::sys::CUresult;
 use cuda_driver::{Error, Event, EventFlags, Stream, StreamFlags};
 
+use rusty_fork::rusty_fork_test;
+
 use super::kept::{begin_raw, end_raw};
-use super::{failed, on_stream};
+use super::{context, driver, failed, on_stream, start, turn};
 
 #[test]
 fn captured_work_runs_at_each_launch_and_not_before() {
@@ -186,4 +188,22 @@ fn a_raw_host_function_runs_at_each_launch() {
         stream.synchronize().unwrap();
         assert_eq!(counter.load(Ordering::Relaxed), 3);
     });
+}
+
+// In a process of its own, because the stream stays alive for ever.
+rusty_fork_test! {
+    /// The context of the next world is another one, although it is the first of its world too.
+    #[test]
+    fn a_stream_that_outlives_its_world_is_of_no_later_context() {
+        let _turn = turn();
+        for _ in 0..2 {
+            let world = start(1);
+            let driver = driver(world.cuda());
+            let context = context(&driver, 0);
+            assert!(!is_capturing(&context).unwrap());
+            std::mem::forget(Stream::new(&context, StreamFlags::NON_BLOCKING).unwrap());
+            drop((context, driver));
+            world.finish().expect_err("the stream is left behind");
+        }
+    }
 }
