@@ -1,4 +1,4 @@
-//! A small hash that is the same in every process. It serves digests that ranks compare, not security.
+//! A small hash that is the same in every process. Use it for digests that ranks compare, not for security.
 
 /// Returns the 64-bit FNV-1a hash of `bytes`.
 #[must_use]

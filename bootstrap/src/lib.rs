@@ -1,15 +1,16 @@
-//! Lets the processes of a job find each other, share what they hold, and agree. It needs no GPU.
+//! Lets the processes of a job find each other, share memory and descriptors, and make common decisions. It needs
+//! no GPU.
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`store`] | the small shared key-value table through which ranks find each other: over TCP, in a file, or in memory |
+//! | [`store`] | small shared key-value tables through which ranks find each other: over TCP, in a file, in memory |
 //! | [`link`] | sockets that pass file descriptors between the processes of a host, and memory that they share |
 //! | [`agreement`] | one protocol for every decision that ranks make together |
 //! | [`wire`] | the binary form of the messages that ranks exchange through a store |
 //! | [`hash`] | the hash of digests that ranks compare |
 //!
-//! Invariants: every wait has a limit, and its error names the awaited key or rank. A process of another user receives no
-//! descriptor. A store with a secret serves only processes that know it.
+//! Invariants: every wait has a limit, and its error names the awaited key or rank. A process of another user
+//! receives no descriptor. A store with a secret serves only processes that know the secret.
 
 pub mod agreement;
 pub mod hash;

@@ -1,5 +1,5 @@
-//! The binary form of the messages that ranks exchange through a store: little-endian, self-delimiting, one form for
-//! each value.
+//! The binary form of the messages that ranks exchange through a store. It is little-endian and self-delimiting,
+//! and each value has exactly one form.
 //!
 //! A type gets its form from [`wire_struct!`](crate::wire_struct) or [`wire_enum!`](crate::wire_enum), beside its
 //! definition. A type that is sent by itself is a [`Message`]: a header with the protocol, its version and the kind of
@@ -34,9 +34,9 @@ use std::{collections::BTreeMap, convert::Infallible, fmt, time::Duration};
 /// A protocol: the messages that ranks of one version understand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Protocol {
-    /// The first bytes of every message.
+    /// The magic: the first bytes of every message.
     pub magic: [u8; 2],
-    /// The version of the whole protocol: its messages and their order. It follows the first bytes.
+    /// The version of the whole protocol: its messages and their order. It follows the magic in every message.
     pub version: u16,
 }
 
@@ -82,7 +82,7 @@ pub enum Malformed {
         /// The type that was being decoded.
         of: &'static str,
     },
-    /// A value that its type does not have.
+    /// Bytes that encode no value of the type.
     #[error("the value at byte {at} is no {of}")]
     Value {
         /// The position of the value's first byte.
@@ -96,7 +96,7 @@ pub enum Malformed {
         /// The position of the text's first byte.
         at: usize,
     },
-    /// A list of ranks that is not in the canonical form, or is too long.
+    /// A list of ranks that is too long, or that is not in its only valid form.
     #[error("the ranks at byte {at} are not runs of at most {most} ranks, each as long as can be")]
     Ranks {
         /// The position of the list's first byte.
@@ -112,7 +112,7 @@ pub enum Malformed {
     },
 }
 
-/// A read position in bytes.
+/// Reads values from bytes, one after the other.
 pub struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -138,7 +138,7 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    /// Returns the error for a tag that was just read, of a value of the type `of`.
+    /// Returns the error for a `tag` that was just read and is not valid for the type `of`.
     #[must_use]
     pub fn bad_tag(&self, tag: u8, of: &'static str) -> Malformed {
         Malformed::Tag { at: self.at.saturating_sub(1), tag, of }
@@ -246,7 +246,7 @@ impl Wire for bool {
     }
 }
 
-/// No bytes.
+/// Takes no bytes.
 impl Wire for () {
     fn write(&self, _: &mut Vec<u8>) {}
 
@@ -266,7 +266,7 @@ impl Wire for Infallible {
     }
 }
 
-/// Eight bytes.
+/// Takes eight bytes.
 impl Wire for usize {
     fn write(&self, out: &mut Vec<u8>) {
         (*self as u64).write(out);
@@ -320,7 +320,7 @@ impl<T: Wire + Copy + Default, const N: usize> Wire for [T; N] {
     }
 }
 
-/// The entries in ascending order of their keys.
+/// Contains the entries in ascending order of their keys.
 impl<K: Wire + Ord, V: Wire> Wire for BTreeMap<K, V> {
     fn write(&self, out: &mut Vec<u8>) {
         (self.len() as u32).write(out);
@@ -340,7 +340,7 @@ impl<K: Wire + Ord, V: Wire> Wire for BTreeMap<K, V> {
     }
 }
 
-/// A field that stays on this rank: nothing is written, and the default is read.
+/// A field that is not sent: it takes no bytes, and is read as its default.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Unsent<T>(pub T);
 
@@ -389,8 +389,8 @@ impl<T: Wire> Wire for Vec<T> {
 
     fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         let length = u32::read(from)? as usize;
-        // An element of a list takes at least one byte, so a length beyond the input is rejected before any element is read.
-        // Types without a form of their own, such as `()` and `Unsent`, are not for lists.
+        // An element of a list takes at least one byte, so a length beyond the input is rejected before any
+        // element is read. Types that take no bytes, such as `()` and `Unsent`, must not be elements of lists.
         if length > from.left() {
             return Err(Malformed::Short { at: from.at });
         }
@@ -422,8 +422,8 @@ macro_rules! wire_struct {
     };
 }
 
-/// Implements the binary form of an enum: the tag of the variant, and its fields. A unit variant is written as
-/// `Variant {}`, and a tuple variant must have one field.
+/// Implements the binary form of an enum: the tag of the variant, then its fields. In the macro's input, a unit
+/// variant is `Variant {}`. A tuple variant must have exactly one field.
 #[macro_export]
 macro_rules! wire_enum {
     (

@@ -1,4 +1,4 @@
-//! Failures that agreements of every kind have, equal on all members.
+//! The failures that are common to all kinds of agreements.
 
 use std::fmt;
 
@@ -14,9 +14,9 @@ pub(super) const COMMON: Protocol = Protocol { magic: *b"AG", version: 1 };
 /// An agreement in which a rank waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// The prefix of its keys, which names it.
+    /// The name of the agreement, which is the prefix of its keys.
     pub name: String,
-    /// Its members, as ranks of the job.
+    /// The members of the agreement, as ranks of the job.
     pub members: Vec<u32>,
 }
 wire_struct!(Place { name, members });
@@ -37,7 +37,7 @@ impl Place {
         !self.name.is_empty()
     }
 
-    /// Returns the key of the decision.
+    /// Returns the key of this agreement's decision.
     pub(super) fn decision_key(&self) -> String {
         result_key(&records(&self.name))
     }
@@ -73,7 +73,7 @@ pub struct Absentee {
 }
 wire_struct!(Absentee { rank, elsewhere });
 
-/// A rank in an agreement.
+/// A rank, and the agreement in which it waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiting {
     /// Its rank of the job.
@@ -83,7 +83,7 @@ pub struct Waiting {
 }
 wire_struct!(Waiting { rank, place });
 
-/// The first member of an agreement tells the others of its member list in this form.
+/// The first member that comes to an agreement publishes its member list in this form.
 impl Message for Waiting {
     const PROTOCOL: Protocol = COMMON;
     const KIND: u8 = 2;
@@ -108,7 +108,8 @@ impl fmt::Display for Spoken {
     }
 }
 
-/// The reason why an agreement has failed on all members. Ranks are ranks of the job.
+/// The reason why an agreement has failed. All members get the same failure, with the exceptions named at
+/// [`Ending::Failed`](super::Ending::Failed). Ranks are ranks of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Failure {
@@ -116,27 +117,27 @@ pub enum Failure {
     Absent {
         /// The members that did not come, in the order of their ranks.
         missing: Vec<Absentee>,
-        /// The member whose patience ended first.
+        /// The rank that reported this after its patience had ended.
         by: u32,
-        /// The time that it waited, in milliseconds.
+        /// The time that rank `by` waited, in milliseconds.
         waited_ms: u64,
-        /// The ranks that wait for each other in a circle, each in another agreement than the next one; empty if there is
-        /// no circle.
+        /// The ranks of a circular wait, each with the agreement in which it waits, in ascending order of ranks.
+        /// Empty if there is none.
         circle: Vec<Waiting>,
     },
-    /// Members take part in different protocols under one name, or speak different versions of it.
+    /// Members use different protocols under one name, or different versions of one protocol.
     Protocols {
         /// The protocol of each member.
         protocols: ValuesByRank<Spoken>,
     },
-    /// Members name different members.
+    /// Members have different member lists.
     Members {
         /// The list of the first member that came, and that of the first one that differs.
         lists: ValuesByRank<Vec<u32>>,
     },
-    /// Members mean different generations of an object.
+    /// Members have different generations of the object.
     Generations {
-        /// The generations.
+        /// The generation of each member.
         generations: ValuesByRank<u64>,
     },
     /// A member's record cannot be read.
@@ -146,7 +147,7 @@ pub enum Failure {
         /// The problem with the record.
         cause: String,
     },
-    /// Two processes take part as one rank, or the name was used before.
+    /// Two processes take part as one rank, or the name of the agreement was used before.
     Taken {
         /// The rank.
         rank: u32,
@@ -175,7 +176,8 @@ impl Message for Failure {
 }
 
 impl Failure {
-    /// Returns the ranks at fault: those that did not come or have left, or that differ from the majority.
+    /// Returns the ranks that caused the failure. If values differ, these are the ranks outside the largest group
+    /// with equal values.
     #[must_use]
     pub fn culprits(&self) -> Vec<u32> {
         match self {

@@ -1,16 +1,20 @@
 //! One member's part in one agreement, as a state machine: no thread, socket, clock or lock.
 //!
-//! The driver gives [`Agreement::step`] an input and the time, executes the output, and returns the answer as the next
-//! input.
+//! The driver calls [`Agreement::begin`] once. It executes each output and passes the answer and the time to
+//! [`Agreement::step`], until the output is [`Output::Done`].
 //!
 //! | phase | what happens | limit |
 //! |---|---|---|
-//! | entering | the member publishes where it waits | |
-//! | comparing | it compares its member list with that of the first member that came | |
-//! | records | the member posts its record; [`Protocol::decide`] | its own patience |
-//! | action | [`Output::Act`] | half of the longest patience, at least [`Protocol::ACTION_FLOOR`], at most 10 min |
-//! | outcomes | every member posts its outcome; [`Protocol::judge`] | a quarter of the longest patience, from 5 s to 10 min |
-//! | acknowledgement | the member posts that it has read the result; one that finds all acknowledgements removes the keys | does not wait |
+//! | entering | the member publishes the agreement that it waits in | no wait |
+//! | comparing | it compares its member list with that of the first member that came | no wait |
+//! | records | it posts its record and waits for the decision ([`Protocol::decide`]) | its own patience, from `begin` |
+//! | tracing | if its patience has ended: it searches for a circular wait | no wait |
+//! | action | [`Output::Act`] | half of the longest patience, at most 10 min, at least [`Protocol::ACTION_FLOOR`] |
+//! | outcomes | it posts its outcome and waits for the verdict ([`Protocol::judge`]) | see below |
+//! | acknowledgement | it posts that it has read the result; the last member removes the keys | no wait |
+//!
+//! The wait for the verdict is limited to a quarter of the longest patience, at least 5 s and at most 10 min,
+//! after the deadline of the action.
 
 use std::time::Duration;
 
@@ -26,20 +30,21 @@ use crate::wire::{self, Malformed, Message, Reader, Wire, wire_struct};
 
 /// A member of an agreement.
 ///
-/// A rank may take part in several agreements at a time, with several threads. Meanwhile it publishes no place, and no
-/// circular wait is found that leads through it: another of its threads may come.
+/// A rank may take part in several agreements at a time, on several threads. It then publishes no agreement that
+/// it waits in, so it is never part of a detected circular wait.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// The name of the agreement, the prefix of its keys. It serves one agreement: make it of the object, the object's
-    /// generation and the number of the call.
+    /// The name of the agreement, which is the prefix of its keys. A name serves one agreement: build it from the
+    /// object's name, the object's generation and the number of the call.
     pub name: String,
-    /// This rank of the job.
+    /// The rank of this member in the job.
     pub rank: u32,
-    /// All members, as ranks of the job, in one order on all of them.
+    /// All members, as ranks of the job, in the same order on every member.
     pub members: Vec<u32>,
     /// The generation of the object that the members agree on: how many times this rank has created the object.
     pub generation: u64,
-    /// The limit on this member's wait for the others.
+    /// How long this member waits for the records of the others. The limits of actions and outcomes follow from
+    /// the longest patience among the members.
     pub patience: Duration,
 }
 
@@ -57,14 +62,15 @@ pub enum Input<P: Protocol> {
 pub enum Output<P: Protocol> {
     /// A request to the store.
     Store(Request),
-    /// Do what the plan says.
+    /// Execute the plan. The answer is [`Input::Acted`].
     Act {
         /// The plan.
         plan: P::Plan,
-        /// The time limit.
+        /// The deadline of the action, on the clock of [`Agreement::step`].
         until: Duration,
-        /// The key of the verdict. If it has a value before this member is done, the action has failed on another member,
-        /// or a member has left.
+        /// The key of the verdict. If it has a value while this member still acts, the verdict no longer depends
+        /// on this member's outcome, and it may stop. Causes: a final outcome of another member, a timeout, or a
+        /// member that has left.
         verdict: String,
     },
     /// The agreement has ended.
@@ -76,12 +82,14 @@ pub enum Output<P: Protocol> {
 pub struct Conclusion<P: Protocol> {
     /// The result, or the reason why there is none.
     pub result: Result<P::Agreed, Ending<P>>,
-    /// The keys to remove, because every member has acknowledged the result. Usually empty except on the last member.
+    /// The keys to remove, because every member has acknowledged the result. Empty if this member did not find all
+    /// acknowledgements.
     pub read: Vec<String>,
-    /// The keys with which the other members that came acknowledge that some did not. Wait for them for a moment: they
-    /// cannot read the result any more if this process hosts the store and ends.
+    /// The acknowledgement keys of the other members that came. Not empty only if the agreement failed because
+    /// members did not come. Wait briefly until these keys exist: if this process hosts the store and exits first,
+    /// those members cannot read the result.
     pub awaited: Vec<String>,
-    /// True if this member has acted. If there is no result, it has to undo its part.
+    /// True if this member was asked to act. If there is no result, it has to undo its part.
     pub has_acted: bool,
 }
 
@@ -89,26 +97,29 @@ pub struct Conclusion<P: Protocol> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Ending<P: Protocol> {
-    /// Refused on all members, for a reason of the protocol.
+    /// The protocol has refused. All members get the same refusal.
     Refused(P::Refusal),
-    /// Failed on all members.
+    /// The agreement has failed, in most cases with the same failure on all members. The others may have another
+    /// result after [`Failure::Taken`], and after [`Failure::Members`] if they had decided already.
     Failed(Failure),
-    /// The store failed before this member posted its record, so the others do not act on it.
+    /// The store failed before this member posted its record, so the other members cannot act on it.
     StoreFailed,
-    /// The store failed while this member was in doubt. The others may have acted: the object must be treated as failed.
+    /// The store failed after this member had posted its record and before it read the result. The others may have
+    /// acted: the object must be treated as failed.
     InDoubt,
-    /// A value in the store cannot be read: another program writes there. The object must be treated as failed.
+    /// A value in the store cannot be read: another program, or another release of this one, has written it. The
+    /// object must be treated as failed.
     Unreadable(Malformed),
-    /// The driver gave an input that was not requested. The object must be treated as failed.
+    /// The driver passed an input that does not answer the last output. The object must be treated as failed.
     OutOfStep,
 }
 
-/// A member's record with what identifies it.
+/// A posted record with its header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Posted<R> {
-    /// The version of [`COMMON`]. First, so that all versions read it.
+    /// The version of [`COMMON`]. It is the first field, so that every version can read it.
     agreement: u16,
-    /// A random number of this run. Two runs that post under one key are told apart by it.
+    /// A random number of this run. It makes two records that are posted under one key differ.
     nonce: u64,
     generation: u64,
     patience: Duration,
@@ -116,13 +127,13 @@ struct Posted<R> {
 }
 wire_struct!(Posted<R> { agreement, nonce, generation, patience, record });
 
-/// The content of a result's key: the protocol's value, or a failure in its place.
+/// The content of a result key: the protocol's value, or a failure in place of that value.
 enum Sealed<V> {
     Failed(Failure),
     Stands(V),
 }
 
-/// A decision with what the later steps need.
+/// A decision, and the patience from which the limits of the later steps follow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Decided<D> {
     /// The longest patience among the members.
@@ -131,7 +142,7 @@ struct Decided<D> {
 }
 wire_struct!(Decided<D> { patience, decision });
 
-/// The kinds of an agreement's own messages.
+/// The message kinds of a protocol.
 const RECORD: u8 = 0;
 const DECISION: u8 = 1;
 const OUTCOME: u8 = 2;
@@ -145,17 +156,18 @@ fn read<P: Protocol, V: Wire>(kind: u8, bytes: &[u8]) -> Result<V, Malformed> {
     wire::from_message(P::PROTOCOL, kind, bytes)
 }
 
-/// Writes a failure in place of a decision or verdict. All protocols can read it.
+/// Encodes a failure that takes the place of a decision or verdict. All protocols can read it.
 pub(super) fn sealed_failure(failure: Failure) -> Vec<u8> {
     failure.to_bytes()
 }
 
-/// Returns the failure that stands in place of a decision or verdict.
+/// Returns the failure in place of a decision or verdict, if there is one.
 pub(super) fn told_failure(bytes: &[u8]) -> Option<Failure> {
     Failure::from_bytes(bytes).ok()
 }
 
-/// Returns true if this decision, or else this verdict, asks the members for an action.
+/// Returns true if `bytes` asks the members for an action. `is_decision`: `bytes` is a decision, otherwise a
+/// verdict.
 pub(super) fn asks_for_action<P: Protocol>(bytes: &[u8], is_decision: bool) -> bool {
     if is_decision {
         let decided = read::<P, Decided<Decision<P>>>(DECISION, bytes);
@@ -173,7 +185,7 @@ fn unseal<P: Protocol, V: Wire>(kind: u8, bytes: &[u8]) -> Result<Sealed<V>, Mal
     }
 }
 
-/// Reads the protocol that a posted record is of.
+/// Reads the protocol and the versions of a posted record.
 fn spoken(bytes: &[u8]) -> Option<Spoken> {
     let mut reader = Reader::new(bytes);
     let magic = <[u8; 2]>::read(&mut reader).ok()?;
@@ -188,9 +200,9 @@ enum Phase<P: Protocol> {
     /// Comparing the member list with that of the first member.
     Comparing,
     Records(Vote),
-    /// Looking for a circular wait of the missing members.
+    /// Searching for a circular wait through the missing members.
     Tracing(Vote, Trace, Vec<Absentee>),
-    /// Failing the other agreements of a circle, and then this one.
+    /// Failing the other agreements of a circular wait, and then this one.
     Opening(Vote, Vec<Request>, Failure),
     Acting {
         plan: P::Plan,
@@ -201,8 +213,8 @@ enum Phase<P: Protocol> {
         vote: Vote,
     },
     Acknowledging(Acknowledging, Result<P::Agreed, Ending<P>>),
-    /// Failing the agreement, of which this member is no part: another process has posted as its rank, or others have
-    /// another member list.
+    /// Failing the agreement because this member cannot take part: another process has posted as its rank, or its
+    /// member list differs from that of the first member.
     Rejecting(Failure),
     Done,
 }
@@ -210,8 +222,9 @@ enum Phase<P: Protocol> {
 /// The steps of an acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Acknowledging {
-    /// Publishing that this rank waits in no agreement. This precedes the removal of keys: a place that names an agreement
-    /// whose decision was removed looks like a wait. `acknowledges` is false if the result is this member's alone.
+    /// Publishing that this rank waits in no agreement. This precedes the removal of keys: a published agreement
+    /// without a decision key looks like one that the rank waits in. `acknowledges` is false if the other members
+    /// may have another result.
     Leaving {
         acknowledges: bool,
     },
@@ -226,22 +239,22 @@ pub struct Agreement<P: Protocol> {
     record: P::Record,
     nonce: u64,
     begun: Duration,
-    /// The longest patience of the members, from the decision on.
+    /// This member's patience; from the decision on, the longest patience among the members.
     patience: Duration,
     /// The number of verdicts that asked for another action.
     actions: u32,
     has_acted: bool,
-    /// False if this rank takes part in another agreement too.
+    /// False if this rank already took part in another agreement when this one began.
     is_alone: bool,
     phase: Phase<P>,
 }
 
 impl<P: Protocol> Agreement<P> {
-    /// Makes the part of this member, which posts `record`. `nonce` is a random number.
+    /// Makes the state machine of `member`, which posts `record`. `nonce` is a random number.
     ///
     /// # Errors
-    /// A description of the problem with `member`: its rank is not among the members, a rank is named twice, or the name
-    /// is empty.
+    /// A description of the problem with `member`: the rank is not among the members, a rank is named twice, or
+    /// the name is empty.
     pub fn new(member: Member, record: P::Record, nonce: u64) -> Result<Self, String> {
         const {
             assert!(
@@ -275,7 +288,8 @@ impl<P: Protocol> Agreement<P> {
         })
     }
 
-    /// Tells that this rank takes part in another agreement too.
+    /// Makes this member publish no agreement that it waits in, because its rank already takes part in another
+    /// agreement. Call this before [`begin`](Self::begin).
     pub fn is_beside_another(&mut self) {
         self.is_alone = false;
     }
@@ -286,7 +300,8 @@ impl<P: Protocol> Agreement<P> {
         &self.member.name
     }
 
-    /// Returns the first request, at the time `now`. All times are since one moment, and never go backwards.
+    /// Starts the agreement at the time `now`, and returns the first output. All times that are passed to this
+    /// member count from the same origin, and never decrease.
     pub fn begin(&mut self, now: Duration) -> Output<P> {
         self.begun = now;
         self.phase = Phase::Entering;
@@ -309,22 +324,23 @@ impl<P: Protocol> Agreement<P> {
         }
     }
 
-    /// Processes an input, and returns the next request.
+    /// Processes the answer to the last output at the time `now`, and returns the next output.
     pub fn step(&mut self, input: Input<P>, now: Duration) -> Output<P> {
         let is_in_doubt = self.is_in_doubt();
         match (std::mem::replace(&mut self.phase, Phase::Done), input) {
             (Phase::Acknowledging(_, result), Input::Store(Answer::StoreFailed)) => {
                 self.end(result, Vec::new())
             }
-            // Another process has posted as this rank. The others learn it, unless they have decided with that process.
+            // Another process has posted as this rank. The other members get this failure, unless they have
+            // decided already.
             (Phase::Records(_), Input::Store(Answer::Taken)) => {
                 self.reject(Failure::Taken { rank: self.member.rank })
             }
-            // The place is that of the other process.
+            // Do not clear this rank's place: the other process uses the same key.
             (Phase::Rejecting(failure @ Failure::Taken { .. }), Input::Store(_)) => {
                 self.end(Err(Ending::Failed(failure)), Vec::new())
             }
-            // A failure that another member has found before is equal on all.
+            // If another member's failure was stored first, report that one, so that all members report the same.
             (Phase::Rejecting(failure), Input::Store(Answer::Result(stands))) => {
                 let failure = told_failure(&stands).unwrap_or(failure);
                 self.leave(Err(Ending::Failed(failure)), false)
@@ -491,7 +507,7 @@ impl<P: Protocol> Agreement<P> {
         Failure::Absent { missing, by: self.member.rank, waited_ms, circle }
     }
 
-    /// Fails the other agreements of a circle, and then this one.
+    /// Fails the other agreements of a circular wait, and then this one.
     fn open(&mut self, vote: Vote, mut rest: Vec<Request>, failure: Failure) -> Output<P> {
         match rest.pop() {
             Some(ask) => {
@@ -536,7 +552,7 @@ impl<P: Protocol> Agreement<P> {
             Step::Ask(ask) => ask,
             Step::Propose { posted, why, .. } => {
                 let report = |bytes: &Option<Vec<u8>>| match (bytes, why) {
-                    // A value that cannot be read will not change.
+                    // An unreadable outcome counts as late: its key is written once, so waiting does not help.
                     (Some(bytes), _) => {
                         read::<P, P::Outcome>(OUTCOME, bytes).map_or(Report::Late, Report::Outcome)
                     }
@@ -567,7 +583,7 @@ impl<P: Protocol> Agreement<P> {
         Output::Store(ask)
     }
 
-    /// Fails the agreement for all members that have not decided.
+    /// Proposes `failure` in place of the decision. If there is a decision already, the other members keep it.
     fn reject(&mut self, failure: Failure) -> Output<P> {
         let key = vote::result_key(&records(&self.member.name));
         let value = sealed_failure(failure.clone());
@@ -579,7 +595,8 @@ impl<P: Protocol> Agreement<P> {
         self.leave(result, true)
     }
 
-    /// Leaves the place, and acknowledges the result if it is that of all members.
+    /// Publishes that this rank waits in no agreement. `acknowledges`: all members have this result, so
+    /// acknowledge it next.
     fn leave(&mut self, result: Result<P::Agreed, Ending<P>>, acknowledges: bool) -> Output<P> {
         self.phase = Phase::Acknowledging(Acknowledging::Leaving { acknowledges }, result);
         let value = Place::nowhere().to_bytes();
@@ -611,8 +628,9 @@ impl<P: Protocol> Agreement<P> {
         format!("{}/read/{rank}", self.member.name)
     }
 
-    /// Returns all keys that the members may have written. The acknowledgements come last: while they exist, every
-    /// member that looks finds them complete.
+    /// Returns all keys of the agreement, without the places of the ranks. The acknowledgements are last and so
+    /// are removed last: if this process ends before it has removed all keys, a member that looks later still
+    /// finds all acknowledgements, and removes the rest.
     fn all_keys(&self) -> Vec<String> {
         let Member { name, members, .. } = &self.member;
         let actions = if self.has_acted { 0..self.actions + 1 } else { 0..0 };
@@ -624,7 +642,7 @@ impl<P: Protocol> Agreement<P> {
         keys
     }
 
-    /// Returns the keys with which the other members that came acknowledge this result.
+    /// Returns the keys for [`Conclusion::awaited`].
     fn awaited(&self, result: &Result<P::Agreed, Ending<P>>) -> Vec<String> {
         let Err(Ending::Failed(Failure::Absent { missing, .. })) = result else { return Vec::new() };
         let came = |rank: &&u32| missing.iter().all(|absentee| absentee.rank != **rank);

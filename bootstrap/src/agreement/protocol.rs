@@ -4,12 +4,12 @@ use std::{convert::Infallible, fmt, time::Duration};
 
 use crate::wire::{self, Wire, wire_enum};
 
-/// A kind of agreement: its messages, and the pure functions that decide. All functions give equal results on all
-/// members, because they depend on their arguments alone.
+/// A kind of agreement: its messages, and the pure functions that decide. The functions must depend on their
+/// arguments alone, so that they return the same on all members.
 pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
     /// The magic and the version of the messages. The magic `AG` is reserved.
     const PROTOCOL: wire::Protocol;
-    /// The least time that members get for an action.
+    /// The least time limit of an action.
     const ACTION_FLOOR: Duration = Duration::from_secs(10);
 
     /// The message of a member to the others.
@@ -20,13 +20,14 @@ pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
     type Outcome: Wire;
     /// The result of the agreement.
     type Agreed: Wire;
-    /// A reason of this kind for which nothing is agreed.
+    /// The reason why nothing is agreed.
     type Refusal: Wire;
 
     /// Decides from the records of all members, in the order of [`Member::members`](super::Member::members).
     fn decide(records: &[(u32, Self::Record)]) -> Decision<Self>;
 
-    /// Returns true if this outcome alone decides the verdict, so that nobody has to wait for the others.
+    /// Returns true if this outcome alone decides the verdict, so that no member has to wait for the other
+    /// outcomes.
     fn is_final(outcome: &Self::Outcome) -> bool;
 
     /// Decides after the action with this plan, from the reports of all members, in the order of
@@ -43,14 +44,14 @@ pub trait PlainProtocol: Clone + fmt::Debug + Eq + 'static {
     type Record: Wire;
     /// The result of the agreement.
     type Agreed: Wire;
-    /// A reason of this kind for which nothing is agreed.
+    /// The reason why nothing is agreed.
     type Refusal: Wire;
 
-    /// Decides from the records of all members, in the order of [`Member::members`](super::Member::members). Depends on
-    /// them alone.
+    /// Decides from the records of all members, in the order of [`Member::members`](super::Member::members). Must
+    /// depend on `records` alone.
     ///
     /// # Errors
-    /// The reason for which nothing is agreed.
+    /// The reason why nothing is agreed.
     fn conclude(records: &[(u32, Self::Record)]) -> Result<Self::Agreed, Self::Refusal>;
 }
 
@@ -83,10 +84,11 @@ impl<P: PlainProtocol> Protocol for P {
 pub enum Report<O> {
     /// The member's outcome.
     Outcome(O),
-    /// No outcome yet. Another member's [final](Protocol::is_final) outcome ended the wait, so this is no fault of the
-    /// member.
+    /// No outcome yet. A [final](Protocol::is_final) outcome of another member ended the wait, so this member is
+    /// not at fault.
     Pending,
-    /// No outcome in time. The member is dead, or too slow.
+    /// No readable outcome before the limit. The member is dead, too slow, or has posted an outcome that cannot be
+    /// read.
     Late,
 }
 
@@ -98,12 +100,12 @@ pub enum Decision<P: Protocol> {
         /// The plan of the action.
         plan: P::Plan,
     },
-    /// There is nothing to do.
+    /// The agreement has its result, and no member acts.
     Agreed {
         /// The result.
         agreed: P::Agreed,
     },
-    /// Nothing is agreed, and nothing is done.
+    /// Nothing is agreed, and no member acts.
     Refused {
         /// The reason.
         refusal: P::Refusal,

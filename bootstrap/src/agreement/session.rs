@@ -20,9 +20,9 @@ use crate::store::{Deadline, Store, StoreError, publish};
 
 /// The interval at which a wait calls `goes_on`, and the pause before a retry.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// The least time for which a member in doubt repeats a failed request.
+/// The least time, from the first error, for which a member in doubt repeats a failed request.
 const RETRY_FLOOR: Duration = Duration::from_secs(5);
-/// The time that a member stays after an agreement to which others did not come.
+/// The longest time that a member waits, after an agreement to which others did not come, for those that came.
 const FAREWELL: Duration = Duration::from_secs(3);
 
 /// An agreement that has no result on this member.
@@ -32,7 +32,7 @@ pub struct Failed<P: Protocol> {
     pub ending: Ending<P>,
     /// The store's error, if the store failed.
     pub store: Option<StoreError>,
-    /// True if this member has acted. It has to undo its part.
+    /// True if this member was asked to act. It then has to undo its part.
     pub has_acted: bool,
 }
 
@@ -62,15 +62,19 @@ impl<P: Protocol<Refusal: fmt::Display>> std::error::Error for Failed<P> {
     }
 }
 
-/// Runs this member's part in an agreement, and returns the result. Blocks until all members have come, or the
-/// patience of one has ended.
+/// Runs this member's part in an agreement, and returns the result.
 ///
-/// `act` executes a plan until the deadline. Its third argument returns true once the action has failed on another member;
-/// poll it to stop early. `goes_on` returns false once the object of the agreement has ended on this rank; this member
-/// then tells the others that it has left, and waits no longer.
+/// Blocks until all members have posted their records, or until the patience of one has ended. After that it
+/// blocks for the action, for the outcomes of the others, and for retries after errors of the store. If members
+/// did not come, it also waits up to 3 s at the end, until the others have read that.
+///
+/// `act` executes a plan until the deadline. Its third argument returns true once the verdict no longer depends on
+/// this member's outcome, because another member has failed, timed out or left. Poll it to stop early. `goes_on`
+/// returns false once the object of the agreement has ended on this rank. This member then tells the others that
+/// it has left, and stops waiting.
 ///
 /// # Errors
-/// [`Failed`]. [`StoreError::Argument`] in it for an invalid `member`.
+/// [`Failed`]. Its `store` is [`StoreError::Argument`] if `member` is invalid.
 pub fn run<P: Protocol>(
     store: &dyn Store,
     member: Member,
@@ -109,13 +113,13 @@ pub fn run<P: Protocol>(
     }
 }
 
-/// An agreement that runs in this process.
+/// Counts an agreement as running in this process until it is dropped.
 struct Running {
     rank: u32,
     is_beside_another: bool,
 }
 
-/// The number of agreements that run for each rank.
+/// The number of agreements that run in this process, by rank.
 static RUNNING: Mutex<BTreeMap<u32, u32>> = Mutex::new(BTreeMap::new());
 
 impl Running {
@@ -144,8 +148,9 @@ fn nonce() -> Result<u64, StoreError> {
     }
 }
 
-/// Ends the waits of the other members of the agreement with this name: `rank` will not come, or will not go on. Does
-/// nothing if the agreement has its result.
+/// Ends the waits of the other members of the agreement with this name: `rank` will not come, or will not go on.
+/// If the agreement has its result, the members keep it. If its keys were removed, one small key stays in the
+/// store.
 ///
 /// # Errors
 /// Those of the store.
@@ -162,7 +167,7 @@ pub fn leave<P: Protocol>(store: &dyn Store, name: &str, rank: u32, cause: &str)
     Ok(())
 }
 
-/// The store as a state machine uses it.
+/// Sends the requests of a state machine to the store.
 struct Session<'a> {
     store: &'a dyn Store,
     begun: Instant,
@@ -171,13 +176,14 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Converts a time since the start to a deadline.
+    /// Converts a time on the clock of the state machine to a deadline.
     fn deadline(&self, until: Duration) -> Deadline {
         Deadline::after(until.saturating_sub(self.begun.elapsed()))
     }
 
-    /// Sends a request to the store. With `retries`, a failed request is repeated for this time since the start, and for at
-    /// least [`RETRY_FLOOR`], while `goes_on` returns true. Every request may be repeated.
+    /// Sends a request to the store. With `retries`, sends it again after a temporary error, until `retries` after
+    /// the start and for at least [`RETRY_FLOOR`] after the first error, while `goes_on` returns true. It is safe
+    /// to send any request twice.
     fn ask(&mut self, request: &Request, retries: Option<Duration>, goes_on: &dyn Fn() -> bool) -> Answer {
         let mut first_failed = None;
         loop {
@@ -222,7 +228,8 @@ impl Session<'_> {
         }
     }
 
-    /// Stays until the other members have read that some did not come, because the store may end with this process.
+    /// Waits until the other members that came have read the result, for at most [`FAREWELL`], because the store
+    /// may end with this process.
     fn stay(&self, awaited: &[String]) {
         let keys: Vec<&str> = awaited.iter().map(String::as_str).collect();
         if self.failure.is_none() && !keys.is_empty() {
@@ -230,8 +237,8 @@ impl Session<'_> {
         }
     }
 
-    /// Removes keys that no member reads any more. Keys that remain cost only a few bytes in the store, so errors are
-    /// ignored.
+    /// Removes the keys of an agreement that all members have acknowledged. Errors are ignored, because keys that
+    /// remain cost only a few bytes in the store.
     fn remove(&self, keys: &[String]) {
         if self.failure.is_none() {
             let _ = keys.iter().try_for_each(|key| self.store.delete(key).map(drop));
@@ -239,7 +246,7 @@ impl Session<'_> {
     }
 }
 
-/// Returns false for an error that a repeated request gets again.
+/// Returns true for a temporary error: the same request may succeed later.
 fn may_pass(error: &StoreError) -> bool {
     matches!(
         error,
@@ -257,7 +264,8 @@ fn may_pass(error: &StoreError) -> bool {
 /// Reads keys without waiting for those that have no value.
 fn fetch(store: &dyn Store, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
     let names: Vec<&str> = keys.iter().map(String::as_str).collect();
-    // Usually all keys have values. One may be removed after the check.
+    // Usually all keys have values, and two requests suffice. If one was removed after the check, each key is read
+    // by itself.
     if store.check(&names)? {
         match store.multi_get(&names, Deadline::now()) {
             Err(StoreError::Timeout { .. }) => {}

@@ -1,15 +1,18 @@
 //! Detects a circular wait: ranks wait for each other, each in another agreement.
 //!
-//! Before it waits, a rank publishes its agreement. A rank that has waited too long follows the places of the missing
-//! ranks from agreement to agreement. If they lead back to its own, more waiting cannot help. It then fails all agreements
-//! of the circle, one after the other, with the complete list of waits. Otherwise the first refusal releases other ranks,
-//! and which agreements fail depends on timing.
+//! Before a rank waits, it publishes its place: the agreement that it waits in. A rank whose patience has ended
+//! follows the places of the missing ranks from agreement to agreement. If they lead back to its own agreement,
+//! more waiting cannot help. The rank then fails all agreements of the circle, each with the complete list of
+//! waits. If it failed only its own agreement, other ranks of the circle would go on, and timing would determine
+//! which agreements fail.
 //!
-//! Each place is read twice. A rank that is in the same undecided agreement both times was there throughout. So if nothing
-//! has changed, all ranks of the circle waited at one moment. A circular wait does not end by itself.
+//! Each place is read twice. A rank that is in the same undecided agreement both times has waited there from the
+//! first read to the second. If no place and no decision has changed, all ranks of the circle therefore waited at
+//! the same moment. A circular wait does not end by itself.
 //!
-//! Several ranks may search for the same circle at a time. If one of its agreements has failed already for a circle that
-//! contains this rank's current wait, that circle is used in place of this rank's own, now incomplete, search.
+//! Several ranks may search for the same circle at a time. If an agreement has already failed with a circle that
+//! contains this rank's current wait, this rank reports that circle. Its own search is then incomplete, because
+//! decided agreements do not count as waits.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,9 +27,9 @@ use crate::wire::Message;
 #[derive(Debug, Clone)]
 pub(super) struct Trace {
     rank: u32,
-    /// The places of ranks read so far; `None` for a rank that has published none.
+    /// The places read so far; `None` for a rank that waits in no agreement.
     seen: BTreeMap<u32, Option<Place>>,
-    /// The decision keys read so far; true if the agreement is decided.
+    /// The decision keys read so far; true if the key has a value.
     decided: BTreeMap<String, bool>,
     asked: Asked,
 }
@@ -45,19 +48,19 @@ pub(super) enum Traced {
     Ask(Request),
     /// The circle in ascending order of ranks, or empty if there is none.
     Circle(Vec<Waiting>),
-    /// The values are those of no request of the trace.
+    /// The values do not match the pending request.
     Unasked,
 }
 
 impl Trace {
-    /// Makes the search of `rank`, which waits at `own`. `seen` are the places of the members there.
+    /// Makes the search of `rank`, which waits at `own`. `seen` contains the places of the members of `own`.
     pub(super) fn new(rank: u32, own: Place, seen: impl IntoIterator<Item = (u32, Option<Place>)>) -> Self {
         let mut seen: BTreeMap<u32, Option<Place>> = seen.into_iter().collect();
         seen.insert(rank, Some(own));
         Self { rank, seen, decided: BTreeMap::new(), asked: Asked::Nothing }
     }
 
-    /// Processes the values of the keys that were requested; none at first.
+    /// Processes the values of the keys that the last step requested. The first call passes no values.
     pub(super) fn step(&mut self, values: &[Option<Vec<u8>>]) -> Traced {
         let place =
             |value: &Option<Vec<u8>>| Place::from_bytes(value.as_deref()?).ok().filter(Place::is_somewhere);
@@ -87,7 +90,7 @@ impl Trace {
     }
 
     fn go_on(&mut self) -> Traced {
-        // Breadth-first search: reads everything that is reached and not yet read.
+        // Breadth-first search: each step reads all places and decisions that were reached and not yet read.
         let reached = self.reached(self.rank);
         let ranks: Vec<u32> = reached.iter().copied().filter(|rank| !self.seen.contains_key(rank)).collect();
         let mut keys: Vec<String> =
@@ -120,7 +123,8 @@ impl Trace {
         Traced::Ask(Request::Fetch { keys })
     }
 
-    /// Returns the circle for which one of these agreements has failed, if this rank is in it where it waits now.
+    /// Returns the circle with which one of these agreements has failed, if this rank's current wait is part of
+    /// the circle.
     fn found_by_others(&self, decisions: &[Option<Vec<u8>>]) -> Option<Vec<Waiting>> {
         let own = self.place(self.rank)?;
         let told = |decision: &Vec<u8>| match told_failure(decision)? {
@@ -135,7 +139,7 @@ impl Trace {
         self.seen.get(&rank)?.as_ref()
     }
 
-    /// Returns the members of the agreement of `rank`, if that is not decided.
+    /// Returns the members of the agreement that `rank` waits in; none if that agreement is decided.
     fn bound_to(&self, rank: u32) -> &[u32] {
         match self.place(rank) {
             Some(at) if self.decided.get(&at.decision_key()) != Some(&true) => &at.members,
@@ -153,7 +157,8 @@ impl Trace {
     }
 }
 
-/// Returns the places of a circle other than `own`, each once, with those members that wait elsewhere in the circle.
+/// Returns the agreements of a circle other than `own`, each once, with the members that wait in another agreement
+/// of the circle.
 pub(super) fn others(circle: &[Waiting], own: &Place) -> Vec<(Place, Vec<Absentee>)> {
     let mut others: Vec<(Place, Vec<Absentee>)> = Vec::new();
     for Waiting { place, .. } in circle {

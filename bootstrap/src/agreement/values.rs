@@ -1,4 +1,4 @@
-//! Values grouped by the ranks that hold them. Every disagreement is reported in this form.
+//! Values grouped by the ranks that hold them. Failures report differing values in this form.
 
 use std::fmt;
 
@@ -40,7 +40,7 @@ impl<V: PartialEq> ValuesByRank<V> {
         Self { entries }
     }
 
-    /// Converts the values. Values that were different must stay different.
+    /// Converts the values. `to` must map different values to different values.
     pub fn map<W>(self, to: impl Fn(V) -> W) -> ValuesByRank<W> {
         let entry = |Entry { value, ranks }| Entry { value: to(value), ranks };
         ValuesByRank { entries: self.entries.into_iter().map(entry).collect() }
@@ -52,8 +52,8 @@ impl<V: PartialEq> ValuesByRank<V> {
         self.entries.len() <= 1
     }
 
-    /// Returns the ranks outside the largest entry, ascending. If a majority holds the intended value, these ranks differ from
-    /// it.
+    /// Returns the ranks outside the first entry, ascending. If a majority holds the intended value, these are the
+    /// ranks that differ from it.
     #[must_use]
     pub fn minority(&self) -> Vec<u32> {
         let mut ranks: Vec<u32> =
@@ -62,7 +62,7 @@ impl<V: PartialEq> ValuesByRank<V> {
         ranks
     }
 
-    /// Formats every entry, with `say` as the text of a value.
+    /// Formats every entry. `say` formats a value.
     #[must_use]
     pub fn describe(&self, say: impl Fn(&V) -> String) -> String {
         let parts: Vec<String> = self

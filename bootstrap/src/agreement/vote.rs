@@ -1,15 +1,16 @@
 //! One vote: every member posts its value, and the store keeps one result for all of them.
 //!
-//! A member posts, increments a counter, and waits for the result. The member whose increment completes the count finds
-//! all posts and proposes a result. A member whose wait times out reads the posts that are there and proposes too. The
-//! store keeps the first proposal, and every member obeys the stored one. So all members end alike, even if the patience of
-//! one member ends while the last member arrives.
+//! A member posts its value, increments a counter, and waits for the result. The member whose increment completes
+//! the count reads all posts and proposes a result. A member whose wait times out reads the posts that exist and
+//! also proposes a result. The store keeps the first proposal, and every member takes that one as the result. So
+//! all members get the same result, even if the wait of one member times out while the last member posts.
 //!
-//! Keys: `PREFIX/RANK`, written by that rank only, `PREFIX/count`, and `PREFIX/result`, which is written once.
+//! Keys: `PREFIX/RANK`, written once, by that rank only; `PREFIX/count`, the counter; `PREFIX/result`, written
+//! once.
 
 use std::time::Duration;
 
-/// A request of a state machine to the store. Each may be repeated.
+/// A request of a state machine to the store. It is safe to send any request twice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
     /// Sets a key that only this rank writes. Answer: [`Answer::Stored`].
@@ -19,8 +20,8 @@ pub enum Request {
         /// Its value.
         value: Vec<u8>,
     },
-    /// Sets a key that only this rank writes, and only once. Answer: [`Answer::Stored`], or [`Answer::Taken`] if the key has
-    /// another value.
+    /// Sets a key that only this rank writes, and only once. Answer: [`Answer::Stored`], or [`Answer::Taken`] if
+    /// the key already has another value.
     Post {
         /// The key.
         key: String,
@@ -88,12 +89,12 @@ enum State {
     Counting,
     Waiting,
     Gathering(Gathering),
-    /// Has handed out the posts.
+    /// [`Step::Propose`] was returned, and [`Vote::propose`] is due.
     Holding,
     Proposing,
 }
 
-/// The reason why a member reads the posts.
+/// The reason why a member reads the posts and proposes a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gathering {
     /// The counter says that all members have posted.
@@ -107,8 +108,8 @@ pub(super) enum Gathering {
 /// The next step of a vote.
 pub(super) enum Step {
     Ask(Request),
-    /// Call [`Vote::propose`] with a result, from the members' posts (in their order; `None` if missing) and the
-    /// values of the further keys.
+    /// Call [`Vote::propose`] with a result. `posted`: the posts in the order of the members; `None` if missing.
+    /// `further`: the values of the keys passed to [`Vote::reads`].
     Propose {
         posted: Vec<Option<Vec<u8>>>,
         further: Vec<Option<Vec<u8>>>,
@@ -146,19 +147,20 @@ impl Vote {
         Self { prefix, rank, members, posted, until, proposes_now, further, state }
     }
 
-    /// If `now` is true, proposes without waiting for the others, because this member's post alone decides.
+    /// If `now` is true, this member proposes without waiting for the others, because its post alone decides the
+    /// result.
     pub(super) fn proposes_now(mut self, now: bool) -> Self {
         self.proposes_now = now;
         self
     }
 
-    /// Also reads these keys before proposing.
+    /// Makes this member also read the keys `further` when it reads the posts.
     pub(super) fn reads(mut self, further: Vec<String>) -> Self {
         self.further = further;
         self
     }
 
-    /// Returns true if the value may be in the store.
+    /// Returns true if this member's post may be in the store.
     pub(super) fn has_posted(&self) -> bool {
         self.state != State::Unposted
     }

@@ -27,13 +27,13 @@ use super::{
 };
 use crate::store::Deadline;
 
-/// Size of a message in bytes: the receiver's token, the tag of the descriptor, the sender's place.
+/// Size of a message in bytes: the receiver's token, the tag of the descriptor, and the sender's place.
 const MESSAGE_BYTES: usize = size_of::<Token>() + size_of::<Tag>() + size_of::<u64>();
 
-/// Interval between attempts to connect while the peer's queue is full.
+/// Interval between attempts to connect while the listener's queue is full.
 const CROWDED: Duration = Duration::from_millis(1);
 
-/// A connection to a process. Each side has_token the other's token.
+/// A connection to a process. Each side knows the other's token.
 pub struct Link {
     socket: OwnedFd,
     me: u64,
@@ -128,26 +128,28 @@ impl Link {
         self.place
     }
 
-    /// Opens a descriptor of the process at the other end, which becomes readable when that process ends. Returns `None` if
-    /// the kernel is older than Linux 5.3, or if the process has ended.
+    /// Opens a descriptor of the process at the other end (a pidfd), which becomes readable when that process
+    /// ends. Returns `None` if there is no such descriptor: the kernel is older than Linux 5.3, the process has
+    /// ended, or this process may open no more descriptors.
     ///
     /// # Errors
-    /// [`LinkError::System`] if the kernel does not report the process.
+    /// [`LinkError::System`] if the kernel does not return the process id of the other end.
     pub fn open_process(&self) -> Result<Option<OwnedFd>, LinkError> {
         let id = socket_peercred(&self.socket)?.pid;
         Ok(pidfd_open(id, PidfdFlags::empty()).ok())
     }
 
-    /// Returns the socket. It is closed at the other end when that process ends, at the latest.
+    /// Returns the socket. Its other end is closed when the process there ends, at the latest.
     #[must_use]
     pub fn into_socket(self) -> OwnedFd {
         self.socket
     }
 
-    /// Sends a descriptor. This process keeps its own.
+    /// Sends a descriptor. The descriptor of this process stays open.
     ///
     /// # Errors
-    /// [`LinkError::Gone`]; [`LinkError::Absent`] if the other end does not read it; [`LinkError::System`].
+    /// [`LinkError::Gone`]; [`LinkError::Absent`] if the other end reads too little until the deadline;
+    /// [`LinkError::System`].
     pub fn send(&self, tag: Tag, descriptor: BorrowedFd<'_>, deadline: Deadline) -> Result<(), LinkError> {
         let message = [&self.theirs[..], &tag.0, &self.me.to_le_bytes()].concat();
         loop {
@@ -169,7 +171,8 @@ impl Link {
     /// Receives the next descriptor, which must have this tag.
     ///
     /// # Errors
-    /// [`LinkError::Gone`]; [`LinkError::Absent`] if none arrives; [`LinkError::Unexpected`].
+    /// [`LinkError::Gone`]; [`LinkError::Absent`] if no descriptor arrives until the deadline;
+    /// [`LinkError::Unexpected`].
     pub fn receive(&self, tag: Tag, deadline: Deadline) -> Result<OwnedFd, LinkError> {
         let fail = |problem: String| LinkError::Unexpected { place: self.place, problem };
         loop {
@@ -204,7 +207,7 @@ impl Link {
     }
 }
 
-/// Returns true if the sender has `token`. The comparison takes the same time for every input.
+/// Returns true if the message contains `token`. The comparison takes the same time for every input.
 pub(super) fn has_token(message: &Message, token: Token) -> bool {
     message.token.iter().zip(token).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
@@ -214,7 +217,7 @@ pub(super) fn new_socket() -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// The reason why there is no message.
+/// The reason why no message was received.
 pub(super) enum ReceiveError {
     /// Nothing has arrived yet.
     Nothing,
@@ -224,8 +227,8 @@ pub(super) enum ReceiveError {
     Broken(io::Error),
 }
 
-/// Receives the next message without waiting; `None` if the connection has ended. All received descriptors that are
-/// not returned are closed.
+/// Receives the next message without waiting; `None` if the connection has ended. Closes all received descriptors
+/// that it does not return.
 pub(super) fn receive_message(socket: &OwnedFd) -> Result<Option<Message>, ReceiveError> {
     let mut message = [0; MESSAGE_BYTES + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];

@@ -5,24 +5,26 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use super::{LinkError, Listener, Tag, connection::Link, listener::Unidentified};
 use crate::store::{Deadline, StoreError};
 
-/// A process of the exchange.
+/// Another process of an exchange.
 #[derive(Debug)]
 pub struct Peer {
-    /// The connection to it.
+    /// The connection to that process.
     pub link: Link,
-    /// The descriptors that it sent, in the order of its tags.
+    /// The descriptors that it sent, in the order of `own`.
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// Sends `own` to each of `others`, and receives as many descriptors from each, with the same tags in the same order.
-/// Collective over these processes: each passes its own place as `me`, and the places of the other processes as
-/// `others`. `endpoint` returns the [endpoint](Listener::endpoint) of a place, and may wait for it.
+/// Sends the descriptors `own` to each of `others`, and receives as many descriptors from each, with the same tags
+/// in the same order. Collective over these processes, which are numbered: the place of a process is its number,
+/// for example its rank. Each process passes its own place as `me`, and the places of the other processes as
+/// `others`. `endpoint` returns the [endpoint](Listener::endpoint) of the process at a place, and may block until
+/// there is one.
 ///
-/// The processes are returned in no particular order.
-///
+/// Returns the other processes in no particular order. If `own` is empty, returns no processes, without
+/// connecting.
 /// # Errors
-/// [`LinkError`] names the processes that did not come, are gone, or sent something unexpected. Descriptors received
-/// until then are closed.
+/// [`LinkError`] names the processes that did not come, are gone, or sent something unexpected.
+/// [`LinkError::Store`] is the error of `endpoint`. Descriptors received until then are closed.
 pub fn exchange(
     listener: &Listener,
     me: u64,

@@ -31,7 +31,8 @@ const PREFIX: &str = "lockstep-link-";
 /// The name of the socket in a folder.
 const SOCKET: &str = "socket";
 
-/// Age from which a folder without a socket counts as abandoned. A younger one may still be in creation.
+/// Age from which a folder without a socket counts as abandoned. The owner of a younger one may not have made the
+/// socket yet.
 const BIRTH: Duration = Duration::from_secs(60);
 
 /// A folder that only this user can enter. It is removed when this value is dropped.
@@ -51,7 +52,7 @@ impl Folder {
         let no_folder = |source| LinkError::Folder { path: path.clone(), source };
         check_home(&home).map_err(no_folder)?;
         fs::DirBuilder::new().mode(0o700).create(&path).map_err(no_folder)?;
-        // Waits for the lock, which a sweep of another process may hold for a moment.
+        // Waits for the lock, because a sweep of another process may briefly hold it.
         let locked = locked(&path, FlockOperation::LockExclusive).map_err(io::Error::from);
         let locked = locked.and_then(|folder| check_own(&folder).map_err(io::Error::other).map(|()| folder));
         match locked {
@@ -108,8 +109,8 @@ impl PeerFolder {
     }
 }
 
-/// Returns the address of a socket in an open folder. It does not resolve the folder's path again, which may be
-/// longer than a socket address.
+/// Returns the address of a socket in an open folder. The address uses the descriptor, so the folder's path is not
+/// resolved again, and may be longer than a socket address.
 fn address(folder: BorrowedFd<'_>, socket: &str) -> rustix::io::Result<SocketAddrUnix> {
     SocketAddrUnix::new(format!("/proc/self/fd/{}/{socket}", folder.as_raw_fd()))
 }
@@ -126,7 +127,7 @@ fn check_own(folder: &OwnedFd) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that no other user can rename this user's entries of a folder.
+/// Checks that no other user can rename this user's entries in the folder `home`.
 pub(super) fn check_home(home: &Path) -> io::Result<()> {
     let mode = fs::metadata(home)?.mode() & 0o7777;
     if mode & 0o022 != 0 && mode & 0o1000 == 0 {
@@ -163,8 +164,8 @@ fn locked(path: &Path, how: FlockOperation) -> rustix::io::Result<OwnedFd> {
     Ok(folder)
 }
 
-/// Removes the folders that killed processes of this user left. The first [`Listener`](super::Listener) of a process calls
-/// this. A caller that has just lost a peer may call it at once.
+/// Removes the folders that killed processes of this user left. The first [`Listener`](super::Listener) of a
+/// process calls this. A process may also call it when it has just lost a peer.
 pub fn sweep() {
     let Ok(entries) = fs::read_dir(home()) else { return };
     for entry in entries.flatten() {

@@ -16,23 +16,24 @@ use super::{
 };
 use crate::store::Deadline;
 
-/// Maximum number of connections that have not identified themselves.
+/// Maximum number of open connections that have sent nothing yet.
 const MAX_UNIDENTIFIED: usize = 64;
 
-/// A listening socket in a folder that only its user can enter. Both are removed when this value is dropped.
+/// A listening socket, in a folder that only its user can enter. Socket and folder are removed when this value is
+/// dropped.
 pub struct Listener {
     path: String,
     pub(super) token: Token,
     socket: OwnedFd,
-    /// Dropped after the socket: a peer that finds no folder has_token that the process no longer listens.
+    /// Dropped after the socket: a peer that finds no folder can conclude that the process no longer listens.
     _folder: Folder,
 }
 
 impl Listener {
-    /// Makes a listening socket. No other process has_token it yet.
+    /// Makes a listening socket. No other process knows its endpoint yet.
     ///
     /// # Errors
-    /// [`LinkError::Folder`] if the folder cannot be made; [`LinkError::System`].
+    /// [`LinkError::Folder`] if the folder or the socket cannot be made; [`LinkError::System`].
     pub fn open() -> Result<Self, LinkError> {
         let folder = Folder::create()?;
         let path = folder.socket();
@@ -40,8 +41,8 @@ impl Listener {
         Ok(Self { path: path.to_string_lossy().into_owned(), token: fresh_token()?, socket, _folder: folder })
     }
 
-    /// Returns the endpoint that peers need to connect: token and path. Publish it only in a store that only members
-    /// read.
+    /// Returns the endpoint that peers need to connect: the token and the path. The token is a secret: publish the
+    /// endpoint only in a store that only members read.
     #[must_use]
     pub fn endpoint(&self) -> Vec<u8> {
         [&self.token[..], self.path.as_bytes()].concat()
@@ -62,13 +63,14 @@ fn listening(folder: &Folder) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Accepted connections that have not sent a valid message yet.
+/// Accepted connections that have sent nothing yet.
 #[derive(Default)]
 pub(super) struct Unidentified(Vec<OwnedFd>);
 
 impl Unidentified {
-    /// Waits for a connection that has the token, and returns it with its first message; `None` past the deadline.
-    /// Other connections are closed, and so is the oldest if there are too many.
+    /// Waits for a connection whose first message has the token, and returns the connection and the message.
+    /// Returns `None` once the deadline has passed. A connection that sends anything else is closed. Silent
+    /// connections stay open, up to [`MAX_UNIDENTIFIED`]; beyond that number, the oldest is closed.
     pub(super) fn next(
         &mut self,
         listener: &Listener,
@@ -107,7 +109,7 @@ impl Unidentified {
         }
     }
 
-    /// Returns the readable sockets: 0 is the listening socket, the others follow.
+    /// Returns the indices of the readable sockets. The listening socket has index 0, and the connections follow.
     fn ready(&self, listener: &Listener, deadline: Deadline) -> io::Result<Vec<usize>> {
         let all = std::iter::once(&listener.socket).chain(&self.0);
         let mut all: Vec<_> = all.map(|socket| PollFd::new(socket, PollFlags::IN)).collect();

@@ -12,12 +12,12 @@ use rustix::{
     mm::{MapFlags, ProtFlags, mmap, munmap},
 };
 
-/// The memory can no longer change its size, so a mapping stays valid.
+/// The seals that fix the size of the memory, so that a mapping of it stays valid.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Memory that processes of a host share. It starts at a page boundary, contains zeros when it is made, and is freed
-/// with its last mapping. Other processes may write to it at any time, so read it only through atomics, and check
-/// every value.
+/// Memory that processes of a host share. It starts at a page boundary, contains zeros when it is made, and is
+/// freed with its last mapping and descriptor. Other processes may write to it at any time, so read it only
+/// through atomics, and check every value.
 pub struct SharedMemory {
     base: NonNull<u8>,
     bytes: usize,
@@ -29,7 +29,8 @@ unsafe impl Send for SharedMemory {}
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Makes `bytes` bytes. Also returns the descriptor with which other processes [open](Self::open) them.
+    /// Makes `bytes` bytes of memory. Also returns the descriptor with which other processes [open](Self::open)
+    /// the memory.
     ///
     /// # Errors
     /// Those of the system calls.
@@ -40,8 +41,8 @@ impl SharedMemory {
         Ok((memory, mapped))
     }
 
-    /// Makes `bytes` bytes that only this mapping can write. Other processes [map](Self::open_read_only) them read-only;
-    /// from Linux 5.1 the kernel refuses them a writable mapping.
+    /// Makes `bytes` bytes of memory that only this mapping can write. Other processes [map](Self::open_read_only)
+    /// it read-only. From Linux 5.1, the kernel refuses them a writable mapping; an older kernel does not.
     ///
     /// # Errors
     /// Those of the system calls.
@@ -55,7 +56,7 @@ impl SharedMemory {
         Ok((memory, mapped))
     }
 
-    /// Maps memory of another process.
+    /// Maps memory that another process made with [`create`](Self::create). `bytes` is its size.
     ///
     /// # Errors
     /// A text with the found and the expected size and seals.
@@ -63,7 +64,7 @@ impl SharedMemory {
         Self::open_with(memory, bytes, ProtFlags::READ | ProtFlags::WRITE)
     }
 
-    /// Maps memory of another process read-only: a write through the mapping is a fault.
+    /// Maps memory of another process read-only: a write through the mapping raises `SIGSEGV`.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -95,7 +96,7 @@ impl SharedMemory {
         self.base
     }
 
-    /// Returns its length in bytes.
+    /// Returns the length of the mapping in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -111,7 +112,7 @@ fn sized(bytes: usize) -> io::Result<OwnedFd> {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this length. A user of the address keeps this value alive.
+        // SAFETY: `map` has mapped this address with this length. Users of the address must keep this value alive.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }
@@ -155,7 +156,7 @@ mod tests {
         }
         assert!(SharedMemory::open(descriptor.as_fd(), 64).unwrap_err().starts_with("mapping"));
         assert!(rustix::io::write(&descriptor, &[1]).is_err());
-        // A writable mapping through a reopened descriptor is refused too.
+        // A descriptor that is opened again allows no writable mapping either.
         let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
         let again = std::fs::File::options().read(true).write(true).open(path).unwrap();
         assert!(SharedMemory::open(again.as_fd(), 64).is_err());

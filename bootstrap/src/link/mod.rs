@@ -1,18 +1,19 @@
 //! Passes file descriptors between the processes of a host: shared memory, locks, or any other kernel object.
 //!
-//! A process that accepts connections opens a [`Listener`]: a socket in a folder that only its user can enter. Its
-//! endpoint ([`Listener::endpoint`]) holds the socket's path and a random token; members read it from their store. In one
-//! [`exchange()`], every pair of processes sends each other their descriptors, one per message, each with a [`Tag`]
-//! for its kind. In each pair the process with the lower place connects.
+//! A process that accepts connections opens a [`Listener`]: a socket in a folder that only its user can enter. The
+//! endpoint of the listener ([`Listener::endpoint`]) contains the socket's path and a random token. Members read
+//! it from their store. In one [`exchange()`], every two processes send each other their descriptors, one per
+//! message, each with a [`Tag`] for its kind. Every process has a place, a number that the caller assigns. Of two
+//! processes, the one with the lower place connects.
 //!
-//! A process of another user, or without the token, receives nothing. A process that sends invalid data, too much
-//! data or none makes no member wait. Every wait has a deadline. The errors distinguish a process that is gone from
+//! A process of another user, or without the token, receives nothing. If it sends invalid data, too much data or
+//! no data, no member waits for it. Every wait has a deadline. The errors distinguish a process that is gone from
 //! one that is late.
 //!
 //! [`SharedMemory`] is memory that two processes use to communicate without system calls.
 //!
-//! The folder is removed with the [`Listener`]. The folder of a killed process is removed when a process of the same user
-//! opens its first [`Listener`], or by [`sweep`].
+//! The folder is removed with the [`Listener`]. The folder of a killed process is removed when a process of the
+//! same user opens its first [`Listener`], or by [`sweep`].
 //!
 //! ```
 //! use bootstrap::{link::{self, Listener, Tag}, store::Deadline};
@@ -72,11 +73,11 @@ impl fmt::Display for Tag {
     }
 }
 
-/// Errors of passing descriptors between processes. Places are those that the caller passed.
+/// Errors of passing descriptors between processes. A place is the number of a process, as the caller passed it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkError {
-    /// The folder for this process's socket cannot be made.
+    /// The folder for this process's socket, or the socket, cannot be made.
     #[error("no socket {}: {source}; XDG_RUNTIME_DIR or TMPDIR must name a folder that can be written to", path.display())]
     Folder {
         /// The folder.
@@ -101,7 +102,7 @@ pub enum LinkError {
         /// The observation that shows it.
         problem: String,
     },
-    /// Processes that did not connect.
+    /// Processes that did not connect, send or receive before the deadline.
     #[error("places {places:?} did not come within {waited:.1?}")]
     Absent {
         /// The processes.
@@ -112,7 +113,7 @@ pub enum LinkError {
     /// A system call failed.
     #[error("handing descriptors to the processes of this host: {0}")]
     System(#[from] io::Error),
-    /// The store failed.
+    /// The store failed while this process waited for an endpoint.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -123,9 +124,9 @@ impl From<rustix::io::Errno> for LinkError {
     }
 }
 
-/// Returns a number that identifies this host. Two processes can share memory only under one kernel, and NCCL passes
-/// file descriptors over abstract sockets, which belong to the network namespace; the number covers both.
-/// `NCCL_HOSTID`, if set, replaces it, as in NCCL.
+/// Returns a number that identifies this host. Processes have the same number if they run under one kernel, which
+/// sharing memory needs, in one network namespace, which NCCL needs to pass descriptors over abstract sockets, and
+/// with one host name. `NCCL_HOSTID`, if set, replaces these, as in NCCL.
 #[must_use]
 pub fn host() -> u64 {
     if let Some(name) = env::var_os("NCCL_HOSTID").filter(|name| !name.is_empty()) {
@@ -137,7 +138,7 @@ pub fn host() -> u64 {
     fnv64(&[&boot[..], network.as_os_str().as_encoded_bytes(), &name].concat())
 }
 
-/// The secret in an endpoint. Only processes that can read the store know it.
+/// The secret in an endpoint. Only processes that can read the endpoint in the store know it.
 type Token = [u8; 16];
 
 fn fresh_token() -> io::Result<Token> {
@@ -146,7 +147,8 @@ fn fresh_token() -> io::Result<Token> {
     Ok(token)
 }
 
-/// Polls. Returns true if a descriptor is ready.
+/// Waits until a descriptor is ready, for at most `patience` or an hour. Returns false after a timeout or a
+/// signal.
 fn poll_all(what: &mut [PollFd<'_>], patience: Duration) -> io::Result<bool> {
     let patience = Timespec::try_from(patience.min(Duration::from_secs(3600))).unwrap_or_default();
     match poll(what, Some(&patience)) {

@@ -1,5 +1,5 @@
-//! Members and other processes at listening sockets. The members are threads, but their descriptors go through the
-//! kernel all the same.
+//! Members and other processes connect to listening sockets. The members are threads of one process, but their
+//! descriptors pass through the kernel as between processes.
 
 use std::{
     env,
@@ -57,14 +57,14 @@ fn file(text: &str) -> File {
 }
 
 fn read(descriptor: &OwnedFd) -> String {
-    // All holders of the descriptor share its file position, so the position is not used.
+    // All processes with the descriptor share its file position, so this does not use the position.
     let file = File::from(descriptor.try_clone().unwrap());
     let mut text = vec![0; file.metadata().unwrap().len() as usize];
     file.read_exact_at(&mut text, 0).unwrap();
     String::from_utf8(text).unwrap()
 }
 
-/// Runs one member among `listeners`. Returns the other members and their descriptors, by place.
+/// Runs one member among `listeners`. Returns the other members with their descriptors, in the order of places.
 fn member(
     listeners: &[Listener],
     me: usize,
@@ -194,7 +194,7 @@ fn another_kind_of_descriptor_is_refused() {
 #[test]
 fn who_does_not_come_is_named() {
     let mut listeners = listeners(3);
-    // The highest place waits for both others. The lowest finds a closed socket.
+    // The member with the highest place waits for both others. The member with the lowest finds a closed socket.
     let absent = member(&listeners, 2, &TAGS, soon()).unwrap_err();
     assert!(matches!(&absent, LinkError::Absent { places, .. } if *places == [0, 1]), "{absent}");
     let endpoints: Vec<_> = listeners.iter().map(Listener::endpoint).collect();
@@ -240,7 +240,7 @@ const NOBODY: u32 = 65534;
 /// Set for a process that runs as another user.
 const OTHER: &str = "PROCESS_GROUP_TEST_OTHER_USER";
 
-/// Output of the other user's process: refused outside the folder, or connected inside.
+/// Output of the other user's process: it was refused outside the folder, or it has connected inside.
 const PLACES: [&str; 2] = ["outside", "inside"];
 
 /// The other user's process of the test below. It connects to the given endpoint and sends the message of member 0.
@@ -282,8 +282,8 @@ fn another_user_enters_no_folder_and_is_ignored_by_every_listener() {
     if !geteuid().is_root() {
         return println!("skipped: who is not root cannot be another user");
     }
-    // First with the folder's own mode, then with a mode that lets everyone in: then the listener has to check the
-    // peer's user.
+    // First the folder has its own mode. Then its mode lets every user in, so that the listener itself has to
+    // check the peer's user.
     for place in PLACES {
         if place == PLACES[1] {
             fs::set_permissions(folder, Permissions::from_mode(0o755)).unwrap();

@@ -1,8 +1,8 @@
-//! Points in time that bound every wait.
+//! Deadlines of waits.
 
 use std::time::{Duration, Instant};
 
-/// The moment at which a wait gives up. A copy passed along a chain of waits bounds the whole chain.
+/// The time at which a wait gives up. Pass a copy to several waits to bound all of them together.
 ///
 /// ```
 /// use bootstrap::store::Deadline;
@@ -22,37 +22,37 @@ impl Deadline {
     /// The longest deadline: a century, so that adding it to any clock is safe.
     const FURTHEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-    /// Returns the moment `timeout` from now.
+    /// Returns the deadline `timeout` from now.
     pub fn after(timeout: Duration) -> Self {
         Self { set: Instant::now(), timeout: timeout.min(Self::FURTHEST) }
     }
 
-    /// Returns a moment that has passed. A wait with it tries once and does not block.
+    /// Returns a deadline that has passed. A wait with it makes one attempt and does not block.
     pub fn now() -> Self {
         Self::after(Duration::ZERO)
     }
 
-    /// Returns the time left; zero once it has passed.
+    /// Returns the time left; zero once the deadline has passed.
     pub fn remaining(&self) -> Duration {
         self.timeout.saturating_sub(self.set.elapsed())
     }
 
-    /// Returns true if the moment has passed.
+    /// Returns true if the deadline has passed.
     pub fn expired(&self) -> bool {
         self.remaining().is_zero()
     }
 
-    /// Returns the moment on the monotonic clock.
+    /// Returns the deadline on the monotonic clock.
     pub fn instant(&self) -> Instant {
         self.set + self.timeout
     }
 
-    /// Returns the time between the creation of this deadline and its moment.
+    /// Returns the time from the creation of this deadline to the deadline.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Returns the time since this deadline was set.
+    /// Returns the time since this deadline was created.
     pub fn waited(&self) -> Duration {
         self.set.elapsed()
     }

@@ -14,12 +14,12 @@ pub enum StoreError {
     /// The deadline passed before the keys existed. The store stays usable.
     #[error("waited {waited:?} for {} that nobody has set; either the rank that sets it is late, or it never will", list(.keys))]
     Timeout {
-        /// The keys of the wait; only those that were missing, if that is known.
+        /// The missing keys of the wait, or all of its keys if it is not known which are missing.
         keys: Vec<String>,
         /// The time waited.
         waited: Duration,
     },
-    /// The store's host answered earlier and has died since. The store's contents are lost.
+    /// The store's host has answered before and has died since. The store's contents are lost.
     #[error(
         "the store's host at {address} died during {operation}: its process ended or its machine is cut off"
     )]
@@ -57,7 +57,7 @@ pub enum StoreError {
         /// The last attempt's error.
         source: Arc<io::Error>,
     },
-    /// Until the deadline, connections were accepted and closed before the greeting.
+    /// Until the deadline, connections were accepted, and closed before the greeting was complete.
     #[error(
         "the store at {address} has turned this process away {attempts} times within {waited:?}; it has as many clients \
          as it may have (its limit, or `ulimit -n`), or it is no store"
@@ -95,7 +95,7 @@ pub enum StoreError {
     Secret {
         /// The variable or the file.
         origin: String,
-        /// The value expected, and the value found.
+        /// The value found, and the value expected.
         problem: String,
     },
     /// The process that answers at the address is not a store.
@@ -113,7 +113,7 @@ pub enum StoreError {
         address: String,
         /// The refused operation.
         operation: String,
-        /// The limits of a host.
+        /// The possible reasons: the limits of a host.
         limits: &'static str,
     },
     /// Another process listens at the address.
@@ -157,12 +157,12 @@ pub enum StoreError {
         what: String,
         /// The unit of `size` and `limit`: `bytes` or `keys`.
         unit: &'static str,
-        /// Its size.
+        /// The size of the part.
         size: usize,
         /// The largest that is accepted.
         limit: usize,
     },
-    /// The value to add to is not a number.
+    /// The value to add to is not a number, or the sum is out of range.
     #[error("cannot add to {key:?}: it holds {value:?}, and the sum is no 64-bit integer")]
     NotANumber {
         /// The key.
@@ -170,7 +170,7 @@ pub enum StoreError {
         /// The start of its value.
         value: String,
     },
-    /// Some ranks did not arrive. Every rank that did arrive gets the same list.
+    /// Some ranks did not arrive. Every rank that arrived gets the same list.
     #[error(
         "{} {} of {world} never arrived at {at:?} (waited {:.1} s)",
         if .ranks.len() == 1 { "rank" } else { "ranks" }, ranges(.ranks), .waited.as_secs_f64()
@@ -197,7 +197,7 @@ pub enum StoreError {
         /// The time waited.
         waited: Duration,
     },
-    /// A rank will not come any more, as another rank of the meeting has reported.
+    /// A rank will not come to a meeting, as another rank of that meeting has reported.
     #[error("rank {rank} is gone, and with it the meeting at {at:?}")]
     GivenUp {
         /// The rank.
@@ -235,7 +235,7 @@ pub enum StoreError {
         /// The operating system's error.
         source: Arc<io::Error>,
     },
-    /// A store's file belongs to another user, or is writable for others.
+    /// A store's file belongs to another user, or other users may write it.
     #[error(
         "the store's file {} belongs to user {owner} and has mode {mode:04o}; expected user {user}, and that neither its \
          group nor others may write it: remove it, or `chmod go-w`",
@@ -246,7 +246,7 @@ pub enum StoreError {
         path: PathBuf,
         /// The user id of the file's owner.
         owner: u32,
-        /// Its mode.
+        /// The mode of the file.
         mode: u32,
         /// The user id of this process.
         user: u32,
@@ -306,17 +306,17 @@ impl From<Refusal> for StoreError {
     }
 }
 
-/// Formats a key or a value for people.
+/// Formats a key or a value for a message.
 pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Like [`text`], without a copy if the bytes are text.
+/// Like [`text`], but without a copy if the bytes are UTF-8.
 pub(super) fn into_text(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes).unwrap_or_else(|error| text(error.as_bytes()))
 }
 
-/// Names the first few keys.
+/// Formats the first few keys.
 fn list(keys: &[String]) -> String {
     const SHOWN: usize = 8;
     let names: Vec<_> = keys.iter().take(SHOWN).map(|key| format!("{key:?}")).collect();
@@ -326,7 +326,7 @@ fn list(keys: &[String]) -> String {
     }
 }
 
-/// Writes ascending ranks as `0, 2-5, 9`.
+/// Formats ascending ranks as `0, 2-5, 9`.
 fn ranges(ranks: &[usize]) -> String {
     let mut parts = Vec::new();
     let mut rest = ranks;

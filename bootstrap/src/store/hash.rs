@@ -63,8 +63,8 @@ impl HashStore {
 }
 
 impl State {
-    /// Serves a request under a client id of its own. Returns its reply, and records the other clients that
-    /// it woke.
+    /// Serves a request under a new client id. Returns its reply, and adds the other clients that it woke to
+    /// `woken`.
     fn serve(&mut self, request: Request) -> Result<Option<Reply>> {
         let (client, reply) = self.join(request)?;
         self.leave(client);
@@ -131,7 +131,7 @@ impl Service for HashStore {
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
                 there = state.woken.remove(&client);
             }
-            // Others may have changed the keys since this client was woken, so they are checked again under
+            // Other threads may have changed the keys since this client was woken, so they are checked again under
             // this lock.
             let still_there = state.serve(Request::Check { keys: keys.clone() });
             let reply = match (still_there, &request) {
@@ -146,7 +146,8 @@ impl Service for HashStore {
             }
             match reply? {
                 None => {}
-                // A value under the queue's name ends the wait, but the wait is for the queue.
+                // The queue is empty, and its name is also a key. A wait for that name ends at once, so the queue
+                // is polled.
                 Some(Some(Reply::Popped(None))) => {
                     let left = deadline.remaining();
                     if left.is_zero() {

@@ -1,4 +1,4 @@
-//! Stores: the small shared table through which ranks find each other and agree.
+//! Stores: small shared tables through which ranks find each other and make common decisions.
 //!
 //! A store holds keys with byte values, counters and queues. It is meant for a few kilobytes at a time
 //! (addresses, unique ids, votes), not for tensors. Its contents are lost when its host ends.
@@ -7,12 +7,12 @@
 //!   serves the processes of a job, and is compatible with PyTorch's store on the wire. [`FileStore`] serves
 //!   processes that share a disk, and is compatible with PyTorch's file. [`PrefixStore`] is a namespace in
 //!   another store.
-//! - [`rendezvous()`], [`barrier`]: all ranks meet at a name, or all that came learn which ranks did not.
+//! - [`rendezvous()`], [`barrier`]: wait for all ranks. If some do not come, all others get the same list of them.
 //! - [`machine`]: the semantics and the protocol as state machines without I/O. Every store uses them.
 //!
-//! Invariants: every wait has a [`Deadline`]. A store whose host has died, or whose file is removed, fails at
-//! once and not after a timeout. An operation that has returned is seen by every later operation of every
-//! client.
+//! Invariants: every wait has a [`Deadline`]. If the host of a store has died, or the file of a store is removed,
+//! operations fail at once and not after a timeout. The effect of an operation that has returned is visible to
+//! every later operation of every client.
 
 mod deadline;
 mod error;
@@ -38,7 +38,7 @@ pub use tcp::{HostReport, TcpOptions, TcpStore};
 /// Writes `value` under a key that only one process writes, and only once, such as its address.
 ///
 /// # Errors
-/// [`StoreError::Taken`]: the key holds another value already, which stays.
+/// [`StoreError::Taken`] if the key already holds another value. The key keeps that value.
 pub fn publish(store: &dyn Store, key: &str, value: &[u8]) -> Result<()> {
     let stands = store.compare_set(key, b"", value)?;
     if stands != value {
@@ -49,14 +49,14 @@ pub fn publish(store: &dyn Store, key: &str, value: &[u8]) -> Result<()> {
 
 /// A shared table of keys, counters and queues.
 ///
-/// Keys are UTF-8 and may be empty; values are bytes and may be empty. [`machine::Limits`] limits sizes;
-/// above them an operation fails and changes nothing. All operations of all clients happen in one order, and
-/// an operation that has returned comes before every later one.
+/// Keys are UTF-8 and may be empty. Values are bytes and may be empty. [`machine::Limits`] limits their sizes; an
+/// operation above the limits fails and changes nothing. All operations of all clients take effect in one order,
+/// and an operation that has returned precedes every later one.
 ///
-/// The host of a [`TcpStore`] serves a request for more than 1,000 keys, or for more than 4 MiB, in pieces,
-/// and serves other clients in between. They may see a part of a [`multi_set`](Store::multi_set), and the
-/// answer may or may not contain concurrent changes. A [`wait`](Store::wait) for more than 1,000 keys ends
-/// when each of them has existed at some time.
+/// Exception: with its default limits, the host of a [`TcpStore`] may serve a request for more than 1,000 keys, or
+/// for more than 4 MiB, in pieces, and serve other clients in between. Those may see a part of a
+/// [`multi_set`](Store::multi_set), and the reply may contain some of their changes and not others. A
+/// [`wait`](Store::wait) for more than 1,000 keys may end when each key has existed at some time.
 pub trait Store: Send + Sync {
     /// Sets `key` to `value`. Replaces an earlier value.
     fn set(&self, key: &str, value: &[u8]) -> Result<()>;
@@ -70,10 +70,10 @@ pub trait Store: Send + Sync {
     /// Waits until all of `keys` exist.
     ///
     /// # Errors
-    /// [`StoreError::Timeout`] with the keys, once `deadline` has passed.
+    /// [`StoreError::Timeout`] with the missing keys, once `deadline` has passed.
     fn wait(&self, keys: &[&str], deadline: Deadline) -> Result<()>;
 
-    /// Adds `delta` to the decimal number under `key` (0 when absent) and returns the sum.
+    /// Adds `delta` to the decimal number under `key`, which is 0 if the key is absent. Returns the sum.
     fn add(&self, key: &str, delta: i64) -> Result<i64>;
 
     /// Sets `key` to `new` if it holds `expected`, or if it is absent and `expected` is empty. Returns the
@@ -81,22 +81,22 @@ pub trait Store: Send + Sync {
     /// `expected` (PyTorch's rule).
     fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> Result<Vec<u8>>;
 
-    /// Appends `value` to the value of `key` (empty when absent).
+    /// Appends `value` to the value of `key`, which is empty if the key is absent.
     fn append(&self, key: &str, value: &[u8]) -> Result<()>;
 
     /// Returns the values of `keys`. Waits until all exist.
     fn multi_get(&self, keys: &[&str], deadline: Deadline) -> Result<Vec<Vec<u8>>>;
 
-    /// Sets several keys atomically.
+    /// Sets several keys atomically, with the exception above for large requests.
     fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<()>;
 
     /// Removes `key`, and returns true if it existed. Does not affect queues.
     fn delete(&self, key: &str) -> Result<bool>;
 
-    /// Returns the number of keys, without queues.
+    /// Returns the number of keys. Queues do not count.
     fn num_keys(&self) -> Result<u64>;
 
-    /// Returns the keys in order, without queues.
+    /// Returns the keys in ascending order. Queues are not listed.
     fn list_keys(&self) -> Result<Vec<String>>;
 
     /// Appends `value` to the queue `key`, and wakes the client that has waited longest for it. Queues have

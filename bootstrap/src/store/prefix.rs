@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Deadline, Result, Store};
 
-/// Puts a prefix and `/` before every key of another store, as PyTorch's does; nests.
+/// Puts a prefix and `/` before every key of another store, as PyTorch's `PrefixStore` does. May be nested.
 ///
 /// ```
 /// use bootstrap::store::{Deadline, HashStore, PrefixStore, Store};
@@ -26,7 +26,7 @@ pub struct PrefixStore {
 }
 
 impl PrefixStore {
-    /// Returns the part of `store` whose keys begin with `prefix` and `/`.
+    /// Returns a store of the keys in `store` that begin with `prefix` and `/`.
     pub fn new(prefix: &str, store: Arc<dyn Store>) -> Self {
         Self { prefix: format!("{prefix}/"), store }
     }
@@ -94,7 +94,7 @@ impl Store for PrefixStore {
         self.store.delete(&self.key(key))
     }
 
-    /// Counts the keys under the prefix. (PyTorch's store counts those of the whole store.)
+    /// Counts the keys under the prefix. (PyTorch's `PrefixStore` counts all keys of the other store.)
     fn num_keys(&self) -> Result<u64> {
         Ok(self.list_keys()?.len() as u64)
     }

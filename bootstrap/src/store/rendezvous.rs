@@ -1,17 +1,17 @@
-//! All ranks meet at a name, or all that came learn which ranks did not.
+//! Waits for all ranks at a name. If some do not come, all others get the same list of them.
 //!
-//! A deadline is known to one rank only: another rank with a later deadline might still see the meeting
-//! succeed. The outcome is therefore written once, by compare-and-set: by the last rank to arrive, or by the
-//! first whose deadline passes. All follow the outcome in the store.
+//! Each rank has its own deadline: without further rules, one rank might give up on a meeting that another sees
+//! succeed. So the outcome is written to the store once, by compare-and-set. The last rank to arrive writes it, or
+//! the first rank whose deadline passes. All ranks follow the stored outcome.
 
 use std::time::Duration;
 
 use super::{Deadline, Result, Store, StoreError, publish};
 
-/// Meets all ranks of a job at `name`. Publishes this rank's `card` (an address, a device, any small value)
-/// and returns the cards of all ranks, in order. The earliest of the ranks' deadlines applies to all.
+/// Waits until all ranks of a job have come to `name`. Publishes this rank's `card` (an address, a device, any
+/// small value) and returns the cards of all ranks, in order. The earliest of the ranks' deadlines applies to all.
 ///
-/// A name serves one meeting.
+/// Use a name for one meeting only.
 ///
 /// ```
 /// use bootstrap::store::{Deadline, HashStore, rendezvous};
@@ -26,9 +26,10 @@ use super::{Deadline, Result, Store, StoreError, publish};
 /// ```
 ///
 /// # Errors
-/// - [`StoreError::Absent`] with the same list on every rank that came, also on a listed rank that came too
+/// - [`StoreError::Absent`] with the same list on every rank that came, including a listed rank that came too
 ///   late.
-/// - [`StoreError::RankTaken`] on every rank when two processes use one rank.
+/// - [`StoreError::RankTaken`] if two processes use one rank: on every rank that came, or only on the second
+///   process if the meeting had its outcome already.
 pub fn rendezvous(
     store: &dyn Store,
     name: &str,
@@ -42,7 +43,7 @@ pub fn rendezvous(
     meeting.outcome()?;
     let cards: Vec<_> = (0..world).map(|rank| meeting.card(rank)).collect();
     match store.multi_get(&cards.iter().map(String::as_str).collect::<Vec<_>>(), deadline) {
-        // The meeting was complete for ranks with a smaller world size.
+        // Cards are missing although the meeting is complete: other ranks have a smaller world size.
         Err(StoreError::Timeout { waited, .. }) => {
             Err(StoreError::Absent { ranks: meeting.without_card()?, world, at: name.to_owned(), waited })
         }
@@ -60,13 +61,13 @@ pub fn barrier(store: &dyn Store, name: &str, rank: usize, world: usize, deadlin
     meeting.outcome()
 }
 
-/// The time that a rank stays after a failed meeting so that the others learn the outcome, because the store
-/// may end with it.
+/// The longest time that a rank waits after a failed meeting until the others have read the outcome, because the
+/// store may end with its process.
 const FAREWELL: Duration = Duration::from_secs(3);
 
 const COMPLETE: &[u8] = b"complete";
 const ABSENT: &str = "absent ";
-/// Prefix for a rank that two processes use.
+/// The prefix of the outcome of a meeting to which two processes came with one rank.
 const TAKEN: &str = "taken ";
 
 struct Meeting<'a> {
@@ -92,7 +93,7 @@ impl Meeting<'_> {
             return Err(StoreError::Argument(format!("rank {rank} is not below the world size {world}")));
         }
         if self.store.add(&format!("{}/rank/{rank}", self.name), 1)? != 1 {
-            // One of the two processes is not the expected one.
+            // It is not known which of the two processes is the right one, so the meeting fails.
             self.decide(format!("{TAKEN}{rank}").as_bytes())?;
             return Err(self.taken(rank));
         }
@@ -108,7 +109,7 @@ impl Meeting<'_> {
         StoreError::RankTaken { rank, at: self.name.to_owned() }
     }
 
-    /// Writes the outcome unless there is one. Returns the outcome in the store.
+    /// Writes the outcome, unless there is one already. Returns the outcome in the store.
     fn decide(&self, outcome: &[u8]) -> Result<Vec<u8>> {
         self.store.compare_set(&self.key("outcome"), b"", outcome)
     }
@@ -135,7 +136,7 @@ impl Meeting<'_> {
     /// Returns the outcome that this rank proposes when its deadline has passed.
     fn opinion(&self) -> Result<Vec<u8>> {
         let absent: Vec<_> = self.without_card()?.iter().map(usize::to_string).collect();
-        // All are here: the last one is about to write the outcome, or has died before it could.
+        // All ranks have come. The last one is about to write the outcome, or has died before it could.
         if absent.is_empty() {
             Ok(COMPLETE.to_vec())
         } else {
@@ -166,8 +167,8 @@ impl Meeting<'_> {
             })
     }
 
-    /// Stays until the others have read the outcome, or for a moment. Errors are ignored, since the outcome
-    /// is decided.
+    /// Waits until `present` ranks have read the outcome, for at most [`FAREWELL`]. Errors are ignored, because
+    /// the outcome is decided.
     fn part(&self, present: usize) {
         let all = self.key("told/all");
         let told = self.store.add(&self.key("told"), 1);

@@ -1,4 +1,5 @@
-//! Converts operations of [`Store`] to requests, and replies back. Shared by all stores that use requests.
+//! Converts operations of [`Store`] to requests, and replies to results. All stores that serve requests share
+//! this.
 
 use super::{
     Deadline, Result, Store, StoreError,
@@ -6,13 +7,14 @@ use super::{
     machine::{Reply, Request},
 };
 
-/// Carries requests to a table.
+/// Passes requests to the table of a store.
 pub trait Service: Send + Sync {
-    /// Serves a request that does not wait; `None` when it has no reply. Returns after it has taken effect.
+    /// Serves a request that does not wait. Returns its reply, or `None` if it has none, after the request has
+    /// taken effect.
     fn call(&self, request: Request) -> Result<Option<Reply>>;
 
-    /// Waits until all `keys` exist, then serves `request`, if any. Waits again when other clients have
-    /// emptied the queue that `request` pops.
+    /// Waits until all `keys` exist, then serves `request`, if there is one. If `request` pops a queue that is
+    /// empty by then, waits again.
     fn call_when_there(
         &self,
         keys: Keys,
@@ -26,7 +28,7 @@ pub trait Service: Send + Sync {
 
 pub(super) type Keys = Vec<Vec<u8>>;
 
-/// Destructures the reply, or returns the service's error.
+/// Returns `$value` if the reply matches `$pattern`, otherwise the service's error.
 macro_rules! expect {
     ($self:ident, $name:literal, $reply:expr, $pattern:pat => $value:expr) => {
         match $reply? {

@@ -32,7 +32,8 @@ impl SecretSetting {
     /// Reads [`Secret::VARIABLE`] or [`Secret::FILE_VARIABLE`] of this process's environment.
     ///
     /// # Errors
-    /// [`StoreError::Secret`] if the value is not a secret, or if both are set.
+    /// [`StoreError::Secret`] if the value is not a secret, or if both variables are set. [`StoreError::Argument`]
+    /// if the secret is too short.
     pub fn from_environment() -> Result<Self> {
         Self::from_variables(env::var_os)
     }
@@ -72,17 +73,18 @@ impl SecretSetting {
 
 impl Secret {
     /// The environment variable for the secret, or `none` for a job without one.
-    /// The builder of process groups (`process_group::ProcessGroup::builder`) and the example `tcp_store` read it.
+    /// [`SecretSetting::from_environment`] reads it.
     pub const VARIABLE: &'static str = "PROCESS_GROUP_STORE_SECRET";
 
     /// The environment variable that names a file with the secret, in place of [`VARIABLE`](Self::VARIABLE).
     pub const FILE_VARIABLE: &'static str = "PROCESS_GROUP_STORE_SECRET_FILE";
 
-    /// Reads the secret in a file. The file must belong to this user or root, and other users must not be able to read or
-    /// change it. A newline at its end is not part of the secret.
+    /// Reads the secret in a file. The file must belong to this user or to root. Its group must not be able to
+    /// write it, and other users must have no access. Newlines at its end are not part of the secret.
     ///
     /// # Errors
-    /// [`StoreError::Secret`] if the file cannot be read, is open to others, or holds no secret.
+    /// [`StoreError::Secret`] if the file cannot be read, gives others access, or contains no secret.
+    /// [`StoreError::Argument`] if the secret is too short.
     pub fn read_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let wrong = |problem: String| StoreError::Secret { origin: path.display().to_string(), problem };

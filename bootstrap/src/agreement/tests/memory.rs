@@ -1,10 +1,10 @@
-//! The store of the model and of the seeds.
+//! The store of the tests `model` and `seeds`.
 
 use std::collections::BTreeMap;
 
 use super::super::{Answer, Request};
 
-/// A store in memory, which answers at once.
+/// A store in memory.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Memory(pub(super) BTreeMap<String, Vec<u8>>);
 

@@ -1,4 +1,5 @@
-//! Tests of agreements: every order of small ones ([`model`]), random ones ([`seeds`]), and their messages.
+//! Tests of agreements: all interleavings of small ones ([`model`]), random ones ([`seeds`]), single cases
+//! ([`scripted`]), and messages.
 
 mod memory;
 mod model;

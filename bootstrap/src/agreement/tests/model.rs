@@ -13,7 +13,7 @@ use super::{
 struct Faults {
     /// Members that may crash.
     crashes: u32,
-    /// Members that may lose the store for ever.
+    /// Members that may lose the store permanently.
     losses: u32,
     /// Requests whose reply is lost, so that they are sent again.
     repeats: u32,
@@ -71,7 +71,7 @@ impl World {
         self
     }
 
-    /// Returns all worlds that can come next.
+    /// Returns all worlds that one step leads to.
     fn next(&self) -> Vec<Self> {
         let mut all = Vec::new();
         for (index, member) in self.members.iter().enumerate() {
@@ -103,7 +103,7 @@ impl World {
                     }
                     let mut world = self.clone();
                     let Some(answer) = world.execute(request) else {
-                        // A wait ends if nobody can write the key any more, or earlier.
+                        // A wait times out if all running members wait, or earlier, as an injected fault.
                         if self.faults.expiries > 0 || self.is_stuck() {
                             let mut world = self.clone();
                             world.faults.expiries = world.faults.expiries.saturating_sub(1);
@@ -149,7 +149,7 @@ impl World {
     }
 }
 
-/// Waits end only where the key has a value: nobody needs a time-out for progress.
+/// Without crashes and losses, every wait ends because its key gets a value, never by a timeout.
 #[test]
 fn progress_needs_no_time_out() {
     for faults in [NONE, Faults { repeats: 2, ..NONE }, Faults { failures: 1, ..NONE }] {
@@ -169,7 +169,7 @@ fn progress_needs_no_time_out() {
     }
 }
 
-/// Visits every world that can be reached. Returns their number and the final ones.
+/// Visits every reachable world. Returns the number of worlds, and the final ones.
 fn explore(first: World) -> (usize, Vec<World>) {
     let (mut seen, mut open, mut ends) = (HashSet::new(), vec![first], Vec::new());
     while let Some(world) = open.pop() {
@@ -189,7 +189,7 @@ fn explore(first: World) -> (usize, Vec<World>) {
     (seen.len(), ends)
 }
 
-/// Two 64-bit hashes of the world's text, so that a collision is improbable.
+/// Returns two 64-bit hashes of the world's text. Two of them make a collision improbable.
 fn fingerprint(world: &World) -> (u64, u64) {
     let text = format!("{world:?}");
     let reversed: Vec<u8> = text.bytes().rev().collect();
@@ -213,7 +213,7 @@ fn without_faults_all_agree() {
             world.members.iter().all(|member| matches!(member, State::Ended(Ok(found)) if *found == sum))
         };
         assert!(!ends.is_empty() && ends.iter().all(all), "{:?}", results(&ends));
-        // The last one that looks removes all keys but the places.
+        // The last member that looks for acknowledgements removes all keys except the places.
         let is_clean = |world: &World| world.store.0.keys().all(|key| key.starts_with("places/"));
         assert!(ends.iter().all(is_clean), "{:?}", ends[0].store.0.keys());
     }
@@ -267,7 +267,7 @@ fn a_member_that_lost_the_store_is_in_doubt_only_between_its_record_and_the_resu
         };
         let doubt = world.members.iter().find_map(lost);
         let agreed = world.members.iter().any(|member| matches!(member, State::Ended(Ok(_))));
-        // A member that was not in doubt has no record in the store, so the other one has nothing to agree on.
+        // A member that was not in doubt has posted no record, so the other one cannot agree.
         assert!(doubt != Some(false) || !agreed, "{world:?}");
     }
     assert!(

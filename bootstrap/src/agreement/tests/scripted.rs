@@ -1,4 +1,4 @@
-//! Single cases: limits, leaving, names that are taken, stores that fail.
+//! Single cases: limits, members that leave, names that are used twice, stores that fail.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
@@ -48,7 +48,7 @@ fn a_member_that_leaves_ends_the_waits_before_and_after_the_decision() {
     let outcome = agree(&store, 0, LONG);
     assert!(failure(&outcome).to_string().contains("rank 1 has left: it has no memory"), "{outcome:?}");
 
-    // Rank 1 leaves while it acts. Rank 0 is told to stop.
+    // Rank 1 leaves while both act. The action of rank 0 learns that it may stop.
     let store = HashStore::new();
     let began = Instant::now();
     let leaves = |_: &u64, _, _: &dyn Fn() -> bool| {
@@ -71,7 +71,7 @@ fn a_member_that_leaves_ends_the_waits_before_and_after_the_decision() {
     });
     assert!(began.elapsed() < LONG / 2);
 
-    // With a result, leaving changes nothing.
+    // After the result, leaving changes no outcome.
     let store = HashStore::new();
     thread::scope(|scope| {
         let other = scope.spawn(|| agree(&store, 1, LONG));
@@ -168,7 +168,7 @@ fn a_short_patience_shortens_no_action() {
     assert!(machine.is_in_doubt());
 }
 
-/// The others have agreed without the rank that counts itself in.
+/// The others have decided without rank 2, whose own member list contains it.
 #[test]
 fn a_rank_that_others_do_not_count_in_does_not_act() {
     let store = HashStore::new();
@@ -185,7 +185,7 @@ fn a_rank_that_others_do_not_count_in_does_not_act() {
     });
 }
 
-/// Neither waits for the members that only the other one names.
+/// Neither member waits for the ranks that are only in the other member list.
 #[test]
 fn members_with_different_lists_are_told_when_the_second_one_comes() {
     let store = HashStore::new();
@@ -207,12 +207,12 @@ fn members_with_different_lists_are_told_when_the_second_one_comes() {
     });
 }
 
-/// Another thread of the rank may come to the agreement that waits for it.
+/// Another thread of the rank may still come to the agreement that the other rank waits in.
 #[test]
 fn a_rank_with_several_threads_is_in_no_circle() {
     for has_another in [false, true] {
         let (store, is_over) = (HashStore::new(), AtomicBool::new(false));
-        // No other test has these ranks.
+        // No other test uses these ranks, because running agreements are counted by rank in the whole process.
         let with = |name: &str, rank, patience| {
             let member = Member { name: name.into(), rank, members: vec![70, 71], generation: 1, patience };
             run::<Sum>(&store, member, 3, |_, _, _| true, || !is_over.load(Ordering::Relaxed))
@@ -239,7 +239,7 @@ fn a_rank_with_several_threads_is_in_no_circle() {
     }
 }
 
-/// The process of a member whose patience ends may host the store.
+/// The process of a member whose patience ends may host the store, so it has to wait for the others.
 #[test]
 fn a_member_stays_until_the_others_have_read_that_one_is_absent() {
     let store = HashStore::new();
@@ -257,7 +257,7 @@ fn a_member_stays_until_the_others_have_read_that_one_is_absent() {
     });
 }
 
-/// A store whose requests fail now and then, before or after they have arrived.
+/// A store of which every eighth request fails, by turns before and after it has taken effect.
 struct Flaky {
     inner: HashStore,
     count: AtomicU32,
@@ -276,7 +276,7 @@ impl Flaky {
 
 impl Store for Flaky {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        // Before the record is posted, a failure ends the agreement.
+        // This request precedes the record. If it failed, the agreement would end without retries.
         if key.starts_with("places/") {
             self.inner.set(key, value)
         } else {
@@ -301,7 +301,7 @@ impl Store for Flaky {
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> Result<Vec<u8>> {
-        // As for the places.
+        // This request precedes the record too.
         if key.ends_with("/members") {
             self.inner.compare_set(key, expected, new)
         } else {
@@ -354,7 +354,7 @@ fn flaky(error: fn() -> StoreError) -> Flaky {
     Flaky { inner: HashStore::new(), count: AtomicU32::new(0), error }
 }
 
-/// The patience has ended long before the requests that follow it fail.
+/// Retries go on for a least time, even if the patience has ended long before the first error.
 #[test]
 fn a_store_that_fails_now_and_then_poisons_nothing_even_with_a_short_patience() {
     let store = flaky(|| StoreError::Timeout { keys: Vec::new(), waited: Duration::ZERO });

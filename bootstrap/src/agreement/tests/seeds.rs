@@ -30,7 +30,7 @@ impl Random {
 
 type Outcome = Result<u64, Ending<Sum>>;
 
-/// A rank with the agreements that it has still to take part in.
+/// A rank, with the agreements in which it has still to take part.
 struct Rank {
     program: VecDeque<(Member, u64)>,
     running: Option<(Agreement<Sum>, Output<Sum>)>,
@@ -163,7 +163,7 @@ impl Run {
         }
     }
 
-    /// Returns the end of the wait that ends first.
+    /// Returns the earliest end of a wait.
     fn first_end(&self) -> Option<Duration> {
         let waits = self.ranks.iter().filter(|rank| !rank.is_gone).filter_map(|rank| match &rank.running {
             Some((_, Output::Store(Request::Await { until, .. }))) => Some(*until),
@@ -278,13 +278,14 @@ impl Run {
                 .iter()
                 .filter(|(_, result)| !matches!(result, Err(Ending::InDoubt | Ending::StoreFailed)))
                 .collect();
-            // Only a rank with another member list may have another result: the others agree without it.
+            // Only the rank with another member list may have another result, because the others can agree without
+            // it.
             let has_others_list = |rank: usize| self.fault == Fault::OtherMembers && rank == self.culprit;
             let alike: Vec<_> = told.iter().filter(|(rank, _)| !has_others_list(*rank)).collect();
             if let Some(pair) = alike.windows(2).find(|pair| pair[0].1 != pair[1].1) {
                 return Err(format!("{name}: {pair:?}"));
             }
-            // No agreement without the outcomes of all. A sum of 1 needs no action.
+            // An agreement needs the outcomes of all members. A sum of 1 is agreed without an action.
             if results.iter().any(|(_, result)| matches!(result, Ok(sum) if *sum != 1)) {
                 let posted = |rank: &u32| self.outcomes.contains(&format!("{name}/outcomes0/{rank}"));
                 if let Some(rank) =
@@ -305,7 +306,8 @@ impl Run {
         }
     }
 
-    /// Checks that no rank has agreed with one that means something else, and that agreed keys are gone.
+    /// Checks that no rank has agreed with a rank of another version, generation or member list. Checks that the
+    /// keys of agreements with a result are removed.
     fn judge_detection(&self) -> Result<(), String> {
         let culprit = self.culprit;
         for (name, results) in &self.results {
@@ -315,7 +317,7 @@ impl Run {
                 Fault::OtherVersion => true,
                 _ => false,
             };
-            // Alone, a rank agrees with itself.
+            // If only one rank took part, there was nothing to differ from.
             let differs = differs && results.len() > 1;
             let is_unreadable = |(_, result): &(usize, Outcome)| {
                 matches!(result, Err(Ending::Failed(Failure::Unreadable { .. })))
@@ -378,7 +380,7 @@ impl Run {
             Err(Ending::Failed(Failure::Absent { circle, .. })) if !circle.is_empty() => {
                 let names: BTreeSet<&str> =
                     circle.iter().map(|waiting| waiting.place.name.as_str()).collect();
-                // A circle leads over several agreements, and arises only if a rank has another order.
+                // A circular wait spans several agreements, and arises only if one rank has another order.
                 if names.len() < 2 || self.fault != Fault::OtherOrder { wrong() } else { Ok(()) }
             }
             _ => Ok(()),
@@ -408,7 +410,7 @@ fn random_programs_agree_or_fail_alike() {
     assert!(agreed > 0);
 }
 
-/// Two ranks that call two agreements in different orders both get the circle.
+/// Two ranks that call two agreements in different orders both get the circular wait.
 #[test]
 fn crossing_agreements_fail_with_the_circle() {
     let member = |name: &str, rank: u32| Member {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::super::{Decision, Member, Protocol, Report, Verdict};
 use crate::wire;
 
-/// Members add their numbers. A sum of 0 is refused, and a sum of 1 needs no action. A sum that is a multiple of 8 needs a
-/// second action, with half of it.
+/// Members add their numbers. A sum of 0 is refused. A sum of 1 needs no action. A sum that is a multiple of 8
+/// needs a second action, whose plan is half of the sum.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sum;
 
@@ -42,7 +42,7 @@ impl Protocol for Sum {
     }
 }
 
-/// Returns the seat of `rank` among the ranks below `size`.
+/// Returns the member `rank` of an agreement among the ranks below `size`.
 pub(super) fn seat(rank: u32, size: u32, patience: Duration) -> Member {
     Member { name: "sum".into(), rank, members: (0..size).collect(), generation: 1, patience }
 }

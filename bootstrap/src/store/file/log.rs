@@ -1,4 +1,4 @@
-//! The file: records that are only ever appended, under a lock of the whole file.
+//! The file: records that are appended and never changed, under a lock of the whole file.
 //!
 //! A record is a key and a value, each a `u32` length (little endian) and its bytes. The key selects the
 //! operation:
@@ -7,11 +7,11 @@
 //! |---|---|
 //! | `/K` | sets K |
 //! | `-/K` | removes K |
-//! | `refcount/`, `cleanup/` | sets the number of processes that have opened the store, or have left it (decimal) |
-//! | `push/K`, `pop/K` | adds to the queue K, takes from it; PyTorch's store has no queues and ignores them |
+//! | `refcount/`, `cleanup/` | sets the number of processes that have the store open, or have left it (decimal) |
+//! | `push/K`, `pop/K` | adds a value to the queue K, takes one from it; PyTorch's store ignores these records |
 //!
-//! A writer that is killed in the middle leaves a torn record at the end. Only the holder of the lock writes,
-//! so the next holder knows that such a tail will not grow any more. Readers stop before it, and the next
+//! A writer that is killed while it writes leaves an incomplete record at the end. Only the holder of the lock
+//! writes, so the next holder knows that this record will not be completed. Readers stop before it, and the next
 //! writer truncates it.
 
 use std::{
@@ -49,7 +49,7 @@ const OTHERS_WRITE: u32 = 0o022;
 /// The number of bytes read at a time.
 const PIECE: u64 = 1 << 20;
 
-/// The pauses between attempts to take a lock that another process holds.
+/// The first and the longest pause between attempts to take a lock that another process holds.
 const FIRST_PAUSE: Duration = Duration::from_micros(50);
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -63,10 +63,10 @@ pub(super) enum Access {
     Write,
 }
 
-/// The value at the start of bytes, if complete, and the bytes after it.
+/// A value at the start of some bytes, and the bytes after it; `None` if the value is incomplete.
 type First<'a, T> = Option<(T, &'a [u8])>;
 
-/// The file, and the state given by its records, as far as they were read.
+/// The file, and the state that its records describe, as far as they were read.
 #[derive(Debug)]
 pub(super) struct Log {
     path: PathBuf,
@@ -84,17 +84,17 @@ struct Locked(Arc<File>);
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // Fails only for a descriptor that is not open; this one is.
+        // Unlocking fails only for a descriptor that is not open, and this one is open.
         let _ = flock(&*self.0, FlockOperation::Unlock);
     }
 }
 
 impl Log {
-    /// Opens or creates the file, readable by its owner alone. Fails if others may write the file. Reads
-    /// nothing yet.
+    /// Opens the file, or creates it with access for its owner alone. Fails if other users may write the file.
+    /// Reads nothing yet.
     pub(super) fn open(path: &Path, limits: Limits) -> Result<Self> {
         let failed = |source| failed(path, "open", source);
-        // Does not follow links, because names in shared folders can be guessed.
+        // Links are not followed, because other users can guess names in shared folders and place links there.
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|no| failed(no.into()))?;
         let file = File::from(file);
@@ -103,7 +103,8 @@ impl Log {
             return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")));
         }
         let (owner, mode, user) = (found.uid(), found.mode() & 0o7777, geteuid().as_raw());
-        // A group with its user's number has no other members: with such groups, PyTorch makes files of mode 0664.
+        // A group with the number of its user is taken to have no other members (a user private group). In such
+        // groups, PyTorch's files usually have mode 0664.
         let writable = if found.gid() == owner { mode & 0o002 } else { mode & OTHERS_WRITE };
         if owner != user || writable != 0 {
             return Err(StoreError::FileUntrusted { path: path.to_owned(), owner, mode, user });
@@ -184,7 +185,8 @@ impl Log {
         }
     }
 
-    /// Returns the key and the value at the start of `bytes`, if complete, and the bytes after them.
+    /// Returns the key and the value at the start of `bytes`, and the bytes after them; `None` if they are
+    /// incomplete.
     fn first_record<'a>(&self, bytes: &'a [u8]) -> Result<First<'a, [&'a [u8]; 2]>> {
         let Some((key, rest)) = self.first_part(bytes, "key", self.limits.key_bytes + OPENED.len())? else {
             return Ok(None);
@@ -231,12 +233,12 @@ impl Log {
         StoreError::FileCorrupt { path: self.path.clone(), offset, found }
     }
 
-    /// Returns those of `keys` that do not exist. Called under the lock.
+    /// Returns those of `keys` that do not exist. Call this under the lock.
     pub(super) fn missing(&self, keys: &[Vec<u8>]) -> Vec<String> {
         keys.iter().filter(|key| !self.table.is_there(key)).map(|key| text(key)).collect()
     }
 
-    /// Serves a request and appends its changes. Called under the lock that [`access`] requires.
+    /// Serves a request and appends its changes. Call this under the lock that [`access`] requires.
     pub(super) fn serve(&mut self, request: Request) -> Result<Option<Reply>> {
         if matches!(request, Request::Wait { .. } | Request::Barrier { .. } | Request::CancelWait) {
             return Err(StoreError::Argument(format!("a file does not serve {}", request.name())));
@@ -267,7 +269,7 @@ impl Log {
         Ok(reply)
     }
 
-    /// Counts one more process that has opened the store.
+    /// Counts this process as one that has the store open.
     pub(super) fn join(&mut self) -> Result<()> {
         self.opened = self.opened.saturating_add(1);
         let mut records = Vec::new();
@@ -275,8 +277,8 @@ impl Log {
         self.append(&records)
     }
 
-    /// Counts one more process that has left. Removes the file when no process has it open and `workers` have
-    /// left it.
+    /// Counts this process as one that has left. Removes the file if no process has it open and `workers`
+    /// processes have left.
     pub(super) fn leave(&mut self, workers: Option<u64>) -> Result<()> {
         self.left = self.left.saturating_add(1);
         self.opened = self.opened.saturating_sub(1);
@@ -291,7 +293,7 @@ impl Log {
         self.append(&records)
     }
 
-    /// Removes the file, unless another file has its name by now.
+    /// Removes the file, unless its name now belongs to another file.
     fn remove(&self) -> Result<()> {
         let failed = |error| failed(&self.path, "remove", error);
         let (ours, there) =
@@ -302,7 +304,8 @@ impl Log {
         Ok(())
     }
 
-    /// Appends changes that the table already has. If that fails, nothing has changed.
+    /// Appends changes that the table already has. After an error, the file has its old contents, and the next
+    /// operation reads it again.
     fn append(&mut self, records: &[u8]) -> Result<()> {
         if records.is_empty() {
             return Ok(());
@@ -321,7 +324,7 @@ impl Log {
         match written {
             Ok(()) => self.end += records.len() as u64,
             Err(_) => {
-                // If this fails too, a torn record is left, as after a killed writer.
+                // If this fails too, an incomplete record is left, as after a writer that was killed.
                 let _ = self.file.set_len(self.end);
                 // The next operation reads the file again.
                 (self.end, self.table, self.opened, self.left) = (0, table(self.limits), 0, 0);
@@ -331,7 +334,7 @@ impl Log {
     }
 }
 
-/// Makes a table for the file's contents. The size of the file bounds it.
+/// Makes a table for the file's contents. It has no limit of its own, because the size of the file is limited.
 fn table(limits: Limits) -> Table {
     Table::new(Limits { store_bytes: usize::MAX, ..limits })
 }
@@ -354,7 +357,7 @@ pub(super) fn access(request: &Request) -> Access {
 fn record(out: &mut Vec<u8>, key: &[&[u8]], value: &[u8]) {
     let key = key.concat();
     for part in [&key[..], value] {
-        // Both are within the limits, which were checked before.
+        // Key and value are within the limits, which were checked before, so their lengths fit.
         out.extend_from_slice(&u32::try_from(part.len()).unwrap_or(u32::MAX).to_le_bytes());
         out.extend_from_slice(part);
     }

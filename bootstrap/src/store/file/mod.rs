@@ -1,6 +1,6 @@
-//! A store in a file that all ranks can open, compatible with PyTorch's.
+//! A store in a file that all ranks can open, compatible with PyTorch's `FileStore`.
 //!
-//! - `log`: the file's records, its lock, repairs; [`FileStore`]: operations and waits on it.
+//! - `log`: the file's records, its lock and repairs. [`FileStore`]: the operations, and waits for keys.
 
 mod log;
 
@@ -19,31 +19,30 @@ use super::{
     service::{Keys, Service},
 };
 
-/// The pauses between a wait's reads of the file: short at the beginning, later like PyTorch's.
+/// The pauses between the reads of a wait: the first, and the least and the greatest limit for later ones.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 const LOOK: Duration = Duration::from_millis(10);
 const LONGEST_LOOK: Duration = Duration::from_millis(100);
 
 /// A store in a file: for ranks that share a disk and no network. Clones are the same store.
 ///
-/// Ranks in Python may share the file (`torch.distributed.FileStore`). Its file system must support `flock`;
-/// on NFS that requires version 4, or a lock daemon. The file only grows, up to [`Limits::store_bytes`]. A
-/// path serves one job, because a job cannot distinguish an earlier one's data from its own. A
-/// [`rendezvous`](super::rendezvous()) then fails with [`RankTaken`](StoreError::RankTaken).
+/// Ranks in Python may share the file (`torch.distributed.FileStore`). The file system must support `flock`; NFS
+/// does so with version 4, or with a lock daemon. The file only grows, up to [`Limits::store_bytes`]. Use a path
+/// for one job only, because a job cannot distinguish the data of an earlier job from its own. If a path is used
+/// again, a [`rendezvous`](super::rendezvous()) fails with [`RankTaken`](StoreError::RankTaken).
 ///
 /// Differences from PyTorch's store:
-/// - A record that a killed writer has left half-written is ignored and repaired. PyTorch's store spins on
-///   it, holding the lock.
-/// - A lock that is not released causes an error after the deadline. A file that is removed causes one at
-///   once.
-/// - Symbolic links are not followed. The file is accessible for its owner alone. A file of another user, or
-///   that others may write, is refused ([`FileUntrusted`](StoreError::FileUntrusted)).
+/// - An incomplete record of a killed writer is ignored and removed. PyTorch's store waits for its end in a loop,
+///   while it holds the lock.
+/// - If the lock is not released, an operation fails after its deadline. If the file is removed, it fails at once.
+/// - Symbolic links are not followed. A new file is accessible to its owner alone. A file of another user, or one
+///   that other users may write, is refused ([`FileUntrusted`](StoreError::FileUntrusted)).
 /// - [`append`](super::Store::append) and [`multi_set`](super::Store::multi_set) are atomic,
 ///   [`delete`](super::Store::delete) returns the correct result, and [`num_keys`](super::Store::num_keys)
 ///   counts keys only.
-/// - Queues exist only here. PyTorch's store ignores them. The first process to look takes an element.
+/// - PyTorch's store has no queues. A queue's element goes to the first process that reads it.
 ///
-/// An operation waits for other holders of the lock at most as long as the [patience](FileOptions::patience).
+/// An operation waits for the file's lock for at most the [patience](FileOptions::patience).
 ///
 /// ```
 /// use bootstrap::store::{Deadline, FileStore, Store};
@@ -86,22 +85,22 @@ impl Default for FileOptions {
 }
 
 impl FileOptions {
-    /// Sets the size limits. [`Limits::store_bytes`] limits the file. Other processes' data must be within
-    /// them too.
+    /// Sets the size limits. [`Limits::store_bytes`] limits the file. The data of other processes must be within
+    /// these limits too.
     #[must_use]
     pub fn limits(self, limits: Limits) -> Self {
         Self { limits, ..self }
     }
 
-    /// Sets the time for which another process may hold the file's lock (default 30 s). After it, operations
-    /// fail with [`StoreError::FileLocked`].
+    /// Sets how long an operation waits for a lock that another process holds (default 30 s). After that, it fails
+    /// with [`StoreError::FileLocked`].
     #[must_use]
     pub fn patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
     }
 
-    /// Sets the number of times that the store is opened in total. The last process to leave removes the
-    /// file. Without this setting the file stays.
+    /// Sets the number of times that the store is opened in total. The last process that closes it removes the
+    /// file. Without this setting, the file stays.
     #[must_use]
     pub fn workers(self, workers: u64) -> Self {
         Self { workers: Some(workers), ..self }
@@ -117,8 +116,8 @@ impl FileOptions {
             let mut log = Log::open(path.as_ref(), self.limits)?;
             match log.locked(Access::Write, "open", deadline, Log::join) {
                 Ok(()) => break log,
-                // The last process of an earlier job removed it between the two steps. The next attempt
-                // creates a new file.
+                // The last process of an earlier job has removed the file between opening and locking. The next
+                // attempt creates a new file.
                 Err(StoreError::FileGone { .. }) if !deadline.expired() => {}
                 Err(error) => return Err(error),
             }
@@ -128,7 +127,8 @@ impl FileOptions {
 }
 
 impl FileStore {
-    /// Opens the store in the file at `path`, which stays after all have left; see [`FileOptions::open`].
+    /// Opens the store in the file at `path`; see [`FileOptions::open`]. The file stays after all processes have
+    /// left.
     ///
     /// # Errors
     /// [`StoreError::File`], [`StoreError::FileUntrusted`], [`StoreError::FileLocked`], [`StoreError::FileCorrupt`].
@@ -157,7 +157,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let (log, workers) =
             (self.log.get_mut().unwrap_or_else(PoisonError::into_inner), self.options.workers);
-        // If the count cannot be updated, this process has still left, and the file stays.
+        // If the count cannot be updated, the file stays.
         let _ = log.locked(Access::Write, "close", Deadline::after(GRACE), |log| log.leave(workers));
     }
 }
@@ -188,7 +188,7 @@ impl Service for FileStore {
                     return Ok(Err(missing));
                 }
                 match request.clone().map(|request| log.serve(request)).transpose()? {
-                    // A value under the queue's name ends the wait, but the wait is for the queue.
+                    // The queue is empty, and its name is also a key. The wait is for the queue, so it goes on.
                     Some(Some(Reply::Popped(None))) => Ok(Err(keys.iter().map(|key| text(key)).collect())),
                     reply => Ok(Ok(reply.flatten())),
                 }
@@ -200,7 +200,7 @@ impl Service for FileStore {
                 }
                 Err(_) => thread::sleep(pause.min(deadline.remaining())),
             }
-            // A long wait reads less often, so that its reads take a small part of its time.
+            // The longer a wait lasts, the less often it reads the file.
             pause = (pause * 2).min((deadline.waited() / 64).clamp(LOOK, LONGEST_LOOK));
         }
     }

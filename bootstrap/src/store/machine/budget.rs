@@ -5,17 +5,17 @@
 /// Units for ending a wait: most of it is the system call that sends the reply.
 pub(super) const WAKE: usize = 16;
 
-/// Units for copying or reading through `bytes`.
+/// Returns the units for copying or reading through `bytes`.
 pub(super) fn copying(bytes: usize) -> usize {
     bytes >> 10
 }
 
-/// Units for freeing `strings`.
+/// Returns the units for freeing `strings`.
 pub(super) fn dropping(strings: usize) -> usize {
     strings / 8
 }
 
-/// An allowance of work.
+/// A limited amount of work.
 #[derive(Debug)]
 pub(super) struct Budget {
     limit: usize,
@@ -31,7 +31,8 @@ impl Budget {
         Self { limit, spent: 0, first_is_free: true }
     }
 
-    /// Makes the budget of work that is done before other clients have a turn. Nothing exceeds it.
+    /// Makes the budget of work that is done before other clients have a turn. No piece of work may exceed the
+    /// limit.
     pub(super) fn at_once(limit: usize) -> Self {
         Self { limit, spent: 0, first_is_free: false }
     }
@@ -41,7 +42,7 @@ impl Budget {
         Self::turn(usize::MAX)
     }
 
-    /// Returns true if an indivisible piece of work may begin.
+    /// Returns true if an indivisible piece of work of so many units may begin.
     pub(super) fn allows(&self, units: usize) -> bool {
         self.spent.saturating_add(units) <= self.limit || (self.first_is_free && self.spent == 0)
     }

@@ -8,20 +8,20 @@ use super::{
     wire::{Expect, ReplyDecoder, greeting, kind},
 };
 
-/// The time after its deadline that a wait may take to be cancelled and to find the missing keys.
+/// The time after the deadline of a wait within which the wait is cancelled and the missing keys are found.
 pub(in super::super) const GRACE: Duration = Duration::from_secs(5);
 
-/// The interval at which an empty queue is polled if its name is also a key. The protocol has no wait for the
-/// queue alone.
+/// The interval at which an empty queue is polled if its name is also a key. The protocol's wait ends as soon as
+/// the name is a key, so it cannot wait for the queue.
 pub(in super::super) const PAUSE: Duration = Duration::from_millis(10);
 
 /// A call of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
-    /// Serve one request that does not wait. Done when it has taken effect.
+    /// Send one request that does not wait. The call ends when the request has taken effect.
     Now(Request),
-    /// Wait until the keys exist, then serve the request, if any. If other clients have emptied the queue
-    /// meanwhile, the wait starts again.
+    /// Wait until the keys exist, then send the request, if there is one. If the request pops a queue that another
+    /// client has emptied in between, the wait starts again.
     WhenThere {
         /// The keys.
         keys: Vec<Vec<u8>>,
@@ -30,9 +30,10 @@ pub enum Call {
         /// The end of the wait.
         deadline: Duration,
     },
-    /// Like `WhenThere`, but takes one round trip if the keys exist, because the request is sent together
-    /// with the check. For `Get`, `MultiGet` and `QueuePop`; other requests wait first. The older of
-    /// PyTorch's servers closes the connection when a request names an absent key.
+    /// Like `WhenThere`, but takes one round trip if the keys exist: the request is sent together with a check of
+    /// the keys. This holds for `Get`, `MultiGet` and `QueuePop`; for other requests it is the same as
+    /// `WhenThere`. Do not use it with the older of PyTorch's servers, which closes the connection when a request
+    /// reads an absent key.
     Peek {
         /// The keys.
         keys: Vec<Vec<u8>>,
@@ -55,7 +56,7 @@ pub enum Call {
 /// An event for a [`Client`].
 #[derive(Debug, Clone)]
 pub enum Input<'a> {
-    /// The connection exists. The greeting must end before the given time.
+    /// The connection exists. The greeting must be complete before this time.
     Connected(Duration),
     /// A call, after the previous one is done.
     Call(Call),
@@ -79,16 +80,17 @@ pub enum Output {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Failure {
-    /// Some keys did not exist at the deadline.
+    /// Some keys did not exist at the deadline, or the queue was empty.
     TimedOut {
-        /// The call's missing keys.
+        /// The missing keys of the call. If the call has more than 1,024 keys, all of its keys.
         missing: Vec<Vec<u8>>,
     },
-    /// No answer within the client's patience, or, during the greeting, within its deadline.
+    /// The server has not answered in time: the greeting before its deadline, a request within the client's
+    /// patience, or the end of a wait within 5 s after its deadline.
     Unresponsive,
-    /// This end and the server do not share a secret.
+    /// The client and the server do not share a secret.
     Distrust(Distrust),
-    /// The answer is invalid. Describes the data received.
+    /// The answer is invalid. Contains a description of the data received.
     Protocol(String),
     /// A call is in progress, or the connection is unusable.
     Busy,
@@ -99,7 +101,7 @@ pub struct Client {
     limits: Limits,
     patience: Duration,
     nonce: u32,
-    /// The secret, and this side's part of the greeting.
+    /// The secret, and the client's block of the greeting.
     secret: Option<(Secret, Block)>,
     decoder: ReplyDecoder,
     phase: Phase,
@@ -120,21 +122,25 @@ impl fmt::Debug for Client {
 enum Phase {
     /// Nothing was sent.
     New,
-    /// The greeting with a secret was sent. The server's block is due, then its proof.
+    /// The greeting with a secret was sent. The server's block is due; if `server` is that block, the server's
+    /// proof is due.
     Trusting { server: Option<Block>, due: Duration },
-    /// The greeting or a last request was sent. Its answer is due.
+    /// The ping of the greeting, or the request of a call, was sent. Its answer is due. If a pop finds an empty
+    /// queue, `retry` is the call to try again.
     Answer { expect: Expect, due: Duration, retry: Option<Pending> },
     /// No call is in progress.
     Idle,
-    /// A call's request was sent together with a check of its keys. The check is answered first.
+    /// A check of a call's keys was sent together with the call's request. `there` is the answer to the check,
+    /// once it has arrived; the answer to the request follows.
     Peeking { pending: Pending, there: Option<bool>, due: Duration },
     /// The queue that a call pops is empty, but its name is a key. The client polls.
     Pausing { pending: Pending, until: Duration },
     /// A wait was sent.
     Waiting(Pending),
-    /// A wait was given up. Its end may still arrive (`woken`). The answer to the cancellation will arrive.
+    /// The wait has timed out, and a cancellation was sent, whose answer is due. `woken`: the end of the wait has
+    /// arrived before that answer.
     Cancelling { pending: Pending, woken: bool, due: Duration },
-    /// The client asks for each key, one by one, to find the missing ones.
+    /// A check for each key was sent, to find the missing keys. `asked` are the keys whose answers are due.
     Surveying { pending: Pending, asked: VecDeque<Vec<u8>>, missing: Vec<Vec<u8>>, due: Duration },
     /// The connection is unusable.
     Broken,
@@ -157,22 +163,24 @@ impl Pending {
 }
 
 impl Client {
-    /// The number of keys of a timed-out wait that are checked one by one.
+    /// The most keys of a timed-out wait that are checked one at a time. If there are more keys, none is checked,
+    /// and all are reported as missing.
     const SURVEYED: usize = 1024;
 
-    /// Makes a client that sends nothing above `limits`. It gives up when the server does not answer a
-    /// request without a wait within `patience`. `nonce` is any number.
+    /// Makes a client that accepts no replies above `limits`. The caller checks the requests. The client gives up
+    /// if the server does not answer within `patience`; a wait takes until its deadline. `nonce` is any number:
+    /// the first ping contains it.
     pub fn new(limits: Limits, patience: Duration, nonce: u32) -> Self {
         Self { limits, patience, nonce, secret: None, decoder: ReplyDecoder::default(), phase: Phase::New }
     }
 
-    /// Like [`new`](Self::new), for a server that knows the secret. `block` is 32 random bytes.
+    /// Makes this client prove the secret to the server, and demand a proof from it. `block` is 32 random bytes.
     #[must_use]
     pub fn with_secret(self, secret: Secret, block: [u8; 32]) -> Self {
         Self { secret: Some((secret, block)), ..self }
     }
 
-    /// Returns the time at which [`Input::Tick`] is due, if no other input comes before.
+    /// Returns the time at which [`Input::Tick`] is due, if no other input precedes it.
     pub fn wake_at(&self) -> Option<Duration> {
         match &self.phase {
             Phase::New | Phase::Idle | Phase::Broken => None,
@@ -201,7 +209,7 @@ impl Client {
             (Input::Received(bytes), _) => self.decoder.buffer.extend(bytes),
             (Input::Tick, _) => {}
         }
-        // Not only after input has arrived: some replies have no bytes.
+        // This runs after every input, because some replies have no bytes.
         self.receive(now, &mut outputs);
         if self.wake_at().is_some_and(|due| due <= now) {
             self.late(now, &mut outputs);
@@ -219,7 +227,7 @@ impl Client {
             return;
         }
         let mut bytes = greeting();
-        // In one write: PyTorch's server does not accept the greeting in fragments.
+        // Both are sent in one write, because PyTorch's server does not accept the greeting in fragments.
         Request::Ping { nonce: self.nonce }.encode(&mut bytes);
         outputs.push(Output::Send(bytes));
         self.phase = Phase::Answer { expect: Expect::Nonce, due, retry: None };
@@ -282,8 +290,8 @@ impl Client {
         }
     }
 
-    /// Sends the last request of a call. A request without a reply is followed by a ping. When the call is
-    /// done, the request has then taken effect, and its failure is known.
+    /// Sends the request of a call. If it has no reply, a ping follows, whose answer shows that the request has
+    /// taken effect. `retry`: the call to try again if a pop finds an empty queue.
     fn ask(&mut self, request: &Request, retry: Option<Pending>, now: Duration, outputs: &mut Vec<Output>) {
         let mut bytes = Vec::new();
         request.encode(&mut bytes);
@@ -297,16 +305,16 @@ impl Client {
         self.phase = Phase::Answer { expect, due, retry };
     }
 
-    /// Returns the time by which an answer must arrive: within the patience, and within the longest time that
-    /// a waiting call may take.
+    /// Returns the time by which an answer must arrive: within the patience, and before the limit of the waiting
+    /// call `pending`, if there is one.
     fn due(&self, pending: Option<&Pending>, now: Duration) -> Duration {
         let patient = now.saturating_add(self.patience);
         pending.map_or(patient, |pending| patient.min(pending.limit))
     }
 
-    /// Checks that all keys exist, and sends the read request with the check. (Comparing an absent key with a
-    /// non-empty value would read it too. However, one of PyTorch's servers then wakes the clients that wait
-    /// for the key, though it stays absent.)
+    /// Sends a check that all keys exist, together with the request that reads them. (A `CompareSet` with an
+    /// expected value that no key holds would read a key in one request too. However, if the key is absent, one of
+    /// PyTorch's servers then wakes the clients that wait for the key.)
     fn peek(&mut self, pending: Pending, now: Duration, outputs: &mut Vec<Output>) {
         let mut bytes = Vec::new();
         Request::Check { keys: pending.keys.clone() }.encode(&mut bytes);
@@ -328,8 +336,9 @@ impl Client {
         match pending.then.clone() {
             Some(request) => self.ask(&request, Some(pending), now, outputs),
             None => {
-                // Changes nothing and has no answer. It tells a server that has woken this client for a
-                // queue's element that another client may have it.
+                // This changes nothing and has no answer. If the server has woken this client for an element of a
+                // queue, any further request shows that this client does not take the element, and the server
+                // wakes the next client.
                 let mut bytes = Vec::new();
                 Request::MultiSet { entries: Vec::new() }.encode(&mut bytes);
                 outputs.push(Output::Send(bytes));
@@ -369,7 +378,7 @@ impl Client {
                     return;
                 }
                 Phase::New | Phase::Idle => {
-                    // Nothing was sent. The next call finds the failure.
+                    // The server has sent bytes that answer no request. The next call fails with `Busy`.
                     self.phase = Phase::Broken;
                     return;
                 }
@@ -395,7 +404,7 @@ impl Client {
                 self.finish(Err(Failure::Protocol(found)), outputs);
             }
             (Phase::Answer { retry: Some(pending), .. }, Reply::Popped(None)) if pending.deadline > now => {
-                // Another client has the element, or there is only a value under the queue's name.
+                // Another client has taken the element, or the queue's name is a key and the queue is empty.
                 self.peek(pending, now, outputs);
             }
             (Phase::Answer { retry: Some(pending), .. }, Reply::Popped(None)) => {
@@ -440,7 +449,7 @@ impl Client {
         }
     }
 
-    /// Finds the missing keys of a wait that has timed out.
+    /// Finds the missing keys of a wait that has timed out. A single key is missing without a further check.
     fn survey(&mut self, pending: Pending, now: Duration, outputs: &mut Vec<Output>) {
         if pending.keys.len() == 1 || pending.keys.len() > Self::SURVEYED {
             self.finish(Err(Failure::TimedOut { missing: pending.keys }), outputs);
@@ -459,7 +468,8 @@ impl Client {
     fn late(&mut self, now: Duration, outputs: &mut Vec<Output>) {
         match std::mem::replace(&mut self.phase, Phase::Broken) {
             Phase::Waiting(mut pending) => {
-                // After this process was stopped, this line runs late, and the host has not been asked yet.
+                // This may run long after the deadline, for example because this process was stopped. The server
+                // still gets the whole `GRACE` to answer the cancellation.
                 pending.limit = now.saturating_add(GRACE);
                 let mut bytes = Vec::new();
                 Request::CancelWait.encode(&mut bytes);
@@ -485,7 +495,7 @@ mod tests {
 
     use super::*;
 
-    /// An existing value costs one message each way.
+    /// The client reads an existing value with one message in each direction.
     #[test]
     fn a_present_key_is_read_in_one_round_trip() {
         const NOW: Duration = Duration::ZERO;
@@ -501,7 +511,7 @@ mod tests {
         assert_eq!(done, [Output::Done(Ok(Some(Reply::Bytes(b"v".to_vec()))))]);
     }
 
-    /// Each answer comes when it is due, and there is always another to wait for.
+    /// The host answers at the last moment, and the next answer is due at the same time as that one was.
     #[test]
     fn a_slow_host_is_given_up_as_soon_as_a_silent_one() {
         const DEADLINE: Duration = Duration::from_secs(3);
@@ -537,7 +547,7 @@ mod tests {
                 false => Call::WhenThere { keys, then: Some(then), deadline },
             };
             let mut outputs = client.step(Input::Call(call), Duration::ZERO);
-            // Either kind: the key exists, and the queue is empty.
+            // Answers both kinds of call: the key exists, and the queue is empty.
             let mut empty = vec![0];
             Reply::Popped(None).encode(&mut empty);
             for answer in std::iter::repeat_n(&empty, answers) {

@@ -8,13 +8,12 @@ use std::{
 /// A client's id, assigned by the caller. An id is not used again.
 pub type ClientId = u64;
 
-/// A map from clients to values. Every request is looked up here several times, so the hash is one
-/// multiplication. The server assigns the ids by counting. An attacker who wants colliding ids has to
-/// reconnect again and again and keep only few of the connections. That slows the host down and breaks
-/// nothing.
+/// A map from clients to values. Every request is looked up here several times, so the hash is one multiplication.
+/// The server assigns the ids by counting. An attacker who wants ids with equal hashes has to connect again and
+/// again, and to keep only a few of the connections. That slows the host down and has no other effect.
 pub(in super::super) type Clients<T> = HashMap<ClientId, T, BuildHasherDefault<Spread>>;
 
-/// Spreads a number over all bits: a map uses the lowest and the highest.
+/// Spreads a number over all bits, because the map uses the lowest and the highest bits of a hash.
 #[derive(Debug, Default)]
 pub(in super::super) struct Spread(u64);
 

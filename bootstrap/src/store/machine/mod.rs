@@ -1,8 +1,8 @@
 //! The store's semantics and protocol without threads, sockets, clocks and locks.
 //!
-//! - [`Table`]: keys, queues and waiting clients; one [`Request`] in, [`Reply`]s out.
-//! - [`Server`]: a table behind PyTorch's protocol; bytes of many clients in, bytes out.
-//! - [`Client`]: one connection to such a server; a [`Call`] in, its outcome out.
+//! - [`Table`]: keys, queues and waiting clients. Takes one [`Request`] and returns [`Reply`]s.
+//! - [`Server`]: a table behind PyTorch's protocol. Takes the bytes of many clients and returns bytes.
+//! - [`Client`]: one connection to such a server. Takes a [`Call`] and returns its outcome.
 //!
 //! The caller passes time as a `Duration` since an arbitrary origin. It never goes backwards.
 

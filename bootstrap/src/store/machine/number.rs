@@ -1,12 +1,13 @@
 //! The integer at the start of a value.
 
-/// Parses the integer at the start of bytes that arrive in pieces, as C's `strtoll` does: blanks, a sign,
-/// digits. Reads each byte once, and no byte after the number's end.
+/// Parses the integer at the start of bytes that arrive in pieces, as C's `strtoll` does: blanks, a sign, digits.
+/// Reads each byte once, and stops at the first byte after the number.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Number {
     part: Part,
     negative: bool,
-    /// The negated sum of the digits, which can also hold the least number; `None` before the first digit.
+    /// The negated value of the digits, because only a negative `i64` can hold the least number; `None` before the
+    /// first digit.
     sum: Option<i64>,
 }
 
@@ -17,7 +18,7 @@ enum Part {
     Digits,
     /// The number is complete. Further bytes are ignored.
     End,
-    /// The number has more than 64 bits.
+    /// The number does not fit in 64 bits.
     TooLarge,
 }
 
@@ -53,13 +54,14 @@ impl Number {
         }
     }
 
-    /// Returns the integer so far; `None` if there is no digit, or if it has more than 64 bits.
+    /// Returns the integer so far; `None` if there is no digit, or if the integer does not fit in 64 bits.
     pub(super) fn value(&self) -> Option<i64> {
         if self.negative { self.sum } else { self.sum?.checked_neg() }
     }
 }
 
-/// Skips a run of one byte in blocks of 64. A client can send millions of blanks or zeros before a number.
+/// Skips bytes equal to `byte`, in blocks of 64, because a client can send millions of blanks or zeros before a
+/// number.
 fn beyond(byte: u8, bytes: &[u8]) -> &[u8] {
     let run = [byte; 64];
     let (pieces, _) = bytes.as_chunks();

@@ -1,4 +1,4 @@
-//! Requests of clients, answers of stores, and their size limits.
+//! Requests of clients, replies of stores, and the limits on their sizes.
 
 /// A key in wire format.
 pub(super) type Key = Vec<u8>;
@@ -18,17 +18,17 @@ pub enum Request {
     CompareSet {
         /// The key.
         key: Vec<u8>,
-        /// The value that it must hold; an empty value also matches an absent key.
+        /// The value that the key must hold; an empty value also matches an absent key.
         expected: Vec<u8>,
         /// Its new value.
         new: Vec<u8>,
     },
-    /// Reads a key, empty when absent. Answered by [`Reply::Bytes`].
+    /// Reads a key; an absent key reads as empty. Answered by [`Reply::Bytes`].
     Get {
         /// The key.
         key: Vec<u8>,
     },
-    /// Adds to a decimal number. Answered by [`Reply::Integer`].
+    /// Adds to the decimal number under a key. Answered by [`Reply::Integer`]: the sum.
     Add {
         /// The key.
         key: Vec<u8>,
@@ -59,19 +59,19 @@ pub enum Request {
         /// The bytes to append.
         value: Vec<u8>,
     },
-    /// Reads several keys, empty when absent. Answered by [`Reply::Values`].
+    /// Reads several keys; an absent key reads as empty. Answered by [`Reply::Values`].
     MultiGet {
         /// The keys.
         keys: Vec<Vec<u8>>,
     },
-    /// Sets several keys in one step. No reply.
+    /// Sets several keys. No reply.
     MultiSet {
         /// Keys and values.
         entries: Vec<(Vec<u8>, Vec<u8>)>,
     },
     /// Cancels the client's wait, if there is one. Answered by [`Reply::Status`] 1.
     CancelWait,
-    /// Answered by [`Reply::Nonce`] with the same number, even while the client waits.
+    /// Does nothing. Answered by [`Reply::Nonce`] with the same number, even while the client waits.
     Ping {
         /// Any number.
         nonce: u32,
@@ -95,8 +95,8 @@ pub enum Request {
     },
     /// Lists the keys. Answered by [`Reply::Keys`].
     ListKeys,
-    /// Adds 1 to a key and waits until it holds at least `world`. Answered by [`Reply::Status`] 0. The count
-    /// is kept, so a further use of the same key passes at once.
+    /// Adds 1 to a key and waits until it holds at least `world`. Answered by [`Reply::Status`] 0. The key keeps
+    /// its number, so a later barrier with the same key ends at once.
     Barrier {
         /// The key.
         key: Vec<u8>,
@@ -106,7 +106,7 @@ pub enum Request {
 }
 
 impl Request {
-    /// The operation's name, for messages.
+    /// Returns the operation's name, for messages.
     pub fn name(&self) -> &'static str {
         match self {
             Request::Set { .. } => "set",
@@ -152,7 +152,7 @@ impl Request {
     }
 }
 
-/// A store's answer.
+/// A store's reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reply {
@@ -162,13 +162,13 @@ pub enum Reply {
     Integer(i64),
     /// 0 or 1; the meaning depends on the request.
     Status(u8),
-    /// Values in the order asked for.
+    /// Values, in the order of the requested keys.
     Values(Vec<Vec<u8>>),
     /// Keys: sorted from a [`Table`](super::Table), in any order from other stores.
     Keys(Vec<Vec<u8>>),
     /// The number that was sent.
     Nonce(u32),
-    /// The first element of a queue, and the queue's length before; `None` from an empty queue.
+    /// The first element of a queue, and the queue's length before it was taken; `None` if the queue was empty.
     Popped(Option<(u64, Vec<u8>)>),
 }
 
@@ -183,13 +183,14 @@ pub struct Limits {
     pub keys_per_request: usize,
     /// Bytes of all keys and values of one request, or of its reply, together.
     pub request_bytes: usize,
-    /// Bytes of memory for a store's contents: keys, values, queues, and 384 bytes of overhead for each.
+    /// Bytes of memory for a store's contents: keys, values and queues, with 384 bytes of overhead for each key
+    /// and each queue.
     pub store_bytes: usize,
 }
 
 impl Default for Limits {
-    /// PyTorch's limits: 8 KiB per key, 8 MiB per value, 128 Ki keys per request. In addition 256 MiB per
-    /// request and 1 GiB per store.
+    /// PyTorch's limits: 8 KiB per key, 8 MiB per value, 128 Ki keys per request. In addition, 256 MiB per request
+    /// and 1 GiB per store.
     fn default() -> Self {
         Self {
             key_bytes: 8 << 10,
@@ -201,7 +202,7 @@ impl Default for Limits {
     }
 }
 
-/// The reason why a request is refused. It has changed nothing.
+/// The reason why a request is refused. A refused request has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -226,7 +227,7 @@ pub enum Refusal {
     NotANumber {
         /// The key.
         key: Vec<u8>,
-        /// The start of its value.
+        /// The first bytes of its value.
         value: Vec<u8>,
     },
     /// The client already waits.
@@ -285,7 +286,8 @@ impl Limits {
         keys.map(|key| self.key(key).map(|()| key.len())).sum()
     }
 
-    /// Checks a whole request. A client does so before sending, and an in-process store before serving.
+    /// Checks the sizes of a request. A client calls this before it sends a request, and an in-process store
+    /// before it serves one.
     pub fn check(&self, request: &Request) -> Result<(), Refusal> {
         let total = match request {
             Request::Set { key, value }

@@ -1,10 +1,10 @@
-//! The secret that clients and server share, and the handshake in which each proves to the other that it
-//! knows the secret.
+//! The secret that clients and server share, and the greeting in which each proves to the other that it knows the
+//! secret.
 //!
-//! Both choose 32 bytes that are never used again. Each then sends a code (HMAC-SHA-256) of both blocks,
-//! keyed with the secret. The code includes a different word for each side, so that neither can send back the
-//! other's code. The client proves first, so a process that only connects gets no data to test guesses of the
-//! secret against. The later traffic is neither encrypted nor protected against changes on its way.
+//! Client and server each choose a block of 32 bytes that is never used again. Each then sends a code
+//! (HMAC-SHA-256) of both blocks, keyed with the secret. The code includes a different word for each side, so that
+//! neither can send back the other's code. The client proves first, so a process that only connects gets no data
+//! with which to test guesses of the secret. The later traffic is neither encrypted nor protected against changes.
 
 use std::fmt;
 
@@ -12,11 +12,12 @@ use hmac_sha256::{HMAC, Hash};
 
 use super::super::{Result, StoreError};
 
-/// A client with a secret sends this instead of [`MAGIC`](super::wire::MAGIC). A server with a secret answers
-/// a greeting without one with this in place of the nonce. No process has this number.
+/// A client with a secret sends this in place of [`MAGIC`](super::wire::MAGIC). A server with a secret answers a
+/// greeting without one with this number in place of the ping's nonce. The nonce of a client is its process id,
+/// and no process has this number as its id.
 pub(super) const MAGIC: u32 = 0xA5C9_E3B1;
 
-/// A random block of either side, or a proof.
+/// The block of the client or the server, or a proof.
 pub(super) type Block = [u8; 32];
 
 /// A secret that only the processes of a job know.
@@ -44,13 +45,13 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// The least length in bytes. A shorter secret could be guessed by an observer of a greeting.
+    /// The least length in bytes. An observer of a greeting could guess a shorter secret.
     pub const LEAST: usize = 16;
 
     /// Makes a secret of at least [`LEAST`](Self::LEAST) bytes. Use random bytes (`openssl rand -hex 16`).
     ///
     /// # Errors
-    /// [`StoreError::Argument`]: it is shorter.
+    /// [`StoreError::Argument`] if `bytes` is shorter.
     pub fn new(bytes: impl AsRef<[u8]>) -> Result<Self> {
         let bytes = bytes.as_ref();
         if bytes.len() < Self::LEAST {
@@ -90,12 +91,12 @@ impl Secret {
     }
 }
 
-/// Returns the block for the connection of this number. It is unpredictable without `seed`.
+/// Returns the server's block for the connection with this number. It is unpredictable without `seed`.
 pub(super) fn block(seed: &Block, number: u64) -> Block {
     HMAC::mac(number.to_le_bytes(), seed)
 }
 
-/// The reason why the handshake of a client and a server failed.
+/// The reason why client and server do not trust each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Distrust {
@@ -111,7 +112,7 @@ pub enum Distrust {
     /// The host has not proved that it knows the secret.
     #[error("it has not proved that it knows the secret")]
     Unproven,
-    /// The host does not answer a greeting with a secret, like PyTorch's hosts.
+    /// The host does not answer a greeting with a secret. PyTorch's hosts do not.
     #[error("it does not answer a greeting with a secret; PyTorch's stores know none")]
     Unanswered,
 }

@@ -1,15 +1,15 @@
 //! The server side of the protocol: bytes of many clients in, bytes and closed connections out.
 //!
-//! A connection that breaks the protocol is closed, without effect on others. If there is a secret, a
-//! connection that does not know it is not served. A connection of another protocol is closed at its first
-//! wrong byte. A silent connection is closed when its time for the greeting is over.
+//! A connection that breaks the protocol is closed, without effect on others. If there is a secret, a client that
+//! does not know it is not served. A client of another protocol is closed at its first wrong byte. A connection
+//! whose greeting is not complete in time is closed.
 //!
 //! All memory is counted: the table, incomplete requests, waits, and unsent replies. A client that does not
-//! receive its replies is not served any further. If a request needs more memory than is left, the
-//! connections that hold most are closed, which may include its own.
+//! receive its replies is not served until it does. If a request needs more memory than is left, the connections
+//! that hold the most are closed, which may include the connection of that request.
 //!
-//! The work of one step is bounded too. A client's request is served at once if that is little work. The rest
-//! is done in the client's turns, one [`Input::Tick`] each, in pieces between which others are served.
+//! The work of one step is bounded too. A small request is served as soon as it arrives. A larger one is served in
+//! pieces, in turns of its client. Each [`Input::Tick`] gives turns, and other clients are served in between.
 //!
 //! - `client`: one connection and its greeting; `task`: a request that is being served; `pieces`: the work on
 //!   it
@@ -50,22 +50,22 @@ pub struct ServerLimits {
     /// Bytes of memory for everything, including overhead: the table, incomplete requests, waiting clients,
     /// unsent replies, and 4 KiB for every connection.
     pub memory: usize,
-    /// The most connections at a time. A quarter of them, but at least 32, may be without a greeting. If there are more
-    /// of those, or no place is left, the connection that has been without a greeting for longest is closed
-    /// for a new one.
+    /// The most connections at a time. A quarter of them, but at least 32, may be without a complete greeting. If
+    /// there are more of those, or if all connections are in use, a new connection replaces the one that has been
+    /// without a complete greeting for longest.
     pub clients: usize,
-    /// The time from the connection to the end of the greeting.
+    /// The longest time from the connection to the end of the greeting.
     pub greeting: Duration,
-    /// The work in a turn, in units: looking at a key, a client or 1 KiB of a value is about one. Another client waits for
-    /// at most a turn.
+    /// The work in one [`Input::Tick`], in units: looking up a key, receiving a string, or copying 1 KiB is about
+    /// one unit. It bounds the time that a small request of another client waits.
     pub turn: usize,
-    /// The work done when bytes arrive, before others have their turns, in the same units.
+    /// The work that is done as soon as bytes arrive, in the same units.
     pub at_once: usize,
 }
 
 impl Default for ServerLimits {
-    /// The default sizes, 2 GiB of memory, 65,536 connections, 1 s for the greeting, turns of a few milliseconds, and
-    /// some ten microseconds of work at once.
+    /// The default sizes, 2 GiB of memory, 65,536 connections, 1 s for the greeting, turns of about 1 ms, and some
+    /// ten microseconds of work as soon as bytes arrive.
     fn default() -> Self {
         Self {
             sizes: Limits::default(),
@@ -74,14 +74,15 @@ impl Default for ServerLimits {
             greeting: Duration::from_secs(1),
             // Enough for a value of the largest size.
             turn: 8 << 10,
-            // A thousand clients that ask at the same time do not delay another one for long.
+            // A thousand clients that send requests at the same time delay another client by at most about 50 ms.
+            // milliseconds.
             at_once: 256,
         }
     }
 }
 
 impl ServerLimits {
-    /// Returns the number of connections that may be without a greeting.
+    /// Returns the number of connections that may be without a complete greeting.
     fn ungreeted(&self) -> usize {
         (self.clients / 4).max(32)
     }
@@ -98,7 +99,7 @@ pub enum Input<'a> {
     Sent(ClientId, usize),
     /// A client's connection has ended.
     Gone(ClientId),
-    /// Time has passed, or work is left: the next turn. See [`Server::wake_at`].
+    /// Time has passed, or work is left. Gives turns. See [`Server::wake_at`].
     Tick,
 }
 
@@ -107,13 +108,13 @@ pub enum Input<'a> {
 pub enum Output {
     /// Send a client its [unsent](Server::unsent) bytes.
     Send(ClientId),
-    /// Bytes of a client are [wanted](Server::wants) again.
+    /// The server [wants](Server::wants) bytes of a client again.
     Read(ClientId),
-    /// Close a client's connection. No further input of it may follow.
+    /// Close a client's connection. No further input of this client may follow.
     Close(ClientId, Rejection),
 }
 
-/// The number of strings of a closed connection above which they are freed in a separate turn.
+/// If a closed connection holds more strings than this, they are freed in a separate turn.
 const MANY: usize = 4 << 10;
 
 /// The server of a store.
@@ -123,7 +124,7 @@ pub struct Server {
     secret: Option<(Secret, Block)>,
     table: Table,
     clients: Clients<Client>,
-    /// Clients in the order in which their greeting is due. Clients that have sent it are skipped.
+    /// Clients in the order in which their greetings are due. Clients with a complete greeting are skipped.
     greetings: VecDeque<(Duration, ClientId)>,
     ungreeted: usize,
     turns: Turns,
@@ -210,19 +211,19 @@ impl Server {
         self.clients.get(&client).map_or(&[], |client| client.unsent.as_slice())
     }
 
-    /// Returns true if the server wants more bytes of a client. It does not while the client does not receive
+    /// Returns true if the server wants more bytes of a client. It wants none while the client does not receive
     /// its replies, or while work on its earlier requests is left.
     pub fn wants(&self, client: ClientId) -> bool {
         self.clients.get(&client).is_some_and(Client::is_wanted)
     }
 
-    /// Returns true if the client waits for keys or for a queue. All that it may send is a cancellation.
+    /// Returns true if the client waits for keys or for a queue. The protocol then expects nothing from it except
+    /// a cancellation.
     pub fn is_waiting(&self, client: ClientId) -> bool {
         self.table.is_waiting(client)
     }
 
-    /// Returns the time at which [`Input::Tick`] is due, if no other input comes before. Zero while work is
-    /// left.
+    /// Returns the time at which [`Input::Tick`] is due, if no other input precedes it. Zero while work is left.
     pub fn wake_at(&self) -> Option<Duration> {
         match self.turns.is_empty() {
             true => self.greetings.front().map(|(due, _)| *due),
@@ -308,7 +309,7 @@ impl Server {
         self.work += budget.spent() as u64;
     }
 
-    /// Gives a client in the queue its turn. Returns true if the budget allowed that.
+    /// Gives a client in the queue its turn. Returns false if the budget allowed none of its work.
     fn take_turn(&mut self, id: ClientId, budget: &mut Budget, outputs: &mut Vec<Output>) -> bool {
         let Some(client) = self.clients.get_mut(&id).filter(|client| client.place.is_queued()) else {
             return true;
@@ -405,7 +406,7 @@ impl Server {
         Ok(false)
     }
 
-    /// Continues the wait of a client that was woken. Returns true if the budget allowed that.
+    /// Continues the wait of a client that was woken. Returns false if the budget did not allow that.
     fn resume(&mut self, id: ClientId, budget: &mut Budget, outputs: &mut Vec<Output>) -> bool {
         let mut woken = Vec::new();
         let resumed = self.table.resume(id, budget, &mut woken);
@@ -430,10 +431,10 @@ impl Server {
         }
     }
 
-    /// Makes room for `more` bytes of a client by closing the connections that hold most.
+    /// Makes room for `more` bytes of a client by closing the connections that hold the most memory.
     ///
     /// # Errors
-    /// No other connection holds more than this one.
+    /// [`Rejection::Memory`] if no other connection holds more memory than this one, including the `more` bytes.
     fn make_room(&mut self, id: ClientId, more: usize, outputs: &mut Vec<Output>) -> Result<(), Rejection> {
         while self.memory().saturating_add(more) > self.limits.memory {
             let limit = self.limits.memory;
@@ -454,7 +455,7 @@ impl Server {
         Ok(())
     }
 
-    /// Counts the memory that a client holds.
+    /// Updates the count of the memory that a client holds.
     fn count(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let memory = CLIENT + client.buffers() + self.table.wait_memory(id);
@@ -480,7 +481,7 @@ impl Server {
         }
     }
 
-    /// Removes a client. Returns the work of that, in units.
+    /// Removes a client. Returns the work that this takes, in units.
     fn forget(&mut self, id: ClientId) -> usize {
         let wait = self.table.wait_strings(id);
         let Some(mut client) = self.clients.remove(&id) else { return 0 };

@@ -1,11 +1,11 @@
 //! The contents of a store, and the effect of requests on them.
 //!
-//! Rules that clients of PyTorch's store rely on: a key exists if it has a value or a non-empty queue. A
-//! value wakes all clients that wait for its key. An element of a queue wakes one client, the one that has
-//! waited longest. If that client does not take the element (its process may die), the next one is woken.
+//! Rules that clients of PyTorch's store rely on: a key exists if it has a value or a non-empty queue. Setting a
+//! value wakes all clients that wait for its key. Adding an element to a queue wakes one client, the one that has
+//! waited longest. If that client does not take the element (its process may die), the next client is woken.
 //!
-//! No operation takes long because there are many keys, elements or clients: all maps are trees, and queues
-//! are lists. (A hash table or a vector that grows moves all of its contents in one step.)
+//! No operation takes long because there are many keys, elements or clients: all maps are trees, and queues are
+//! lists. (A hash table or a vector moves all of its contents in one step when it grows.)
 
 use std::collections::{BTreeMap, LinkedList};
 
@@ -32,7 +32,7 @@ pub struct Table {
     waits: Waits,
 }
 
-/// Omits keys and values, because ranks publish tokens there.
+/// Omits keys and values, because ranks publish secret tokens there.
 impl std::fmt::Debug for Table {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Table")
@@ -43,7 +43,7 @@ impl std::fmt::Debug for Table {
     }
 }
 
-/// Returns the memory of a key and its value, which has this capacity.
+/// Returns the memory of a key and a value of this capacity.
 fn entry(key: &[u8], capacity: usize) -> usize {
     ENTRY + key.len() + capacity
 }
@@ -58,8 +58,8 @@ fn queue(key: &[u8]) -> usize {
     ENTRY + key.len()
 }
 
-/// Returns the capacity of a value after `more` bytes are appended. If it has to grow, it gets a quarter more
-/// than it needs. Repeated appends then copy its bytes a few times, and not once per append.
+/// Returns the capacity of a value after `more` bytes are appended. A value that has to grow gets a quarter more
+/// than it needs, so that repeated appends do not copy it each time.
 fn capacity_with(held: &Vec<u8>, more: usize) -> usize {
     let needed = held.len() + more;
     if needed <= held.capacity() { held.capacity() } else { needed + needed / 4 }
@@ -81,11 +81,11 @@ impl Table {
         self.waits.is_waiting(client)
     }
 
-    /// Serves one request completely. Appends to `replies` the replies that are now due, to `client` and to
-    /// clients that waited.
+    /// Serves one request completely. Appends the replies that are now due to `replies`: the reply to `client`,
+    /// and replies to clients whose waits have ended.
     ///
     /// # Errors
-    /// A [`Refusal`]; then nothing has changed.
+    /// A [`Refusal`]. Nothing has changed then.
     pub fn apply(
         &mut self,
         client: ClientId,
@@ -100,7 +100,8 @@ impl Table {
         Ok(())
     }
 
-    /// Removes a disconnected client: its wait, and its claim to a queue's element that it was woken for.
+    /// Removes a client that has disconnected. Ends its wait, and gives up an element of a queue that it was woken
+    /// for.
     pub fn leave(&mut self, client: ClientId, replies: &mut Vec<(ClientId, Reply)>) {
         let mut woken = Vec::new();
         self.remove(client, &mut woken);
@@ -117,7 +118,7 @@ impl Table {
         }
     }
 
-    /// Serves one request within the limits on requests. Appends to `woken` the clients to
+    /// Serves one request, whose sizes are within the limits. Appends to `woken` the clients to
     /// [resume](Self::resume).
     pub(super) fn serve(
         &mut self,
@@ -208,8 +209,8 @@ impl Table {
         }))
     }
 
-    /// Continues the wait of a client that was woken. If the wait is [over](Resumed::Over), the client must
-    /// be answered.
+    /// Continues the wait of a client that was woken. If the wait is [over](Resumed::Over), the caller must answer
+    /// the client.
     pub(super) fn resume(
         &mut self,
         client: ClientId,
@@ -220,7 +221,7 @@ impl Table {
         let is_there = |key: &[u8]| values.contains_key(key) || queues.contains_key(key);
         let resumed = waits.resume(client, is_there, budget);
         if resumed == Resumed::Waits {
-            // It also waits for another key, so the element goes to the next client.
+            // The client also waits for another key, so the element goes to the next client.
             self.release(client, woken);
         }
         resumed
@@ -237,7 +238,7 @@ impl Table {
         self.release(client, woken);
     }
 
-    /// Offers the queue's element that `client` was woken for to another client.
+    /// If `client` was woken for an element of a queue, offers the element to the next client.
     pub(super) fn release(&mut self, client: ClientId, woken: &mut Vec<ClientId>) {
         if let Some(queue) = self.waits.release(client) {
             self.waits.call(&queue, self.queue_len(&queue), woken);
@@ -281,14 +282,14 @@ impl Table {
         }
     }
 
-    /// Returns the table's growth when `key` is set to a value of so many bytes.
+    /// Returns the table's growth when `key` is set to a value of `value` bytes.
     pub(super) fn put_growth(&self, key: &[u8], value: usize) -> usize {
         let held = self.values.get(key).map_or(0, |held| entry(key, held.capacity()));
         entry(key, value).saturating_sub(held)
     }
 
-    /// Returns the work of a request, in units of a [`Budget`]. Not for requests for several keys, which are
-    /// served in pieces.
+    /// Returns the work of a request, in units of a [`Budget`]. Requests for several keys are served in pieces,
+    /// and are not for this function.
     pub(super) fn work(&self, request: &Request) -> usize {
         let held = |key: &Key| self.values.get(key).map_or(0, Vec::len);
         let bytes = match request {
@@ -306,8 +307,8 @@ impl Table {
         1 + copying(bytes)
     }
 
-    /// Returns the size of a reply to a request for one key, with the lengths before its strings; 0 if it is
-    /// always small.
+    /// Returns the size of the reply to a request for one key, including the lengths before its strings; 0 if the
+    /// reply is always small.
     pub(super) fn reply_size(&self, request: &Request) -> usize {
         const LENGTH: usize = size_of::<u64>();
         match request {
@@ -320,7 +321,7 @@ impl Table {
         }
     }
 
-    /// Returns the size of a value in a reply, with the length before it.
+    /// Returns the size of a value in a reply, including the length before it.
     pub(super) fn value_size(&self, key: &[u8]) -> usize {
         size_of::<u64>() + self.values.get(key).map_or(0, Vec::len)
     }
@@ -423,7 +424,8 @@ impl Table {
         self.waits.call(&key, elements.len(), woken);
     }
 
-    /// Removes a queue that becomes empty: `is_there` and the memory of the table rely on that.
+    /// Takes the first element of a queue. Removes the queue if it becomes empty: `is_there` and the count of
+    /// memory rely on that.
     fn pop(&mut self, key: &[u8]) -> Option<(u64, Vec<u8>)> {
         let elements = self.queues.get_mut(key)?;
         let before = elements.len() as u64;

@@ -1,8 +1,8 @@
-//! Waiting clients, and the events that wake them.
+//! Waiting clients, and the changes that wake them.
 //!
-//! A client that waits for keys is in the line of one absent key. When that key is set, the client is woken:
-//! it leaves the line, and its wait is resumed in its own turn, where its other keys are checked. Setting a
-//! key therefore costs little per waiting client.
+//! A client that waits for keys is in the [`Line`] of one absent key. When that key is set, the client is woken:
+//! it leaves the line, and its wait continues in its own turn, where its other keys are checked. Setting a key
+//! therefore costs little per waiting client.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,9 +14,8 @@ use super::{
     request::{Key, Refusal},
 };
 
-/// The most keys of a wait that ends exactly when all of them exist. A longer wait checks each key once, as
-/// PyTorch's server does: it ends when each key has existed at some time, and does not notice if one is
-/// deleted meanwhile.
+/// The most keys of a wait that ends only while all of them exist. A wait for more keys checks each key once, as
+/// PyTorch's server does: it ends when each key has existed at some time, even if one was deleted in the meantime.
 const EXACT: usize = 1024;
 
 /// All clients that wait.
@@ -24,7 +23,7 @@ const EXACT: usize = 1024;
 pub(super) struct Waits {
     waits: BTreeMap<ClientId, Wait>,
     lines: BTreeMap<Key, Line>,
-    /// Clients that were woken for an element of a queue, until their next request or their end.
+    /// Clients that were woken for an element of a queue, with the queue, until their next request or their end.
     called: BTreeMap<ClientId, Key>,
     /// The number of clients in `called`, by queue.
     calls: BTreeMap<Key, usize>,
@@ -33,18 +32,19 @@ pub(super) struct Waits {
 }
 
 struct Wait {
-    /// Its arrival number. Of two clients at one queue, the one with the lower number is woken first.
+    /// The number of waits up to this one. Of two clients at one queue, the one with the lower number is woken
+    /// first.
     arrival: u64,
     condition: Condition,
-    /// True if it is in no line, so its wait may be over.
+    /// True if the client is in no line, so that its wait may be over.
     is_woken: bool,
     memory: usize,
 }
 
 enum Condition {
-    /// All keys must exist. While the client is in a line, it is that of `keys[next]`; earlier keys existed.
+    /// All keys must exist. If the client is in a line, it is the line of `keys[next]`.
     Keys { keys: Vec<Key>, next: usize },
-    /// The number under a key must be at least this.
+    /// The number under `key` must be at least `least`.
     Count { key: Key, least: i64 },
 }
 
@@ -55,14 +55,14 @@ struct Line {
     keys: BTreeMap<u64, ClientId>,
     /// Clients that wait for a number, by that number.
     counts: BTreeSet<(i64, ClientId)>,
-    /// The number under the key, kept up to date while a client waits for one.
+    /// The number under the key. It is current while a client waits for a number.
     number: Number,
 }
 
-/// The state of a wait after an attempt to end it.
+/// The state of a wait after an attempt to continue it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Resumed {
-    /// The client does not wait, or nothing has changed for it.
+    /// The client does not wait, or was not woken.
     Idle,
     /// The budget is spent.
     Unfinished,
@@ -76,19 +76,19 @@ impl Waits {
         self.waits.contains_key(&client)
     }
 
-    /// Returns true if the wait of `client` can be resumed.
+    /// Returns true if `client` was woken, so that its wait can be continued.
     pub(super) fn is_woken(&self, client: ClientId) -> bool {
         self.waits.get(&client).is_some_and(|wait| wait.is_woken)
     }
 
-    /// Begins a wait for keys. The caller resumes it at once.
+    /// Begins a wait for keys. The caller must then call [`resume`](Self::resume).
     pub(super) fn wait_for_keys(&mut self, client: ClientId, keys: Vec<Key>) -> Result<(), Refusal> {
         let bytes: usize = keys.iter().map(|key| PART + key.len()).sum();
         let longest = keys.iter().map(Vec::len).max().unwrap_or_default();
         self.begin(client, Condition::Keys { keys, next: 0 }, ENTRY + bytes + longest, true)
     }
 
-    /// Begins a wait for the number under `key`, whose current `value` is less.
+    /// Begins a wait until the number under `key` is at least `least`. Its current `value` is less.
     pub(super) fn wait_for_count(
         &mut self,
         client: ClientId,
@@ -122,7 +122,7 @@ impl Waits {
         Ok(())
     }
 
-    /// Checks the wait of a woken client. If it is not over, puts the client in the line of an absent key.
+    /// Checks the wait of a woken client. If a key is absent, puts the client in the line of that key.
     pub(super) fn resume(
         &mut self,
         client: ClientId,
@@ -167,8 +167,8 @@ impl Waits {
         self.clear(key);
     }
 
-    /// Called when `key` has a new value: `value`, or its old value with `value` appended. Adds the clients
-    /// that this wakes.
+    /// Updates the line of `key`, which has a new value: `value`, or its old value with `value` appended. Adds the
+    /// clients that this wakes to `woken`.
     pub(super) fn changed(&mut self, key: &[u8], value: &[u8], appended: bool, woken: &mut Vec<ClientId>) {
         // Fast path: usually no client waits for the key.
         let Some(line) = self.lines.get_mut(key) else { return };
@@ -187,7 +187,7 @@ impl Waits {
         self.clear(key);
     }
 
-    /// Wakes as many clients in a queue's line as it has elements without a woken client.
+    /// Wakes the clients that have waited longest for `queue`, until each of its `elements` has one woken client.
     pub(super) fn call(&mut self, queue: &[u8], elements: usize, woken: &mut Vec<ClientId>) {
         let Some(line) = self.lines.get_mut(queue) else { return };
         let called = self.calls.get(queue).copied().unwrap_or_default();
@@ -200,7 +200,7 @@ impl Waits {
         self.clear(queue);
     }
 
-    /// Ends the claim of `client` to an element of the queue that woke it, and returns that queue.
+    /// If `client` was woken for an element of a queue, gives the element up and returns the queue.
     pub(super) fn release(&mut self, client: ClientId) -> Option<Key> {
         let queue = self.called.remove(&client)?;
         if let Some(calls) = self.calls.get_mut(&queue) {
@@ -235,7 +235,7 @@ impl Waits {
         }
     }
 
-    /// Removes an empty line.
+    /// Removes the line of `key` if it is empty.
     fn clear(&mut self, key: &[u8]) {
         if self.lines.get(key).is_some_and(|line| line.keys.is_empty() && line.counts.is_empty()) {
             self.lines.remove(key);
@@ -248,19 +248,19 @@ impl Waits {
     }
 }
 
-/// Marks a client that has left its line as resumable.
+/// Marks a client that has left its line as woken.
 fn wake(waits: &mut BTreeMap<ClientId, Wait>, client: ClientId, woken: &mut Vec<ClientId>) {
     if let Some(wait) = waits.get_mut(&client) {
         wait.is_woken = true;
         if let Condition::Keys { next, .. } = &mut wait.condition {
-            // The key existed, even if it is removed before the client has its turn.
+            // The key has existed, even if it is removed before the client has its turn.
             *next += 1;
         }
         woken.push(client);
     }
 }
 
-/// Units for ending a wait for keys.
+/// Returns the work of ending a wait for keys, in units.
 fn end_of(keys: &[Key]) -> usize {
     WAKE + dropping(keys.len())
 }
@@ -268,8 +268,8 @@ fn end_of(keys: &[Key]) -> usize {
 /// The budget is spent.
 struct Unfinished;
 
-/// Looks for an absent key from `next` on, and stores its index there. With few keys it also checks the
-/// earlier ones.
+/// Returns an absent key, and stores its index in `next`. Checks the keys from `next` on. If there are at most
+/// [`EXACT`] keys, it also checks the earlier ones.
 fn absent(
     keys: &[Key],
     next: &mut usize,
@@ -281,7 +281,7 @@ fn absent(
             return Err(Unfinished);
         }
         budget.spend(keys.len());
-        // The last one before `next` has just been set.
+        // The key before `next` has just been set.
         let mut order = (*next..keys.len()).chain(0..next.saturating_sub(1));
         order.find(|at| !is_there(&keys[*at]))
     } else {

@@ -1,8 +1,7 @@
 //! PyTorch's store protocol as bytes: little endian, no frames, no request numbers.
 //!
-//! A string or a value is a `u64` length and its bytes. A list is a `u64` count and its strings. Decoders
-//! accept bytes in any fragmentation, process each byte once, and check every length before they keep any of
-//! the data.
+//! A string or a value is a `u64` length and its bytes. A list is a `u64` count and its strings. Decoders accept
+//! bytes in any fragmentation, process each byte once, and check every length before they keep any of the string.
 
 use super::{
     budget::{Budget, copying},
@@ -13,7 +12,7 @@ use super::{
 /// The number that a client sends first, after the type byte [`kind::VALIDATE`].
 pub(super) const MAGIC: u32 = 0x3C85_F7CE;
 
-/// Returns the first bytes of a client without a secret.
+/// Returns the first bytes that a client without a secret sends.
 pub(in crate::store) fn greeting() -> Vec<u8> {
     [&[kind::VALIDATE], &MAGIC.to_le_bytes()[..]].concat()
 }
@@ -132,7 +131,8 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// The capacity in bytes that an empty buffer keeps. There may be very many empty buffers.
+    /// The largest capacity, in bytes, that an empty buffer keeps. It is small because there may be very many
+    /// empty buffers.
     const KEPT: usize = 1 << 10;
 
     pub(super) fn extend(&mut self, bytes: &[u8]) {
@@ -161,18 +161,18 @@ impl Buffer {
         self.start == self.bytes.len()
     }
 
-    /// Returns the memory that it takes, in bytes.
+    /// Returns the memory of this value, in bytes.
     pub(super) fn memory(&self) -> usize {
         self.bytes.capacity()
     }
 
-    /// Returns the memory that it takes temporarily while so many bytes are added; 0 if they fit.
+    /// Returns the memory that the buffer takes in addition while `bytes` more bytes are added; 0 if they fit.
     pub(super) fn growth(&self, bytes: usize) -> usize {
         let (length, capacity) = (self.bytes.len(), self.bytes.capacity());
         if length + bytes <= capacity { 0 } else { (capacity * 2).max(length + bytes) }
     }
 
-    /// Removes `count` bytes, or all if they are fewer.
+    /// Removes `count` bytes from the front, or all bytes if there are fewer.
     pub(super) fn skip(&mut self, count: usize) {
         self.start = self.bytes.len().min(self.start + count);
         if self.is_empty() {
@@ -182,7 +182,7 @@ impl Buffer {
         }
     }
 
-    /// Removes and returns `N` bytes, once that many have arrived.
+    /// Removes and returns `N` bytes from the front, once so many have arrived.
     pub(super) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
         let array = *self.as_slice().first_chunk()?;
         self.skip(N);
@@ -190,21 +190,21 @@ impl Buffer {
     }
 }
 
-/// Strings that arrive one after the other, each after its length. Each is written straight to its allocation
-/// of that length, so no string is held twice.
+/// Strings that arrive one after the other, each after its length. The bytes of a string are moved directly to an
+/// allocation of that length, so no string is held twice.
 #[derive(Default)]
 struct Strings {
     whole: Vec<Vec<u8>>,
     /// The incomplete string, and its length.
     begun: Option<(Vec<u8>, usize)>,
-    /// The bytes of all strings; the incomplete one counts with its whole length.
+    /// The number of bytes of all strings. The incomplete string counts with its whole length.
     bytes: usize,
 }
 
 impl Strings {
-    /// Continues until there are `count` strings, the buffer is empty or the budget is spent, and returns
-    /// which. Before any of a string is kept, `check` is called with the earlier strings, the bytes of all
-    /// including this one, and its length.
+    /// Takes strings from the buffer until there are `count`, the buffer has too few bytes, or the budget is
+    /// spent. Returns which of these ended it. Before it keeps any byte of a string, it calls `check` with the
+    /// earlier strings, the number of bytes of all strings including this one, and the length of this one.
     fn fill<E>(
         &mut self,
         buffer: &mut Buffer,
@@ -251,7 +251,7 @@ impl Strings {
     }
 }
 
-/// The state of the expected strings.
+/// The reason why [`Strings::fill`] has returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Filled {
     Complete,
@@ -281,7 +281,7 @@ pub(super) struct RequestDecoder {
 struct Begun {
     kind: u8,
     shape: Shape,
-    /// The number of its strings; unknown until the count has arrived.
+    /// The number of strings in the request; `None` until the count has arrived.
     expected: Option<usize>,
     strings: Strings,
 }
@@ -289,11 +289,11 @@ struct Begun {
 /// The parts of a request: keys and values, then a number.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
-    /// True if a count comes first, and the strings are repeated that many times.
+    /// True if a count comes first, and the strings below are repeated that many times.
     list: bool,
-    /// A key and the values that follow it.
+    /// The number of strings: a key and the values that follow it.
     strings: usize,
-    /// Bytes of the number at the end.
+    /// The number of bytes of the number at the end.
     number: usize,
 }
 
@@ -314,12 +314,11 @@ impl Shape {
     }
 }
 
-/// The result of decoding the received bytes. Complete requests come with the memory that they take, in
-/// bytes.
+/// The result of decoding the received bytes. A complete request comes with its memory in bytes.
 pub(super) enum Decoded {
     /// A request, other than for `MultiSet`.
     Request(Request, usize),
-    /// Alternating keys and values of a `MultiSet`.
+    /// The keys and values of a `MultiSet`, in turn.
     Entries(Vec<Vec<u8>>, usize),
     /// More bytes must arrive.
     Incomplete,
@@ -379,22 +378,22 @@ impl RequestDecoder {
             return Ok(Decoded::Entries(strings, memory));
         }
         let request = build(whole.kind, strings, number);
-        // Every kind that has a shape can be built.
+        // `build` knows every kind that has a shape, so it returns a request here.
         Ok(request.map_or(Decoded::Incomplete, |request| Decoded::Request(request, memory)))
     }
 
-    /// Returns the number of strings that it holds.
+    /// Returns the number of complete strings of the incomplete request.
     pub(super) fn strings(&self) -> usize {
         self.begun.as_ref().map_or(0, |begun| begun.strings.whole.len())
     }
 
-    /// Returns the memory that it takes, in bytes.
+    /// Returns the memory of this value, in bytes.
     pub(super) fn memory(&self) -> usize {
         self.buffer.memory() + self.begun.as_ref().map_or(0, |begun| begun.strings.memory())
     }
 }
 
-/// Builds a request other than `MultiSet`. `strings` has the length given by its shape.
+/// Builds a request other than `MultiSet`. `strings` has as many elements as the shape of `kind` says.
 fn build(kind: u8, strings: Vec<Vec<u8>>, number: i64) -> Option<Request> {
     if matches!(kind, kind::CHECK | kind::WAIT | kind::MULTI_GET) {
         return Some(match kind {
@@ -424,7 +423,7 @@ fn build(kind: u8, strings: Vec<Vec<u8>>, number: i64) -> Option<Request> {
     })
 }
 
-/// The kind of the reply that is due. The bytes do not contain it.
+/// The kind of the reply that is due. The bytes of a reply do not name its kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Expect {
     Bytes,
@@ -472,7 +471,7 @@ impl ReplyDecoder {
     /// Returns the reply that is due, once it is complete.
     ///
     /// # Errors
-    /// A description of the problem with it.
+    /// A description of the problem with the reply.
     pub(super) fn next(&mut self, expect: Expect, limits: &Limits) -> Result<Option<Reply>, String> {
         Ok(match expect {
             Expect::Integer => self.buffer.array().map(|bytes| Reply::Integer(i64::from_le_bytes(bytes))),
@@ -492,7 +491,7 @@ impl ReplyDecoder {
         self.number
     }
 
-    /// Returns the next strings, of `most` bytes together.
+    /// Returns the next `count` strings once they are complete. They have at most `most` bytes together.
     fn strings(
         &mut self,
         count: usize,
@@ -515,7 +514,8 @@ impl ReplyDecoder {
         Ok(Some(self.strings.take()))
     }
 
-    /// Returns a list. The other side alone decides its length, so its overhead counts towards the limit.
+    /// Returns a list of keys once it is complete. The server alone decides its length, so the overhead of each
+    /// key counts towards the limit.
     fn keys(&mut self, limits: &Limits) -> Result<Option<Vec<Vec<u8>>>, String> {
         let Some(count) = self.number() else { return Ok(None) };
         let (limit, memory) = (limits.request_bytes, count.saturating_mul(PART as u64));
@@ -529,7 +529,7 @@ impl ReplyDecoder {
     }
 
     fn popped(&mut self, limits: &Limits) -> Result<Option<Reply>, String> {
-        // The length before the pop determines if a value follows.
+        // A value follows if the queue's length before the pop was not 0.
         let Some(before) = self.number() else { return Ok(None) };
         if i64::try_from(before).is_err() {
             return Err(format!("a queue of {} elements", before as i64));

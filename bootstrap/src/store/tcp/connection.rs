@@ -39,9 +39,9 @@ impl fmt::Debug for Connection {
 /// The reason why connecting, or a call, has failed.
 #[derive(Debug)]
 pub(super) enum Broken {
-    /// The other end does not exist, or has ended.
+    /// Nothing listens at the address, the connection has ended, or a system call has failed.
     Gone(io::Error),
-    /// The other end closed the connection before its greeting.
+    /// The other end closed the connection before the greeting was complete.
     TurnedAway(io::Error),
     /// The call has failed. Unless it timed out, the connection is unusable.
     Failed(Failure),
@@ -59,7 +59,7 @@ impl Connection {
         let left = deadline.remaining().max(Duration::from_millis(1));
         let stream = TcpStream::connect_timeout(&address, left).map_err(Broken::Gone)?;
         if stream.local_addr().ok() == stream.peer_addr().ok() {
-            // Nobody listened, and the kernel chose this port as the local one: the socket is connected to
+            // Nothing listened, and the kernel chose the same port as the local one: the socket is connected to
             // itself.
             return Err(Broken::Gone(io::ErrorKind::ConnectionRefused.into()));
         }
@@ -80,7 +80,7 @@ impl Connection {
         }
     }
 
-    /// Converts a deadline to the machine's time.
+    /// Converts a deadline to a time of the state machine.
     pub(super) fn time_of(&self, deadline: Deadline) -> Duration {
         self.opened.elapsed() + deadline.remaining()
     }
@@ -112,7 +112,7 @@ impl Connection {
         }
     }
 
-    /// Reads until the machine's timer is due, or for a part of that time.
+    /// Reads from the socket. Blocks at most until the state machine's timer is due.
     fn read(&mut self) -> io::Result<usize> {
         let timer = self.machine.wake_at().map(|due| due.saturating_sub(self.opened.elapsed()));
         if timer.is_some_and(|left| left.is_zero()) {
@@ -127,10 +127,10 @@ impl Connection {
     }
 }
 
-/// Returns the read timeout: the largest power of two, in ms, that is not above `left`. Calls with the same
-/// patience get the same value, so it need not be set again for each. (A longer wait wakes up in between a
-/// few times.) It is at least 1 ms even if less is left, and bounded because the system does not accept a
-/// century.
+/// Returns the read timeout: the largest power of two, in milliseconds, that is at most `left`. Calls with the
+/// same patience get the same value, so the timeout of the socket is rarely set again. (A long wait therefore
+/// wakes up a few times before it ends.) The timeout is at least 1 ms, because 0 means no timeout, and at most
+/// 2^22 ms, because the system does not accept every duration.
 fn at_most(left: Duration) -> Duration {
     const MOST: u64 = 1 << 22;
     let ms = u64::try_from(left.as_millis()).unwrap_or(MOST).clamp(1, MOST);
@@ -141,7 +141,7 @@ fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
-/// Converts a write error. A host that accepts no bytes for the whole patience does not answer.
+/// Converts a write error. A timeout means that the host has accepted no bytes for the whole patience.
 fn stalled(error: io::Error) -> Broken {
     if is_timeout(&error) { Broken::Failed(Failure::Unresponsive) } else { Broken::Gone(error) }
 }

@@ -1,7 +1,7 @@
 //! The server side: one thread that runs the server's state machine over sockets.
 //!
-//! The thread sleeps in the kernel until a socket is ready or the machine's timer is due. It resolves no
-//! names, writes nothing to the console and never blocks on a client.
+//! The thread sleeps in the kernel until a socket is ready or the state machine's timer is due. It resolves no
+//! names, writes nothing to the console, and never blocks on a client.
 
 use std::{
     collections::VecDeque,
@@ -31,7 +31,7 @@ use crate::store::{
     },
 };
 
-/// A running server. Dropping it closes every connection.
+/// A running server. Dropping it stops the thread and closes every connection.
 #[derive(Debug)]
 pub(super) struct Host {
     address: SocketAddr,
@@ -50,9 +50,9 @@ pub struct HostReport {
     pub memory: usize,
     /// The peak of the memory in use, in bytes.
     pub most_memory: usize,
-    /// The number of connections that the host has closed because of their traffic.
+    /// The number of connections that the host has rejected.
     pub rejected: u64,
-    /// The last 16 of them, the oldest first.
+    /// The last 16 rejected connections with the reasons, the oldest first.
     pub rejections: VecDeque<(Option<SocketAddr>, Rejection)>,
     /// The reason why the host has stopped serving, if it has. Its clients have lost their connections.
     pub failure: Option<Arc<str>>,
@@ -70,7 +70,7 @@ impl HostReport {
     }
 }
 
-/// State that the serving thread shares with others.
+/// State that the server's thread shares with other threads.
 #[derive(Debug, Default)]
 struct Shared {
     report: Mutex<HostReport>,
@@ -102,12 +102,12 @@ impl Host {
         Ok(Self { address, stop, shared, thread: Some(thread) })
     }
 
-    /// Returns the address that it listens at, with the chosen port.
+    /// Returns the address that the server listens at, with the chosen port.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Waits until no client is connected. Returns the number of clients at the deadline.
+    /// Waits until no client is connected, or until the deadline. Returns the number of clients then.
     pub(super) fn drain(&self, deadline: Deadline) -> usize {
         let report = self.shared.report();
         let left = self.shared.left.wait_timeout_while(report, deadline.remaining(), |now| now.clients > 0);
@@ -124,31 +124,31 @@ impl Drop for Host {
         if rustix::io::write(&self.stop, &1u64.to_ne_bytes()).is_ok()
             && let Some(thread) = self.thread.take()
         {
-            // The report tells if the thread failed.
+            // If the thread has panicked, the report contains that.
             let _ = thread.join();
         }
     }
 }
 
-/// The epoll data of the listener, of the stop signal, and of the epoll of waiting clients. Clients are numbered from
-/// `CLIENTS`.
+/// The epoll data of the listener, of the stop signal, and of the epoll of waiting clients. The numbers of clients
+/// begin at `CLIENTS`.
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const WAITING: u64 = 2;
 const CLIENTS: ClientId = 3;
 
-/// Bytes that are read from a client or sent to it before others have their turns.
+/// The most bytes that are read from a client or sent to it before other clients have their turns.
 const PIECE: usize = 64 << 10;
 
-/// Connections that are accepted before others have their turns. It is less than the number that may be
-/// without a greeting, so the server reads a prompt client's greeting before newer connections need its
-/// place.
+/// The most connections that are accepted before clients have their turns. It is less than the number that may be
+/// without a complete greeting. So the server reads the greeting of a prompt client before newer connections
+/// replace that client.
 const ACCEPTED: usize = 16;
 
-/// Waiting clients that are served before others have their turns.
+/// The most waiting clients that are served before others have their turns.
 const WAITING_SERVED: usize = 64;
 
-/// The pause in accepting connections after the system has refused one.
+/// How long no connections are accepted after the system has refused one.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Descriptors of the process that are reserved, and not used for clients.
@@ -157,15 +157,15 @@ const RESERVED: u64 = 64;
 struct Serving {
     server: Server,
     started: Instant,
-    /// The time since `started` at the last wake-up. The clock is read once for all sockets that are ready
-    /// then.
+    /// The time since `started` at the last wake-up. The clock is read once for all sockets that were ready then.
     now: Duration,
     epoll: OwnedFd,
-    /// The epoll of the clients that wait for keys or queues, itself in `epoll`. All that such a client may send is a
-    /// cancellation, after its deadline. So it can wait until the others are served.
+    /// The epoll of the clients that wait for keys or queues; it is itself in `epoll`. Such a client sends only a
+    /// cancellation, after its deadline, so the other clients are served first.
     waiting: OwnedFd,
     listener: TcpListener,
-    /// A reserve descriptor. When there is no other, it is closed for a moment to accept and reject a client.
+    /// A descriptor in reserve. If the process has no other, this one is closed briefly, to accept and reject a
+    /// client.
     spare: Option<OwnedFd>,
     paused_until: Option<Duration>,
     clients: Clients<Client>,
@@ -177,18 +177,19 @@ struct Serving {
 struct Client {
     stream: TcpStream,
     interest: epoll::EventFlags,
-    /// True once it has sent something. The options of its socket are set then, so that silent connections cost less.
+    /// True once the client has sent something. Only then are the options of its socket set, so that silent
+    /// connections cost less.
     is_tuned: bool,
-    /// True if it is in the epoll of waiting clients.
+    /// True if the client is in the epoll of waiting clients.
     is_waiting: bool,
 }
 
-/// Opens a descriptor whose only purpose is to be held in reserve.
+/// Opens a descriptor to hold in reserve.
 fn spare() -> Option<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC).ok()
 }
 
-/// Waits until descriptors are ready, and replaces `events` by theirs, as many as it has room for.
+/// Waits until descriptors are ready, and replaces `events` with their events, up to the capacity of `events`.
 fn wait(epoll: &OwnedFd, events: &mut Vec<epoll::Event>, timeout: Option<&Timespec>) -> io::Result<()> {
     events.clear();
     match epoll::wait(epoll, spare_capacity(events), timeout) {
@@ -231,8 +232,8 @@ impl Serving {
         })
     }
 
-    /// Serves until it is told to stop, or until it fails. A failure is reported before the clients lose
-    /// their connections.
+    /// Serves until the stop signal, or until a failure. Reports a failure before the clients lose their
+    /// connections.
     fn run(mut self) {
         let failure: Option<Arc<str>> = match catch_unwind(AssertUnwindSafe(|| self.serve())) {
             Ok(Ok(())) => None,
@@ -254,8 +255,8 @@ impl Serving {
         Ok(())
     }
 
-    /// Waits until something is ready, and serves it; of the waiting clients, as many as `waiting` has room for. Returns
-    /// false when the server is to stop.
+    /// Waits until something is ready, and serves it. Serves at most as many waiting clients as `waiting` has
+    /// capacity for. Returns false after the stop signal.
     fn serve_ready(
         &mut self,
         events: &mut Vec<epoll::Event>,
@@ -289,7 +290,7 @@ impl Serving {
             return Some(Timespec::default());
         }
         let left = due.saturating_sub(self.started.elapsed());
-        // Rounded up, because with less the timer would not be due yet.
+        // Rounded up, because after a shorter sleep the timer would not be due yet.
         Timespec::try_from(left + Duration::from_millis(1)).ok()
     }
 
@@ -306,18 +307,20 @@ impl Serving {
 
     fn listen(&self, interest: epoll::EventFlags) {
         let data = epoll::EventData::new_u64(LISTENER);
-        // Fails only for an invalid descriptor, and this one is valid.
+        // This fails only for an invalid descriptor, and the listener is valid.
         let _ = epoll::modify(&self.epoll, &self.listener, data, interest);
     }
 
     fn accept(&mut self) {
         for _ in 0..ACCEPTED {
-            // Reopened before a client takes the descriptor: without it no client can be rejected.
+            // Open the reserve first, before a client takes the last descriptor: without it no client can be
+            // rejected.
             self.spare = self.spare.take().or_else(spare);
             if self.spare.is_none() {
                 return self.pause();
             }
-            // Without blocking at once, in one call: while clients come faster than they are accepted, all of them wait.
+            // One system call accepts the client and makes its socket non-blocking: while many clients connect,
+            // each further call would delay all of them.
             let stream = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(stream) => TcpStream::from(stream),
                 Err(error) => match io::Error::from(error).kind() {
@@ -326,7 +329,8 @@ impl Serving {
                     _ if socket::is_local(&error.into()) && self.spare.take().is_some() => {
                         let turned_away = self.listener.accept().map(|(_, peer)| peer);
                         self.spare = spare();
-                        // The system checks for a descriptor first, so perhaps no client is waiting.
+                        // The system checks for a free descriptor before it looks for a client, so perhaps none is
+                        // there.
                         let Ok(peer) = turned_away else { return };
                         let clients = self.clients.len();
                         self.shared.report().reject(Some(peer), Rejection::Descriptors { clients });
@@ -361,7 +365,7 @@ impl Serving {
         }
         if !self.server.wants(id) {
             match flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
-                // No client is left for the replies.
+                // The connection has ended, so nobody receives the replies.
                 true => self.gone(id),
                 false => self.watch(id),
             }
@@ -408,15 +412,15 @@ impl Serving {
                     let words = why.last_words();
                     // The report comes first, because a client that reads the last words may ask for it.
                     self.shared.report().reject(client.stream.peer_addr().ok(), why);
-                    // Bytes that do not fit in the socket's buffer now are dropped.
+                    // Bytes that do not fit in the socket's buffer are dropped.
                     let _ = (&client.stream).write(words);
                 }
             }
         }
     }
 
-    /// Sends a client one piece of its bytes, as far as the socket accepts it. Returns the resulting input
-    /// for the machine.
+    /// Sends a client at most [`PIECE`] of its unsent bytes, as far as the socket accepts them. Returns the
+    /// resulting input for the state machine.
     fn send(&mut self, id: ClientId) -> Option<Input<'static>> {
         let mut stream = &self.clients.get(&id)?.stream;
         let unsent = self.server.unsent(id);
@@ -436,8 +440,8 @@ impl Serving {
         Some(Input::Sent(id, sent))
     }
 
-    /// Updates the events to wake up for, and whether the client is one of those that wait. Nothing more is read from a
-    /// client that does not receive its replies.
+    /// Updates the events that a client's socket is watched for, and moves it to the epoll of waiting clients or
+    /// back. A client that does not receive its replies is not watched for more requests.
     fn watch(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let mut interest = epoll::EventFlags::empty();
@@ -450,7 +454,8 @@ impl Serving {
         }
         let of = |is_waiting| if is_waiting { &self.waiting } else { &self.epoll };
         let data = epoll::EventData::new_u64(id);
-        // Only `add` can fail, without memory: the others only for an invalid descriptor, which this is not.
+        // `add` can fail for lack of memory. The other calls fail only for an invalid descriptor, and this one is
+        // valid.
         let changed = match is_same {
             true => epoll::modify(of(is_waiting), &client.stream, data, interest),
             false => epoll::delete(of(client.is_waiting), &client.stream)
@@ -458,7 +463,7 @@ impl Serving {
         };
         (client.interest, client.is_waiting) = (interest, is_waiting);
         if changed.is_err() {
-            // The server would never hear of this client again.
+            // No event of this client would arrive any more.
             self.gone(id);
         }
     }
@@ -529,7 +534,7 @@ mod tests {
         assert_eq!(host.drain(Deadline::after(Duration::from_secs(60))), 0);
         let failure = host.report().failure.unwrap();
         assert!(failure.contains("waiting for its clients: Invalid argument"), "{failure}");
-        // End of stream or a reset: the connection is closed.
+        // Either the end of the stream or a reset shows that the connection is closed.
         assert!(!matches!(client.read(&mut [0]), Ok(1..)));
     }
 }

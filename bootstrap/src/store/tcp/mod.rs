@@ -1,9 +1,9 @@
-//! A store between processes, compatible with PyTorch's on the wire.
+//! A store for the processes of a job, over TCP, compatible with PyTorch's `TCPStore` on the wire.
 //!
 //! - `host`: the server, one thread; `connection`: a client's connection, driven by the calling thread.
-//! - [`TcpStore`] keeps a few connections. Each call takes one exclusively or opens another, so a wait of one
-//!   thread never blocks another thread. A call returns only after it has taken effect, so the next call may
-//!   use any connection.
+//! - [`TcpStore`] keeps a few connections. Each call takes one for itself, or opens another, so a wait of one
+//!   thread never blocks another thread. A call returns only after it has taken effect, so the next call may use
+//!   any connection.
 
 mod connection;
 mod host;
@@ -35,7 +35,7 @@ use super::{
 /// The prefix that PyTorch's clients add to the keys of their users.
 const USER: u8 = b'/';
 
-/// The key under which clients are counted when a number of workers is set.
+/// The key under which processes are counted if a number of workers is set.
 const WORKERS: &[u8] = b"init/";
 
 /// The number of connections that are kept for later calls.
@@ -45,17 +45,18 @@ const KEPT: usize = 8;
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// A store that one process hosts and others connect to. Clones are the same store. When the last clone in
-/// the hosting process is dropped, the store ends for all processes.
+/// A store that one process hosts and others connect to. Clones are the same store. When the hosting process drops
+/// its last clone, the store ends for all processes.
 ///
-/// It speaks PyTorch's protocol: ranks in Python may connect to it, or host it (`torch.distributed.TCPStore`
-/// with either of its servers; queues need the libuv one). There is no authentication unless there is a
-/// [secret](TcpOptions::secret), so use it only on networks whose users you trust. It listens on the loopback
-/// interface unless [`TcpOptions::listen`] is set.
+/// The store uses PyTorch's protocol. Ranks in Python may connect to it, or host it (`torch.distributed.TCPStore`
+/// with either of its servers; queues need the libuv server). Without a [secret](TcpOptions::secret) there is no
+/// authentication, so use it only on networks whose users you trust. A host listens on the loopback interface
+/// unless [`TcpOptions::listen`] is set.
 ///
-/// Limits of the protocol: a key that is deleted between the end of a wait and the following read is read as
-/// empty. [`num_keys`](super::Store::num_keys) also counts the workers' key. An operation on a host that does
-/// not answer (its process is stopped) ends at most 5 s after its deadline.
+/// Limits of the protocol: if a key is deleted between the end of a wait and the read that follows, the read
+/// returns an empty value. [`num_keys`](super::Store::num_keys) also counts the key of the
+/// [`workers`](TcpOptions::workers). If the host does not answer, for example because its process is stopped, a
+/// wait ends at most 5 s after its deadline.
 ///
 /// ```
 /// use bootstrap::store::{Deadline, Store, TcpStore};
@@ -78,12 +79,12 @@ pub struct TcpStore {
 #[derive(Debug)]
 struct Inner {
     options: TcpOptions,
-    /// The address as given, for messages, and the sockets that it resolves to.
+    /// The address as given, for messages; `sockets` are the addresses that it resolves to.
     address: String,
     sockets: Vec<SocketAddr>,
     kept: Mutex<Vec<Connection>>,
-    /// True if the host closes the connection when a read names an absent key, as the older of PyTorch's
-    /// does. Every read then waits first.
+    /// True if the host closes the connection when a read names an absent key, as the older of PyTorch's servers
+    /// does. Every read then waits for its key first.
     hangs_up: AtomicBool,
     host: Option<Host>,
 }
@@ -117,30 +118,29 @@ impl TcpOptions {
         Self { listen: interface, ..self }
     }
 
-    /// Sets the limits of the host. The size limits also apply to the data that this process sends and
-    /// receives.
+    /// Sets the limits of the host. Its size limits also apply to the data that this process sends and receives.
     #[must_use]
     pub fn limits(self, limits: ServerLimits) -> Self {
         Self { limits, ..self }
     }
 
-    /// Sets the time that an answer without a wait may take (default 30 s). After it, calls fail with
-    /// [`StoreError::Unresponsive`].
+    /// Sets how long the answer to a request that does not wait may take (default 30 s). After that, calls fail
+    /// with [`StoreError::Unresponsive`].
     #[must_use]
     pub fn patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
     }
 
-    /// Sets the number of processes that connect, including the host. Each is counted, as PyTorch does with a
-    /// world size, and the host waits until all have come. Set it on all processes of a job or on none.
+    /// Sets the number of processes of the job, including the host. The store counts them, as PyTorch's does with
+    /// a world size, and the host waits until all have connected. Set it on all processes of a job or on none.
     #[must_use]
     pub fn workers(self, workers: i64) -> Self {
         Self { workers: Some(workers), ..self }
     }
 
-    /// Sets a secret that hosts and clients prove to each other first. PyTorch's stores support none: a
-    /// process with a secret cannot connect to them, and a host with a secret rejects their clients. The
-    /// traffic is not encrypted.
+    /// Sets a secret. Host and clients prove to each other that they know it, before any request. PyTorch's stores
+    /// support no secret: a process with a secret cannot connect to them, and a host with a secret rejects their
+    /// clients. The traffic is not encrypted.
     #[must_use]
     pub fn secret(self, secret: Secret) -> Self {
         Self { secret: Some(secret), ..self }
@@ -171,8 +171,8 @@ impl TcpOptions {
         inner.join(deadline)
     }
 
-    /// Connects to the store at `address` (`host:port`). Tries until the deadline while no process listens
-    /// there.
+    /// Connects to the store at `address` (`host:port`). Repeats the attempt until the deadline while no process
+    /// listens there, or while the host rejects this process.
     ///
     /// # Errors
     /// [`StoreError::Unreachable`], [`StoreError::TurnedAway`], [`StoreError::NotAStore`], [`StoreError::Distrusted`],
@@ -211,7 +211,7 @@ impl TcpStore {
         TcpOptions::default()
     }
 
-    /// Returns the store's `host:port`. For a host it contains the chosen port.
+    /// Returns the store's address, `host:port`. On the host it contains the chosen port.
     pub fn address(&self) -> String {
         self.inner.address.clone()
     }
@@ -226,8 +226,8 @@ impl TcpStore {
         self.inner.host.as_ref().map(Host::report)
     }
 
-    /// Waits until all clients have disconnected, so that the host can end without interrupting any of their
-    /// calls. Returns the number of clients at the deadline; 0 at once on a client.
+    /// Waits until all clients have disconnected, so that the host can end without interrupting their calls.
+    /// Returns the number of clients at the deadline. On a client, returns 0 at once.
     pub fn drain(&self, deadline: Deadline) -> usize {
         self.inner.kept().clear();
         self.inner.host.as_ref().map_or(0, |host| host.drain(deadline))
@@ -246,8 +246,7 @@ impl Inner {
                 Ok(connection) => break connection,
                 Err(Broken::Gone(error)) => last = Some((error, false)),
                 Err(Broken::TurnedAway(error)) => last = Some((error, true)),
-                // The deadline passed during a further attempt. The errors of earlier attempts are more
-                // useful.
+                // The deadline passed during a later attempt. The errors of earlier attempts say more.
                 Err(Broken::Failed(Failure::Unresponsive)) if last.is_some() => {}
                 Err(Broken::Failed(Failure::Protocol(found))) => {
                     return Err(StoreError::NotAStore { address: self.address, found });
@@ -282,7 +281,7 @@ impl Inner {
         let Some(expected) = self.options.workers else { return Ok(()) };
         let key = WORKERS.to_vec();
         let call = match &self.host {
-            // The same as adding, and waiting for the others.
+            // Adds 1, as the clients do, and waits for the others.
             Some(_) => Call::Barrier { key, world: expected, deadline: connection.time_of(deadline) },
             None => Call::Now(Request::Add { key, delta: 1 }),
         };
@@ -304,7 +303,7 @@ impl Inner {
         }
     }
 
-    /// Tries every address once, and divides the time among them.
+    /// Tries every address once. Each gets an equal share of the time that is left.
     fn open(&self, deadline: Deadline) -> Result<Connection, Broken> {
         let sizes = self.options.limits.sizes;
         let mut last = Broken::Gone(io::ErrorKind::NotFound.into());
@@ -320,8 +319,8 @@ impl Inner {
         Err(last)
     }
 
-    /// Opens another connection. Tries until the deadline while the host rejects this process: the host may
-    /// have had no free place, or this process may have been too slow with its greeting.
+    /// Opens another connection. Repeats the attempt until the deadline while the host rejects this process: the
+    /// host may have as many clients as it may have, or this process may have sent its greeting too late.
     fn open_again(&self, operation: &Operation, deadline: Deadline) -> Result<Connection> {
         let mut pause = FIRST_PAUSE;
         let mut attempts = 0;
@@ -378,7 +377,7 @@ impl Inner {
         }
     }
 
-    /// Returns the error for a failed call on a host that had answered before.
+    /// Returns the error for a failed call to a host that has answered before.
     fn failed(&self, operation: &Operation, broken: Broken, deadline: Deadline) -> StoreError {
         let (address, operation) = (self.address.clone(), operation.to_string());
         let source = match broken {
@@ -398,8 +397,8 @@ impl Inner {
             }
             Broken::Gone(source) | Broken::TurnedAway(source) => source,
         };
-        // Kept connections have broken with this one. One new connection shows if the host has died, or has
-        // only closed this one.
+        // The kept connections have probably failed too. A new connection shows whether the host has died, or has
+        // only closed this connection.
         self.kept().clear();
         match self.open(Deadline::after(self.options.patience.min(Duration::from_secs(2)))) {
             Ok(connection) => {
@@ -429,7 +428,7 @@ impl std::fmt::Display for Operation {
     }
 }
 
-/// Converts a user's request to one for the wire.
+/// Adds PyTorch's prefix to the keys of a request. Returns a description of the request.
 fn to_wire(request: &mut Request) -> Operation {
     let mut first = None;
     request.for_each_key(|key| {
@@ -441,7 +440,7 @@ fn to_wire(request: &mut Request) -> Operation {
     Operation { name: request.name(), key: first }
 }
 
-/// Converts a key of the wire to the user's.
+/// Removes PyTorch's prefix from a key.
 fn user(key: &[u8]) -> String {
     text(key.strip_prefix(&[USER]).unwrap_or(key))
 }

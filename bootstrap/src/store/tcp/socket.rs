@@ -15,7 +15,7 @@ use rustix::{
 /// The length of the accept queue: all ranks of a job may connect at once.
 const PENDING: i32 = 4096;
 
-/// Listens without blocking.
+/// Returns a non-blocking socket that listens at `address`.
 pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(address)?;
     rustix::net::listen(&listener, PENDING)?;
@@ -23,8 +23,8 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Sends small messages at once, and detects within half a minute that the other end's machine is
-/// unreachable. (The end of a process is detected at once anyway.)
+/// Sets the options of a connection: small messages are sent at once, and an unreachable machine at the other end
+/// is detected within half a minute. (The end of a process is detected at once without these options.)
 pub(super) fn tune(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;
@@ -35,7 +35,7 @@ pub(super) fn tune(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns true if an attempt to connect has failed for lack of a local resource: descriptors, memory, ports.
+/// Returns true if a system call has failed for lack of a local resource: descriptors, memory or ports.
 pub(super) fn is_local(error: &io::Error) -> bool {
     let lacking = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS, Errno::ADDRNOTAVAIL];
     Errno::from_io_error(error).is_some_and(|errno| lacking.contains(&errno))
@@ -44,7 +44,7 @@ pub(super) fn is_local(error: &io::Error) -> bool {
 /// Returns unpredictable bytes.
 pub(super) fn random() -> io::Result<[u8; 32]> {
     let mut bytes = [0; 32];
-    // A request of this size is filled completely once the system has entropy.
+    // The system returns as many bytes in one call, once its random number generator is initialized.
     match getrandom(&mut bytes[..], GetRandomFlags::empty())? {
         32 => Ok(bytes),
         _ => Err(io::ErrorKind::UnexpectedEof.into()),

@@ -1,4 +1,4 @@
-//! The server's state for one connection, and its handshake.
+//! The server's state for one connection, and the greeting.
 
 use super::{
     super::{
@@ -17,39 +17,39 @@ pub(super) struct Client {
     pub(super) decoder: RequestDecoder,
     /// The request in service, while work on it is left.
     pub(super) task: Option<Task>,
-    /// The memory that it takes, in bytes.
+    /// The memory of the request in service, in bytes.
     pub(super) task_memory: usize,
     pub(super) unsent: Buffer,
-    /// Memory at the last count, in bytes.
+    /// The memory of this client at the last count, in bytes.
     pub(super) memory: usize,
     pub(super) place: Place,
     /// The connection is closed. Its memory is released in a turn of its own.
     pub(super) is_gone: bool,
 }
 
-/// Progress of the handshake.
+/// Progress of the greeting.
 #[derive(Default, PartialEq, Eq)]
 enum Greeting {
-    /// The first message is incomplete.
+    /// The first part is incomplete.
     #[default]
     Due,
-    /// The server expects a proof for this block, which the client has chosen.
+    /// The client's proof is due. This is the client's block.
     Proof(Block),
     Done,
 }
 
-/// Result of reading a part of the handshake.
+/// Result of reading a part of the greeting.
 pub(super) enum Greeted {
     /// The part is incomplete.
     Not,
-    /// There is an answer to send.
+    /// The part is complete, and its answer is to be sent.
     Answered,
-    /// There is no answer to send.
+    /// The part is complete and has no answer.
     Silently,
 }
 
 impl Client {
-    /// Unsent bytes above which a client is not served.
+    /// The number of unsent bytes above which a client is not served.
     const BACKLOG: usize = 1 << 20;
 
     pub(super) fn is_greeted(&self) -> bool {
@@ -66,18 +66,18 @@ impl Client {
         !self.is_behind() && !self.place.is_queued()
     }
 
-    /// Returns the memory of its connection, in bytes.
+    /// Returns the memory of this connection, in bytes.
     pub(super) fn buffers(&self) -> usize {
         self.decoder.memory() + self.unsent.memory() + self.task_memory
     }
 
-    /// Returns the number of strings that its connection holds.
+    /// Returns the number of strings that this connection holds.
     pub(super) fn strings(&self) -> usize {
         self.decoder.strings() + self.task.as_ref().map_or(0, Task::strings)
     }
 
-    /// Reads the next part of the handshake, once it is complete. A wrong byte is refused as soon as it
-    /// arrives.
+    /// Reads the next part of the greeting, once it is complete. Rejects a wrong byte of the first part as soon as
+    /// the byte arrives.
     pub(super) fn greet(
         &mut self,
         id: ClientId,

@@ -1,4 +1,4 @@
-//! Serves requests in pieces. Other clients have their turns between the pieces.
+//! Serves requests. A large request is served in pieces, and other clients may have turns between two pieces.
 
 use super::{
     super::{
@@ -15,7 +15,7 @@ use super::{
 /// Bytes that are enough for any reply without strings.
 const SMALL: usize = 16;
 
-/// Progress of a request.
+/// The progress of a request after a piece of work.
 pub(super) enum Progress {
     Done,
     /// The next piece may follow.
@@ -55,7 +55,7 @@ impl Server {
         }
     }
 
-    /// Keys of a piece.
+    /// Returns the largest number of keys in a piece.
     fn most_keys(&self) -> usize {
         (self.limits.turn / 2).max(1)
     }
@@ -72,7 +72,7 @@ impl Server {
             return Ok(Progress::Unfinished(Work::One(request)));
         }
         budget.spend(work);
-        // Counts all memory of a reply: its string, and its bytes in a buffer that may have to grow.
+        // A reply takes memory twice: as a string, and as bytes in the buffer, which may have to grow.
         let bytes = self.table.reply_size(&request);
         let string = if bytes > 0 { PART + bytes } else { 0 };
         let reply = string + self.unsent_growth(id, bytes.max(SMALL));
@@ -86,7 +86,7 @@ impl Server {
         Ok(Progress::Done)
     }
 
-    /// Answers a request that was served in pieces.
+    /// Sends the reply of a request that was served in pieces, and ends the request.
     fn answer(
         &mut self,
         id: ClientId,
@@ -114,11 +114,11 @@ impl Server {
         budget: &mut Budget,
         outputs: &mut Vec<Output>,
     ) -> Result<Progress, Rejection> {
-        // The longest prefix that is one piece.
+        // Finds the longest prefix of the keys that is one piece.
         let (mut count, mut work, mut bytes) = (0, 0, 0);
         for key in keys.as_slice().iter().take(self.most_keys()) {
             let size = self.table.value_size(key);
-            // It is looked up twice.
+            // The key is looked up twice: here for its size, and below for its value.
             let more = 2 + copying(size);
             if count > 0 && work + more > self.limits.turn {
                 break;
@@ -205,7 +205,7 @@ impl Server {
         Ok(Progress::Piece(Work::Listing(listing)))
     }
 
-    /// Wakes clients, and counts the work for that.
+    /// Wakes clients, and spends the work of that.
     fn spend_and_wake(&mut self, id: ClientId, woken: &[ClientId], budget: &mut Budget) {
         budget.spend(woken.len() / 4);
         self.wake(id, woken);
@@ -215,7 +215,7 @@ impl Server {
         self.clients.get(&id).map_or(0, |client| client.unsent.growth(bytes))
     }
 
-    /// Turns a reply into bytes.
+    /// Encodes a reply into the client's unsent bytes, and requests that they are sent.
     pub(super) fn reply(&mut self, id: ClientId, reply: &Reply, outputs: &mut Vec<Output>) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         reply.encode(client.unsent.end());
@@ -224,7 +224,7 @@ impl Server {
     }
 }
 
-/// Requests the sending of a client's bytes, unless the last output requests it already.
+/// Requests that a client's unsent bytes are sent, unless the last output already does.
 pub(super) fn send(id: ClientId, outputs: &mut Vec<Output>) {
     if outputs.last() != Some(&Output::Send(id)) {
         outputs.push(Output::Send(id));

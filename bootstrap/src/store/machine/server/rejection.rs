@@ -14,16 +14,16 @@ pub enum Rejection {
         /// The bytes, at most five.
         first: Vec<u8>,
     },
-    /// The greeting did not arrive in time.
+    /// The greeting was not complete in time.
     #[error("no greeting within {waited:?}")]
     Silent {
         /// The time that the server waited.
         waited: Duration,
     },
-    /// The greeting has not arrived, and newer connections need the place.
+    /// The greeting was not complete, and a newer connection needed the place of this one.
     #[error("no greeting yet, and newer connections need the place: {limit} may be without one")]
     Crowded {
-        /// The largest number of connections that have not finished the handshake.
+        /// The largest number of connections without a complete greeting.
         limit: usize,
     },
     /// The limit on connected clients is reached.
@@ -43,13 +43,15 @@ pub enum Rejection {
         /// The number of connected clients.
         clients: usize,
     },
-    /// There is not enough memory, and no connection holds more of it.
+    /// The server's memory is used up, and no other connection holds more than this one holds and needs; or this
+    /// one held the most when another connection needed memory.
     #[error(
         "the store's {limit} bytes of memory are used up, and none holds or needs more of them than this connection: \
          {held} bytes"
     )]
     Memory {
-        /// Bytes that it holds or needs: incomplete requests, its wait, and replies.
+        /// Bytes that this connection holds, for requests, its wait, unsent replies and overhead, and bytes that
+        /// its current request needs.
         held: usize,
         /// Bytes that the server may use.
         limit: usize,
@@ -63,7 +65,7 @@ pub enum Rejection {
     /// The client does not know the secret.
     #[error("a wrong secret")]
     WrongSecret,
-    /// An unknown type byte, or a second greeting.
+    /// An unknown type byte, or a second greeting on one connection.
     #[error("type byte {0} is no request")]
     UnknownRequest(u8),
     /// The request cannot be served.
@@ -72,7 +74,8 @@ pub enum Rejection {
 }
 
 impl Rejection {
-    /// Returns the bytes to send before the connection is closed. They tell a client of this crate the reason.
+    /// Returns the bytes to send before the connection is closed. If the secret is the reason, they tell a client
+    /// of this crate so. For other reasons there are none.
     pub fn last_words(&self) -> &'static [u8] {
         const WANTED: [u8; 4] = secret::MAGIC.to_le_bytes();
         match self {

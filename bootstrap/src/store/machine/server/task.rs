@@ -1,4 +1,4 @@
-//! Requests that are served in pieces.
+//! Requests in service, and their remaining work.
 
 use std::{collections::VecDeque, vec::IntoIter};
 
@@ -25,25 +25,24 @@ pub(super) enum Work {
     Check(IntoIter<Key>),
     /// The keys of a `MultiGet`, and the bytes of the reply so far.
     Values(IntoIter<Key>, usize),
-    /// Alternating keys and values of a `MultiSet`.
+    /// The keys and values of a `MultiSet`, in turn.
     Entries(IntoIter<Vec<u8>>),
     /// The reply to a `ListKeys`.
     Listing(Listing),
 }
 
 impl Task {
-    /// Makes the task of a request that takes so many bytes.
+    /// Makes the task of a request that takes `memory` bytes.
     pub(super) fn of(request: Request, memory: usize) -> Self {
         Self { work: Work::of(request), request: memory }
     }
 
-    /// Makes the task of setting several keys. `strings` alternates keys and values, which take so many
-    /// bytes.
+    /// Makes the task of a `MultiSet`. `strings` contains keys and values in turn, which take `memory` bytes.
     pub(super) fn of_entries(strings: Vec<Vec<u8>>, memory: usize) -> Self {
         Self { work: Work::Entries(strings.into_iter()), request: memory }
     }
 
-    /// Returns the memory that it takes, in bytes.
+    /// Returns the memory of this task, in bytes.
     pub(super) fn memory(&self) -> usize {
         match &self.work {
             Work::Listing(listing) => listing.memory,
@@ -51,7 +50,7 @@ impl Task {
         }
     }
 
-    /// Returns the number of strings that it holds.
+    /// Returns the number of strings that this task holds.
     pub(super) fn strings(&self) -> usize {
         match &self.work {
             Work::One(Request::Wait { keys }) => keys.len(),
@@ -73,12 +72,12 @@ impl Work {
     }
 }
 
-/// A list of the keys. It is collected completely before it is sent, because its length comes first.
+/// The reply to a `ListKeys`. It is complete before any of it is sent, because the number of keys comes first.
 #[derive(Default)]
 pub(super) struct Listing {
     keys: u64,
     last: Option<Key>,
-    /// In wire format.
+    /// The parts of the reply that were not sent yet, in wire format.
     pieces: VecDeque<Vec<u8>>,
     /// Size of all keys so far in wire format.
     bytes: usize,
@@ -86,7 +85,7 @@ pub(super) struct Listing {
     is_whole: bool,
 }
 
-/// The next keys of a [`Listing`].
+/// Describes the next keys of a [`Listing`].
 pub(super) struct Keys {
     count: usize,
     /// Size in wire format.
@@ -95,12 +94,12 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    /// Returns the work of collecting them, in units of the budget.
+    /// Returns the work of collecting these keys, in units of the budget.
     pub(super) fn work(&self) -> usize {
         1 + self.count + copying(self.bytes)
     }
 
-    /// Returns the memory that they will take, in bytes.
+    /// Returns the memory that these keys will take, in bytes.
     pub(super) fn memory(&self) -> usize {
         PIECE + self.bytes
     }
@@ -114,7 +113,7 @@ impl Listing {
         self.is_whole
     }
 
-    /// Returns the next keys, at most `most`.
+    /// Returns the number and the size of the next keys, at most `most`.
     pub(super) fn next(&self, table: &Table, most: usize) -> Keys {
         let (mut count, mut bytes) = (0, 0);
         for key in table.keys_after(self.last.as_ref()).take(most) {
@@ -124,7 +123,7 @@ impl Listing {
         Keys { count, bytes, are_last: count < most }
     }
 
-    /// Collects keys.
+    /// Adds the keys that [`next`](Self::next) has returned to the reply.
     pub(super) fn gather(&mut self, table: &Table, next: &Keys, limits: &Limits) -> Result<(), Refusal> {
         self.bytes += next.bytes;
         limits.part(Part::Reply, &[], size_of::<u64>() + self.bytes, limits.request_bytes)?;
@@ -149,7 +148,7 @@ impl Listing {
         push(&mut self.pieces, piece);
     }
 
-    /// Returns the next piece to send, of a complete list.
+    /// Returns the next piece to send. The list must be complete.
     pub(super) fn first(&self) -> Option<&[u8]> {
         self.pieces.front().map(Vec::as_slice)
     }

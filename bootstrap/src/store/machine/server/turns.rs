@@ -4,23 +4,24 @@ use std::collections::BTreeSet;
 
 use super::super::clients::ClientId;
 
-/// Clients with work left, in the order of start-time fair queueing: the client for which the least work was
-/// done has the next turn. A client with few requests is not delayed by any number of clients with many.
+/// Clients with work left, in the order of start-time fair queueing. Every client has a work count. The client
+/// with the smallest count has the next turn. A client that joins the queue starts at the count of the current
+/// turn, or at its own if that is larger. So clients with much work delay it by about one turn each.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    /// Ordered by the work that was done for them.
+    /// The work counts and their clients.
     queue: BTreeSet<(u64, ClientId)>,
-    /// The work that was done for the client that had the last turn. A client that returns after a pause
-    /// starts here.
+    /// The work count of the current turn: the largest count with which a client has begun a turn.
     now: u64,
 }
 
-/// A client's place among the others.
+/// A client's state in the queue.
 #[derive(Debug, Default)]
 pub(super) struct Place {
-    /// The work that was done for it, or for others while it had none left.
+    /// The client's work count. Work done for the client increases it, and it is at least [`Turns::now`] when the
+    /// client joins the queue.
     work: u64,
-    /// The step in which it was added to the queue, if it is there.
+    /// The step in which the client joined the queue; `None` if it is not in the queue.
     since: Option<u64>,
 }
 
@@ -40,7 +41,7 @@ impl Turns {
         self.queue.first().map(|(_, client)| *client)
     }
 
-    /// Adds a client, unless it is in the queue.
+    /// Adds a client to the queue, unless it is already there.
     pub(super) fn add(&mut self, client: ClientId, place: &mut Place, step: u64) {
         if place.since.is_none() {
             place.since = Some(step);
@@ -49,21 +50,21 @@ impl Turns {
         }
     }
 
-    /// Removes a client. Returns the step in which it was added.
+    /// Removes a client from the queue. Returns the step in which it was added.
     pub(super) fn remove(&mut self, client: ClientId, place: &mut Place) -> Option<u64> {
         let since = place.since.take()?;
         self.queue.remove(&(place.work, client));
         Some(since)
     }
 
-    /// Removes a client for its turn. Returns the step in which it was added.
+    /// Begins the turn of a client, and removes it from the queue. Returns the step in which it was added.
     pub(super) fn begin(&mut self, client: ClientId, place: &mut Place) -> Option<u64> {
         self.now = self.now.max(place.work);
         self.remove(client, place)
     }
 
-    /// Ends the turn of a client for which so much work was done. A client with work left keeps the step in
-    /// which it was first added.
+    /// Ends the turn of a client. `work` was done in the turn. If work `is_left`, the client returns to the queue,
+    /// and keeps `since`, the step in which it was first added.
     pub(super) fn end(
         &mut self,
         client: ClientId,
@@ -72,7 +73,7 @@ impl Turns {
         is_left: bool,
         since: Option<u64>,
     ) {
-        // It may have been woken in its own turn.
+        // The client may have been added again in its own turn, because it was woken.
         let again = self.remove(client, place);
         place.work = place.work.saturating_add(work as u64);
         if is_left || again.is_some() {
@@ -104,7 +105,8 @@ mod tests {
         let first: Vec<_> = (0..30).map(|_| next(&mut turns, &mut places, 1000)).collect();
         assert_eq!(first[..6], [0, 1, 2, 0, 1, 2]);
         turns.add(3, &mut places[3], 1);
-        // Its turns are small, so it has all of them until as much work was done for it as for the others.
+        // It joins with the smallest count, and its turns are small. So it has all turns until its count reaches
+        // those of the others.
         let then: Vec<_> = (0..12).map(|_| next(&mut turns, &mut places, 100)).collect();
         assert!(then[..2].contains(&3), "{then:?}");
         assert!(then.iter().any(|client| *client != 3), "{then:?}");

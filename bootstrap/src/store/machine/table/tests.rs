@@ -5,7 +5,7 @@ use proptest::{collection::vec, prelude::*};
 use super::*;
 
 impl Table {
-    /// Counts the expected value of `memory` anew.
+    /// Computes the expected value of `memory` from all values and queues.
     fn recount(&self) -> usize {
         let values = self.values.iter().map(|(key, value)| entry(key, value.capacity()));
         let queues = self
@@ -71,7 +71,7 @@ proptest! {
     }
 }
 
-/// Memory of removed elements is not counted for the remaining ones.
+/// The memory of removed elements is not counted for the elements that remain.
 #[test]
 fn what_is_emptied_gives_its_memory_back() {
     let mut table = Table::default();
@@ -95,7 +95,8 @@ fn what_is_emptied_gives_its_memory_back() {
     assert!(memory < 8 << 10, "{memory}");
 }
 
-/// Bytes that are appended one by one are copied a few times, and take little more than their own memory.
+/// A value to which bytes are appended one at a time is copied a few times, and takes little more than its own
+/// size.
 #[test]
 fn a_value_that_grows_is_seldom_moved() {
     let mut table = Table::default();
