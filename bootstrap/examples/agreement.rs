@@ -10,7 +10,7 @@
 use std::{
     error::Error,
     net::{Ipv4Addr, TcpListener},
-    process::Command,
+    process::{Command, ExitCode},
     time::Duration,
 };
 
@@ -79,12 +79,35 @@ pub(crate) fn member(address: &str, rank: u32, patience: Duration) -> Result<u16
     Ok(run::<Port>(&store, seat, offered, open, || true)?)
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    if let [address, rank] = &std::env::args().skip(1).collect::<Vec<_>>()[..] {
-        let port = member(address, rank.parse()?, Duration::from_secs(30))?;
-        println!("rank {rank}: port {port}");
-        return Ok(());
+const USAGE: &str = "agreement [ADDRESS:PORT RANK]: without arguments, starts three members on this host; with them, is \
+                     the member RANK (0 to 2) beside the store at ADDRESS:PORT";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let result = match &arguments[..] {
+        [] => start_members(),
+        [address, rank] => match rank.parse() {
+            Ok(rank) if rank < MEMBERS => print_port(address, rank),
+            _ => Err(format!("invalid rank {rank:?}: expected 0 to {}; {USAGE}", MEMBERS - 1).into()),
+        },
+        _ => Err(USAGE.into()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
     }
+}
+
+fn print_port(address: &str, rank: u32) -> Result<(), Box<dyn Error>> {
+    let port = member(address, rank, Duration::from_secs(30))?;
+    println!("rank {rank}: port {port}");
+    Ok(())
+}
+
+fn start_members() -> Result<(), Box<dyn Error>> {
     let host = TcpStore::host(0)?;
     let program = std::env::current_exe()?;
     let start = |rank: u32| Command::new(&program).args([host.address(), rank.to_string()]).spawn();

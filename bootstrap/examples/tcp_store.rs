@@ -1,7 +1,8 @@
 //! A command line for a store between processes: one process hosts it, others send requests.
 //!
 //! ```text
-//! tcp_store serve 127.0.0.1:0                      prints the port that it listens on, serves until it is ended
+//! tcp_store serve 127.0.0.1:0                      prints the port that it listens on, alone on a line for scripts,
+//!                                                  and serves until it is ended
 //! tcp_store client 127.0.0.1:PORT set KEY VALUE
 //! tcp_store client 127.0.0.1:PORT get KEY          waits for the key, at most 30 s
 //! tcp_store client 127.0.0.1:PORT add KEY NUMBER
@@ -22,7 +23,10 @@ use std::{error::Error, net::SocketAddr, process::ExitCode, thread, time::Durati
 use bootstrap::store::{Deadline, Secret, SecretSetting, Store, TcpOptions, TcpStore, barrier};
 
 const USAGE: &str = "tcp_store [--timeout SECONDS] [--secret-file FILE] \
-                     (serve ADDRESS:PORT | client ADDRESS:PORT OPERATION [ARGUMENT…])";
+                     (serve ADDRESS:PORT | client ADDRESS:PORT OPERATION [ARGUMENT…])
+operations: set KEY VALUE, get KEY, add KEY NUMBER, check KEY…, wait KEY…, compare_set KEY EXPECTED NEW, \
+                     append KEY VALUE, multi_get KEY…, multi_set KEY VALUE …, delete KEY, list_keys, num_keys, \
+                     queue_push KEY VALUE, queue_pop KEY, queue_try_pop KEY, queue_len KEY, barrier NAME RANK WORLD";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -52,7 +56,7 @@ fn run(arguments: &[&str]) -> Result<(), Box<dyn Error>> {
     match arguments {
         ["serve", address] => serve(options, address, timeout),
         ["client", address, operation, rest @ ..] => client(options, address, operation, rest, timeout),
-        _ => Err(USAGE.into()),
+        _ => Err(format!("unknown arguments\n{USAGE}").into()),
     }
 }
 
@@ -101,7 +105,7 @@ fn client(
         ("barrier", [name, rank, world]) => barrier(&store, name, rank.parse()?, world.parse()?, soon())?,
         _ => {
             return Err(
-                format!("no operation `{operation}` with {} arguments; {USAGE}", arguments.len()).into()
+                format!("no operation `{operation}` with {} arguments\n{USAGE}", arguments.len()).into()
             );
         }
     }

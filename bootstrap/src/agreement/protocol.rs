@@ -7,7 +7,7 @@ use crate::wire::{self, Wire, wire_enum};
 /// A kind of agreement: its messages, and the pure functions that decide. The functions must depend on their
 /// arguments alone, so that they return the same on all members.
 pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
-    /// The magic and the version of the messages. The magic `AG` is reserved.
+    /// The magic and the version of the messages, a [`wire::Protocol`]. The magic `AG` is reserved.
     const PROTOCOL: wire::Protocol;
     /// The least time limit of an action.
     const ACTION_FLOOR: Duration = Duration::from_secs(10);
@@ -37,7 +37,7 @@ pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
 
 /// A kind of agreement without an action: the decision is the result.
 pub trait PlainProtocol: Clone + fmt::Debug + Eq + 'static {
-    /// The magic and the version of the messages. The magic `AG` is reserved.
+    /// The magic and the version of the messages, a [`wire::Protocol`]. The magic `AG` is reserved.
     const PROTOCOL: wire::Protocol;
 
     /// The message of a member to the others.

@@ -201,7 +201,8 @@ impl TcpStore {
     /// Connects to a store; see [`TcpOptions::connect`].
     ///
     /// # Errors
-    /// [`StoreError::Unreachable`], [`StoreError::NotAStore`], [`StoreError::Address`].
+    /// As for [`TcpOptions::connect`]: [`StoreError::Unreachable`], [`StoreError::TurnedAway`],
+    /// [`StoreError::NotAStore`], [`StoreError::Address`], and [`StoreError::Distrusted`] if the store has a secret.
     pub fn connect(address: &str, deadline: Deadline) -> Result<Self> {
         TcpOptions::default().connect(address, deadline)
     }
