@@ -92,8 +92,9 @@ impl Secret {
         let about = file.metadata().map_err(|error| wrong(format!("cannot be read: {error}")))?;
         let (user, mode, own) = (about.uid(), about.mode() & 0o777, geteuid().as_raw());
         if !about.is_file() || (user != own && user != 0) || mode & 0o027 != 0 {
+            let owners = if own == 0 { "0".into() } else { format!("{own} or 0") };
             return Err(wrong(format!(
-                "is of user {user} with mode {mode:03o}; expected a file of user {own} or 0 that others can neither read nor \
+                "is of user {user} with mode {mode:03o}; expected a file of user {owners} that others can neither read nor \
                  write (chmod 600)"
             )));
         }
