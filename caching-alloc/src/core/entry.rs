@@ -1,5 +1,6 @@
 //! Trace entries: records of the events of blocks and segments.
 
+use std::fmt;
 use std::sync::Arc;
 
 use super::request::RequestInfo;
@@ -76,7 +77,7 @@ pub enum Action {
 }
 
 /// The block that a block entry is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct BlockSpan {
     /// Address of the first byte.
     pub address: u64,
@@ -86,6 +87,18 @@ pub struct BlockSpan {
     pub requested: u64,
     /// The source location and the name of the request.
     pub request: RequestInfo,
+}
+
+impl fmt::Debug for BlockSpan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, bytes, requested, request } = self;
+        f.debug_struct("BlockSpan")
+            .field("address", &format_args!("{address:#x}"))
+            .field("bytes", bytes)
+            .field("requested", requested)
+            .field("request", request)
+            .finish()
+    }
 }
 
 /// The kinds of [`Action`], for filters.

@@ -19,6 +19,12 @@ pub struct SegmentId(pub u64);
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct PoolId(pub u32);
 
+impl fmt::Display for PoolId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// Memory that a [`SegmentSource`] returned in one piece, at a fixed address. In a re-mappable pool, each page is a
 /// segment. A page that moves becomes a new segment at its new address.
 ///

@@ -13,7 +13,7 @@ use crate::core::stream::StreamId;
 use crate::core::tracker::{Filter, Slot, Tracker};
 use crate::sync::atomic::Ordering;
 
-/// Keeps a tracker attached to an allocator. Dropping it detaches the tracker.
+/// Keeps a tracker attached to an allocator. Dropping it delivers the block entries that wait, and detaches the tracker.
 #[derive(Debug)]
 #[must_use = "dropping an attachment detaches its tracker"]
 pub struct Attachment {
