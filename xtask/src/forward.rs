@@ -17,7 +17,7 @@ const LAB: [&str; 4] = ["soak", "sim", "abi", "torch-viewer"];
 
 /// The end of the help text.
 pub(crate) const HELP: &str = "\
-Commands of `lockstep`, which `cargo install --path cli` installs:
+Commands of `lockstep`, which `cargo install --locked --path cli` installs:
   demo, doctor, launch, fr, replay, viz, bench, kill-test
 
 Commands of `lab`:
@@ -31,12 +31,26 @@ pub(crate) fn run(words: &[OsString]) -> Result<ExitCode> {
     let name = words.first().and_then(|name| name.to_str()).unwrap_or_default();
     let mut command = cargo(name)?;
     command.args(words);
+    announce_build(name)?;
     if name == "bench" && std::env::var_os("PYTHON").is_none() {
         torch_env::python()?.map(|python| command.env("PYTHON", python));
     }
     // In place of this process, so that signals reach the command.
     let Err(error): Result<Infallible, _> = Err(command.exec());
     Err(error).context("cannot run cargo")
+}
+
+/// Prints that cargo builds the program with the command `name`, if it was never built: cargo itself runs quietly.
+fn announce_build(name: &str) -> Result<()> {
+    let (profile, program) = match name {
+        "bench" => ("release", "lockstep"),
+        _ if LOCKSTEP.contains(&name) => ("debug", "lockstep"),
+        _ => ("debug", "lab"),
+    };
+    if !shell::target(&shell::workspace()?).join(profile).join(program).exists() {
+        eprintln!("building the command {program}; the first time takes some minutes");
+    }
+    Ok(())
 }
 
 /// The cargo command that runs the program with the command `name`.
