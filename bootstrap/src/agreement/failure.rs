@@ -96,7 +96,7 @@ pub struct Spoken {
     pub magic: [u8; 2],
     /// Its version.
     pub version: u16,
-    /// The version of the agreement's own messages.
+    /// The version of the messages that agreements of every kind have in common.
     pub agreement: u16,
 }
 wire_struct!(Spoken { magic, version, agreement });

@@ -76,7 +76,7 @@ pub enum Answer {
     Result(Vec<u8>),
     /// The wait has ended without a value.
     Expired,
-    /// This rank stops waiting, because the object of the agreement has ended on it.
+    /// This rank stops waiting, because the object that the members agree on has ended on this rank.
     Over,
     /// The store failed.
     StoreFailed,

@@ -27,7 +27,8 @@ use super::{
 };
 use crate::store::Deadline;
 
-/// Size of a message in bytes: the receiver's token, the tag of the descriptor, and the sender's place.
+/// Size of a message in bytes: the receiver's token, the tag of the descriptor, and the sender's place
+/// (the number that the caller gave the process).
 const MESSAGE_BYTES: usize = size_of::<Token>() + size_of::<Tag>() + size_of::<u64>();
 
 /// Interval between attempts to connect while the listener's queue is full.

@@ -1,7 +1,8 @@
 //! Stores: small shared tables through which ranks find each other and make common decisions.
 //!
 //! A store holds keys with byte values, counters and queues. It is meant for a few kilobytes at a time
-//! (addresses, unique ids, votes), not for tensors. Its contents are lost when its host ends.
+//! (addresses, unique ids, votes), not for tensors. The contents of a [`TcpStore`] are
+//! lost when the process that hosts it ends; those of a [`FileStore`] last as long as the file.
 //!
 //! - [`Store`]: the operations of every store. [`HashStore`] serves the threads of one process. [`TcpStore`]
 //!   serves the processes of a job, and is compatible with PyTorch's store on the wire. [`FileStore`] serves
@@ -10,8 +11,9 @@
 //! - [`rendezvous()`], [`barrier`]: wait for all ranks. If some do not come, all others get the same list of them.
 //! - [`machine`]: the semantics and the protocol as state machines without I/O. Every store uses them.
 //!
-//! Invariants: every wait has a [`Deadline`]. If the host of a store has died, or the file of a store is removed,
-//! operations fail at once and not after a timeout. The effect of an operation that has returned is visible to
+//! Invariants: every wait has a [`Deadline`]. If the process that hosts a store has ended, or the file of a store is
+//! removed, operations fail at once and not after a timeout. If the host's machine cannot be reached, they fail within
+//! half a minute. The effect of an operation that has returned is visible to
 //! every later operation of every client.
 
 mod deadline;
@@ -54,8 +56,9 @@ pub fn publish(store: &dyn Store, key: &str, value: &[u8]) -> Result<()> {
 /// and an operation that has returned precedes every later one.
 ///
 /// Exception: with its default limits, the host of a [`TcpStore`] may serve a request for more than 1,000 keys, or
-/// for more than 4 MiB, in pieces, and serve other clients in between. Those may see a part of a
-/// [`multi_set`](Store::multi_set), and the reply may contain some of their changes and not others. A
+/// for more than 4 MiB, in pieces, and serve other clients in between. The other clients may
+/// then see a part of a [`multi_set`](Store::multi_set), and the reply to the large request may contain some of the
+/// changes that they make meanwhile, and miss some. A
 /// [`wait`](Store::wait) for more than 1,000 keys may end when each key has existed at some time.
 pub trait Store: Send + Sync {
     /// Sets `key` to `value`. Replaces an earlier value.

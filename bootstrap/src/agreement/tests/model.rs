@@ -140,7 +140,7 @@ impl World {
             State::Ended(result) => Some(result),
             _ => None,
         });
-        // The results that all members read from the store.
+        // The results of the members that have ended, without those that lost the store first.
         let told: Vec<_> =
             results.filter(|result| !matches!(result, Err(Ending::InDoubt | Ending::StoreFailed))).collect();
         assert!(told.windows(2).all(|pair| pair[0] == pair[1]), "two results: {self:?}");
@@ -213,7 +213,7 @@ fn without_faults_all_agree() {
             world.members.iter().all(|member| matches!(member, State::Ended(Ok(found)) if *found == sum))
         };
         assert!(!ends.is_empty() && ends.iter().all(all), "{:?}", results(&ends));
-        // The last member that looks for acknowledgements removes all keys except the places.
+        // Some member finds all acknowledgements, and then removes all keys except the places.
         let is_clean = |world: &World| world.store.0.keys().all(|key| key.starts_with("places/"));
         assert!(ends.iter().all(is_clean), "{:?}", ends[0].store.0.keys());
     }
@@ -267,7 +267,7 @@ fn a_member_that_lost_the_store_is_in_doubt_only_between_its_record_and_the_resu
         };
         let doubt = world.members.iter().find_map(lost);
         let agreed = world.members.iter().any(|member| matches!(member, State::Ended(Ok(_))));
-        // A member that was not in doubt has posted no record, so the other one cannot agree.
+        // A member that lost the store without being in doubt has posted no record, so the other one cannot agree.
         assert!(doubt != Some(false) || !agreed, "{world:?}");
     }
     assert!(

@@ -75,7 +75,6 @@ impl Default for ServerLimits {
             // Enough for a value of the largest size.
             turn: 8 << 10,
             // A thousand clients that send requests at the same time delay another client by at most about 50 ms.
-            // milliseconds.
             at_once: 256,
         }
     }

@@ -54,7 +54,7 @@ pub struct HostReport {
     pub rejected: u64,
     /// The last 16 rejected connections with the reasons, the oldest first.
     pub rejections: VecDeque<(Option<SocketAddr>, Rejection)>,
-    /// The reason why the host has stopped serving, if it has. Its clients have lost their connections.
+    /// The reason why the host has stopped serving, if it has. Its clients lose their connections.
     pub failure: Option<Arc<str>>,
 }
 
@@ -290,7 +290,7 @@ impl Serving {
             return Some(Timespec::default());
         }
         let left = due.saturating_sub(self.started.elapsed());
-        // Rounded up, because after a shorter sleep the timer would not be due yet.
+        // 1 ms more, so that the timer is due after the sleep even if the system's clock is coarse.
         Timespec::try_from(left + Duration::from_millis(1)).ok()
     }
 
@@ -329,8 +329,8 @@ impl Serving {
                     _ if socket::is_local(&error.into()) && self.spare.take().is_some() => {
                         let turned_away = self.listener.accept().map(|(_, peer)| peer);
                         self.spare = spare();
-                        // The system checks for a free descriptor before it looks for a client, so perhaps none is
-                        // there.
+                        // Perhaps no client was waiting: the system checks for a free descriptor before it looks for
+                        // a client.
                         let Ok(peer) = turned_away else { return };
                         let clients = self.clients.len();
                         self.shared.report().reject(Some(peer), Rejection::Descriptors { clients });
@@ -410,7 +410,7 @@ impl Serving {
                 Output::Close(id, why) => {
                     let Some(client) = self.clients.remove(&id) else { continue };
                     let words = why.last_words();
-                    // The report comes first, because a client that reads the last words may ask for it.
+                    // Recorded before the last words are sent: a program that has seen them may call `report` next.
                     self.shared.report().reject(client.stream.peer_addr().ok(), why);
                     // Bytes that do not fit in the socket's buffer are dropped.
                     let _ = (&client.stream).write(words);
@@ -528,7 +528,7 @@ mod tests {
         serving.count();
         let mut host = Host { address, stop, shared, thread: None };
         assert_eq!((host.report().clients, host.report().failure), (1, None));
-        // A descriptor that epoll cannot wait on.
+        // This descriptor is not an epoll, so waiting with it fails.
         serving.epoll = spare().unwrap();
         host.thread = Some(thread::spawn(move || serving.run()));
         assert_eq!(host.drain(Deadline::after(Duration::from_secs(60))), 0);

@@ -43,15 +43,15 @@ pub enum Rejection {
         /// The number of connected clients.
         clients: usize,
     },
-    /// The server's memory is used up, and no other connection holds more than this one holds and needs; or this
-    /// one held the most when another connection needed memory.
+    /// The server's memory is used up. Either this connection needed more, and no other holds more than it would then
+    /// hold. Or another connection needed more, and this one held the most.
     #[error(
         "the store's {limit} bytes of memory are used up, and none holds or needs more of them than this connection: \
          {held} bytes"
     )]
     Memory {
-        /// Bytes that this connection holds, for requests, its wait, unsent replies and overhead, and bytes that
-        /// its current request needs.
+        /// Bytes that this connection holds (requests, its wait, unsent replies, overhead), plus those that its current
+        /// request needs.
         held: usize,
         /// Bytes that the server may use.
         limit: usize,
