@@ -56,6 +56,7 @@ impl SecretSetting {
                 None => wrong("is not UTF-8"),
                 Some("") => wrong("is empty; unset it, or set it to none to use a store without a secret"),
                 Some("none") => Ok(Self::None),
+                Some(text) if text.len() < Secret::LEAST => wrong(&too_short(text)),
                 Some(text) => Secret::new(text).map(Self::Secret),
             },
         }
@@ -107,9 +108,16 @@ impl Secret {
         let text = std::str::from_utf8(&text).map_err(|_| wrong("is not UTF-8".into()))?;
         match text.trim_end_matches(['\r', '\n']) {
             "" => Err(wrong("is empty".into())),
+            text if text.len() < Self::LEAST => Err(wrong(too_short(text))),
             text => Self::new(text),
         }
     }
+}
+
+/// The problem of a variable or a file whose secret is too short.
+fn too_short(text: &str) -> String {
+    let (found, least) = (text.len(), Secret::LEAST);
+    format!("holds a secret of {found} bytes; expected at least {least} (`openssl rand -hex 16` makes one)")
 }
 
 #[cfg(test)]
@@ -145,12 +153,14 @@ mod tests {
         assert!(said(setting(Some(TEXT.as_bytes()), Some(&file))).contains("expected one of them"));
         assert!(said(setting(Some(b""), None)).contains("is empty"));
         assert!(said(setting(Some(&[0xff; 20]), None)).contains("is not UTF-8"));
-        assert!(said(setting(Some(b"short"), None)).contains("5 bytes"));
+        let short = "the store's secret: PROCESS_GROUP_STORE_SECRET holds a secret of 5 bytes";
+        assert!(said(setting(Some(b"short"), None)).starts_with(short));
         for (mode, bytes, problem) in [
             (0o604, TEXT.as_bytes(), "mode 604"),
             (0o620, TEXT.as_bytes(), "mode 620"),
             (0o600, b"\n", "is empty"),
             (0o600, &[0xff; 20], "is not UTF-8"),
+            (0o600, b"short", "holds a secret of 5 bytes"),
             (0o600, &[b'a'; 5000], "more than 4096 bytes"),
         ] {
             fs::write(&file, bytes).unwrap();
