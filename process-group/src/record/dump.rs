@@ -1,6 +1,13 @@
 //! The contents of the recorder, as data and as files.
 
-use std::{collections::HashMap, io, panic::Location, path::PathBuf, sync::atomic::Ordering, time::Duration};
+use std::{
+    collections::HashMap,
+    io,
+    panic::Location,
+    path::{Path, PathBuf},
+    sync::atomic::Ordering,
+    time::Duration,
+};
 
 use super::{
     call::{Call, Operation, REDUCTIONS},
@@ -100,13 +107,22 @@ pub struct Entry {
 
 /// The error of a dump that was not written.
 #[derive(Debug, thiserror::Error)]
-#[error("the flight recorder's dump cannot be written to {}; give another folder", .path.display())]
+#[error("{}", explain(.path))]
 #[non_exhaustive]
 pub struct DumpError {
     /// The file or the folder.
     pub path: PathBuf,
     /// The reason.
     pub source: io::Error,
+}
+
+fn explain(path: &Path) -> String {
+    if cfg!(feature = "pickle") {
+        format!("the flight recorder's dump cannot be written to {}; give another folder", path.display())
+    } else {
+        "dumps need the feature `pickle` of process-group; add it to Cargo.toml, or unset PROCESS_GROUP_DUMP_FOLDER"
+            .into()
+    }
 }
 
 impl Dump {
