@@ -12,17 +12,20 @@ fn list(ranks: &[usize]) -> String {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "dumps of {}", list(&self.ranks))?;
-        if !self.without_dump.is_empty() {
-            writeln!(f, "no dump of {}: dead, or not asked for one", list(&self.without_dump))?;
+        for rank in &self.without_dump {
+            writeln!(f, "rank {rank}: no dump; it probably died")?;
         }
-        self.groups.iter().try_for_each(|group| write!(f, "{group}"))
+        writeln!(f, "dumps of {}", list(&self.ranks))?;
+        self.groups.iter().try_for_each(|group| group.write(&self.without_dump, f))
     }
 }
 
-impl fmt::Display for GroupReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl GroupReport {
+    /// Writes the findings of the group. `without_dump` are the ranks of the job that have no dump.
+    fn write(&self, without_dump: &[usize], f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\ngroup {} ({}), {}", Plain(&self.name), Plain(&self.id), list(&self.ranks))?;
+        let is_member = |rank: &usize| self.ranks.contains(rank);
+        let lost: Vec<_> = without_dump.iter().copied().filter(is_member).collect();
         let mut quiet = true;
         if let Some(found) = &self.mismatch {
             quiet = false;
@@ -36,13 +39,18 @@ impl fmt::Display for GroupReport {
         if let Some(missing) = &self.missing {
             quiet = false;
             let ranks: Vec<_> = missing.ranks.iter().map(|last| last.rank).collect();
-            writeln!(
-                f,
-                "  missing: {} in collective {} ({})",
-                list(&ranks),
-                missing.collective,
-                Plain(&missing.operation)
-            )?;
+            let (ranks, number) = (list(&ranks), missing.collective);
+            let operation = Plain(&missing.operation);
+            if lost.is_empty() {
+                writeln!(f, "  missing: {ranks} in collective {number} ({operation})")?;
+            } else {
+                let lost = list(&lost);
+                writeln!(f, "  missing: {lost} without a dump, the likely cause")?;
+                writeln!(
+                    f,
+                    "  also missing: {ranks} in collective {number} ({operation}), perhaps because of {lost}"
+                )?;
+            }
             for last in &missing.ranks {
                 let call = last.call.as_deref().unwrap_or("nothing");
                 writeln!(f, "    rank {} called last: {}", last.rank, Plain(call))?;
@@ -67,10 +75,16 @@ impl fmt::Display for GroupReport {
             let (from, to, number) = (message.from, message.to, message.number);
             writeln!(f, "  message {number} from rank {from} to {to}: {}", Plain(&message.problem))?;
         }
-        if quiet {
-            writeln!(f, "  nothing found: all members made the same calls, and all are done")
-        } else {
-            Ok(())
+        match (quiet, &lost[..]) {
+            (false, _) => Ok(()),
+            (true, []) => writeln!(f, "  nothing found: all members made the same calls, and all are done"),
+            (true, lost) => {
+                writeln!(
+                    f,
+                    "  nothing found, but {} left no dump: the others made the same calls, and all are done",
+                    list(lost)
+                )
+            }
         }
     }
 }
