@@ -31,11 +31,21 @@ pub fn exit_code(command: impl FnOnce() -> Result<ExitCode> + UnwindSafe) -> Exi
         Ok(Err(error)) if is_broken_pipe(&error) && has_no_reader() => ExitCode::from(BROKEN_PIPE),
         Ok(Err(error)) => {
             eprintln!("error: {}", plain::lines(&explain(&error)));
-            ExitCode::FAILURE
+            failure(&error)
         }
         Err(panic) if is_print_to_broken_pipe(&*panic) => ExitCode::from(BROKEN_PIPE),
         Err(panic) => panic::resume_unwind(panic),
     }
+}
+
+/// An error in the arguments that the parser of the command line cannot see.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct UsageError(pub(crate) String);
+
+/// Returns the exit code for an error: 2, as the parser of the command line does, if the arguments are wrong.
+pub(crate) fn failure(error: &anyhow::Error) -> ExitCode {
+    if error.is::<UsageError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
 }
 
 /// Joins an error and its causes to one text. Leaves out a cause that the text before it repeats.

@@ -18,7 +18,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use process_group::store::{Deadline, TcpStore};
 use rustix::process::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -27,29 +27,25 @@ use signal_hook::iterator::Signals;
 use self::rank::{End, Rank};
 use crate::exit::explain;
 use crate::job_secret::JobSecret;
+use crate::values;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Number of ranks
-    #[arg(short, long, default_value_t = 1)]
+    /// Number of ranks, from 1 to 4096
+    #[arg(short, long, default_value_t = 1, value_parser = values::whole::<usize>("a number of ranks", 1..=4096), allow_negative_numbers = true)]
     n: usize,
-    /// Port of the store on the loopback interface; 0 selects a free port
-    #[arg(long, default_value_t = 0)]
+    /// Port of the store on the loopback interface, up to 65535; 0 selects a free port
+    #[arg(long, default_value_t = 0, value_parser = values::port, allow_negative_numbers = true)]
     port: u16,
     /// Host the store without a secret, which ranks of PyTorch need; any local user can then connect to it
     #[arg(long)]
     no_secret: bool,
-    /// Time between SIGTERM and SIGKILL for the remaining ranks when one has failed, in seconds
-    #[arg(long, default_value = "10", value_parser = seconds)]
+    /// Time between SIGTERM and SIGKILL for the remaining ranks when one has failed, in seconds from 0 to 3600
+    #[arg(long, default_value = "10", value_parser = values::grace, allow_negative_numbers = true)]
     grace: Duration,
     /// The program of a rank, and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     program: Vec<OsString>,
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|error| format!("{error}"))?;
-    Duration::try_from_secs_f64(seconds).map_err(|error| format!("{error}"))
 }
 
 /// Events of the launcher's main loop.
@@ -69,7 +65,6 @@ pub(crate) fn run(options: &Options) -> ExitCode {
 }
 
 fn launch(options: &Options) -> Result<ExitCode> {
-    ensure!(options.n > 0, "no rank to start");
     let (sender, events) = mpsc::channel();
     let signals = watch_signals(sender.clone())?;
     let mut job = Job::start(options, &sender)?;

@@ -27,6 +27,7 @@ pub mod probe;
 mod progress;
 mod replay;
 mod trace;
+mod values;
 mod viz;
 
 pub use command::main;

@@ -22,13 +22,15 @@ use symm_mem::rendezvous::{
     CudaAllocator, GroupInfo, PeerAllocator, Rendezvous, RendezvousOptions, SymmetricMemory,
 };
 
+use crate::values;
+
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Number of ranks: threads of one process, spread over the GPUs
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=8))]
+    /// Number of ranks: threads of one process, spread over the GPUs; from 1 to 8
+    #[arg(long, default_value_t = 2, value_parser = values::whole::<u32>("a number of ranks", 1..=8), allow_negative_numbers = true)]
     ranks: u32,
-    /// Length of the longest buffer, in MiB
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    /// Length of the longest buffer, in MiB from 1 to 1024
+    #[arg(long, default_value_t = 64, value_parser = values::whole::<u32>("a number of MiB", 1..=1024), allow_negative_numbers = true)]
     largest: u32,
     /// Print the figures as JSON
     #[arg(long)]

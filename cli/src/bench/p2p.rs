@@ -1,19 +1,20 @@
 //! `lockstep bench p2p`: runs the benchmark of messages, and compares the policies.
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
 use super::figures::{Figure, compare, medians, read, table};
 use super::programs::Program;
 use super::{ours, turns};
+use crate::values;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Number of ranks, with one GPU each
-    #[arg(long, default_value_t = 2)]
+    /// Number of ranks, with one GPU each: from 2 to 64
+    #[arg(long, default_value_t = 2, value_parser = values::whole::<usize>("a number of ranks", 2..=64), allow_negative_numbers = true)]
     ranks: usize,
     /// Also measure the direct policy with this ring: MiB of a slot, and number of slots; may be repeated
-    #[arg(long, value_name = "MIBxSLOTS")]
+    #[arg(long, value_name = "MIBxSLOTS", value_parser = ring)]
     ring: Vec<String>,
     /// Print the figures as JSON
     #[arg(long)]
@@ -48,13 +49,13 @@ struct Skipped {
     why: String,
 }
 
+fn ring(text: &str) -> Result<String, &'static str> {
+    let is_number = |part: &str| part.parse::<u16>().is_ok_and(|number| number > 0);
+    let is_ring = text.split_once('x').is_some_and(|(mib, slots)| is_number(mib) && is_number(slots));
+    is_ring.then(|| text.to_owned()).ok_or("expected MiB of a slot and number of slots, such as 8x4")
+}
+
 pub(crate) fn run(options: &Options) -> Result<()> {
-    ensure!((2..=64).contains(&options.ranks), "{} ranks: expected 2 to 64", options.ranks);
-    for ring in &options.ring {
-        let of = |figure: &str| figure.parse::<u16>().is_ok_and(|figure| figure > 0);
-        let is_ring = ring.split_once('x').is_some_and(|(mib, slots)| of(mib) && of(slots));
-        ensure!(is_ring, "ring {ring:?}: expected MiB of a slot and how many slots, as 8x4");
-    }
     let ranks = options.ranks.to_string();
     let arguments: Vec<&str> =
         [ranks.as_str()].into_iter().chain(options.ring.iter().map(String::as_str)).collect();

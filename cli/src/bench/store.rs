@@ -18,7 +18,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use comfy_table::{Table, presets};
 use process_group::store::{Deadline, Store, TcpStore};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -26,23 +26,24 @@ use serde::Serialize;
 
 use crate::child::KillOnDrop;
 use crate::progress::Progress;
+use crate::values;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Number of rounds; in each, every server is measured once for each kind of call and for throughput
-    #[arg(long, default_value_t = 200)]
+    #[arg(long, default_value_t = 200, value_parser = values::whole::<usize>("a number of rounds", 1..=u32::MAX.into()), allow_negative_numbers = true)]
     rounds: usize,
     /// Calls of each kind in a round, for each thread
-    #[arg(long, default_value_t = 100)]
+    #[arg(long, default_value_t = 100, value_parser = values::whole::<usize>("a number of calls", 1..=u32::MAX.into()), allow_negative_numbers = true)]
     calls: usize,
     /// Number of threads that call at the same time to measure throughput
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 4, value_parser = values::whole::<usize>("a number of threads", 1..=1024), allow_negative_numbers = true)]
     threads: usize,
     /// Number of clients that join at the same time
-    #[arg(long, default_value_t = 200)]
+    #[arg(long, default_value_t = 200, value_parser = values::whole::<usize>("a number of clients", 1..=65535), allow_negative_numbers = true)]
     clients: usize,
     /// Number of times that they join each server
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, value_parser = values::whole::<usize>("a number of joins", 0..=u32::MAX.into()), allow_negative_numbers = true)]
     joins: usize,
     /// Print the figures as JSON
     #[arg(long)]
@@ -302,8 +303,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.attack {
         return attack::run(&options.attacks, options.json);
     }
-    let least = [options.rounds, options.calls, options.threads, options.clients].into_iter().min();
-    ensure!(least > Some(0), "nothing to measure");
     let this = std::env::current_exe().context("this program's own path")?;
     let processors = Processors::divide()?;
     processors.to_servers()?;

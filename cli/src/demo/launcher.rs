@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use process_group::store::Deadline;
 
 use super::backend::{self, Plan};
@@ -17,6 +17,7 @@ use super::options::{Options, RankOptions};
 use super::protocol::{self, Message, Stage};
 use super::report::Figures;
 use crate::child::KillOnDrop;
+use crate::exit::UsageError;
 use crate::job_secret::JobSecret;
 use crate::progress::Progress;
 use crate::trace::Trace;
@@ -49,7 +50,8 @@ pub(crate) fn run(options: &Options) -> Result<Figures> {
     Trace::load(options.trace.as_deref())?;
     let Plan { backend, ranks: world_size } = backend::plan(options.backend, options.ranks)?;
     if let Some(absent) = options.absent.filter(|&absent| absent >= world_size) {
-        bail!("--absent {absent}: expected one of the ranks 0 to {}, there are {world_size}", world_size - 1);
+        let last = world_size - 1;
+        return Err(UsageError(format!("--absent {absent}: expected one of the ranks 0 to {last}")).into());
     }
     let secret = JobSecret::make()?;
     let store = secret.store().host(options.port, Deadline::after(PATIENCE))?;

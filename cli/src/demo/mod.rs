@@ -27,7 +27,7 @@ mod report;
 
 use std::process::ExitCode;
 
-use crate::exit::explain;
+use crate::exit::{self, explain};
 
 pub(crate) use backend::Backend;
 pub(crate) use launcher::die_with_launcher;
@@ -53,7 +53,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     if options.json {
         println!("{json}");
     }
-    if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    outcome.map_or_else(|error| exit::failure(&error), |()| ExitCode::SUCCESS)
 }
 
 /// Runs one rank, which reports its result to the launcher.

@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::backend::Backend;
+use crate::values;
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct Options {
     /// Number of ranks, one process each: an even number from 2 to 64 [default: 4, or 2 on a host with 2 or 3 GPUs]
-    #[arg(long, value_name = "N", value_parser = parse_ranks)]
+    #[arg(long, value_name = "N", value_parser = parse_ranks, allow_negative_numbers = true)]
     pub(crate) ranks: Option<u32>,
     /// The devices that the ranks use
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
@@ -16,14 +17,14 @@ pub(crate) struct Options {
     /// Allocation trace to replay [default: a recorded GPT-2 training run]
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
-    /// Port of the store on the loopback interface; 0 selects a free port
-    #[arg(long, value_name = "P", default_value_t = 0)]
+    /// Port of the store on the loopback interface, up to 65535; 0 selects a free port
+    #[arg(long, value_name = "P", default_value_t = 0, value_parser = values::port, allow_negative_numbers = true)]
     pub(crate) port: u16,
-    /// Time limit of each step in which a rank waits for the others
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_deadline)]
+    /// Time limit of each step in which a rank waits for the others, in seconds from 0.1 to 3600
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = values::limit, allow_negative_numbers = true)]
     pub(crate) deadline: Duration,
     /// Do not start this rank, to see the errors of the other ranks
-    #[arg(long, value_name = "RANK")]
+    #[arg(long, value_name = "RANK", value_parser = values::whole::<u32>("a rank", 0..=63), allow_negative_numbers = true)]
     pub(crate) absent: Option<u32>,
     /// Print one JSON object in place of the tables
     #[arg(long)]
@@ -43,7 +44,7 @@ pub(crate) struct RankOptions {
     pub(crate) trace: Option<PathBuf>,
     #[arg(long)]
     pub(crate) store: String,
-    #[arg(long, value_parser = parse_deadline)]
+    #[arg(long, value_parser = values::limit)]
     pub(crate) deadline: Duration,
     #[arg(long)]
     pub(crate) launcher: u32,
@@ -56,14 +57,6 @@ fn parse_ranks(text: &str) -> Result<u32, String> {
             "expected an even number of ranks from 2 to 64, found {ranks}: tensor-parallel groups are pairs"
         )),
         Err(_) => Err("expected an even number of ranks from 2 to 64".into()),
-    }
-}
-
-/// Seconds, fractions allowed; an hour at most.
-fn parse_deadline(text: &str) -> Result<Duration, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err("expected a number of seconds from 0.1 to 3600".into()),
     }
 }
 

@@ -37,25 +37,19 @@ use self::facts::{Facts, Tried};
 use self::verdict::{Finding, Verdict};
 use crate::child;
 use crate::probe::Kind;
+use crate::values;
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct Options {
     /// Print everything as one JSON object
     #[arg(long)]
     json: bool,
-    /// Time limit for loading a library and for each answer of the driver, in seconds
-    #[arg(long, default_value_t = 60.0, value_parser = seconds)]
-    deadline: f64,
+    /// Time limit for loading a library and for each answer of the driver, in seconds from 0.1 to 3600
+    #[arg(long, default_value = "60", value_parser = values::limit, allow_negative_numbers = true)]
+    deadline: Duration,
     /// Print the driver's devices as JSON, for the process that reports
     #[arg(long, hide = true)]
     devices: bool,
-}
-
-fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(seconds) if Duration::try_from_secs_f64(seconds).is_ok() => Ok(seconds),
-        _ => Err("expected a number of seconds".into()),
-    }
 }
 
 /// The facts, the findings and the verdicts.
@@ -72,7 +66,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.devices {
         return child::answer(&devices::gather(&Driver::load()?)?);
     }
-    let facts = gather(Duration::from_secs_f64(options.deadline));
+    let facts = gather(options.deadline);
     let (findings, crates) = verdict::judge(&facts);
     let examined = Examined { facts, findings, crates };
     if options.json {

@@ -7,29 +7,32 @@
 mod attacks;
 
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use process_group::store::{Deadline, Store, TcpStore};
 use serde::Serialize;
 
 use super::{CALLS, Processors, add};
 use crate::child::KillOnDrop;
+use crate::exit::UsageError;
 use crate::percentiles::{self, Percentiles};
+use crate::values;
 use attacks::{ATTACKS, Attack};
 
 #[derive(clap::Args)]
 #[group(skip)]
 pub(crate) struct Options {
     /// Only these attacks
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',', requires = "attack")]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', requires = "attack", value_parser = names())]
     only: Vec<String>,
-    /// Duration of each attack, in seconds
-    #[arg(long, default_value_t = 10.0, requires = "attack")]
-    seconds: f64,
+    /// Duration of each attack, in seconds from 0.1 to 3600
+    #[arg(long, default_value = "10", requires = "attack", value_parser = values::limit, allow_negative_numbers = true)]
+    seconds: Duration,
     /// Fail if the 99th percentile of the other client's waiting time exceeds 50 ms
     #[arg(long, requires = "attack")]
     check: bool,
@@ -61,13 +64,22 @@ struct Row {
     wait_ms: Percentiles,
 }
 
+/// Parses the names of attacks.
+fn names() -> PossibleValuesParser {
+    let named = |attack: &'static Attack| PossibleValue::new(attack.name).help(attack.about);
+    PossibleValuesParser::new(ATTACKS.iter().map(named))
+}
+
+/// Returns true if `file` is a file that this user can execute.
+fn is_program(file: &Path) -> bool {
+    file.is_file() && rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok()
+}
+
 pub(super) fn run(options: &Options, json: bool) -> Result<()> {
-    let known = |name: &String| ATTACKS.iter().any(|attack| attack.name == name);
-    if let Some(unknown) = options.only.iter().find(|name| !known(name)) {
-        let names: Vec<_> = ATTACKS.iter().map(|attack| attack.name).collect();
-        bail!("no attack is called {unknown:?}; there are {}", names.join(", "));
+    if let Some(server) = options.server.as_ref().filter(|server| !is_program(server)) {
+        let text = format!("--server {}: expected an executable file", server.display());
+        return Err(UsageError(text).into());
     }
-    ensure!(options.seconds > 0.0, "no time to measure in");
     let chosen =
         |attack: &&Attack| options.only.is_empty() || options.only.iter().any(|it| it == attack.name);
     let processors = Processors::divide()?;
@@ -106,7 +118,7 @@ fn measure(attack: &Attack, options: &Options, processors: &Processors) -> Resul
     attackers.args(["bench", "store", "--attack", "--only", attack.name, "--address", &address]);
     let mut attackers = KillOnDrop(attackers.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?);
     first_line(&mut attackers).context("the attackers have failed")?;
-    let until = Instant::now() + Duration::from_secs_f64(options.seconds);
+    let until = Instant::now() + options.seconds;
     let mut due = Instant::now();
     let mut times = Vec::new();
     while due < until {

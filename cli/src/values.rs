@@ -1,0 +1,81 @@
+//! Values of options: parsers whose errors say the values that are expected.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+/// Returns a parser of whole numbers in `range`. `what` names the value in errors: `a number of ranks`.
+pub(crate) fn whole<T: TryFrom<u64>>(
+    what: &'static str,
+    range: RangeInclusive<u64>,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let number = text.parse::<u64>().ok().filter(|number| range.contains(number));
+        let number = number.and_then(|number| T::try_from(number).ok());
+        number.ok_or_else(|| match (range.start(), range.end()) {
+            (start, &u64::MAX) => format!("expected {what}, at least {start}"),
+            (start, end) => format!("expected {what} from {start} to {end}"),
+        })
+    }
+}
+
+/// Parses a number of ranks that form pairs.
+pub(crate) fn even_ranks(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|ranks| (2..=64).contains(ranks) && ranks % 2 == 0);
+    number.ok_or_else(|| "expected an even number of ranks from 2 to 64".into())
+}
+
+/// Parses a number of bytes.
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "expected a number of bytes, such as 1073741824".into())
+}
+
+/// Parses a port.
+pub(crate) fn port(text: &str) -> Result<u16, String> {
+    text.parse().map_err(|_| "expected a port from 0 to 65535".into())
+}
+
+/// Parses a time limit in seconds; fractions are allowed.
+pub(crate) fn limit(text: &str) -> Result<Duration, String> {
+    seconds(text, 0.1..=3600.0)
+}
+
+/// Parses a time in seconds that may be 0.
+pub(crate) fn grace(text: &str) -> Result<Duration, String> {
+    seconds(text, 0.0..=3600.0)
+}
+
+fn seconds(text: &str, range: RangeInclusive<f64>) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(seconds) if range.contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err(format!("expected a number of seconds from {} to {}", range.start(), range.end())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_the_expected_values() {
+        let ranks = whole::<u32>("a number of ranks", 1..=64);
+        assert_eq!(ranks("64"), Ok(64));
+        for text in ["0", "65", "-1", "x", ""] {
+            assert_eq!(ranks(text), Err("expected a number of ranks from 1 to 64".into()), "{text}");
+        }
+        let rounds = whole::<u32>("a number of rounds", 1..=u64::MAX);
+        assert_eq!(rounds("0"), Err("expected a number of rounds, at least 1".into()));
+        assert!(rounds("4294967296").is_err());
+        assert_eq!((bytes("1024"), even_ranks("6")), (Ok(1024), Ok(6)));
+        assert!(bytes("1GiB").unwrap_err().contains("1073741824"));
+        assert!(even_ranks("3").is_err() && even_ranks("66").is_err());
+    }
+
+    #[test]
+    fn times_are_in_range() {
+        assert_eq!(limit("0.1"), Ok(Duration::from_millis(100)));
+        assert_eq!(grace("0"), Ok(Duration::ZERO));
+        for text in ["0", "-1", "3601", "nan", "inf", "x"] {
+            assert_eq!(limit(text), Err("expected a number of seconds from 0.1 to 3600".into()), "{text}");
+        }
+    }
+}
