@@ -1,18 +1,19 @@
 //! `lockstep bench call`: runs process-group's benchmark of calls and PyTorch's peer of it, and compares them.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde::Serialize;
 
-use super::figures::{Bar, Figure, compare, find, medians, read, table};
+use super::figures::{Bar, Figure, compare, find, for_gpus, is_embedded, medians, read, table};
 use super::programs::Program;
 use super::{check, ours, peer};
+use crate::values;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Number of ranks, with one GPU each
-    #[arg(long, default_value_t = 2)]
+    /// Number of ranks, with one GPU each: from 2 to 64
+    #[arg(long, default_value_t = 2, value_parser = values::whole::<usize>("a number of ranks", 2..=64), allow_negative_numbers = true)]
     ranks: usize,
-    /// Fail if a figure exceeds its bar
+    /// Fail if a figure exceeds its bar; the bars are for GPUs, and left out on embedded devices
     #[arg(long)]
     check: bool,
     /// Print the figures as JSON
@@ -64,7 +65,6 @@ struct Bars {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    ensure!((2..=64).contains(&options.ranks), "{} ranks: expected 2 to 64", options.ranks);
     let ranks = options.ranks.to_string();
     let mut ours = ours(Program::Collectives, &[&ranks])?;
     let mut torch = peer::torch_distributed(&peer::CALL, options.ranks);
@@ -80,7 +80,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     } else {
         print(&report);
     }
-    if options.check { check(&report.bars.all()) } else { Ok(()) }
+    if options.check { check(&for_gpus(&report.machine, report.bars.all())) } else { Ok(()) }
 }
 
 /// Reads the first round: the machine, and the comparison of the results.
@@ -121,11 +121,15 @@ impl Bars {
         bars.into_iter().flatten().collect()
     }
 
-    /// Formats the figures with their bars.
-    fn words(&self) -> String {
+    /// Formats the figures with their bars. Says whether the bars hold if the figures are those of GPUs.
+    fn words(&self, has_gpus: bool) -> String {
         let bar = |figure: Option<f64>, most: f64, words: &dyn Fn(f64) -> String| {
             let figure = figure?;
-            let holds = if figure <= most { "holds" } else { "does not hold" };
+            let holds = match (has_gpus, figure <= most) {
+                (false, _) => "on GPUs",
+                (true, true) => "holds",
+                (true, false) => "does not hold",
+            };
             Some(format!("{} ({holds})", words(figure)))
         };
         let beside_event = self.above_raw_and_event_us.map(|us| format!("raw and an event {us:+.2} µs"));
@@ -148,7 +152,7 @@ fn print(report: &Report) {
     for Results { contender, compared, differ } in &report.results {
         println!("{contender}: {differ} of {compared} results differ from raw in any bit");
     }
-    println!("{}", report.bars.words());
+    println!("{}", report.bars.words(!is_embedded(&report.machine)));
 }
 
 #[cfg(test)]
@@ -164,7 +168,7 @@ mod tests {
         let figures = compare(medians(lines).unwrap(), &[RAW]);
         let bars = Bars::of(&figures);
         assert_eq!(
-            bars.words(),
+            bars.words(true),
             "ProcessGroup: raw +0.40 µs, at most +0.50 (holds); raw and an event +0.10 µs; 0.27 of PyTorch's, at most 0.33 (holds); \
              in a graph 1.100 of raw, at most 1 (does not hold)"
         );

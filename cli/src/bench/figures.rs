@@ -31,6 +31,20 @@ impl Bar {
     }
 }
 
+/// Returns true if a benchmark ran on embedded devices, whose times say nothing about GPUs.
+pub(super) fn is_embedded(machine: &str) -> bool {
+    machine.starts_with("embedded device")
+}
+
+/// Returns `bars`, which are limits for GPUs, or none with a note if the benchmark ran on embedded devices.
+pub(super) fn for_gpus(machine: &str, bars: Vec<Bar>) -> Vec<Bar> {
+    if bars.is_empty() || !is_embedded(machine) {
+        return bars;
+    }
+    eprintln!("note: {} limits of times are left out: they are for GPUs", bars.len());
+    Vec::new()
+}
+
 impl std::fmt::Display for Bar {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { what, figure, most, holds } = self;
@@ -123,6 +137,13 @@ mod tests {
         assert_eq!(words(Some(60.0)).unwrap(), "look-up, ns: 60.00, at most 60 (holds)");
         assert_eq!(words(Some(60.1)).unwrap(), "look-up, ns: 60.10, at most 60 (does not hold)");
         assert_eq!(words(None), None);
+    }
+
+    #[test]
+    fn limits_of_times_are_for_gpus() {
+        let bars = || vec![Bar::at_most("allocation, ns", Some(120.0), 100.0).unwrap()];
+        assert_eq!(for_gpus("2 x H200, NCCL 2.28.9", bars()), bars());
+        assert_eq!(for_gpus("embedded device, 2 ranks: its times are not a GPU's (no GPU)", bars()), []);
     }
 
     #[test]

@@ -1,19 +1,20 @@
 //! `lockstep bench pool`: runs symm-mem's benchmark of pools.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
-use super::figures::{Bar, Figure, compare, find, medians, read, table};
+use super::figures::{Bar, Figure, compare, find, for_gpus, medians, read, table};
 use super::programs::Program;
 use super::{check, ours, turns};
+use crate::values;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Number of ranks, with one GPU each: an even number
-    #[arg(long, default_value_t = 2)]
+    /// Number of ranks, with one GPU each: an even number from 2 to 64
+    #[arg(long, default_value_t = 2, value_parser = values::even_ranks, allow_negative_numbers = true)]
     ranks: usize,
-    /// Fail if a figure exceeds its bar
+    /// Fail if a figure exceeds its bar; the bars of times are for GPUs, and left out on embedded devices
     #[arg(long)]
     check: bool,
     /// Print the figures as JSON
@@ -53,10 +54,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 /// Runs the benchmark to its end.
 pub(super) fn measure(ranks: usize) -> Result<Report> {
-    ensure!(
-        (2..=64).contains(&ranks) && ranks.is_multiple_of(2),
-        "{ranks} ranks: expected an even number up to 64"
-    );
     let mut ours = ours(Program::Pool, &[&ranks.to_string()])?;
     let mut lines = String::new();
     turns::rounds(|| ours.round(&mut lines)).context("symm-mem's benchmark of pools")?;
@@ -89,9 +86,11 @@ impl Report {
         }
         let figures = compare(medians(&times.join("\n"))?, &BASES);
         let ns = |case| find(&figures, case, "SymmetricPool");
-        let bars = [
+        let times = [
             Bar::at_most("allocation, ns", ns("allocation"), 100.0),
             Bar::at_most("look-up among 1000 segments, ns", ns("look-up, 1000 segments"), 60.0),
+        ];
+        let sizes = [
             Bar::at_most("windows a group for 8 GiB from nothing", grown("windows a group"), 8.0),
             Bar::at_most("most reserved of what is in use on the way", grown("most reserved of in use"), 2.0),
             Bar::at_most(
@@ -100,7 +99,8 @@ impl Report {
                 10.7,
             ),
         ];
-        let bars = bars.into_iter().flatten().collect();
+        let mut bars = for_gpus(&machine, times.into_iter().flatten().collect());
+        bars.extend(sizes.into_iter().flatten());
         Ok(Self { machine, footprints, figures, bars })
     }
 
@@ -144,6 +144,13 @@ mod tests {
         assert_eq!(ratios, [Some(1.0), Some(0.8), Some(1.0), Some(1.0)]);
         assert_eq!(report.bars.iter().map(|bar| bar.holds).collect::<Vec<_>>(), [false, true, false, true]);
         assert_eq!(report.bars[3].figure, 10.0);
+    }
+
+    #[test]
+    fn embedded_devices_have_no_limits_of_times() {
+        let lines = LINES.replace("2 x H200", "embedded device, 2 ranks");
+        let bars = Report::of(&lines).unwrap().bars;
+        assert_eq!(bars.iter().map(|bar| bar.holds).collect::<Vec<_>>(), [false, true]);
     }
 
     #[test]
