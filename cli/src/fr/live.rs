@@ -1,17 +1,19 @@
 //! Progress of a running job's ranks, queried over its store.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use process_group::{
     ProcessGroup,
+    group::GroupError,
     record::{LastCall, MemberProgress, Progress},
-    store::Deadline,
+    store::{Deadline, StoreError},
 };
 use serde::Serialize;
 
 use crate::job_secret::store_of_environment;
 use crate::plain;
+use crate::values;
 
 #[derive(clap::Args)]
 pub(super) struct Options {
@@ -21,11 +23,11 @@ pub(super) struct Options {
     #[arg(long, default_value = "world")]
     group: String,
     /// Epoch of the job: how often it was restarted
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = values::whole::<u64>("a number of restarts", 0..=u64::MAX), allow_negative_numbers = true)]
     epoch: u64,
-    /// Time limit for the answers of the ranks, in seconds
-    #[arg(long, default_value_t = 3.0)]
-    wait: f64,
+    /// Time limit for the answers of the ranks, in seconds from 0.1 to 3600
+    #[arg(long, default_value = "3", value_parser = values::limit, allow_negative_numbers = true)]
+    wait: Duration,
     /// Print one object of JSON for each group
     #[arg(long)]
     json: bool,
@@ -78,12 +80,12 @@ impl<'a> From<&'a Progress> for Group<'a> {
 }
 
 pub(super) fn run(options: &Options) -> Result<()> {
-    let wait = Duration::try_from_secs_f64(options.wait).context("--wait")?;
+    let wait = options.wait;
     let store = Arc::new(store_of_environment()?.connect(&options.address, Deadline::after(wait))?);
     let groups = ProcessGroup::observe(store, &options.group, options.epoch, Deadline::after(wait));
-    let groups = groups.with_context(|| {
-        let Options { address, group, epoch, .. } = options;
-        format!("no group {group} of epoch {epoch} answers at {address}")
+    let groups = groups.map_err(|error| {
+        let problem = problem(&error, options);
+        anyhow::Error::new(error).context(problem)
     })?;
     for group in &groups {
         match options.json {
@@ -94,8 +96,82 @@ pub(super) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// Explains why no group has answered.
+fn problem(error: &GroupError, options: &Options) -> String {
+    let Options { address, group, epoch, .. } = options;
+    match error {
+        GroupError::Store(StoreError::HostDied { .. }) => {
+            "the job has ended, or its store died, before the ranks answered".into()
+        }
+        _ => format!("no group {group} of epoch {epoch} answers at {address}; check --group and --epoch"),
+    }
+}
+
 /// A group, formatted for people.
 struct View<'a>(&'a Progress);
+
+/// A member's last call.
+struct Call<'a>(&'a LastCall);
+
+impl fmt::Display for Call<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LastCall { operation, is_completed, age, site, .. } = self.0;
+        let Some(operation) = operation else { return f.write_str("no call that it remembers") };
+        let done = if *is_completed { "done" } else { "not done" };
+        write!(f, "{operation} at {site}, {:.1} s ago, {done}", age.as_secs_f64())
+    }
+}
+
+/// Formats ranks in ascending order, consecutive ones as a range.
+fn ranges(ranks: &[usize]) -> String {
+    let mut spans: Vec<(usize, usize)> = Vec::new();
+    for &rank in ranks {
+        match spans.last_mut() {
+            Some((_, last)) if *last + 1 == rank => *last = rank,
+            _ => spans.push((rank, rank)),
+        }
+    }
+    let span = |(first, last): &(usize, usize)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    };
+    let word = if ranks.len() == 1 { "rank" } else { "ranks" };
+    format!("{word} {}", spans.iter().map(span).collect::<Vec<_>>().join(", "))
+}
+
+/// Sums up the members: those that did not answer, those that are behind, or those whose last call is not done.
+fn summary(group: &Progress) -> String {
+    let silent: Vec<_> =
+        group.members.iter().filter(|member| member.last.is_none()).map(|member| member.rank).collect();
+    let mut behind: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+    for MemberProgress { rank, last, .. } in group.not_joined() {
+        if let Some(last) = last {
+            behind.entry(last.collectives + 1).or_default().push(*rank);
+        }
+    }
+    let is_open = |last: &LastCall| last.operation.is_some() && !last.is_completed;
+    let open = group.members.iter().filter(|member| member.last.as_ref().is_some_and(is_open));
+    let open: Vec<_> = open.map(|member| member.rank).collect();
+    let mut parts = Vec::new();
+    if !silent.is_empty() {
+        parts.push(format!("no answer of {}", ranges(&silent)));
+    }
+    for (collective, ranks) in &behind {
+        let has = if ranks.len() == 1 { "has" } else { "have" };
+        parts.push(format!("{} {has} not joined collective {collective} of {}", ranges(ranks), group.group));
+    }
+    if behind.is_empty() {
+        let who = if silent.is_empty() { "all members" } else { "all others" };
+        parts.push(match group.front() {
+            0 => format!("no member of {} has called a collective", group.group),
+            front => format!("{who} of {} have called collective {front}", group.group),
+        });
+        if !open.is_empty() {
+            parts.push(format!("the last call is not done on {}", ranges(&open)));
+        }
+    }
+    parts.join("; ")
+}
 
 impl fmt::Display for View<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -106,10 +182,22 @@ impl fmt::Display for View<'_> {
                 None => writeln!(f, "  rank {rank:<4} does not answer")?,
                 Some(last) => {
                     let (collectives, messages) = (last.collectives, last.messages);
-                    writeln!(f, "  rank {rank:<4} collective {collectives:<8} message {messages:<8} {last}")?;
+                    let call = Call(last);
+                    writeln!(f, "  rank {rank:<4} collective {collectives:<8} message {messages:<8} {call}")?;
                 }
             }
         }
-        writeln!(f, "  {group}")
+        writeln!(f, "  {}", summary(group))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn consecutive_ranks_are_a_range() {
+        assert_eq!(ranges(&[2]), "rank 2");
+        assert_eq!(ranges(&[0, 1, 2, 3, 5, 7, 8]), "ranks 0-3, 5, 7-8");
     }
 }
