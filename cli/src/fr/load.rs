@@ -164,17 +164,19 @@ pub(super) enum LoadError {
     Spent { file: PathBuf, source: Spent },
     #[error("{} holds no dump; give the folder that the ranks wrote to", .folder.display())]
     Empty { folder: PathBuf },
-    #[error("{} is no pickle of a flight recorder's dump", .file.display())]
+    #[error("{} is not a folder; give the folder that holds the dumps of all ranks", .file.display())]
+    NotFolder { file: PathBuf },
+    #[error("{} is no pickle or JSON of a flight recorder's dump; if it is another file, move it out of the folder", .file.display())]
     Pickle { file: PathBuf, source: PickleError },
-    #[error("{} is a pickle, but not of a flight recorder's dump", .file.display())]
+    #[error("{} is a pickle, but not of a flight recorder's dump; if it is another file, move it out of the folder", .file.display())]
     Content { file: PathBuf, source: serde::de::value::Error },
-    #[error("{} is no JSON of a flight recorder's dump", .file.display())]
+    #[error("{} is no JSON of a flight recorder's dump; if it is another file, move it out of the folder", .file.display())]
     Json { file: PathBuf, source: serde_json::Error },
     #[error("{} says of the group {group:?} that its ranks are {found:?}, which is no list of numbers", .file.display())]
     Ranks { file: PathBuf, group: String, found: String },
     #[error("{} has version {found:?}; known are 2.0 to 2.x", .file.display())]
     Version { file: PathBuf, found: String },
-    #[error("{} does not say of which rank it is: name it SOMETHING_RANK", .file.display())]
+    #[error("{} does not say of which rank it is: expected a name that ends with the rank, such as trace_0", .file.display())]
     Rank { file: PathBuf },
     #[error("{} and {} are both of rank {rank}", .first.display(), .second.display())]
     Twice { rank: usize, first: PathBuf, second: PathBuf },
@@ -185,6 +187,9 @@ pub(super) enum LoadError {
 /// Reads the dumps in `folder`, by rank. Files whose names begin with a dot are skipped. All share one budget.
 pub(super) fn folder(folder: &Path, limit: ReadLimit) -> Result<BTreeMap<usize, Dump>, LoadError> {
     let unread = |source| LoadError::Read { file: folder.into(), source };
+    if folder.is_file() {
+        return Err(LoadError::NotFolder { file: folder.into() });
+    }
     let (mut files, mut size) = (Vec::new(), 0);
     for entry in fs::read_dir(folder).map_err(unread)? {
         let entry = entry.map_err(unread)?;

@@ -162,6 +162,20 @@ fn a_rank_without_a_dump_may_be_the_one() {
 }
 
 #[test]
+fn a_rank_without_a_dump_comes_before_the_survivors_that_stopped() {
+    let call = |record| entry(record, &Call { operation: "all_reduce", elements: 1, dtype: "Float" });
+    let report = through_files(&[dump(3, &[call(0), call(1)]), dump(3, &[call(0)])], false);
+    let text = report.to_string();
+    assert!(text.starts_with("rank 2: no dump; it probably died\ndumps of ranks 0, 1\n"), "{text}");
+    assert!(
+        text.contains("  missing: rank 2 without a dump, the likely cause\n  also missing: rank 1 in"),
+        "{text}"
+    );
+    let report = through_files(&[dump(3, &[call(0)]), dump(3, &[call(0)])], false);
+    assert!(report.to_string().contains("nothing found, but rank 2 left no dump"), "{report}");
+}
+
+#[test]
 fn folders_are_read_whole_or_not_at_all() {
     let folder = tempfile::tempdir().unwrap();
     assert!(
@@ -177,5 +191,7 @@ fn folders_are_read_whole_or_not_at_all() {
     assert!(error.contains("both of rank 0"), "{error}");
     fs::write(folder.path().join("again_0"), "junk").unwrap();
     let error = load::folder(folder.path(), ReadLimit::default()).unwrap_err().to_string();
-    assert!(error.contains("again_0 is no pickle"), "{error}");
+    assert!(error.contains("again_0 is no pickle or JSON of a flight recorder's dump"), "{error}");
+    let error = load::folder(&folder.path().join("trace_0"), ReadLimit::default()).unwrap_err().to_string();
+    assert!(error.contains("trace_0 is not a folder"), "{error}");
 }

@@ -94,6 +94,9 @@ pub(crate) enum Action {
 /// Upper limit of addresses and of sums of sizes: a double holds them exactly, and no device has more.
 const LIMIT: u64 = 1 << 53;
 
+/// A key that dumps of flight recorders have, and snapshots do not.
+const PG_CONFIG: &[u8] = b"pg_config";
+
 impl Snapshot {
     /// Reads and checks a snapshot, and sorts its segments by address.
     pub(crate) fn read(
@@ -122,6 +125,10 @@ impl Snapshot {
             }
         };
         let bad = |(place, problem)| TraceError::Snapshot { origin: origin.clone(), format, place, problem };
+        let is_flight_dump = || bytes.windows(PG_CONFIG.len()).any(|part| part == PG_CONFIG);
+        if snapshot.is_err() && is_flight_dump() {
+            return Err(TraceError::FlightDump { origin: origin.clone() });
+        }
         let mut snapshot: Self = snapshot.map_err(bad)?;
         end.map_err(|problem| bad(("after the snapshot".to_owned(), problem)))?;
         snapshot.check().map_err(bad)?;
@@ -319,6 +326,14 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_dump_of_a_flight_recorder_is_named() {
+        let dump = br#"{"version": "2.10", "pg_config": {}, "entries": []}"#;
+        let error = read(dump, Format::Json).unwrap_err();
+        assert!(matches!(error, TraceError::FlightDump { .. }), "{error}");
+        assert!(error.to_string().contains("lockstep fr analyze"), "{error}");
     }
 
     proptest! {

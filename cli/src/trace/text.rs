@@ -7,7 +7,8 @@ use crate::trace::budget::Budget;
 /// Memory for an event and for a block that it allocates.
 pub(super) const EVENT: u64 = 160;
 
-const SHAPE: &str = "a line is `CODE ADDRESS(hex) SIZE(bytes) STREAM`, CODE one of a r f S D M U";
+const SHAPE: &str = "neither a snapshot nor minimalloc's CSV, so read as text: a line is \
+                     `CODE ADDRESS(hex) SIZE(bytes) STREAM`, CODE one of a r f S D M U";
 
 /// Reads and checks a trace.
 pub(super) fn read(text: &[u8], origin: Origin, budget: &Budget) -> Result<Trace, TraceError> {
@@ -41,7 +42,7 @@ pub(super) fn each_line(
     for (line, number) in lines.zip(1..) {
         let found = String::from_utf8_lossy(line);
         if let Err(expected) = take(found.trim_end()) {
-            let found = found.trim_end().chars().take(80).collect();
+            let found = found.trim_end().chars().take(40).collect();
             return Err(TraceError::Line { origin: origin.clone(), line: number, expected, found, shape });
         }
     }

@@ -78,6 +78,11 @@ pub(crate) enum TraceError {
     Line { origin: Origin, line: u64, expected: &'static str, found: String, shape: &'static str },
     #[error("{origin}, a snapshot as {format}, at {place}: {problem}")]
     Snapshot { origin: Origin, format: Format, place: String, problem: String },
+    #[error(
+        "{origin}: expected a memory snapshot or an allocation trace, found a flight recorder's dump, whose folder \
+         `lockstep fr analyze` reads"
+    )]
+    FlightDump { origin: Origin },
     #[error("{origin}: is not read further")]
     Spent { origin: Origin, source: Spent },
     #[error("{origin}: holds no allocation; expected lines like `a 7fa80c000000 154389504 0`")]
