@@ -5,9 +5,11 @@
 mod demo;
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,32 +29,39 @@ use crate::demo::{Backend, backend, die_with_launcher};
 use crate::exit::explain;
 use crate::percentiles::{Percentiles, table};
 use crate::progress::Progress;
+use crate::values;
 
 /// Longer than any step takes, unless it hangs.
 const LIMIT: Duration = Duration::from_secs(120);
+
+/// The variable that names the folder for dumps of the ranks.
+const DUMP_FOLDER: &str = "PROCESS_GROUP_DUMP_FOLDER";
+
+/// Reported by a rank before it makes its last call.
+const READY: &str = "waits";
 
 /// Time for survivors to enter their call, after all have reported that they are about to.
 const SETTLE: Duration = Duration::from_millis(200);
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Number of ranks, one process each [default: 4, or the number of GPUs]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(2..=64))]
+    /// Number of ranks, one process each: from 2 to 64, and even with `--demo` [default: 4, or the number of GPUs]
+    #[arg(long, value_parser = values::whole::<u32>("a number of ranks", 2..=64), allow_negative_numbers = true)]
     ranks: Option<u32>,
-    /// Number of jobs; each loses one rank
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Number of jobs, at least 1; each loses one rank
+    #[arg(long, default_value_t = 20, value_parser = values::whole::<u32>("a number of rounds", 1..=u32::MAX.into()), allow_negative_numbers = true)]
     rounds: u32,
     /// The devices that the ranks use
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     backend: Backend,
     /// Pinned host memory of the rank that is killed, in GiB
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = values::whole::<u64>("a number of GiB", 0..=1 << 16), allow_negative_numbers = true)]
     pinned: u64,
     /// Stop the rank with SIGSTOP instead of killing it
     #[arg(long)]
     stop: bool,
-    /// Heartbeat interval of the ranks, in ms
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(10..))]
+    /// Heartbeat interval of the ranks, in ms from 10 to 60000
+    #[arg(long, default_value_t = 1000, value_parser = values::whole::<u64>("a number of ms", 10..=60_000), allow_negative_numbers = true)]
     heartbeat: u64,
     /// Let ranks detect failures through the store alone, as ranks of different hosts do
     #[arg(long)]
@@ -61,10 +70,10 @@ pub(crate) struct Options {
     #[arg(long, conflicts_with_all = ["pinned", "stop", "heartbeat", "apart"])]
     demo: bool,
     /// Seed for the ranks and times of `--demo` [default: the clock]
-    #[arg(long, requires = "demo")]
+    #[arg(long, requires = "demo", value_parser = values::whole::<u64>("a number", 0..=u64::MAX), allow_negative_numbers = true)]
     seed: Option<u64>,
     /// Time limit of `--demo` for the end of every other rank, in ms
-    #[arg(long, default_value_t = 1000, requires = "demo")]
+    #[arg(long, default_value_t = 1000, requires = "demo", value_parser = values::whole::<u64>("a number of ms", 0..=u64::MAX), allow_negative_numbers = true)]
     within: u64,
     /// Print JSON
     #[arg(long)]
@@ -125,6 +134,7 @@ struct Report {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
+    check_dump_folder()?;
     if options.demo {
         return demo::run(options);
     }
@@ -134,8 +144,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let progress = Progress::start();
     for round in 0..options.rounds as usize {
         progress.show(format!("round {} of {}", round + 1, options.rounds));
+        let number = round + 1;
         let job = Job::start(options, plan.backend, plan.ranks, round)?;
-        for found in job.lose(options.stop).with_context(|| format!("round {round}"))? {
+        for found in job.lose(options.stop).with_context(|| format!("round {number}"))? {
             known.entry(found.place).or_default().push(found.known);
             shrunk.push(found.shrunk);
             rebuilt.push(found.rebuilt);
@@ -165,6 +176,16 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// Checks that the ranks can write their dumps, if the environment names a folder for them.
+fn check_dump_folder() -> Result<()> {
+    let folder = std::env::var_os(DUMP_FOLDER).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    let Some(folder) = folder else { return Ok(()) };
+    let written = fs::create_dir_all(&folder).and_then(|()| tempfile::tempfile_in(&folder));
+    written.map(drop).with_context(|| {
+        format!("{DUMP_FOLDER}: no dump can be written to {}; give another folder", folder.display())
+    })
+}
+
 fn times_of(place: &str, times: Vec<f64>) -> Times {
     Times { place: place.into(), count: times.len(), took: Percentiles::of(times) }
 }
@@ -177,6 +198,7 @@ fn now() -> i128 {
 
 /// A rank's process, and its output.
 struct Rank {
+    number: u32,
     child: KillOnDrop,
     lines: Receiver<String>,
 }
@@ -184,11 +206,20 @@ struct Rank {
 impl Rank {
     /// Returns the rest of its next line, which must begin with `word`.
     fn hear(&self, word: &str) -> Result<String> {
-        let line =
-            self.lines.recv_timeout(LIMIT).with_context(|| format!("waiting for {word:?} of a rank"))?;
+        let rank = self.number;
+        let line = match self.lines.recv_timeout(LIMIT) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Timeout) => bail!("rank {rank} did not report {word:?} within {LIMIT:?}"),
+            Err(RecvTimeoutError::Disconnected) if word == READY => {
+                bail!("rank {rank} ended before it was ready, see its error above")
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                bail!("rank {rank} ended before it reported {word:?}, see its error above")
+            }
+        };
         match line.strip_prefix(word) {
             Some(rest) => Ok(rest.trim().to_owned()),
-            None => bail!("expected {word:?}, a rank said {line:?}"),
+            None => bail!("expected {word:?} of rank {rank}, found {line:?}"),
         }
     }
 }
@@ -233,7 +264,7 @@ impl Job {
             command.args(options.apart.then_some("--apart"));
             let mut child = KillOnDrop(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?);
             let lines = child::lines(child.stdout.take());
-            Ok(Rank { child, lines })
+            Ok(Rank { number: rank, child, lines })
         };
         let ranks = (0..size).map(start).collect::<Result<_>>()?;
         Ok(Self { ranks, _store: store })
@@ -243,7 +274,7 @@ impl Job {
     fn lose(mut self, stop: bool) -> Result<Vec<Found>> {
         let victim = self.ranks.pop().context("a job has ranks")?;
         for rank in self.ranks.iter().chain([&victim]) {
-            rank.hear("waits")?;
+            rank.hear(READY)?;
         }
         thread::sleep(SETTLE);
         let signal = if stop { Signal::STOP } else { Signal::KILL };
@@ -261,7 +292,7 @@ impl Job {
         }
         for rank in &mut self.ranks {
             let status = rank.child.wait()?;
-            ensure!(status.success(), "a rank ended with {status}");
+            ensure!(status.success(), "rank {} ended with {status}, see its error above", rank.number);
         }
         Ok(found)
     }
@@ -303,13 +334,13 @@ pub(crate) fn run_rank(options: &RankOptions) -> Result<()> {
         let pinned = usize::try_from(options.pinned << 30)?;
         let _held =
             if pinned > 0 { Some(PinnedMemory::new(&context, pinned, PinnedFlags::empty())?) } else { None };
-        say("waits")?;
+        say(READY)?;
         loop {
             thread::sleep(LIMIT);
         }
     }
     let place = (rank + options.round) % PLACES.len();
-    say("waits")?;
+    say(READY)?;
     let ended = match place {
         0 => all_reduce(&world, &stream),
         1 => world.barrier(deadline()),

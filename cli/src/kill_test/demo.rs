@@ -19,6 +19,7 @@ use crate::demo::backend::{self, Plan};
 use crate::demo::launcher;
 use crate::demo::protocol::{self, Message, Stage};
 use crate::demo::{Backend, RankOptions};
+use crate::exit::UsageError;
 use crate::job_secret::JobSecret;
 use crate::percentiles::table;
 
@@ -62,7 +63,9 @@ impl Random {
 
 pub(super) fn run(options: &Options) -> Result<()> {
     let Plan { backend, ranks } = backend::plan(options.backend, options.ranks)?;
-    ensure!(ranks.is_multiple_of(2), "the demo runs an even number of ranks, not {ranks}");
+    if !ranks.is_multiple_of(2) {
+        return Err(UsageError(format!("--ranks {ranks}: expected an even number with --demo")).into());
+    }
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
     let seed = options.seed.unwrap_or_else(clock);
     eprintln!("seed {seed}");
@@ -74,7 +77,8 @@ pub(super) fn run(options: &Options) -> Result<()> {
     let mut round = 0;
     while round < options.rounds {
         let (victim, moment) = (random.below(ranks), span.mul_f64(random.part()));
-        let Some(killed) = Job::start(backend, ranks)?.kill(victim, moment)? else {
+        let killed = Job::start(backend, ranks).and_then(|job| job.kill(victim, moment));
+        let Some(killed) = killed.with_context(|| format!("round {}", round + 1))? else {
             // The victim had finished before.
             continue;
         };
@@ -190,7 +194,7 @@ impl Job {
                 Ok(Some((rank, at, message)))
             }
             Err(RecvTimeoutError::Timeout) => Ok(None),
-            Err(RecvTimeoutError::Disconnected) => bail!("all ranks have stopped to report"),
+            Err(RecvTimeoutError::Disconnected) => bail!("all ranks have ended, see their errors above"),
         }
     }
 

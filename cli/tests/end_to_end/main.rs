@@ -1,5 +1,6 @@
 //! The command `lockstep` as a user runs it.
 
+mod arguments;
 mod bench;
 mod bombs;
 mod broken_pipe;

@@ -1,0 +1,50 @@
+//! Errors of arguments: what was expected, and the exit code 2.
+
+use std::process::{Command, Output};
+
+use crate::lockstep;
+
+fn run(arguments: &[&str]) -> (Output, String) {
+    let output = Command::new(lockstep()).args(arguments).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output, error)
+}
+
+#[test]
+fn wrong_arguments_are_an_error_that_says_what_is_expected() {
+    for (arguments, expected) in [
+        (&["replay", "--capacity", "1GiB", "x"][..], "expected a number of bytes, such as 1073741824"),
+        (&["replay", "--check", "x"], "--backend cuda"),
+        (&["launch", "-n", "x", "true"], "expected a number of ranks from 1 to 4096"),
+        (&["launch", "-n", "0", "true"], "expected a number of ranks from 1 to 4096"),
+        (&["launch", "-n", "-1", "true"], "expected a number of ranks from 1 to 4096"),
+        (&["launch", "--port", "65536", "true"], "expected a port from 0 to 65535"),
+        (&["doctor", "--deadline", "0"], "expected a number of seconds from 0.1 to 3600"),
+        (&["demo", "--deadline", "-1"], "expected a number of seconds from 0.1 to 3600"),
+        (&["demo", "--backend", "sim", "--ranks", "4", "--absent", "4"], "expected one of the ranks 0 to 3"),
+        (&["kill-test", "--ranks", "1"], "expected a number of ranks from 2 to 64"),
+        (&["kill-test", "--demo", "--backend", "sim", "--ranks", "3"], "expected an even number"),
+        (&["bench", "call", "--ranks", "-1"], "expected a number of ranks from 2 to 64"),
+        (&["bench", "pool", "--ranks", "3"], "expected an even number of ranks from 2 to 64"),
+        (&["bench", "p2p", "--ring", "8"], "such as 8x4"),
+        (&["bench", "store", "--attack", "--only", "nope"], "none, append, toggle"),
+        (&["bench", "store", "--attack", "--server", "/none"], "expected an executable file"),
+    ] {
+        let (output, error) = run(arguments);
+        assert!(error.contains(expected), "{arguments:?}: {error}");
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
+    }
+}
+
+#[test]
+fn a_kill_test_checks_the_folder_for_dumps_first() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    for demo in [None, Some("--demo")] {
+        let mut command = Command::new(lockstep());
+        command.args(["kill-test", "--rounds", "1", "--backend", "sim"]).args(demo);
+        let output = command.env("PROCESS_GROUP_DUMP_FOLDER", file.path()).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(error.starts_with("error: PROCESS_GROUP_DUMP_FOLDER: no dump can be written to"), "{error}");
+    }
+}
