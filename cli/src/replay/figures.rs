@@ -139,7 +139,7 @@ impl fmt::Display for Figures {
         ];
         let kinds: Vec<_> =
             kinds.into_iter().filter(|(_, n)| *n > 0).map(|(kind, n)| format!("{kind} {n}")).collect();
-        writeln!(f, "{} ({:?} policy)", self.trace, self.policy)?;
+        writeln!(f, "{} ({})", self.trace, self.policy)?;
         writeln!(f, "  operations      {:>16}", self.operations)?;
         writeln!(f, "  time            {:>16} ns per operation", self.ns_per_op)?;
         writeln!(f, "  peak active     {:>16} bytes", self.peak_active)?;

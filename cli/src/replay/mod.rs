@@ -20,11 +20,13 @@ mod program;
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
+use crate::exit::UsageError;
 use crate::progress::Progress;
 use crate::trace::Trace;
 use crate::trace::budget::ReadLimit;
+use crate::values;
 use figures::Figures;
 pub(crate) use host::Bench;
 use options::Backend;
@@ -39,8 +41,8 @@ pub(crate) struct Options {
     /// How the allocator reuses free memory that fits no request
     #[arg(long, value_enum, default_value_t = Policy::Fixed)]
     policy: Policy,
-    /// Memory of the device, in bytes [default: unlimited]
-    #[arg(long, value_name = "BYTES", default_value_t = u64::MAX, hide_default_value = true)]
+    /// Memory of the device, in bytes, such as 1073741824 [default: unlimited]
+    #[arg(long, value_name = "BYTES", default_value_t = u64::MAX, hide_default_value = true, value_parser = values::bytes, allow_negative_numbers = true)]
     capacity: u64,
     /// The memory that the allocator manages
     #[arg(long, value_enum, default_value_t = Backend::Host)]
@@ -60,10 +62,13 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     if options.backend == Backend::Host && options.check {
-        bail!("--check needs memory that can be written: --backend cuda, or sim");
+        let text = "--check needs memory that can be written: --backend cuda or --backend sim";
+        return Err(UsageError(text.into()).into());
     }
     if options.backend != Backend::Host && options.curves.is_some() {
-        bail!("--curves are of --backend host: they take hundreds of replays");
+        return Err(
+            UsageError("--curves is only for --backend host: it takes hundreds of replays".into()).into()
+        );
     }
     // All traces are read before the first replay, so that a broken one fails early.
     let mut traces = Vec::new();
@@ -87,7 +92,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             None => Figures::measure(&program, policy, capacity),
             Some(gpu) => gpu.measure(&program, policy, capacity, options.check),
         };
-        let figures = figures.with_context(|| format!("{}, {:?} policy", program.name, options.policy))?;
+        let figures = figures.with_context(|| format!("{}, {}", program.name, options.policy))?;
         if options.curves.is_some() {
             progress.show(format!("{}: curves", program.name));
             curves.push(curves::of(&program, options.policy, &figures)?);

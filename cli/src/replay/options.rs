@@ -1,5 +1,7 @@
 //! The policy and the memory of a replay.
 
+use std::fmt;
+
 use serde::Serialize;
 
 /// Reuse of free memory that fits no request.
@@ -10,6 +12,16 @@ pub(crate) enum Policy {
     Fixed,
     /// Free pages are mapped again at the address that needs them
     Remap,
+}
+
+impl fmt::Display for Policy {
+    /// Writes the option that selects the policy.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fixed => "--policy fixed",
+            Self::Remap => "--policy remap",
+        })
+    }
 }
 
 /// The memory that the allocator manages in a replay.
