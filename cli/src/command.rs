@@ -9,7 +9,7 @@ use crate::{bench, demo, doctor, exit, fr, help_page, kill_test, launch, notes, 
 
 /// Tools for programs that use several GPUs: a demo, diagnosis, a launcher, analysis of recordings, benchmarks
 #[derive(Parser)]
-#[command(name = "lockstep", version)]
+#[command(name = "lockstep", version, after_help = notes::EXIT_CODES)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     task: Task,

@@ -11,7 +11,8 @@ const START: &str = "\
 # Commands
 
 The binary `lockstep` has the commands for users of the crates. Install it from a clone with `cargo install --locked --path cli`, or \
-run any of its commands in the clone as `cargo xtask COMMAND`. The exit code is 0 if the command did all that it should. \
+run any of its commands in the clone as `cargo xtask COMMAND`. The exit code is 0 if the command did all that it should, 2 if its arguments are wrong, and 1 after any other error. \
+`lockstep launch` exits with the code of the rank that failed. \
 Commands that report figures print them as JSON with `--json`. Developer tasks are in [development.md](development.md#tasks).
 
 These are the texts of `--help`. `cargo run -p lockstep-cli -- help-page > docs/commands.md` writes this page.
@@ -33,13 +34,12 @@ fn add(parent: Command, page: &mut String) {
     let mut parent = parent.disable_help_subcommand(true);
     parent.build();
     for command in parent.get_subcommands().filter(|command| !command.is_hide_set()) {
+        let name = command.get_bin_name().unwrap_or_else(|| command.get_name()).to_owned();
+        let help = command.clone().term_width(100).render_long_help();
+        // Writing to a string cannot fail.
+        let _ = writeln!(page, "\n## {name}\n\n```text\n{}\n```", help.to_string().trim_end());
         if command.has_subcommands() {
             add(command.clone(), page);
-        } else {
-            let name = command.get_bin_name().unwrap_or_else(|| command.get_name()).to_owned();
-            let help = command.clone().term_width(100).render_long_help();
-            // Writing to a string cannot fail.
-            let _ = writeln!(page, "\n## {name}\n\n```text\n{}\n```", help.to_string().trim_end());
         }
     }
 }

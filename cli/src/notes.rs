@@ -1,9 +1,14 @@
 //! Texts that follow the options in the help of the commands.
 
+pub(crate) const EXIT_CODES: &str = "\
+The exit code is 0 if the command did all that it should, 2 if its arguments are wrong, and 1 after any other error. \
+`lockstep launch` exits with the code of the rank that failed.";
+
 pub(crate) const DEMO: &str = "\
 Every rank replays a recorded training run through its caching allocator, while a tracker registers every segment with \
 the communicators of its device. Then the ranks place gradient buckets in one symmetric pool. Three kinds of group share \
-the pool: the pairs TP0, TP1, ..., the groups DP0 and DP1 across the pairs, and the world. The groups agree on the \
+the pool: the tensor-parallel pairs TP0, TP1, ..., the data-parallel groups DP0 and DP1 across the pairs, and the world. \
+Errors of a process group name it with its index in the split: TP[0] is TP0. The groups agree on the \
 segments, register their windows in one order, and all-reduce the buckets eagerly and from a captured graph. At the end \
 one rank allocates a segment that the others do not. Every member of each group that it touches gets the same typed \
 error, and the other groups go on.
@@ -31,11 +36,29 @@ the first rank that failed with its last lines, and exits with the code of that 
 pub(crate) const ANALYZE: &str = "\
 Ranks write dumps into the folder PROCESS_GROUP_DUMP_FOLDER when work misses its deadline or NCCL reports an error. A \
 program needs the feature `pickle` of lockstep-process-group for this. The dumps of PyTorch are read too. To try it: \
-`PROCESS_GROUP_DUMP_FOLDER=$PWD/dumps lockstep kill-test --rounds 1; lockstep fr analyze dumps`.";
+`PROCESS_GROUP_DUMP_FOLDER=$PWD/dumps lockstep kill-test --rounds 1; lockstep fr analyze dumps`.
+
+How to read the result: a rank without a dump comes first. It probably died, because a rank that lives writes a dump when a \
+collective fails. Ranks that are `missing` or `also missing` have a dump, but have not called the collective. Beside a rank \
+without a dump, they are often survivors that waited for it elsewhere. `odd` are the ranks whose call differs from that of \
+the majority. Ranks are those of the job. The exit code is 0 if the dumps were read, whatever was found: test \
+--json for findings. The folder should hold nothing but dumps; names that begin with a dot are skipped.
+
+Keys of --json: `ranks` (those with a dump); `without_dump` (members of groups that have none); `groups`, each with `id`, \
+`name`, `ranks`, and null or an empty list for what was not found: `mismatch` (the first collective in which members differ: \
+`collective`, `what`, `ranks`, and `values` with `value`, `ranks`, `site`), `missing` (the first collective that not all \
+members called: `collective`, `operation`, and `ranks` with `rank` and its last `call`), `unfinished` (`collective`, \
+`operation`, `ranks` on which it is not done, `unknown`, the members without a dump), `messages` (`from`, `to`, `number`, \
+`problem`).";
 
 pub(crate) const LIVE: &str = "\
 A job of `lockstep launch` has a free port and a random secret unless you choose them: \
-`PROCESS_GROUP_STORE_SECRET=SECRET lockstep launch --port P ...`.
+`PROCESS_GROUP_STORE_SECRET=SECRET lockstep launch --port P ...`. To try it, start a job in one shell and ask it in another \
+before it ends:
+
+    export PROCESS_GROUP_STORE_SECRET=0123456789abcdef0123456789abcdef  # in both shells
+    lockstep demo --port 29500
+    lockstep fr live 127.0.0.1:29500
 
 Keys of --json, one object in a line for each group: `group`, `members` (`rank`, `answered`, and of the last call \
 `collectives`, `messages`, `operation`, `completed`, `age_ms`, `site`).";
@@ -43,15 +66,27 @@ Keys of --json, one object in a line for each group: `group`, `members` (`rank`,
 pub(crate) const REPLAY: &str = "\
 A trace in text form has one event in a line, in program order: CODE ADDRESS(hex) SIZE(bytes) STREAM. `a` allocates. `r` \
 says that the owner has freed the block, `f` that its last use on any stream has ended. The codes `S`, `D`, `M` and `U` \
-(calls of the recorded allocator into the driver) are skipped. A snapshot holds one trace for each device.
+(calls of the recorded allocator into the driver) are skipped. A snapshot holds one trace for each device. Recorded traces to try \
+lie in the folder cli/data of the repository: gpt2_train.trace.gz, resnet_train.trace.gz and two_stream.trace.gz.
 
 Keys of --json, one object in a line for each trace: `trace`, `policy`; `operations` (allocations and frees); `ns_per_op` \
-(the fastest of seven replays); `peak_active` (the most bytes in use, each request rounded up to 512 bytes); \
+(the fastest of seven replays); `peak_active` (the most bytes in use, each request rounded up to 512 bytes; a block counts until its `f`, so also while it is freed but \
+not completed); \
 `peak_reserved` and `ratio` (the most bytes reserved, and its ratio to `peak_active`); `driver_calls` (calls to create, \
 map, set access, unmap and release); `driver_calls_steady` (those after the first tenth of the operations that do not \
-belong to a new peak); `min_capacity` (the least memory, in steps of 2 MiB, with which no request failed).";
+belong to a new peak); `min_capacity` (the least memory, in steps of 2 MiB, with which no request failed).
+
+`peak_reserved` and `min_capacity` may be below `peak_active`. When memory is short, the allocator waits for the end of the uses of freed blocks. \
+In a replay they end at that wait, which is before the `f` of the recording.
+
+Keys of the file of --curves, a list with one object for each trace: `trace`, `policy`; `reserved` (over the program's \
+progress: `operation`, `active`, `peak_active`, `reserved`, `driver_calls`); `least_capacity` (of the first `operations`: \
+`peak_active`, `min_capacity`); `driver_calls` (for each `capacity`: `peak_reserved`, `driver_calls`, `driver_calls_steady`, \
+`ns_per_op`). Sizes are in bytes.";
 
 pub(crate) const VIZ: &str = "\
+A trace is replayed through the caching allocator first: text form (see `lockstep help replay`) or minimalloc CSV.
+
 The page needs no other file. It shows memory over time, fragmentation, owners of addresses, and the largest owners. The \
 time axis counts events. Select a moment with the slider or a click; the lower part shows that moment. Call sites are known \
 for blocks that a snapshot still has, and for allocations with recorded stacks. All other blocks are listed by size.";
@@ -61,10 +96,27 @@ A benchmark takes from a second to a minute on a host without GPUs, and some min
 
 With --json each prints one object. `figures` lists medians: `case`, `contender`, `ns` for one operation, and `ratio` to the \
 case's baseline. `machine` names the devices, `bars` the limits that --check tests (`what`, `figure`, `most`, `holds`), and \
-`torch` says why PyTorch was left out. `kernels` prints `rows` in place of figures (`collective`, `bytes`, `eager_us`, \
-`graph_us`), and `store` prints `servers` (`server`, `latency_us`, `calls_per_second`, `join_ms`).";
+`torch` says why PyTorch was left out. `pool` has `footprints` (`pools`, `reserved_bytes`, `segments`, `windows`), and \
+`symm` has that object as `pools`. `call` has `results` (`contender`, `compared`, `differ`) and in place of bars \
+`above_raw_us`, `above_raw_and_event_us`, `of_torch`, `in_graph`. `alloc` has `scaling`, and `p2p` has `memory` (`policy`, \
+`bytes`), `group_bytes`, `skipped`. `kernels` prints `rows` in place of figures (`collective`, `bytes`, `eager_us`, \
+`graph_us`), and `store` prints `servers` (`server`, `latency_us`, `calls_per_second`, `join_ms`) and `ratios`. `store --attack` prints a list (`attack`, `calls`, \
+`wait_ms` with `p50`, `p99`, `most`).
+
+The limits of --check on times are for GPUs: all of `call`, all of `symm`'s own, and allocation and look-up of `pool`. On \
+embedded devices they are left out with a note. The limits on the memory of `pool` and those of `store --attack` apply on every \
+host.";
 
 pub(crate) const KILL_TEST: &str = "\
 The other ranks wait in a collective, at a barrier, or in no call. Measures the time until each of them has the error that \
 names the rank, and checks a sum of the remaining ranks, by `shrink` and by a new group. The exit code is not 0 if a rank \
-was not noticed, or with --demo if another rank ended later than --within allows.";
+was not noticed, or with --demo if another rank ended later than --within allows.
+
+With PROCESS_GROUP_DUMP_FOLDER the ranks write dumps of their flight recorders for `lockstep fr analyze`. The dumps of a round \
+overwrite those of the round before, so use --rounds 1.
+
+Keys of --json: `backend`, `ranks`, `rounds`, `pinned_gib`, `stopped`, `heartbeat_ms`, `apart`; `known` (from the signal to \
+the error, one object for each state of a survivor), `shrunk` and `rebuilt` (to a correct sum). With --demo: `backend`, \
+`ranks`, `rounds`, `seed`, `within_ms`, `ended` (from the kill to the end of another rank, one object for each stage of the \
+killed rank), `late` (a text for each rank that ended too late). Times are objects with `place`, `count`, and `p50`, `p99` \
+and `most` in ms.";

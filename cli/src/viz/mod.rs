@@ -22,7 +22,7 @@ use history::History;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// A memory snapshot from these crates or PyTorch (pickle or JSON), or an allocation trace in text form; may be gzipped
+    /// A memory snapshot from these crates or PyTorch (pickle or JSON), or an allocation trace (text form, or minimalloc CSV); may be gzipped
     #[arg(value_name = "SNAPSHOT|TRACE", required_unless_present = "check_torch")]
     file: Option<PathBuf>,
     /// The page to write [default: the input's name with `.html` appended, in its folder]
