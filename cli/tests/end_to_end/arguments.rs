@@ -1,4 +1,4 @@
-//! Errors of arguments: what was expected, and the exit code 2.
+//! Errors of arguments and of the environment: what was expected, and the exit code.
 
 use std::process::{Command, Output};
 
@@ -47,4 +47,18 @@ fn a_kill_test_checks_the_folder_for_dumps_first() {
         assert_eq!(output.status.code(), Some(1), "{error}");
         assert!(error.starts_with("error: PROCESS_GROUP_DUMP_FOLDER: no dump can be written to"), "{error}");
     }
+}
+
+#[test]
+fn a_rank_that_ends_early_is_named_with_its_round() {
+    let mut command = Command::new(lockstep());
+    command.args(["kill-test", "--rounds", "1", "--backend", "sim", "--ranks", "2"]);
+    let output = command.env("PROCESS_GROUP_STORE_SECRET", "short").output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(
+        error.contains("the store's secret: PROCESS_GROUP_STORE_SECRET holds a secret of 5 bytes"),
+        "{error}"
+    );
+    assert!(error.contains("round 1: rank 0 ended before it was ready, see its error above"), "{error}");
 }
