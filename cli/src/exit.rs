@@ -22,7 +22,7 @@ const BROKEN_PIPE: u8 = 128 + 13;
 pub fn exit_code(command: impl FnOnce() -> Result<ExitCode> + UnwindSafe) -> ExitCode {
     let default_hook = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
-        if !is_print_to_broken_pipe(panic.payload()) {
+        if unwritten(panic.payload()).is_none() {
             default_hook(panic);
         }
     }));
@@ -33,8 +33,14 @@ pub fn exit_code(command: impl FnOnce() -> Result<ExitCode> + UnwindSafe) -> Exi
             eprintln!("error: {}", plain::lines(&explain(&error)));
             failure(&error)
         }
-        Err(panic) if is_print_to_broken_pipe(&*panic) => ExitCode::from(BROKEN_PIPE),
-        Err(panic) => panic::resume_unwind(panic),
+        Err(panic) => match unwritten(&*panic) {
+            Some(cause) if cause == io::Error::from(Errno::PIPE).to_string() => ExitCode::from(BROKEN_PIPE),
+            Some(cause) => {
+                eprintln!("error: standard output cannot be written: {cause}");
+                ExitCode::FAILURE
+            }
+            None => panic::resume_unwind(panic),
+        },
     }
 }
 
@@ -59,11 +65,9 @@ pub fn explain(error: &anyhow::Error) -> String {
     text
 }
 
-/// Returns true if the panic is that of `println` into a pipe without a reader.
-fn is_print_to_broken_pipe(panic: &dyn Any) -> bool {
-    let cause = io::Error::from(Errno::PIPE).to_string();
-    let message = panic.downcast_ref::<String>();
-    message.is_some_and(|message| message.starts_with("failed printing to std") && message.ends_with(&cause))
+/// Returns the cause if the panic is that of a `println` that could not write.
+fn unwritten(panic: &dyn Any) -> Option<&str> {
+    panic.downcast_ref::<String>()?.strip_prefix("failed printing to stdout: ")
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
