@@ -94,10 +94,11 @@ mod tests {
 
     #[test]
     fn only_a_closed_pipe_ends_a_command_without_a_word() {
-        let payload = |said: &str| super::is_print_to_broken_pipe(&said.to_owned());
-        assert!(payload("failed printing to stdout: Broken pipe (os error 32)"));
-        assert!(!payload("failed printing to stdout: No space left on device (os error 28)"));
-        assert!(!payload("called `Option::unwrap()` on a `None` value"));
+        let cause = |said: &str| super::unwritten(&said.to_owned()).map(str::to_owned);
+        let pipe = std::io::Error::from(rustix::io::Errno::PIPE).to_string();
+        assert_eq!(cause(&format!("failed printing to stdout: {pipe}")), Some(pipe));
+        assert_eq!(cause("failed printing to stdout: disk full").as_deref(), Some("disk full"));
+        assert_eq!(cause("called `Option::unwrap()` on a `None` value"), None);
         let error = |errno: rustix::io::Errno| {
             super::is_broken_pipe(&anyhow::Error::from(std::io::Error::from(errno)).context("printing"))
         };
