@@ -26,8 +26,8 @@ use super::{Deadline, Result, Store, StoreError, publish};
 /// ```
 ///
 /// # Errors
-/// - [`StoreError::Absent`] with the same list on every rank that came, including a listed rank that came too
-///   late.
+/// - [`StoreError::Absent`] if ranks did not come. Every rank that came gets the same list, and so does a listed rank
+///   that comes too late. If the world sizes of the ranks differ, each rank lists the cards that it misses.
 /// - [`StoreError::RankTaken`] if two processes use one rank: on every rank that came, or only on the second
 ///   process if the meeting had its outcome already.
 pub fn rendezvous(
@@ -43,7 +43,7 @@ pub fn rendezvous(
     meeting.outcome()?;
     let cards: Vec<_> = (0..world).map(|rank| meeting.card(rank)).collect();
     match store.multi_get(&cards.iter().map(String::as_str).collect::<Vec<_>>(), deadline) {
-        // Cards are missing although the meeting is complete: other ranks have a smaller world size.
+        // Cards are missing although the meeting is complete: the ranks have different world sizes.
         Err(StoreError::Timeout { waited, .. }) => {
             Err(StoreError::Absent { ranks: meeting.without_card()?, world, at: name.to_owned(), waited })
         }
@@ -136,8 +136,8 @@ impl Meeting<'_> {
     /// Returns the outcome that this rank proposes when its deadline has passed.
     fn opinion(&self) -> Result<Vec<u8>> {
         let absent: Vec<_> = self.without_card()?.iter().map(usize::to_string).collect();
-        // All ranks have come. The last one is about to write the outcome, or has died before it could.
         if absent.is_empty() {
+            // All ranks have come. The last one is about to write the outcome, or has died before it could.
             Ok(COMPLETE.to_vec())
         } else {
             Ok(format!("{ABSENT}{}", absent.join(",")).into())

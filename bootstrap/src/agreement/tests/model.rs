@@ -140,7 +140,7 @@ impl World {
             State::Ended(result) => Some(result),
             _ => None,
         });
-        // The results of the members that have ended, without those that lost the store first.
+        // The results of the members that have ended, except those that lost the store before they read a result.
         let told: Vec<_> =
             results.filter(|result| !matches!(result, Err(Ending::InDoubt | Ending::StoreFailed))).collect();
         assert!(told.windows(2).all(|pair| pair[0] == pair[1]), "two results: {self:?}");

@@ -8,7 +8,7 @@
 //! | `/K` | sets K |
 //! | `-/K` | removes K |
 //! | `refcount/`, `cleanup/` | sets the number of processes that have the store open, or have left it (decimal) |
-//! | `push/K`, `pop/K` | adds a value to the queue K, takes one from it; PyTorch's store ignores these records |
+//! | `push/K`, `pop/K` | adds a value to the queue K, takes one from it; PyTorch's store counts these keys, and does nothing else with them |
 //!
 //! A writer that is killed while it writes leaves an incomplete record at the end. Only the holder of the lock
 //! writes, so the next holder knows that this record will not be completed. Readers stop before it, and the next
@@ -103,8 +103,8 @@ impl Log {
             return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")));
         }
         let (owner, mode, user) = (found.uid(), found.mode() & 0o7777, geteuid().as_raw());
-        // A group with the number of its user is taken to have no other members (a user private group). In such
-        // groups, PyTorch's files usually have mode 0664.
+        // If the file's group id equals its owner's user id, the group is taken to be the owner's private group, without
+        // other members. PyTorch's files usually have mode 0664 in that case.
         let writable = if found.gid() == owner { mode & 0o002 } else { mode & OTHERS_WRITE };
         if owner != user || writable != 0 {
             return Err(StoreError::FileUntrusted { path: path.to_owned(), owner, mode, user });
@@ -304,8 +304,8 @@ impl Log {
         Ok(())
     }
 
-    /// Appends changes that the table already has. After an error, the file has its old contents, and the next
-    /// operation reads it again.
+    /// Appends changes that the table already has. After an error, cuts the file back to its old contents
+    /// if possible. The next operation reads the whole file again.
     fn append(&mut self, records: &[u8]) -> Result<()> {
         if records.is_empty() {
             return Ok(());
@@ -324,7 +324,7 @@ impl Log {
         match written {
             Ok(()) => self.end += records.len() as u64,
             Err(_) => {
-                // If this fails too, an incomplete record is left, as after a writer that was killed.
+                // If this fails too, a part of the records is left, as after a writer that was killed.
                 let _ = self.file.set_len(self.end);
                 // The next operation reads the file again.
                 (self.end, self.table, self.opened, self.left) = (0, table(self.limits), 0, 0);
@@ -334,7 +334,8 @@ impl Log {
     }
 }
 
-/// Makes a table for the file's contents. It has no limit of its own, because the size of the file is limited.
+/// Makes a table for the file's contents. It has no limit on its total size, because `append` limits the size of the
+/// file instead.
 fn table(limits: Limits) -> Table {
     Table::new(Limits { store_bytes: usize::MAX, ..limits })
 }

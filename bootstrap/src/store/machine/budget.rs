@@ -25,14 +25,14 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// Makes the budget of a turn. Its first piece of work may exceed the limit, so that every turn makes
-    /// progress.
+    /// Makes the budget of one tick, which the turns of several clients may share. The first piece of work may exceed
+    /// the limit, so that every tick makes progress.
     pub(super) fn turn(limit: usize) -> Self {
         Self { limit, spent: 0, first_is_free: true }
     }
 
-    /// Makes the budget of work that is done before other clients have a turn. No piece of work may exceed the
-    /// limit.
+    /// Makes the budget of the work that is done as soon as a client's bytes arrive, without a turn. No piece of work
+    /// may exceed the limit; the rest waits for a turn.
     pub(super) fn at_once(limit: usize) -> Self {
         Self { limit, spent: 0, first_is_free: false }
     }

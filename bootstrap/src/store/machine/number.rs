@@ -1,13 +1,13 @@
 //! The integer at the start of a value.
 
 /// Parses the integer at the start of bytes that arrive in pieces, as C's `strtoll` does: blanks, a sign, digits.
-/// Reads each byte once, and stops at the first byte after the number.
+/// Never returns to an earlier piece, and stops at the first byte after the number.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Number {
     part: Part,
     negative: bool,
-    /// The negated value of the digits, because only a negative `i64` can hold the least number; `None` before the
-    /// first digit.
+    /// The value of the digits, negated, because an `i64` can hold 2^63 only as a negative number. `None` before the first
+    /// digit, and after an overflow.
     sum: Option<i64>,
 }
 

@@ -41,9 +41,9 @@ impl fmt::Debug for Connection {
 pub(super) enum Broken {
     /// Nothing listens at the address, the connection has ended, or a system call has failed.
     Gone(io::Error),
-    /// The other end closed the connection before the greeting was complete.
+    /// The connection was made, but ended or failed before the greeting was complete.
     TurnedAway(io::Error),
-    /// The call has failed. Unless it timed out, the connection is unusable.
+    /// The greeting or the call has failed. The connection stays usable only after [`Failure::TimedOut`].
     Failed(Failure),
 }
 
@@ -59,7 +59,7 @@ impl Connection {
         let left = deadline.remaining().max(Duration::from_millis(1));
         let stream = TcpStream::connect_timeout(&address, left).map_err(Broken::Gone)?;
         if stream.local_addr().ok() == stream.peer_addr().ok() {
-            // Nothing listened, and the kernel chose the same port as the local one: the socket is connected to
+            // Nothing listened, and the kernel chose the destination port as the local port: the socket is connected to
             // itself.
             return Err(Broken::Gone(io::ErrorKind::ConnectionRefused.into()));
         }
@@ -153,7 +153,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// The timeout never exceeds the timer, and a wait of any length wakes up only a few times before it.
+        /// The timeout never exceeds the time left. It is at least about half of it, or more than an hour, so a wait rarely
+        /// wakes up.
         #[test]
         fn a_read_takes_no_longer_than_the_timer_and_half_of_that_at_least(micros in 1000..u64::MAX) {
             let left = Duration::from_micros(micros);
