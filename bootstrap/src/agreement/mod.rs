@@ -10,6 +10,7 @@
 //! - [`Agreement`]: one member's part in one agreement, as a state machine without I/O.
 //! - [`run`]: drives the state machine over a [store](crate::store), on the caller's thread.
 //! - [`Failure`]: the reasons why an agreement of any kind fails.
+//! - [`fail`]: fails an agreement for a reason that its caller has found.
 //! - [`leave`]: ends the waits of the other members for a rank that will not come or go on.
 //!
 //! # Rules
@@ -48,6 +49,6 @@ mod vote;
 pub use failure::{Absentee, Failure, Place, Spoken, Waiting};
 pub use machine::{Agreement, Conclusion, Ending, Input, Member, Output};
 pub use protocol::{Decision, PlainProtocol, Protocol, Report, Verdict};
-pub use session::{Failed, leave, run};
+pub use session::{Failed, fail, leave, run};
 pub use values::{Entry, Ranks, ValuesByRank};
 pub use vote::{Answer, Request};

@@ -12,7 +12,9 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::{
     failure::{Failure, outcomes, records},
-    machine::{Agreement, Conclusion, Ending, Input, Member, Output, asks_for_action, sealed_failure},
+    machine::{
+        Agreement, Conclusion, Ending, Input, Member, Output, asks_for_action, sealed_failure, told_failure,
+    },
     protocol::Protocol,
     vote::{Answer, Request, result_key},
 };
@@ -165,6 +167,16 @@ pub fn leave<P: Protocol>(store: &dyn Store, name: &str, rank: u32, cause: &str)
         vote = outcomes(name, action);
     }
     Ok(())
+}
+
+/// Fails the agreement with this name for all members that have not decided. Returns the failure that stands: `failure`,
+/// unless another one was found before.
+///
+/// # Errors
+/// Those of the store.
+pub fn fail(store: &dyn Store, name: &str, failure: Failure) -> Result<Failure, StoreError> {
+    let stands = store.compare_set(&result_key(&records(name)), b"", &sealed_failure(failure.clone()))?;
+    Ok(told_failure(&stands).unwrap_or(failure))
 }
 
 /// Sends the requests of a state machine to the store.

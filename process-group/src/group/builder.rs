@@ -282,7 +282,7 @@ impl Builder {
         let watch = watch(&name, Watch::begin(&store, rank, &members, self.heartbeat, &recorder, peers))
             .inspect_err(|_| stay_away(&store, "", rank))?;
         // From here a loss ends every wait of this rank.
-        let vigil = Vigil::begin(&name, &ranks, rank, &store, &recorder, self.heartbeat, &watch);
+        let vigil = Vigil::begin(&name, &ranks, rank, &recorder, self.heartbeat, &watch);
         // A name serves one group, which has one number.
         let is_first = publish(&store, NUMBER, &uid.to_le_bytes()).map_err(|error| match error {
             StoreError::Taken { .. } => StoreError::RankTaken { rank, at: name.to_string() },

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     record::{Desk, Progress},
-    store::{Deadline, Store},
+    store::{Deadline, PrefixStore, Store},
     watch::{Rolling, Trouble},
 };
 
@@ -26,6 +26,8 @@ use crate::{
 pub(crate) struct Duty {
     /// The group's id, as members use it in the store.
     id: String,
+    /// The group's own part of the store.
+    store: PrefixStore,
     desk: Arc<Desk>,
     rolling: Arc<Rolling>,
     outstanding: Weak<Outstanding>,
@@ -61,6 +63,7 @@ impl Duty {
 
     pub(super) fn new(
         id: String,
+        store: PrefixStore,
         desk: &Arc<Desk>,
         outstanding: &Arc<Outstanding>,
         work_timeout: Duration,
@@ -69,7 +72,7 @@ impl Duty {
         let (rolling, calls) = (Arc::new(Rolling::new()), Calls::default());
         let (oldest, asked) = (Mutex::default(), Mutex::default());
         let suspected = AtomicBool::new(false);
-        Self { id, desk, rolling, outstanding, work_timeout, calls, oldest, suspected, asked }
+        Self { id, store, desk, rolling, outstanding, work_timeout, calls, oldest, suspected, asked }
     }
 
     /// The group's id.
@@ -209,7 +212,7 @@ impl Vigil {
         let Some(duty) = self.duty() else { return };
         self.recorder.trouble();
         let own = self.rank().to_string();
-        let claim = self.store.compare_set("overdue", b"", own.as_bytes());
+        let claim = duty.store.compare_set("overdue", b"", own.as_bytes());
         if claim.is_ok_and(|claimed| claimed != own.as_bytes()) {
             return;
         }
@@ -217,7 +220,7 @@ impl Vigil {
         match duty.desk.ask(&duty.id, &self.name, self.ranks(), deadline) {
             Ok(progress) => self.bell.tell(self.overdue(duty, late, progress)),
             // Lets another member do it, now or for later work.
-            Err(_) => drop(self.store.compare_set("overdue", own.as_bytes(), b"")),
+            Err(_) => drop(duty.store.compare_set("overdue", own.as_bytes(), b"")),
         }
     }
 }
@@ -277,7 +280,7 @@ mod tests {
             machine.ranks(1, |rank| {
                 let group = rank.builder().work_timeout(LONG).build().unwrap();
                 let vigil = &group.counter.vigil;
-                vigil.store.set("overdue", b"1").unwrap();
+                vigil.duty().unwrap().store.set("overdue", b"1").unwrap();
                 let mut look = looks(vigil);
                 let answer = (vigil.patience() * 2).as_secs() + 2;
                 let held = || {
@@ -311,7 +314,7 @@ mod tests {
             machine.ranks(1, |rank| {
                 let group = rank.builder().work_timeout(LONG).build().unwrap();
                 let vigil = &group.counter.vigil;
-                vigil.store.set("overdue", b"1").unwrap();
+                vigil.duty().unwrap().store.set("overdue", b"1").unwrap();
                 let stream = rank.stream();
                 let mut look = looks(vigil);
                 let answer = (vigil.patience() * 2).as_secs() + 2;

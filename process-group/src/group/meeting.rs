@@ -89,7 +89,8 @@ impl Meeting<'_> {
         })
     }
 
-    fn failure(&self, failure: Failure, deadline: Deadline) -> GroupError {
+    /// Returns the error for a failure of the agreement.
+    pub(super) fn failure(&self, failure: Failure, deadline: Deadline) -> GroupError {
         let group = self.group.to_owned();
         match failure {
             Failure::Absent { missing, circle, .. } if circle.is_empty() => {
@@ -119,7 +120,7 @@ impl Meeting<'_> {
         StoreError::GivenUp { rank: rank as usize, at: self.name.clone() }.into()
     }
 
-    fn unusable(&self, problem: &str) -> StoreError {
+    pub(super) fn unusable(&self, problem: &str) -> StoreError {
         StoreError::Argument(format!(
             "the agreement {:?}: {problem}; does another program use its keys?",
             self.name

@@ -78,7 +78,7 @@ impl Seat {
     /// Begins to watch for losses among the members.
     pub(super) fn vigil(&self) -> Arc<Vigil> {
         let Self { name, ranks, rank, recorder, terms, watch, .. } = self;
-        Vigil::begin(name, ranks, *rank, &self.store(), recorder, terms.heartbeat, watch)
+        Vigil::begin(name, ranks, *rank, recorder, terms.heartbeat, watch)
     }
 
     /// Builds the group. Makes its communicator now, unless it is lazy.
@@ -158,7 +158,7 @@ impl Seat {
         let (context, size) = (communicator.context(), ranks.len());
         let outstanding = Arc::new(Outstanding::default());
         let look: Weak<Outstanding> = Arc::downgrade(&outstanding);
-        let duty = Duty::new(id.to_string(), &desk, &outstanding, terms.work_timeout);
+        let duty = Duty::new(id.to_string(), store.clone(), &desk, &outstanding, terms.work_timeout);
         let duty = vigil.duty.get_or_init(|| duty);
         let (id_text, timeout) = (id.to_string(), terms.timeout);
         let plans = Arc::<PlanNames>::default();

@@ -1,7 +1,8 @@
 //! Groups of the surviving members.
 //!
 //! All survivors must agree on who has survived, or some would wait for ranks that wait for others. The survivors are
-//! therefore the members of an agreement, which compares its member lists as soon as a second member comes.
+//! therefore the members of an agreement, which compares its member lists as soon as a second member comes. The first of
+//! them reserves the attempt for its list.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -9,8 +10,8 @@ use std::{
 };
 
 use bootstrap::{
-    agreement::{Failure, PlainProtocol, ValuesByRank},
-    wire::{wire_enum, wire_struct},
+    agreement::{self, Failure, Place, PlainProtocol, ValuesByRank, Waiting},
+    wire::{Message, wire_enum, wire_struct},
 };
 use nccl_sys::Feature;
 
@@ -111,7 +112,7 @@ impl ProcessGroup {
     /// - [`CommError::Argument`] for an invalid list, before the others are met.
     /// - [`GroupError::Shrink`] if two survivors gave different lists, and [`GroupError::Absent`] with the
     ///   survivors that did not come, the same on every one that came. Nothing has changed, and all may try
-    ///   again.
+    ///   again. Members that come after others have made a group without them get [`GroupError::Shrink`] too.
     /// - [`GroupError::Lost`]: another member has died, and has to be excluded too.
     /// - [`CommError::Closed`] if this group was aborted meanwhile, and
     ///   [`StoreError::GivenUp`](crate::store::StoreError::GivenUp) if another survivor aborted it.
@@ -138,6 +139,8 @@ impl ProcessGroup {
         self.agrees(CALL)?;
         comm::settings(CALL, self.nccl(), &config)?;
         let left = self.left(CALL, excluded)?;
+        // Counted even if this attempt fails, so that the members' next attempts meet under the same number.
+        let attempt = self.shrinks.fetch_add(1, Ordering::AcqRel);
         if mode == ShrinkMode::Orderly {
             self.counter.vigil.check()?;
             // Revoked work needs no wait.
@@ -145,8 +148,7 @@ impl ProcessGroup {
                 self.quiesce(deadline)?;
             }
         }
-        let attempt = self.shrinks.fetch_add(1, Ordering::AcqRel);
-        let seat = self.seat_without(&left, excluded, attempt, &config);
+        let mut seat = self.seat_without(&left, excluded, &config);
         // The watch of the new group. It knows the losses that ended this group, and a further one ends the
         // meeting.
         let vigil = seat.vigil();
@@ -159,18 +161,20 @@ impl ProcessGroup {
         };
         let mut excluded = excluded.to_vec();
         excluded.sort_unstable();
+        let ranks = seat.ranks.clone();
+        let meeting = Meeting {
+            vigil: Some(&vigil),
+            ranks: &ranks,
+            place: seat.rank,
+            ..self.meeting("the shrinking", format_args!("shrink/{attempt}"))
+        };
         let began = Instant::now();
+        self.reserve(&meeting, deadline)?;
         let number = match seat.rank {
             0 => Some(self.numbers.add("groups", 1)?.unsigned_abs()),
             _ => None,
         };
         let numbered = began.elapsed();
-        let meeting = Meeting {
-            vigil: Some(&vigil),
-            ranks: &seat.ranks,
-            place: seat.rank,
-            ..self.meeting("the shrinking", format_args!("shrink/{attempt}"))
-        };
         let began = Instant::now();
         let agreed = meeting.decide::<Shrink>(Survivor { state, number }, deadline);
         let (uid, worst) =
@@ -181,6 +185,7 @@ impl ProcessGroup {
                 problem: "it took no number".into(),
             })?;
         let met = began.elapsed();
+        seat.path = format!("{}/{uid}/", meeting.name);
         let id = GroupId { uid, epoch: self.id().epoch };
         let by_nccl = self.nccl().has(Feature::SHRINK) && worst != State::Gone;
         let mut group = if by_nccl {
@@ -226,9 +231,29 @@ impl ProcessGroup {
         Ok((0..self.size()).filter(|rank| !excluded.contains(rank)).collect())
     }
 
-    /// Returns this rank's place in the new group. All survivors meet under one name, even if their lists
-    /// differ.
-    fn seat_without(&self, left: &[usize], excluded: &[usize], attempt: u64, config: &Config) -> Seat {
+    /// Reserves this attempt for the members of `meeting`. Fails the meeting if the attempt is reserved for other members.
+    ///
+    /// The reservation stays in the store. The keys of the agreement are removed when its members have read the result,
+    /// and the other ranks could then agree under the same name.
+    fn reserve(&self, meeting: &Meeting<'_>, deadline: Deadline) -> Result<()> {
+        let members: Vec<u32> = meeting.ranks.iter().copied().map(id).collect();
+        let name = meeting.name.clone();
+        let own = Waiting { rank: id(self.global_rank()), place: Place { name, members } };
+        let key = format!("{}/left", meeting.name);
+        let first = self.job.compare_set(&key, b"", &own.to_bytes())?;
+        let first =
+            Waiting::from_bytes(&first).map_err(|malformed| meeting.unusable(&malformed.to_string()))?;
+        if first.place.members == own.place.members {
+            return Ok(());
+        }
+        let lists = [first, own].map(|Waiting { rank, place }| (rank, place.members));
+        let failure = Failure::Members { lists: ValuesByRank::of(lists) };
+        let failure = agreement::fail(&self.job, &meeting.name, failure)?;
+        Err(self.differ(meeting.failure(failure, deadline)))
+    }
+
+    /// Returns this rank's place in the new group. Its path is set when the group has its number.
+    fn seat_without(&self, left: &[usize], excluded: &[usize], config: &Config) -> Seat {
         let members: Arc<[_]> = left.iter().map(|rank| self.members[*rank].clone()).collect();
         Seat {
             name: format!("{} without {}", self.name, list(excluded)).into(),
@@ -237,7 +262,7 @@ impl ProcessGroup {
             members,
             numbers: self.numbers.clone(),
             job: self.job.clone(),
-            path: format!("{}shrink/{attempt}/", self.path),
+            path: String::new(),
             terms: self.terms,
             recorder: self.counter.track.recorder().clone(),
             desk: self.desk.clone(),

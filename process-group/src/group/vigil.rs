@@ -17,7 +17,7 @@ use crate::{
     comm::{self, AbortHandle, CommError, Force},
     peers,
     record::Recorder,
-    store::{Deadline, PrefixStore, StoreError},
+    store::{Deadline, StoreError},
     watch::{Bell, Trouble, Watch},
 };
 
@@ -33,7 +33,6 @@ pub(crate) struct Vigil {
     pub(super) ranks: Arc<[usize]>,
     /// This rank's index in `ranks`.
     pub(super) place: usize,
-    pub(super) store: PrefixStore,
     communicators: Mutex<Vec<AbortHandle>>,
     /// The transport of messages besides the communicators.
     path: OnceLock<Weak<dyn Path>>,
@@ -84,7 +83,6 @@ impl Vigil {
         name: &Arc<str>,
         ranks: &Arc<[usize]>,
         place: usize,
-        store: &PrefixStore,
         recorder: &Arc<Recorder>,
         heartbeat: Duration,
         watch: &Watch,
@@ -93,7 +91,6 @@ impl Vigil {
             name: name.clone(),
             ranks: ranks.clone(),
             place,
-            store: store.clone(),
             communicators: Mutex::default(),
             path: OnceLock::new(),
             given_up: OnceLock::new(),

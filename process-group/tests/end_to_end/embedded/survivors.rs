@@ -90,6 +90,33 @@ rusty_fork_test! {
         machine.world.finish().unwrap();
     }
 
+    /// The keys of the first agreement are gone when the other members come.
+    #[test]
+    fn members_that_others_have_left_out_make_no_second_group_of_the_same_attempt() {
+        let machine = machine(4);
+        machine.ranks(4, |rank| {
+            let world = rank.world();
+            if rank.rank < 2 {
+                let rest = world.shrink(&[2, 3], ShrinkMode::Orderly).unwrap();
+                assert_eq!(group_sum(&rank, &rest), 3.0);
+                rest.destroy(far()).unwrap();
+                rank.store.set(&format!("shrunk/{}", rank.rank), b"").unwrap();
+                rank.store.wait(&["over/2", "over/3"], far()).unwrap();
+                return world.abort(far()).unwrap();
+            }
+            rank.store.wait(&["shrunk/0", "shrunk/1"], far()).unwrap();
+            let error = world.shrink(&[0, 1], ShrinkMode::Orderly).unwrap_err();
+            let GroupError::Shrink { source: ShrinkError::Differ { excluded, other_excluded, .. }, .. } = &error
+            else {
+                panic!("{error}")
+            };
+            assert!([excluded, other_excluded].contains(&&vec![2, 3]), "{error}");
+            rank.store.set(&format!("over/{}", rank.rank), b"").unwrap();
+            world.abort(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
     /// A survivor that read all records before any other record was written must not decide that all agree.
     #[test]
     fn a_survivor_that_does_not_come_is_named() {
