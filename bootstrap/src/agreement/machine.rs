@@ -11,7 +11,7 @@
 //! | tracing | if its patience has ended: it searches for a circular wait | no wait |
 //! | action | [`Output::Act`] | half of the longest patience, at most 10 min, at least [`Protocol::ACTION_FLOOR`] |
 //! | outcomes | it posts its outcome and waits for the verdict ([`Protocol::judge`]) | see below |
-//! | acknowledgement | it posts that it has read the result; the last member removes the keys | no wait |
+//! | acknowledgement | it posts and counts that it has read the result; the last member removes the keys | no wait |
 //!
 //! The wait for the verdict is limited to a quarter of the longest patience, at least 5 s and at most 10 min,
 //! after the deadline of the action.
@@ -82,8 +82,8 @@ pub enum Output<P: Protocol> {
 pub struct Conclusion<P: Protocol> {
     /// The result, or the reason why there is none.
     pub result: Result<P::Agreed, Ending<P>>,
-    /// The keys to remove, because every member has acknowledged the result. Empty if this member did not find all
-    /// acknowledgements.
+    /// The keys to remove, because every member has acknowledged the result. Empty except on the last member. Remove
+    /// them in this order. If the first key does not exist, another member removes them.
     pub read: Vec<String>,
     /// The acknowledgement keys of the other members that came. Not empty only if the agreement failed because
     /// members did not come. Wait briefly until these keys exist: if this process hosts the store and exits first,
@@ -229,6 +229,9 @@ enum Acknowledging {
         acknowledges: bool,
     },
     Posting,
+    /// Counting this acknowledgement. A repeated request may count it twice.
+    Counting,
+    /// Checking that all members have acknowledged, after the count says so.
     Looking,
 }
 
@@ -412,6 +415,13 @@ impl<P: Protocol> Agreement<P> {
                 Output::Store(Request::Set { key: self.read_key(self.member.rank), value: vec![1] })
             }
             (Phase::Acknowledging(Acknowledging::Posting, result), Input::Store(Answer::Stored)) => {
+                self.phase = Phase::Acknowledging(Acknowledging::Counting, result);
+                Output::Store(Request::Add { key: self.read_count_key() })
+            }
+            (Phase::Acknowledging(Acknowledging::Counting, result), Input::Store(Answer::Count(count))) => {
+                if count < self.member.members.len() as u64 {
+                    return self.end(result, Vec::new());
+                }
                 self.phase = Phase::Acknowledging(Acknowledging::Looking, result);
                 let keys = self.member.members.iter().map(|rank| self.read_key(*rank)).collect();
                 Output::Store(Request::Check { keys })
@@ -628,17 +638,24 @@ impl<P: Protocol> Agreement<P> {
         format!("{}/read/{rank}", self.member.name)
     }
 
-    /// Returns all keys of the agreement, without the places of the ranks. The acknowledgements are last and so
-    /// are removed last: if this process ends before it has removed all keys, a member that looks later still
-    /// finds all acknowledgements, and removes the rest.
+    fn read_count_key(&self) -> String {
+        format!("{}/read/count", self.member.name)
+    }
+
+    /// Returns all keys of the agreement, without the places of the ranks. The decision is the first: the member that
+    /// removes it removes the other keys. The acknowledgements are last: while they exist, every member that looks
+    /// finds them complete.
     fn all_keys(&self) -> Vec<String> {
         let Member { name, members, .. } = &self.member;
+        let decision = vote::result_key(&records(name));
         let actions = if self.has_acted { 0..self.actions + 1 } else { 0..0 };
         let votes = std::iter::once(records(name)).chain(actions.map(|action| outcomes(name, action)));
-        let mut keys: Vec<String> =
-            votes.flat_map(|prefix| vote::keys(&prefix, members).collect::<Vec<_>>()).collect();
+        let votes = votes.flat_map(|prefix| vote::keys(&prefix, members).collect::<Vec<_>>());
+        let mut keys = vec![decision.clone()];
+        keys.extend(votes.filter(|key| *key != decision));
         keys.push(members_key(name));
         keys.extend(members.iter().map(|rank| self.read_key(*rank)));
+        keys.push(self.read_count_key());
         keys
     }
 

@@ -249,11 +249,14 @@ impl Session<'_> {
         }
     }
 
-    /// Removes the keys of an agreement that all members have acknowledged. Errors are ignored, because keys that
-    /// remain cost only a few bytes in the store.
+    /// Removes the keys of an agreement that all members have acknowledged, unless another member does: then the first
+    /// key is gone. Errors are ignored, because keys that remain cost only a few bytes in the store.
     fn remove(&self, keys: &[String]) {
-        if self.failure.is_none() {
-            let _ = keys.iter().try_for_each(|key| self.store.delete(key).map(drop));
+        if self.failure.is_none()
+            && let Some((first, rest)) = keys.split_first()
+            && matches!(self.store.delete(first), Ok(true))
+        {
+            let _ = rest.iter().try_for_each(|key| self.store.delete(key).map(drop));
         }
     }
 }

@@ -37,8 +37,11 @@ impl Memory {
         })
     }
 
-    /// Removes keys.
+    /// Removes keys, unless another member has begun to.
     pub(super) fn remove(&mut self, keys: &[String]) {
+        if keys.first().is_some_and(|first| !self.0.contains_key(first)) {
+            return;
+        }
         keys.iter().for_each(|key| _ = self.0.remove(key));
     }
 }
