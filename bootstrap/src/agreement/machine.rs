@@ -85,12 +85,21 @@ pub struct Conclusion<P: Protocol> {
     /// The keys to remove, because every member has acknowledged the result. Empty except on the last member. Remove
     /// them in this order. If the first key does not exist, another member removes them.
     pub read: Vec<String>,
-    /// The acknowledgement keys of the other members that came. Not empty only if the agreement failed because
-    /// members did not come. Wait briefly until these keys exist: if this process hosts the store and exits first,
-    /// those members cannot read the result.
-    pub awaited: Vec<String>,
+    /// The acknowledgement keys of the other members, if the agreement failed before an action. Wait briefly until
+    /// the members that came have acknowledged: if this process hosts the store and exits first, they cannot read the
+    /// reason.
+    pub awaited: Vec<Awaited>,
     /// True if this member was asked to act. If there is no result, it has to undo its part.
     pub has_acted: bool,
+}
+
+/// The keys of a member that may have to read the result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Awaited {
+    /// Exists if the member has come. If it is removed, all members have read the result.
+    pub record: String,
+    /// Exists if the member has read the result.
+    pub read: String,
 }
 
 /// The reason why an agreement has no result on this member.
@@ -247,6 +256,8 @@ pub struct Agreement<P: Protocol> {
     /// The number of verdicts that asked for another action.
     actions: u32,
     has_acted: bool,
+    /// True if the others have decided without this member.
+    is_outside: bool,
     /// False if this rank already took part in another agreement when this one began.
     is_alone: bool,
     phase: Phase<P>,
@@ -286,6 +297,7 @@ impl<P: Protocol> Agreement<P> {
             patience,
             actions: 0,
             has_acted: false,
+            is_outside: false,
             is_alone: true,
             phase: Phase::Begin,
         })
@@ -345,7 +357,9 @@ impl<P: Protocol> Agreement<P> {
             }
             // If another member's failure was stored first, report that one, so that all members report the same.
             (Phase::Rejecting(failure), Input::Store(Answer::Result(stands))) => {
-                let failure = told_failure(&stands).unwrap_or(failure);
+                let told = told_failure(&stands);
+                self.is_outside = told.is_none();
+                let failure = told.unwrap_or(failure);
                 self.leave(Err(Ending::Failed(failure)), false)
             }
             (phase @ (Phase::Records(_) | Phase::Outcomes { .. }), Input::Store(Answer::Over)) => {
@@ -659,12 +673,16 @@ impl<P: Protocol> Agreement<P> {
         keys
     }
 
-    /// Returns the keys for [`Conclusion::awaited`].
-    fn awaited(&self, result: &Result<P::Agreed, Ending<P>>) -> Vec<String> {
-        let Err(Ending::Failed(Failure::Absent { missing, .. })) = result else { return Vec::new() };
-        let came = |rank: &&u32| missing.iter().all(|absentee| absentee.rank != **rank);
+    /// Returns the keys for [`Conclusion::awaited`]. Nobody waits after an action, from which a member may return late.
+    fn awaited(&self, result: &Result<P::Agreed, Ending<P>>) -> Vec<Awaited> {
+        if self.has_acted || self.is_outside || !matches!(result, Err(Ending::Failed(_) | Ending::Refused(_)))
+        {
+            return Vec::new();
+        }
+        let records = records(&self.member.name);
         let others = self.member.members.iter().filter(|rank| **rank != self.member.rank);
-        others.filter(came).map(|rank| self.read_key(*rank)).collect()
+        let keys = |rank: &u32| Awaited { record: format!("{records}/{rank}"), read: self.read_key(*rank) };
+        others.map(keys).collect()
     }
 
     fn end(&mut self, result: Result<P::Agreed, Ending<P>>, read: Vec<String>) -> Output<P> {

@@ -32,8 +32,8 @@
 //! - **Retries and clean-up.** It is safe to send any request to the store twice. When all members have read the
 //!   result, the keys of the agreement are removed.
 //! - **The store's host** should outlive the agreement: a member that hosts the store and ends first leaves the
-//!   others in doubt. If members did not come, [`run`] therefore waits, for at most 3 s, until the members that
-//!   came have read that.
+//!   others in doubt. If an agreement fails before an action, [`run`] therefore waits, for at most 3 s, until the
+//!   members that came have read that.
 
 mod budget;
 mod failure;
@@ -47,7 +47,7 @@ mod values;
 mod vote;
 
 pub use failure::{Absentee, Failure, Place, Spoken, Waiting};
-pub use machine::{Agreement, Conclusion, Ending, Input, Member, Output};
+pub use machine::{Agreement, Awaited, Conclusion, Ending, Input, Member, Output};
 pub use protocol::{Decision, PlainProtocol, Protocol, Report, Verdict};
 pub use session::{Failed, fail, leave, run};
 pub use values::{Entry, Ranks, ValuesByRank};

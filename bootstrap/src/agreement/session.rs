@@ -13,7 +13,8 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use super::{
     failure::{Failure, outcomes, records},
     machine::{
-        Agreement, Conclusion, Ending, Input, Member, Output, asks_for_action, sealed_failure, told_failure,
+        Agreement, Awaited, Conclusion, Ending, Input, Member, Output, asks_for_action, sealed_failure,
+        told_failure,
     },
     protocol::Protocol,
     vote::{Answer, Request, result_key},
@@ -24,7 +25,7 @@ use crate::store::{Deadline, Store, StoreError, publish};
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The least time, from the first error, for which a member in doubt repeats a failed request.
 const RETRY_FLOOR: Duration = Duration::from_secs(5);
-/// The longest time that a member waits, after an agreement to which others did not come, for those that came.
+/// The longest time that a member waits, after an agreement that has failed, for the others to read that.
 const FAREWELL: Duration = Duration::from_secs(3);
 
 /// An agreement that has no result on this member.
@@ -98,8 +99,10 @@ pub fn run<P: Protocol>(
     loop {
         let input = match output {
             Output::Done(Conclusion { result, read, awaited, has_acted }) => {
+                if read.is_empty() {
+                    session.stay(&awaited, &goes_on);
+                }
                 session.remove(&read);
-                session.stay(&awaited);
                 return result.map_err(|ending| failed(ending, session.failure, has_acted));
             }
             Output::Act { plan, until, verdict } => {
@@ -241,12 +244,25 @@ impl Session<'_> {
     }
 
     /// Waits until the other members that came have read the result, for at most [`FAREWELL`], because the store
-    /// may end with this process.
-    fn stay(&self, awaited: &[String]) {
-        let keys: Vec<&str> = awaited.iter().map(String::as_str).collect();
-        if self.failure.is_none() && !keys.is_empty() {
-            let _ = self.store.wait(&keys, Deadline::after(FAREWELL));
+    /// may end with this process. Ends earlier if `goes_on` returns false.
+    fn stay(&self, awaited: &[Awaited], goes_on: &dyn Fn() -> bool) {
+        if self.failure.is_some() || awaited.is_empty() {
+            return;
         }
+        let deadline = Deadline::after(FAREWELL);
+        let exists = |key: &str| self.store.check(&[key]).unwrap_or(false);
+        let came: Vec<&Awaited> = awaited.iter().filter(|member| exists(&member.record)).collect();
+        let Some(first) = came.first() else { return };
+        let keys: Vec<&str> = came.iter().map(|member| &*member.read).collect();
+        // The acknowledgements are removed when all members have read the result, and the records before them.
+        while !deadline.expired()
+            && goes_on()
+            && matches!(
+                self.store.wait(&keys, deadline.at_most(POLL_INTERVAL)),
+                Err(StoreError::Timeout { .. })
+            )
+            && exists(&first.record)
+        {}
     }
 
     /// Removes the keys of an agreement that all members have acknowledged, unless another member does: then the first

@@ -7,7 +7,10 @@ use std::{
 };
 
 use super::{
-    super::{Agreement, Answer, Ending, Failed, Failure, Input, Member, Output, Request, leave, run},
+    super::{
+        Absentee, Agreement, Answer, Ending, Failed, Failure, Input, Member, Output, Request, fail, leave,
+        run,
+    },
     sum::{Sum, seat},
 };
 use crate::store::{Deadline, HashStore, Result, Store, StoreError};
@@ -255,6 +258,55 @@ fn a_member_stays_until_the_others_have_read_that_one_is_absent() {
             assert_eq!(failure(outcome).culprits(), [2], "{outcome:?}");
         }
     });
+}
+
+/// The other member is a process that hosts no store: it needs that of this process.
+#[test]
+fn a_member_stays_until_the_others_have_read_any_failure() {
+    let store = HashStore::new();
+    store.set("sum/records/1", b"a record of another program").unwrap();
+    store.add("sum/records/count", 1).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            store.get("sum/records/result", Deadline::after(LONG)).unwrap();
+            thread::sleep(Duration::from_millis(200));
+            store.set("sum/read/1", b"1").unwrap();
+        });
+        let outcome = agree(&store, 0, LONG);
+        assert!(matches!(failure(&outcome), Failure::Protocols { .. }), "{outcome:?}");
+        assert!(store.check(&["sum/read/1"]).unwrap());
+    });
+}
+
+#[test]
+fn a_member_does_not_stay_for_acknowledgements_that_it_has_removed() {
+    let store = HashStore::new();
+    let missing = vec![Absentee { rank: 2, elsewhere: None }];
+    let failure = Failure::Absent { missing, by: 1, waited_ms: 30, circle: Vec::new() };
+    assert_eq!(fail(&store, "sum", failure.clone()).unwrap(), failure);
+    store.set("sum/records/1", b"a record").unwrap();
+    for rank in 1..3 {
+        store.set(&format!("sum/read/{rank}"), b"1").unwrap();
+        store.add("sum/read/count", 1).unwrap();
+    }
+    let began = Instant::now();
+    let outcome = run::<Sum>(&store, seat(0, 3, LONG), 3, |_, _, _| true, || true).unwrap_err();
+    assert!(matches!(&outcome.ending, Ending::Failed(found) if *found == failure), "{outcome:?}");
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    assert!(!store.check(&["sum/read/1"]).unwrap());
+}
+
+#[test]
+fn a_member_whose_object_ends_does_not_stay() {
+    let store = HashStore::new();
+    // It has come, and never reads the result.
+    store.set("sum/records/1", b"a record").unwrap();
+    let began = Instant::now();
+    let goes_on = || began.elapsed() < Duration::from_millis(200);
+    let member = seat(0, 3, Duration::from_millis(30));
+    let outcome = run::<Sum>(&store, member, 3, |_, _, _| true, goes_on);
+    assert_eq!(failure(&outcome).culprits(), [2]);
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
 }
 
 /// A store of which every eighth request fails, by turns before and after it has taken effect.
