@@ -76,7 +76,7 @@ pub(crate) fn member(address: &str, rank: u32, patience: Duration) -> Result<u16
             .err()
             .map(|error| error.to_string())
     };
-    Ok(run::<Port>(&store, seat, offered, open, || true)?)
+    Ok(run::<Port>(&store, seat, offered, open, || Ok(()))?)
 }
 
 const USAGE: &str = "agreement [ADDRESS:PORT RANK]: without arguments, starts three members on this host; with them, is \

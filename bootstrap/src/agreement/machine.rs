@@ -24,7 +24,7 @@ use super::{
     protocol::{Decision, Protocol, Report, Verdict},
     trace::{Trace, Traced},
     values::ValuesByRank,
-    vote::{self, Answer, Gathering, Request, Step, Vote},
+    vote::{self, Answer, Gathering, Gone, Request, Step, Vote},
 };
 use crate::wire::{self, Malformed, Message, Reader, Wire, wire_struct};
 
@@ -362,11 +362,10 @@ impl<P: Protocol> Agreement<P> {
                 let failure = told.unwrap_or(failure);
                 self.leave(Err(Ending::Failed(failure)), false)
             }
-            (phase @ (Phase::Records(_) | Phase::Outcomes { .. }), Input::Store(Answer::Over)) => {
-                let (rank, cause) =
-                    (self.member.rank, "the object of the agreement has ended there".to_owned());
-                self.propose_in(phase, sealed_failure(Failure::Left { rank, cause }))
-            }
+            (
+                phase @ (Phase::Records(_) | Phase::Outcomes { .. }),
+                Input::Store(Answer::Over(Gone { rank, cause })),
+            ) => self.propose_in(phase, sealed_failure(Failure::Left { rank, cause })),
             (_, Input::Store(Answer::StoreFailed)) => {
                 let ending = if is_in_doubt { Ending::InDoubt } else { Ending::StoreFailed };
                 self.end(Err(ending), Vec::new())

@@ -51,4 +51,4 @@ pub use machine::{Agreement, Awaited, Conclusion, Ending, Input, Member, Output}
 pub use protocol::{Decision, PlainProtocol, Protocol, Report, Verdict};
 pub use session::{Failed, fail, leave, run};
 pub use values::{Entry, Ranks, ValuesByRank};
-pub use vote::{Answer, Request};
+pub use vote::{Answer, Gone, Request};

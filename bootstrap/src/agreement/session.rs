@@ -17,7 +17,7 @@ use super::{
         told_failure,
     },
     protocol::Protocol,
-    vote::{Answer, Request, result_key},
+    vote::{Answer, Gone, Request, result_key},
 };
 use crate::store::{Deadline, Store, StoreError, publish};
 
@@ -68,13 +68,13 @@ impl<P: Protocol<Refusal: fmt::Display>> std::error::Error for Failed<P> {
 /// Runs this member's part in an agreement, and returns the result.
 ///
 /// Blocks until all members have posted their records, or until the patience of one has ended. After that it
-/// blocks for the action, for the outcomes of the others, and for retries after errors of the store. If members
-/// did not come, it also waits up to 3 s at the end, until the others have read that.
+/// blocks for the action, for the outcomes of the others, and for retries after errors of the store. If the
+/// agreement fails before an action, it also waits up to 3 s at the end, until the others have read that.
 ///
 /// `act` executes a plan until the deadline. Its third argument returns true once the verdict no longer depends on
 /// this member's outcome, because another member has failed, timed out or left. Poll it to stop early. `goes_on`
-/// returns false once the object of the agreement has ended on this rank. This member then tells the others that
-/// it has left, and stops waiting.
+/// fails once the object of the agreement has ended on this rank. This member then tells the others which rank
+/// ended it and why, and stops waiting.
 ///
 /// # Errors
 /// [`Failed`]. Its `store` is [`StoreError::Argument`] if `member` is invalid.
@@ -83,7 +83,7 @@ pub fn run<P: Protocol>(
     member: Member,
     record: P::Record,
     mut act: impl FnMut(&P::Plan, Deadline, &dyn Fn() -> bool) -> P::Outcome,
-    goes_on: impl Fn() -> bool,
+    goes_on: impl Fn() -> Result<(), Gone>,
 ) -> Result<P::Agreed, Box<Failed<P>>> {
     let (patience, rank) = (member.patience, member.rank);
     let mut session = Session { store, begun: Instant::now(), failure: None };
@@ -197,9 +197,14 @@ impl Session<'_> {
     }
 
     /// Sends a request to the store. With `retries`, sends it again after a temporary error, until `retries` after
-    /// the start and for at least [`RETRY_FLOOR`] after the first error, while `goes_on` returns true. It is safe
-    /// to send any request twice.
-    fn ask(&mut self, request: &Request, retries: Option<Duration>, goes_on: &dyn Fn() -> bool) -> Answer {
+    /// the start and for at least [`RETRY_FLOOR`] after the first error, while `goes_on` succeeds. It is safe to
+    /// send any request twice.
+    fn ask(
+        &mut self,
+        request: &Request,
+        retries: Option<Duration>,
+        goes_on: &dyn Fn() -> Result<(), Gone>,
+    ) -> Answer {
         let mut first_failed = None;
         loop {
             let error = match self.attempt(request, goes_on) {
@@ -210,7 +215,7 @@ impl Session<'_> {
             let now = self.begun.elapsed();
             let until = *first_failed.get_or_insert(now) + RETRY_FLOOR;
             let is_late = retries.is_none_or(|patience| now >= until.max(patience));
-            if is_late || !may_pass(&error) || !goes_on() {
+            if is_late || !may_pass(&error) || goes_on().is_err() {
                 self.failure = Some(error);
                 return Answer::StoreFailed;
             }
@@ -218,7 +223,11 @@ impl Session<'_> {
         }
     }
 
-    fn attempt(&self, request: &Request, goes_on: &dyn Fn() -> bool) -> Result<Answer, StoreError> {
+    fn attempt(
+        &self,
+        request: &Request,
+        goes_on: &dyn Fn() -> Result<(), Gone>,
+    ) -> Result<Answer, StoreError> {
         let store = self.store;
         match request {
             Request::Set { key, value } => store.set(key, value).map(|()| Answer::Stored),
@@ -235,8 +244,11 @@ impl Session<'_> {
                     Err(StoreError::Timeout { .. }) if self.begun.elapsed() >= *until => {
                         return Ok(Answer::Expired);
                     }
-                    Err(StoreError::Timeout { .. }) if goes_on() => {}
-                    Err(StoreError::Timeout { .. }) => return Ok(Answer::Over),
+                    Err(StoreError::Timeout { .. }) => {
+                        if let Err(gone) = goes_on() {
+                            return Ok(Answer::Over(gone));
+                        }
+                    }
                     answer => return answer.map(Answer::Result),
                 }
             },
@@ -244,8 +256,8 @@ impl Session<'_> {
     }
 
     /// Waits until the other members that came have read the result, for at most [`FAREWELL`], because the store
-    /// may end with this process. Ends earlier if `goes_on` returns false.
-    fn stay(&self, awaited: &[Awaited], goes_on: &dyn Fn() -> bool) {
+    /// may end with this process. Ends earlier if `goes_on` fails.
+    fn stay(&self, awaited: &[Awaited], goes_on: &dyn Fn() -> Result<(), Gone>) {
         if self.failure.is_some() || awaited.is_empty() {
             return;
         }
@@ -256,7 +268,7 @@ impl Session<'_> {
         let keys: Vec<&str> = came.iter().map(|member| &*member.read).collect();
         // The acknowledgements are removed when all members have read the result, and the records before them.
         while !deadline.expired()
-            && goes_on()
+            && goes_on().is_ok()
             && matches!(
                 self.store.wait(&keys, deadline.at_most(POLL_INTERVAL)),
                 Err(StoreError::Timeout { .. })

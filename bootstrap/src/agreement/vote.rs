@@ -77,9 +77,18 @@ pub enum Answer {
     /// The wait has ended without a value.
     Expired,
     /// This rank stops waiting, because the object that the members agree on has ended on this rank.
-    Over,
+    Over(Gone),
     /// The store failed.
     StoreFailed,
+}
+
+/// The end of the object of an agreement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gone {
+    /// The rank that ended the object: this rank, or another one.
+    pub rank: u32,
+    /// Its reason.
+    pub cause: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

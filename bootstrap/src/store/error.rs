@@ -198,12 +198,14 @@ pub enum StoreError {
         waited: Duration,
     },
     /// A rank will not come to a meeting, as another rank of that meeting has reported.
-    #[error("rank {rank} is gone, and with it the meeting at {at:?}")]
+    #[error("rank {rank} has left the meeting at {at:?}: {cause}")]
     GivenUp {
         /// The rank.
         rank: usize,
         /// The name of the meeting.
         at: String,
+        /// Its reason.
+        cause: String,
     },
     /// Two processes use one rank, or a name was used for a second meeting.
     #[error(

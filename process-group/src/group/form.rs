@@ -195,7 +195,7 @@ impl Formation<'_> {
             let mut go_on = || {
                 self.vigil.check()?;
                 is_stopped = has_failed();
-                if is_stopped { Err(self.meeting.given_up(id(self.rank()))) } else { Ok(()) }
+                if is_stopped { Err(self.ended(id(self.rank()))) } else { Ok(()) }
             };
             let error = match work(unique_id.as_deref(), until, &mut go_on) {
                 Ok(done) => {
@@ -237,8 +237,13 @@ impl Formation<'_> {
         self.vigil.cause(match refusal {
             Unmade::Failed { rank, problem } => self.unmade(rank, problem),
             Unmade::Late { ranks } => self.meeting.absent(ranks.into_iter(), deadline),
-            Unmade::Ended { rank } => self.meeting.given_up(rank),
+            Unmade::Ended { rank } => self.ended(rank),
         })
+    }
+
+    /// Returns the error for a rank of the job on which the group has ended.
+    fn ended(&self, rank: u32) -> GroupError {
+        self.meeting.given_up(rank, "the group has ended there".into())
     }
 
     /// This rank of the job.

@@ -5,7 +5,7 @@
 
 use std::convert::Infallible;
 
-use bootstrap::agreement::{self, Ending, Failed, Failure, PlainProtocol, Protocol};
+use bootstrap::agreement::{self, Ending, Failed, Failure, Gone, PlainProtocol, Protocol};
 
 use super::{GroupError, Result, vigil::Vigil};
 use crate::{
@@ -49,7 +49,10 @@ impl Meeting<'_> {
         deadline: Deadline,
         act: impl FnMut(&P::Plan, Deadline, &dyn Fn() -> bool) -> P::Outcome,
     ) -> Result<Result<P::Agreed, P::Refusal>> {
-        let goes_on = || self.vigil.is_none_or(|vigil| !vigil.is_over());
+        let goes_on = || match self.vigil.and_then(Vigil::ended_by) {
+            Some((rank, cause)) => Err(Gone { rank: id(rank), cause }),
+            None => Ok(()),
+        };
         let member = agreement::Member {
             name: self.name.clone(),
             rank: id(self.ranks[self.place]),
@@ -99,7 +102,7 @@ impl Meeting<'_> {
             Failure::Taken { rank } => {
                 StoreError::RankTaken { rank: rank as usize, at: self.name.clone() }.into()
             }
-            Failure::Left { rank, .. } => self.given_up(rank),
+            Failure::Left { rank, cause } => self.given_up(rank, cause),
             failure => GroupError::NotAgreed { group, meeting: self.what, source: Box::new(failure) },
         }
     }
@@ -116,8 +119,8 @@ impl Meeting<'_> {
     }
 
     /// Returns the error for a rank of the job that has left the group. The group knows the reason, or will.
-    pub(super) fn given_up(&self, rank: u32) -> GroupError {
-        StoreError::GivenUp { rank: rank as usize, at: self.name.clone() }.into()
+    pub(super) fn given_up(&self, rank: u32, cause: String) -> GroupError {
+        StoreError::GivenUp { rank: rank as usize, at: self.name.clone(), cause }.into()
     }
 
     pub(super) fn unusable(&self, problem: &str) -> StoreError {

@@ -14,6 +14,7 @@ use nccl_sys::ncclResult_t;
 
 use super::{GroupError, Path, Result, doubt::Doubt, duty::Duty, path::PathError};
 use crate::{
+    chain,
     comm::{self, AbortHandle, CommError, Force},
     peers,
     record::Recorder,
@@ -155,6 +156,16 @@ impl Vigil {
     /// Returns true if the group is over.
     pub(super) fn is_over(&self) -> bool {
         self.end.get().is_some()
+    }
+
+    /// Returns the rank of the job that ended the group, and the reason, if it is over.
+    pub(super) fn ended_by(&self) -> Option<(usize, String)> {
+        let end = self.end.get()?;
+        let culprit = match end {
+            End::Trouble(trouble) => trouble.culprit(),
+            End::Force(_) => None,
+        };
+        Some((culprit.unwrap_or_else(|| self.rank()), chain(&self.error(end))))
     }
 
     /// Returns true if it is over because a member was in trouble.

@@ -97,7 +97,7 @@ fn members_sum_over_a_store() {
     let store = HashStore::new();
     let run = |rank: u32| {
         let act = |_: &u64, _, _: &dyn Fn() -> bool| rank != 7;
-        super::run::<Sum>(&store, seat(rank, 3, Duration::from_secs(60)), u64::from(rank) + 1, act, || true)
+        super::run::<Sum>(&store, seat(rank, 3, Duration::from_secs(60)), u64::from(rank) + 1, act, || Ok(()))
     };
     let all = std::thread::scope(|scope| {
         [0, 1, 2].map(|rank| scope.spawn(move || run(rank))).map(|thread| thread.join().unwrap())

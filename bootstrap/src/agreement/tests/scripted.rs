@@ -8,8 +8,8 @@ use std::{
 
 use super::{
     super::{
-        Absentee, Agreement, Answer, Ending, Failed, Failure, Input, Member, Output, Request, fail, leave,
-        run,
+        Absentee, Agreement, Answer, Ending, Failed, Failure, Gone, Input, Member, Output, Request, fail,
+        leave, run,
     },
     sum::{Sum, seat},
 };
@@ -20,7 +20,12 @@ const LONG: Duration = Duration::from_secs(60);
 type Outcome = std::result::Result<u64, Box<Failed<Sum>>>;
 
 fn agree(store: &dyn Store, rank: u32, patience: Duration) -> Outcome {
-    run::<Sum>(store, seat(rank, 2, patience), 3, |_, _, _| true, || true)
+    run::<Sum>(store, seat(rank, 2, patience), 3, |_, _, _| true, || Ok(()))
+}
+
+/// Returns the end of the object by this rank.
+fn gone(rank: u32) -> Gone {
+    Gone { rank, cause: "it is dead".into() }
 }
 
 fn failure(outcome: &Outcome) -> &Failure {
@@ -36,12 +41,20 @@ fn failure(outcome: &Outcome) -> &Failure {
 #[test]
 fn a_member_whose_object_has_ended_says_so_and_nobody_else_is_blamed() {
     let store = HashStore::new();
-    let ended = run::<Sum>(&store, seat(0, 2, LONG), 3, |_, _, _| true, || false);
+    let ended = run::<Sum>(&store, seat(0, 2, LONG), 3, |_, _, _| true, || Err(gone(0)));
     let late = agree(&store, 1, LONG);
     for outcome in [&ended, &late] {
         assert_eq!(failure(outcome).culprits(), [0], "{outcome:?}");
         assert!(matches!(failure(outcome), Failure::Left { .. }), "{outcome:?}");
     }
+}
+
+/// Rank 1 has heard that rank 0 is dead before rank 0 could come.
+#[test]
+fn the_rank_that_ended_the_object_is_named() {
+    let store = HashStore::new();
+    let outcome = run::<Sum>(&store, seat(1, 2, LONG), 3, |_, _, _| true, || Err(gone(0)));
+    assert_eq!(failure(&outcome).to_string(), "rank 0 has left: it is dead");
 }
 
 #[test]
@@ -65,8 +78,8 @@ fn a_member_that_leaves_ends_the_waits_before_and_after_the_decision() {
         false
     };
     thread::scope(|scope| {
-        let other = scope.spawn(|| run::<Sum>(&store, seat(1, 2, LONG), 3, leaves, || true));
-        let own = run::<Sum>(&store, seat(0, 2, LONG), 3, waits, || true);
+        let other = scope.spawn(|| run::<Sum>(&store, seat(1, 2, LONG), 3, leaves, || Ok(())));
+        let own = run::<Sum>(&store, seat(0, 2, LONG), 3, waits, || Ok(()));
         for outcome in [own, other.join().unwrap()] {
             assert_eq!(failure(&outcome).culprits(), [1]);
             assert!(outcome.unwrap_err().has_acted);
@@ -79,7 +92,7 @@ fn a_member_that_leaves_ends_the_waits_before_and_after_the_decision() {
     thread::scope(|scope| {
         let other = scope.spawn(|| agree(&store, 1, LONG));
         let leaves_late = |_: &u64, _, _: &dyn Fn() -> bool| true;
-        let own = run::<Sum>(&store, seat(0, 2, LONG), 3, leaves_late, || true);
+        let own = run::<Sum>(&store, seat(0, 2, LONG), 3, leaves_late, || Ok(()));
         assert!(matches!((own, other.join().unwrap()), (Ok(6), Ok(6))));
     });
     let keys = store.num_keys().unwrap();
@@ -98,8 +111,8 @@ fn the_reason_of_a_failed_action_comes_before_slow_members() {
         true
     };
     thread::scope(|scope| {
-        let other = scope.spawn(|| run::<Sum>(&store, seat(1, 2, LONG), 3, fails, || true));
-        let own = run::<Sum>(&store, seat(0, 2, LONG), 3, is_slow, || true);
+        let other = scope.spawn(|| run::<Sum>(&store, seat(1, 2, LONG), 3, fails, || Ok(())));
+        let own = run::<Sum>(&store, seat(0, 2, LONG), 3, is_slow, || Ok(()));
         for outcome in [own, other.join().unwrap()] {
             let text = outcome.unwrap_err().to_string();
             assert_eq!(text, "rank 1: Outcome(false)");
@@ -128,7 +141,7 @@ fn members_that_make_no_sense_are_refused_at_once() {
     let with = |change: fn(&mut Member)| {
         let mut member = seat(0, 2, LONG);
         change(&mut member);
-        let failed = run::<Sum>(&store, member, 1, |_, _, _| true, || true).unwrap_err();
+        let failed = run::<Sum>(&store, member, 1, |_, _, _| true, || Ok(())).unwrap_err();
         assert!(matches!(failed.ending, Ending::StoreFailed));
         failed.store.unwrap().to_string()
     };
@@ -179,11 +192,11 @@ fn a_rank_that_others_do_not_count_in_does_not_act() {
         let other = scope.spawn(|| agree(&store, 1, LONG));
         let slow = |_: &u64, _, _: &dyn Fn() -> bool| {
             let outsider = Member { members: vec![0, 1, 2], ..seat(2, 3, LONG) };
-            let failed = run::<Sum>(&store, outsider, 3, |_, _, _| panic!("it acts"), || true);
+            let failed = run::<Sum>(&store, outsider, 3, |_, _, _| panic!("it acts"), || Ok(()));
             assert!(matches!(failure(&failed), Failure::Members { .. }), "{failed:?}");
             true
         };
-        let own = run::<Sum>(&store, seat(0, 2, LONG), 3, slow, || true);
+        let own = run::<Sum>(&store, seat(0, 2, LONG), 3, slow, || Ok(()));
         assert!(matches!((own, other.join().unwrap()), (Ok(6), Ok(6))));
     });
 }
@@ -193,7 +206,7 @@ fn a_rank_that_others_do_not_count_in_does_not_act() {
 fn members_with_different_lists_are_told_when_the_second_one_comes() {
     let store = HashStore::new();
     thread::scope(|scope| {
-        let with = |rank, size| run::<Sum>(&store, seat(rank, size, LONG), 3, |_, _, _| true, || true);
+        let with = |rank, size| run::<Sum>(&store, seat(rank, size, LONG), 3, |_, _, _| true, || Ok(()));
         let began = Instant::now();
         let first = scope.spawn(move || with(1, 3));
         while !store.check(&["sum/records/1"]).unwrap() {
@@ -218,7 +231,13 @@ fn a_rank_with_several_threads_is_in_no_circle() {
         // No other test uses these ranks, because running agreements are counted by rank in the whole process.
         let with = |name: &str, rank, patience| {
             let member = Member { name: name.into(), rank, members: vec![70, 71], generation: 1, patience };
-            run::<Sum>(&store, member, 3, |_, _, _| true, || !is_over.load(Ordering::Relaxed))
+            run::<Sum>(
+                &store,
+                member,
+                3,
+                |_, _, _| true,
+                || if is_over.load(Ordering::Relaxed) { Err(gone(rank)) } else { Ok(()) },
+            )
         };
         let begin = |key: &str| {
             while !store.check(&[key]).unwrap() {
@@ -247,7 +266,7 @@ fn a_rank_with_several_threads_is_in_no_circle() {
 fn a_member_stays_until_the_others_have_read_that_one_is_absent() {
     let store = HashStore::new();
     thread::scope(|scope| {
-        let with = |rank, patience| run::<Sum>(&store, seat(rank, 3, patience), 3, |_, _, _| true, || true);
+        let with = |rank, patience| run::<Sum>(&store, seat(rank, 3, patience), 3, |_, _, _| true, || Ok(()));
         let other = scope.spawn(move || with(1, LONG));
         while !store.check(&["sum/records/1"]).unwrap() {
             thread::yield_now();
@@ -290,7 +309,7 @@ fn a_member_does_not_stay_for_acknowledgements_that_it_has_removed() {
         store.add("sum/read/count", 1).unwrap();
     }
     let began = Instant::now();
-    let outcome = run::<Sum>(&store, seat(0, 3, LONG), 3, |_, _, _| true, || true).unwrap_err();
+    let outcome = run::<Sum>(&store, seat(0, 3, LONG), 3, |_, _, _| true, || Ok(())).unwrap_err();
     assert!(matches!(&outcome.ending, Ending::Failed(found) if *found == failure), "{outcome:?}");
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     assert!(!store.check(&["sum/read/1"]).unwrap());
@@ -302,7 +321,7 @@ fn a_member_whose_object_ends_does_not_stay() {
     // It has come, and never reads the result.
     store.set("sum/records/1", b"a record").unwrap();
     let began = Instant::now();
-    let goes_on = || began.elapsed() < Duration::from_millis(200);
+    let goes_on = || if began.elapsed() < Duration::from_millis(200) { Ok(()) } else { Err(gone(0)) };
     let member = seat(0, 3, Duration::from_millis(30));
     let outcome = run::<Sum>(&store, member, 3, |_, _, _| true, goes_on);
     assert_eq!(failure(&outcome).culprits(), [2]);
