@@ -21,8 +21,10 @@ use super::{
 };
 use crate::store::{Deadline, Store, StoreError, publish};
 
-/// The interval at which a wait calls `goes_on`, and the pause before a retry.
+/// The first interval at which a wait calls `goes_on`, and the pause before a retry.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// The interval of a long wait. Each turn costs several requests to the store.
+const LONG_POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// The least time, from the first error, for which a member in doubt repeats a failed request.
 const RETRY_FLOOR: Duration = Duration::from_secs(5);
 /// The longest time that a member waits, after an agreement that has failed, for the others to read that.
@@ -239,19 +241,23 @@ impl Session<'_> {
                 store.check(&names).map(Answer::All)
             }
             Request::Propose { key, value } => store.compare_set(key, b"", value).map(Answer::Result),
-            Request::Await { key, until } => loop {
-                match store.get(key, self.deadline(*until).at_most(POLL_INTERVAL)) {
-                    Err(StoreError::Timeout { .. }) if self.begun.elapsed() >= *until => {
-                        return Ok(Answer::Expired);
-                    }
-                    Err(StoreError::Timeout { .. }) => {
-                        if let Err(gone) = goes_on() {
-                            return Ok(Answer::Over(gone));
+            Request::Await { key, until } => {
+                let mut interval = POLL_INTERVAL;
+                loop {
+                    match store.get(key, self.deadline(*until).at_most(interval)) {
+                        Err(StoreError::Timeout { .. }) if self.begun.elapsed() >= *until => {
+                            return Ok(Answer::Expired);
                         }
+                        Err(StoreError::Timeout { .. }) => {
+                            if let Err(gone) = goes_on() {
+                                return Ok(Answer::Over(gone));
+                            }
+                        }
+                        answer => return answer.map(Answer::Result),
                     }
-                    answer => return answer.map(Answer::Result),
+                    interval = (interval * 2).min(LONG_POLL_INTERVAL);
                 }
-            },
+            }
         }
     }
 

@@ -332,14 +332,14 @@ fn a_member_whose_object_ends_does_not_stay() {
 struct Flaky {
     inner: HashStore,
     count: AtomicU32,
-    error: fn() -> StoreError,
+    error: Option<fn() -> StoreError>,
 }
 
 impl Flaky {
     fn then<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
-        match self.count.fetch_add(1, Ordering::Relaxed) % 16 {
-            3 => Err((self.error)()),
-            11 => call().and(Err((self.error)())),
+        match (self.count.fetch_add(1, Ordering::Relaxed) % 16, self.error) {
+            (3, Some(error)) => Err(error()),
+            (11, Some(error)) => call().and(Err(error())),
             _ => call(),
         }
     }
@@ -422,7 +422,26 @@ impl Store for Flaky {
 }
 
 fn flaky(error: fn() -> StoreError) -> Flaky {
-    Flaky { inner: HashStore::new(), count: AtomicU32::new(0), error }
+    Flaky { inner: HashStore::new(), count: AtomicU32::new(0), error: Some(error) }
+}
+
+#[test]
+fn a_long_wait_makes_few_requests() {
+    let store = Flaky { inner: HashStore::new(), count: AtomicU32::new(0), error: None };
+    let outcome = agree(&store, 0, Duration::from_secs(2));
+    assert!(matches!(failure(&outcome), Failure::Absent { .. }), "{outcome:?}");
+    let requests = store.count.load(Ordering::Relaxed);
+    assert!(requests <= 25, "{requests} requests");
+}
+
+#[test]
+fn the_end_of_the_object_ends_a_long_wait_within_a_second() {
+    let (store, began) = (HashStore::new(), Instant::now());
+    let ends = Duration::from_millis(900);
+    let goes_on = || if began.elapsed() < ends { Ok(()) } else { Err(gone(0)) };
+    let outcome = run::<Sum>(&store, seat(0, 2, LONG), 3, |_, _, _| true, goes_on);
+    assert_eq!(failure(&outcome).culprits(), [0]);
+    assert!(began.elapsed() < ends + Duration::from_secs(1), "{:?}", began.elapsed());
 }
 
 /// Retries go on for a least time, even if the patience has ended long before the first error.
