@@ -262,6 +262,10 @@ impl Builder {
         let root = PrefixStore::new(FOLDER, store);
         let store = own_part(&root, &name, self.epoch);
 
+        // A process that was started again would wait for ranks that have met already.
+        if store.check(&[NUMBER])? {
+            return Err(StoreError::RankTaken { rank, at: name.to_string() }.into());
+        }
         Watch::announce(&store, rank)?;
         let numbers = PrefixStore::new("numbers", Arc::new(root));
         let number = match rank {

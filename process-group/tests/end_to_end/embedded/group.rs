@@ -3,7 +3,7 @@
 use std::{
     sync::{Arc, Barrier, mpsc},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use cuda_driver::{graph::CaptureMode, memory::DeviceMemory};
@@ -11,7 +11,7 @@ use process_group::{
     ProcessGroup,
     comm::{CommError, DataType::F32, ReduceOp},
     group::{Buffer, Disagreement, GroupError, GroupId, Request, SplitError, enqueued_on},
-    store::Store,
+    store::{Store, StoreError},
 };
 use rusty_fork::rusty_fork_test;
 
@@ -30,6 +30,24 @@ impl Drop for Told {
 }
 
 rusty_fork_test! {
+    #[test]
+    fn a_process_that_is_started_again_is_refused_at_once() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let world = rank.world();
+            world.barrier(far()).unwrap();
+            if rank.rank == 1 {
+                let began = Instant::now();
+                let error = rank.builder().build().unwrap_err();
+                assert!(matches!(error, GroupError::Store(StoreError::RankTaken { rank: 1, .. })), "{error}");
+                assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+            }
+            world.barrier(far()).unwrap();
+            world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
     #[cfg(not(feature = "pickle"))]
     #[test]
     fn a_folder_for_dumps_is_refused_without_the_feature() {

@@ -126,8 +126,9 @@ rusty_fork_test! {
                 return rank.store.set("left", b"").unwrap();
             }
             let store = rank.store.clone();
-            let late = move |_: &'static str, key: &str| match key {
-                "process-group/world/0/number" => {
+            let late = move |call: &'static str, key: &str| match (call, key) {
+                // Not the check whether the group exists already.
+                ("compare_set", "process-group/world/0/number") => {
                     store.wait(&["left", &world_key("flight/trouble/0")], far())?;
                     // Until this rank's heartbeat thread has read that.
                     thread::sleep(Duration::from_millis(200));
