@@ -13,6 +13,7 @@ use super::{
     Environment, GroupError, GroupId, Member, ProcessGroup, Result, Stance, Witnesses,
     form::{Follower, stay_away},
     join::{Joined, join},
+    meeting::follow_up,
     member::Joining,
     p2p::{self, Messages, P2pPolicy},
     process_group::SharedStore,
@@ -280,7 +281,7 @@ impl Builder {
         let ranks: Arc<[usize]> = (0..size).collect();
         let Joined { members, uid } = join(&name, &store, rank, &ranks, record, deadline)?;
         let members: Arc<[Member]> = members.into();
-        let peers = Peers::meet(&store, rank, &members, self.heartbeat, deadline)?;
+        let peers = Peers::meet(&store, rank, &members, self.heartbeat, follow_up(deadline))?;
         let met = began.elapsed();
         let recorder = Recorder::new(rank, name.clone(), nccl.release().to_string(), folder);
         let watch = watch(&name, Watch::begin(&store, rank, &members, self.heartbeat, &recorder, peers))
@@ -312,7 +313,7 @@ impl Builder {
             messages,
             followers,
         };
-        let mut group = seat.init(vigil, id, &nccl, &context, self.config, deadline)?;
+        let mut group = seat.init(vigil, id, &nccl, &context, self.config, follow_up(deadline))?;
         group.startup.met(met, exchanged - met);
         Ok(group.hosting(host))
     }

@@ -13,6 +13,7 @@ use cuda_driver::{Stream, graph::CaptureStatus};
 use super::{
     GroupError, ProcessGroup, Result,
     form::{self, Formation, announce},
+    meeting::follow_up,
 };
 use crate::{
     Slim,
@@ -84,7 +85,8 @@ impl ProcessGroup {
             Err(CommError::Unmade { .. }) => all.form(&self.communicator, deadline)?,
             Err(error) => return Err(all.refuse(error.into(), deadline)),
         }
-        self.furnish(&all, deadline).inspect_err(|error| self.communicator.give_up(&error.to_string()))?;
+        self.furnish(&all, follow_up(deadline))
+            .inspect_err(|error| self.communicator.give_up(&error.to_string()))?;
         self.connection.made.store(true, Ordering::Release);
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! All agreements of a job use one part of the store, so that ranks are found that wait for each other in different groups.
 //! The end of the group ends every wait.
 
-use std::convert::Infallible;
+use std::{convert::Infallible, time::Duration};
 
 use bootstrap::agreement::{self, Ending, Failed, Failure, Gone, PlainProtocol, Protocol};
 
@@ -131,6 +131,17 @@ impl Meeting<'_> {
     }
 }
 
+/// The least time for an agreement that follows another step of the same call.
+const FOLLOW_UP: Duration = Duration::from_secs(10);
+
+/// Returns the deadline of an agreement that follows another step of a call with this deadline.
+///
+/// The step has a time limit of its own, and may have outlasted the deadline. Members that come a moment later would then
+/// be reported as absent.
+pub(super) fn follow_up(deadline: Deadline) -> Deadline {
+    if deadline.remaining() < FOLLOW_UP { Deadline::after(FOLLOW_UP) } else { deadline }
+}
+
 /// Returns a rank as agreements number it.
 pub(super) fn id(rank: usize) -> u32 {
     u32::try_from(rank).unwrap_or(u32::MAX)
@@ -148,5 +159,17 @@ impl PlainProtocol for Barrier {
 
     fn conclude(_: &[(u32, ())]) -> Result<(), Infallible> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_follow_up_has_time_although_the_deadline_has_passed() {
+        assert!(follow_up(Deadline::now()).remaining() > FOLLOW_UP / 2);
+        let long = Deadline::after(FOLLOW_UP * 2);
+        assert_eq!(follow_up(long), long);
     }
 }

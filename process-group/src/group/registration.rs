@@ -8,7 +8,7 @@ use std::{env, fmt};
 
 use nccl_sys::{Feature, Version};
 
-use super::{Builder, Member, ProcessGroup, Result, form::Formation};
+use super::{Builder, Member, ProcessGroup, Result, form::Formation, meeting::follow_up};
 use crate::{
     comm::{Communicator, Nccl},
     memory::Unregistrable,
@@ -229,7 +229,7 @@ impl ProcessGroup {
     ) -> Result<Registered> {
         match decide(&self.members) {
             Err(reason) => Ok(Registered::not(reason)),
-            Ok(()) => self.register(all, communicators, deadline),
+            Ok(()) => self.register(all, communicators, follow_up(deadline)),
         }
     }
 

@@ -18,7 +18,7 @@ use nccl_sys::Feature;
 use super::{
     GroupError, GroupId, ProcessGroup, Result,
     error::list,
-    meeting::{Meeting, id},
+    meeting::{Meeting, follow_up, id},
     seat::Seat,
 };
 use crate::{
@@ -185,6 +185,7 @@ impl ProcessGroup {
                 problem: "it took no number".into(),
             })?;
         let met = began.elapsed();
+        let deadline = follow_up(deadline);
         seat.path = format!("{}/{uid}/", meeting.name);
         let id = GroupId { uid, epoch: self.id().epoch };
         let by_nccl = self.nccl().has(Feature::SHRINK) && worst != State::Gone;
@@ -194,7 +195,7 @@ impl ProcessGroup {
             let made = self.communicator.shrink(&excluded, mode, &config, deadline);
             // A loss that was noticed meanwhile has aborted the attempt. The caller may try again.
             let made = self.counter.vigil.explain(vigil.explain_making(made))?;
-            seat.take(vigil, id, made, deadline)?
+            seat.take(vigil, id, made, follow_up(deadline))?
         } else {
             seat.init(vigil, id, self.nccl(), self.context(), config, deadline)?
         };

@@ -13,7 +13,7 @@ use nccl_sys::Feature;
 
 use super::{
     GroupError, GroupId, Placement, ProcessGroup, Request, Result, SplitError, SplitPlan,
-    meeting::Meeting,
+    meeting::{Meeting, follow_up},
     plan::{self, SplitRecord, Subgroups},
     seat::Seat,
 };
@@ -158,6 +158,7 @@ impl ProcessGroup {
         let meeting = self.meeting("the split", meeting);
         let (Subgroups { plan, name }, first, [met, exchanged]) =
             self.subgroups(&meeting, record, deadline)?;
+        let deadline = follow_up(deadline);
         let started = |mut group: Self| {
             group.startup.met(met, exchanged);
             group
@@ -179,7 +180,7 @@ impl ProcessGroup {
             let communicator = self.counter.vigil.explain_making(communicator)?;
             return Ok(match (seat, placement, communicator) {
                 (Some((_unborn, vigil, seat)), Some(placement), Some(communicator)) => {
-                    Some(started(seat.take(vigil, id(placement), communicator, deadline)?))
+                    Some(started(seat.take(vigil, id(placement), communicator, follow_up(deadline))?))
                 }
                 _ => None,
             });

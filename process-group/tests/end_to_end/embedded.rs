@@ -15,6 +15,7 @@ mod away;
 mod background;
 mod batches;
 mod communicator;
+mod doubt;
 #[cfg(all(feature = "json", feature = "pickle"))]
 mod dumps;
 mod element;

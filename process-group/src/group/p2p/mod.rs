@@ -94,7 +94,7 @@ use super::{
     GroupError, Member, ProcessGroup, Result,
     connect::Turn,
     form::{Formation, announce},
-    meeting::id,
+    meeting::{follow_up, id},
     member,
     registration::Registered,
 };
@@ -390,7 +390,7 @@ impl ProcessGroup {
         } else {
             for lane in 0..count {
                 let all = Formation { meeting: all.meeting.part("a lane", &format!("lane/{lane}")), ..*all };
-                lanes.push(self.prepare(&all, self.rank, &config(lane), deadline)?);
+                lanes.push(self.prepare(&all, self.rank, &config(lane), follow_up(deadline))?);
             }
         }
         Ok(lanes)

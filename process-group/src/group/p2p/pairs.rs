@@ -7,7 +7,7 @@ use super::{
     choice::{Choice, RouteChoice, View},
 };
 use crate::{
-    group::{ProcessGroup, Result},
+    group::{ProcessGroup, Result, meeting::follow_up},
     profile,
     store::Deadline,
 };
@@ -39,16 +39,16 @@ impl ProcessGroup {
             place,
             &ranks,
         );
-        let choice = match self.messages.plan {
+        let (choice, deadline) = match self.messages.plan {
             Plan::Choose => {
                 let own = View { connected: self.is_connected() };
                 let choice = both.meeting.part("the communicator of a pair", "choice");
                 match choice.decide::<RouteChoice>(own, deadline)? {
-                    Ok(choice) => choice,
+                    Ok(choice) => (choice, follow_up(deadline)),
                     Err(never) => match never {},
                 }
             }
-            _ => Choice::Pair,
+            _ => (Choice::Pair, deadline),
         };
         let route = match choice {
             Choice::Group => {
