@@ -105,9 +105,13 @@ impl Vigil {
 
     /// Ends the group on all members with this reason, after a failure here that leaves it unusable. Does not block.
     pub(crate) fn fail(self: &Arc<Self>, reason: String) {
-        let group = self.duty().map_or(String::new(), |duty| duty.id().to_owned());
-        let trouble = Trouble::Failed { group, rank: self.rank(), reason };
-        self.bell.tell(trouble.clone());
+        let group = self.duty().map(|duty| duty.id().to_owned());
+        let is_made = group.is_some();
+        let trouble = Trouble::Failed { group: group.unwrap_or_default(), rank: self.rank(), reason };
+        // The members of a group that is not made yet do not know its id.
+        if is_made {
+            self.bell.tell(trouble.clone());
+        }
         self.trouble(trouble);
     }
 }

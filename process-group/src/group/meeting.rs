@@ -3,13 +3,13 @@
 //! All agreements of a job use one part of the store, so that ranks are found that wait for each other in different groups.
 //! The end of the group ends every wait.
 
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use bootstrap::agreement::{self, Ending, Failed, Failure, Gone, PlainProtocol, Protocol};
 
 use super::{GroupError, Result, vigil::Vigil};
 use crate::{
-    messages,
+    chain, messages,
     store::{Deadline, PrefixStore, StoreError},
 };
 
@@ -17,7 +17,7 @@ use crate::{
 #[derive(Clone)]
 pub(super) struct Meeting<'a> {
     /// The health of their group; `None` while that does not exist.
-    pub(super) vigil: Option<&'a Vigil>,
+    pub(super) vigil: Option<&'a Arc<Vigil>>,
     /// The part of the store that the groups of a job share.
     pub(super) job: &'a PrefixStore,
     /// The group's name.
@@ -42,14 +42,15 @@ impl Meeting<'_> {
     /// the other members. For `act` see [`agreement::run`].
     ///
     /// # Errors
-    /// [`GroupError::Absent`], [`GroupError::NotAgreed`], [`GroupError::Store`]; the error that ended the group.
+    /// [`GroupError::Absent`], [`GroupError::NotAgreed`], [`GroupError::Store`]; the error that ended the group. The group
+    /// ends with [`GroupError::MemberFailed`] if the others may have agreed and this rank cannot know.
     pub(super) fn run<P: Protocol>(
         &self,
         record: P::Record,
         deadline: Deadline,
         act: impl FnMut(&P::Plan, Deadline, &dyn Fn() -> bool) -> P::Outcome,
     ) -> Result<Result<P::Agreed, P::Refusal>> {
-        let goes_on = || match self.vigil.and_then(Vigil::ended_by) {
+        let goes_on = || match self.vigil.and_then(|vigil| vigil.ended_by()) {
             Some((rank, cause)) => Err(Gone { rank: id(rank), cause }),
             None => Ok(()),
         };
@@ -88,8 +89,24 @@ impl Meeting<'_> {
         Err(match ending {
             Ending::Refused(refusal) => return Ok(Err(refusal)),
             Ending::Failed(failure) => self.failure(failure, deadline),
-            other => store.unwrap_or_else(|| self.unusable(&format!("{other:?}"))).into(),
+            other => {
+                let is_in_doubt = !matches!(other, Ending::StoreFailed);
+                let error = store.unwrap_or_else(|| self.unusable(&format!("{other:?}"))).into();
+                if is_in_doubt { self.in_doubt(error) } else { error }
+            }
         })
+    }
+
+    /// Ends the group, because the others may have agreed with this rank, and it cannot do its part. Returns the cause.
+    fn in_doubt(&self, error: GroupError) -> GroupError {
+        let Some(vigil) = self.vigil else { return error };
+        // The end of another member may be the cause.
+        let error = vigil.cause(error);
+        if vigil.is_over() {
+            return error;
+        }
+        vigil.fail(format!("in doubt about {}: {}", self.what, chain(&error)));
+        vigil.reason(error)
     }
 
     /// Returns the error for a failure of the agreement.

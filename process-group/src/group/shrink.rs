@@ -177,6 +177,12 @@ impl ProcessGroup {
         let numbered = began.elapsed();
         let began = Instant::now();
         let agreed = meeting.decide::<Shrink>(Survivor { state, number }, deadline);
+        // In doubt. The others may be about to shrink this group's communicator.
+        if let Err(GroupError::MemberFailed { rank, reason, .. }) = &agreed
+            && *rank == self.global_rank()
+        {
+            self.counter.vigil.fail(reason.clone());
+        }
         let (uid, worst) =
             agreed.map_err(|error| self.differ(error))?.map_err(|rank| GroupError::Unmade {
                 group: self.name.to_string(),

@@ -122,6 +122,8 @@ impl ProcessGroup {
     ///   that came. Nothing has changed.
     /// - [`GroupError::WorkTimeout`], and [`GroupError::Comm`] for an error that this member finds on its own
     ///   before it meets the others. For them it is then absent.
+    /// - [`GroupError::MemberFailed`] with this rank if the store failed while the others may have agreed. The
+    ///   group has ended.
     /// - [`GroupError::Comm`] from NCCL itself, after which this group may be poisoned.
     /// - [`GroupError::Joined`].
     pub fn split(&self, name: &str, request: &Request) -> Result<Option<Self>> {

@@ -180,10 +180,17 @@ rusty_fork_test! {
             assert!(wait_for_dropped(far()));
             match &results[..] {
                 [Ok(()), Ok(())] => survived += 1,
-                [Err(GroupError::Store(_)), other] => assert!(
+                // In doubt, it ends the group.
+                [Err(GroupError::Store(_) | GroupError::MemberFailed { rank: 0, .. }), other] => assert!(
                     matches!(
                         other,
-                        Ok(()) | Err(GroupError::Absent { .. } | GroupError::Unmade { .. } | GroupError::Left { .. })
+                        Ok(())
+                            | Err(
+                                GroupError::Absent { .. }
+                                    | GroupError::Unmade { .. }
+                                    | GroupError::Left { .. }
+                                    | GroupError::MemberFailed { rank: 0, .. }
+                            )
                     ),
                     "{calls}: {other:?}"
                 ),
