@@ -355,6 +355,9 @@ impl<P: Protocol> Agreement<P> {
             (Phase::Rejecting(failure @ Failure::Taken { .. }), Input::Store(_)) => {
                 self.end(Err(Ending::Failed(failure)), Vec::new())
             }
+            // The others wait for a record that does not come, and do not act.
+            (Phase::Records(_), Input::Store(Answer::Unsent)) => self.leave(Err(Ending::StoreFailed), false),
+            (_, Input::Store(Answer::Unsent)) => self.end(Err(Ending::InDoubt), Vec::new()),
             // If another member's failure was stored first, report that one, so that all members report the same.
             (Phase::Rejecting(failure), Input::Store(Answer::Result(stands))) => {
                 let told = told_failure(&stands);

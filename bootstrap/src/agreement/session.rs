@@ -212,6 +212,12 @@ impl Session<'_> {
             let error = match self.attempt(request, goes_on) {
                 Ok(answer) => return answer,
                 Err(StoreError::Taken { .. }) => return Answer::Taken,
+                Err(error @ (StoreError::TooLarge { .. } | StoreError::Argument(_)))
+                    if matches!(request, Request::Post { .. }) =>
+                {
+                    self.failure = Some(error);
+                    return Answer::Unsent;
+                }
                 Err(error) => error,
             };
             let now = self.begun.elapsed();

@@ -20,8 +20,8 @@ pub enum Request {
         /// Its value.
         value: Vec<u8>,
     },
-    /// Sets a key that only this rank writes, and only once. Answer: [`Answer::Stored`], or [`Answer::Taken`] if
-    /// the key already has another value.
+    /// Sets a key that only this rank writes, and only once. Answer: [`Answer::Stored`], [`Answer::Taken`] if the key
+    /// already has another value, or [`Answer::Unsent`].
     Post {
         /// The key.
         key: String,
@@ -78,6 +78,8 @@ pub enum Answer {
     Expired,
     /// This rank stops waiting, because the object that the members agree on has ended on this rank.
     Over(Gone),
+    /// The request was refused on this rank, and not sent.
+    Unsent,
     /// The store failed.
     StoreFailed,
 }

@@ -8,12 +8,15 @@ use std::{
 
 use super::{
     super::{
-        Absentee, Agreement, Answer, Ending, Failed, Failure, Gone, Input, Member, Output, Request, fail,
-        leave, run,
+        Absentee, Agreement, Answer, Ending, Failed, Failure, Gone, Input, Member, Output, Place, Request,
+        fail, leave, run,
     },
     sum::{Sum, seat},
 };
-use crate::store::{Deadline, HashStore, Result, Store, StoreError};
+use crate::{
+    store::{Deadline, HashStore, Result, Store, StoreError},
+    wire::Message,
+};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -456,6 +459,18 @@ fn a_store_that_fails_now_and_then_poisons_nothing_even_with_a_short_patience() 
         let own = agree(&store, 0, LONG);
         assert!(matches!((own, other.join().unwrap()), (Ok(6), Ok(6))));
     });
+}
+
+/// The others do not see it, so they do not act on it.
+#[test]
+fn a_record_that_is_refused_here_leaves_no_doubt() {
+    let store = flaky(|| StoreError::Argument("it is too long".into()));
+    // The first counted request is that of the record.
+    store.count.store(3, Ordering::Relaxed);
+    let failed = agree(&store, 0, LONG).unwrap_err();
+    assert!(matches!(failed.ending, Ending::StoreFailed) && failed.store.is_some(), "{failed:?}");
+    let place = Place::from_bytes(&store.inner.get("places/0", Deadline::now()).unwrap()).unwrap();
+    assert!(!place.is_somewhere(), "{place:?}");
 }
 
 #[test]
