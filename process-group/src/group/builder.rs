@@ -179,7 +179,8 @@ impl Builder {
     /// symmetric memory ([`compare_places`](ProcessGroup::compare_places)).
     ///
     /// Calls that do not match fail with [`GroupError::CallsDiffer`] on every member that compared. A member
-    /// that does not come within the [timeout](Self::timeout) causes [`GroupError::Absent`]. In both cases
+    /// that does not come within the [timeout](Self::timeout) causes [`GroupError::Absent`]. Members that wait
+    /// for each other in different calls cause [`GroupError::NotAgreed`] in all of these calls. In all cases
     /// nothing is launched, and the group stays usable. A call costs about ten requests to the store, and
     /// waits for the other members. Messages in both directions therefore belong in one
     /// [batch](ProcessGroup::batch), as on the device. All ranks must use the same setting. Without it, calls

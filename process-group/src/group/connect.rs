@@ -57,8 +57,9 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// - [`GroupError::Absent`] with the members that did not come to the first meeting, the same on every
-    ///   member that came; and [`GroupError::Unmade`] if a member found before the NCCL call that it cannot
-    ///   take part. Nothing has changed, and all may try again.
+    ///   member that came; [`GroupError::NotAgreed`] if those wait for this one in another call, which fails
+    ///   too; and [`GroupError::Unmade`] if a member found before the NCCL call that it cannot take part.
+    ///   Nothing has changed, and all may try again.
     /// - [`GroupError::Comm`] for NCCL's failure on this rank, [`GroupError::Unmade`] for another's,
     ///   [`GroupError::Lost`], [`GroupError::Store`], and [`GroupError::Absent`] for members that did not
     ///   come to a later meeting. The group has to be aborted then. A communicator that was being made is

@@ -281,10 +281,13 @@ impl ProcessGroup {
     /// Waits until all members have arrived here. For the host only: it does not wait for work on the
     /// devices.
     ///
+    /// If ranks wait for each other in a circle, each in another call, all calls of the circle fail when the
+    /// first deadline of them passes, also those with a longer one.
+    ///
     /// # Errors
     /// [`GroupError::Absent`] with the members that did not come, the same on every member that
-    /// came; [`GroupError::NotAgreed`] if those wait for this one in another call; [`GroupError::Lost`];
-    /// [`GroupError::Joined`].
+    /// came; [`GroupError::NotAgreed`] with the circle if those wait for this one in another call;
+    /// [`GroupError::Lost`]; [`GroupError::Joined`].
     pub fn barrier(&self, deadline: Deadline) -> Result<()> {
         self.agrees("barrier")?;
         let name = format!("barrier/{}", self.barriers.fetch_add(1, Ordering::AcqRel));
