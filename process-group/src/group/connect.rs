@@ -54,6 +54,7 @@ impl ProcessGroup {
     /// they exist. Collective: all members connect, each by this call or by its first operation that needs
     /// the communicator. It is made on all of them, or on none. The deadline limits the wait for the other
     /// members. The calls into NCCL may take half of the longest deadline among them, and at least 10 s.
+    /// Later meetings wait for at least 10 s.
     ///
     /// # Errors
     /// - [`GroupError::Absent`] with the members that did not come to the first meeting, the same on every

@@ -137,10 +137,10 @@ impl ProcessGroup {
         const CALL: &str = "shrink";
         let _range = profile::range(CALL, &self.name, 0);
         self.agrees(CALL)?;
-        comm::settings(CALL, self.nccl(), &config)?;
-        let left = self.left(CALL, excluded)?;
         // Counted even if this attempt fails, so that the members' next attempts meet under the same number.
         let attempt = self.shrinks.fetch_add(1, Ordering::AcqRel);
+        comm::settings(CALL, self.nccl(), &config)?;
+        let left = self.left(CALL, excluded)?;
         if mode == ShrinkMode::Orderly {
             self.counter.vigil.check()?;
             // Revoked work needs no wait.
