@@ -94,10 +94,11 @@ pub fn run<P: Protocol>(
         nonce().and_then(|nonce| Agreement::<P>::new(member, record, nonce).map_err(StoreError::Argument));
     let mut machine = begun.map_err(|error| failed(Ending::StoreFailed, Some(error), false))?;
     let running = Running::of(rank);
-    if running.is_beside_another {
+    let mut is_alone = running.is_alone();
+    if !is_alone {
         machine.is_beside_another();
     }
-    let mut output = machine.begin(Duration::ZERO);
+    let (mut output, mut has_begun) = (machine.begin(Duration::ZERO), false);
     loop {
         let input = match output {
             Output::Done(Conclusion { result, read, awaited, has_acted }) => {
@@ -113,7 +114,15 @@ pub fn run<P: Protocol>(
             }
             Output::Store(request) => {
                 let retries = machine.is_in_doubt().then_some(patience);
-                Input::Store(session.ask(&request, retries, &goes_on))
+                let answer = session.ask(&request, retries, &goes_on);
+                // Another thread may have begun before the first request published the place of this one.
+                if !std::mem::replace(&mut has_begun, true) && is_alone && !running.is_alone() {
+                    is_alone = false;
+                    machine.is_beside_another();
+                    output = machine.begin(session.begun.elapsed());
+                    continue;
+                }
+                Input::Store(answer)
             }
         };
         output = machine.step(input, session.begun.elapsed());
@@ -123,7 +132,6 @@ pub fn run<P: Protocol>(
 /// Counts an agreement as running in this process until it is dropped.
 struct Running {
     rank: u32,
-    is_beside_another: bool,
 }
 
 /// The number of agreements that run in this process, by rank.
@@ -134,7 +142,13 @@ impl Running {
         let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
         let count = running.entry(rank).or_default();
         *count += 1;
-        Self { rank, is_beside_another: *count > 1 }
+        Self { rank }
+    }
+
+    /// Returns true if no other agreement of the rank runs in this process.
+    fn is_alone(&self) -> bool {
+        let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        running.get(&self.rank).is_none_or(|count| *count == 1)
     }
 }
 

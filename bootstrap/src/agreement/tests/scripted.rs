@@ -1,7 +1,11 @@
 //! Single cases: limits, members that leave, names that are used twice, stores that fail.
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+        mpsc,
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -336,6 +340,8 @@ struct Flaky {
     inner: HashStore,
     count: AtomicU32,
     error: Option<fn() -> StoreError>,
+    /// The first place is published when a message arrives.
+    gate: Mutex<Option<mpsc::Receiver<()>>>,
 }
 
 impl Flaky {
@@ -352,6 +358,10 @@ impl Store for Flaky {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         // This request precedes the record. If it failed, the agreement would end without retries.
         if key.starts_with("places/") {
+            let gate = self.gate.lock().unwrap().take();
+            if let Some(gate) = gate {
+                gate.recv().unwrap();
+            }
             self.inner.set(key, value)
         } else {
             self.then(|| self.inner.set(key, value))
@@ -425,12 +435,43 @@ impl Store for Flaky {
 }
 
 fn flaky(error: fn() -> StoreError) -> Flaky {
-    Flaky { inner: HashStore::new(), count: AtomicU32::new(0), error: Some(error) }
+    Flaky { inner: HashStore::new(), count: AtomicU32::new(0), error: Some(error), gate: Mutex::default() }
+}
+
+/// The place of the first thread arrives after the second one has found that it is not alone.
+#[test]
+fn a_second_thread_that_begins_meanwhile_is_noticed() {
+    let (open, gate) = mpsc::channel();
+    let gate = Mutex::new(Some(gate));
+    let store = Flaky { inner: HashStore::new(), count: AtomicU32::new(0), error: None, gate };
+    let is_over = AtomicBool::new(false);
+    // No other test has these ranks.
+    let with = |store: &dyn Store, name: &str| {
+        let member =
+            Member { name: name.into(), rank: 72, members: vec![72, 73], generation: 1, patience: LONG };
+        let goes_on = || if is_over.load(Ordering::Relaxed) { Err(gone(72)) } else { Ok(()) };
+        drop(run::<Sum>(store, member, 3, |_, _, _| true, goes_on));
+    };
+    let begin = |key: &str| store.inner.get(key, Deadline::after(LONG)).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| with(&store, "first"));
+        while store.gate.lock().unwrap().is_some() {
+            thread::yield_now();
+        }
+        scope.spawn(|| with(&store.inner, "second"));
+        begin("second/records/72");
+        open.send(()).unwrap();
+        begin("first/records/72");
+        let place = Place::from_bytes(&begin("places/72")).unwrap();
+        is_over.store(true, Ordering::Relaxed);
+        assert!(!place.is_somewhere(), "{place:?}");
+    });
 }
 
 #[test]
 fn a_long_wait_makes_few_requests() {
-    let store = Flaky { inner: HashStore::new(), count: AtomicU32::new(0), error: None };
+    let store =
+        Flaky { inner: HashStore::new(), count: AtomicU32::new(0), error: None, gate: Mutex::default() };
     let outcome = agree(&store, 0, Duration::from_secs(2));
     assert!(matches!(failure(&outcome), Failure::Absent { .. }), "{outcome:?}");
     let requests = store.count.load(Ordering::Relaxed);
