@@ -82,12 +82,12 @@ pub enum Output<P: Protocol> {
 pub struct Conclusion<P: Protocol> {
     /// The result, or the reason why there is none.
     pub result: Result<P::Agreed, Ending<P>>,
-    /// The keys to remove, because every member has acknowledged the result. Empty except on the last member. Remove
-    /// them in this order. If the first key does not exist, another member removes them.
+    /// The keys to remove, because every member has acknowledged the result. Empty except on the last member.
+    /// Remove them in this order. If the first key does not exist, another member removes them.
     pub read: Vec<String>,
-    /// The acknowledgement keys of the other members, if the agreement failed before an action. Wait briefly until
-    /// the members that came have acknowledged: if this process hosts the store and exits first, they cannot read the
-    /// reason.
+    /// The acknowledgement keys of the other members, if the agreement failed before an action. Wait briefly
+    /// until the members that came have acknowledged: if this process hosts the store and exits first, they
+    /// cannot read the reason.
     pub awaited: Vec<Awaited>,
     /// True if this member was asked to act. If there is no result, it has to undo its part.
     pub has_acted: bool,
@@ -658,9 +658,9 @@ impl<P: Protocol> Agreement<P> {
         format!("{}/read/count", self.member.name)
     }
 
-    /// Returns all keys of the agreement, without the places of the ranks. The decision is the first: the member that
-    /// removes it removes the other keys. The acknowledgements are last: while they exist, every member that looks
-    /// finds them complete.
+    /// Returns all keys of the agreement, without the places of the ranks. The decision is the first: the
+    /// member that removes it removes the other keys. The acknowledgements are last: while they exist, every
+    /// member that looks finds them complete.
     fn all_keys(&self) -> Vec<String> {
         let Member { name, members, .. } = &self.member;
         let decision = vote::result_key(&records(name));
@@ -675,7 +675,8 @@ impl<P: Protocol> Agreement<P> {
         keys
     }
 
-    /// Returns the keys for [`Conclusion::awaited`]. Nobody waits after an action, from which a member may return late.
+    /// Returns the keys for [`Conclusion::awaited`]. Nobody waits after an action, from which a member may
+    /// return late.
     fn awaited(&self, result: &Result<P::Agreed, Ending<P>>) -> Vec<Awaited> {
         if self.has_acted || self.is_outside || !matches!(result, Err(Ending::Failed(_) | Ending::Refused(_)))
         {

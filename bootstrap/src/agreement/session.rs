@@ -188,8 +188,8 @@ pub fn leave<P: Protocol>(store: &dyn Store, name: &str, rank: u32, cause: &str)
     Ok(())
 }
 
-/// Fails the agreement with this name for all members that have not decided. Returns the failure that stands: `failure`,
-/// unless another one was found before.
+/// Fails the agreement with this name for all members that have not decided. Returns the failure that stands:
+/// `failure`, unless another one was found before.
 ///
 /// # Errors
 /// Those of the store.
@@ -303,8 +303,9 @@ impl Session<'_> {
         {}
     }
 
-    /// Removes the keys of an agreement that all members have acknowledged, unless another member does: then the first
-    /// key is gone. Errors are ignored, because keys that remain cost only a few bytes in the store.
+    /// Removes the keys of an agreement that all members have acknowledged, unless another member does: then
+    /// the first key is gone. Errors are ignored, because keys that remain cost only a few bytes in the
+    /// store.
     fn remove(&self, keys: &[String]) {
         if self.failure.is_none()
             && let Some((first, rest)) = keys.split_first()

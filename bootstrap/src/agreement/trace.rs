@@ -8,8 +8,8 @@
 //!
 //! Each place is read twice. A rank that is in the same undecided agreement both times has waited there from the
 //! first read to the second. If no place and no decision has changed, all ranks of the circle therefore waited at
-//! the same moment. A circular wait ends only with the patience of a rank or the end of an object, and its agreements
-//! have no result.
+//! the same moment. A circular wait ends only with the patience of a rank or the end of an object, and its
+//! agreements have no result.
 //!
 //! Several ranks may search for the same circle at a time. If an agreement has already failed with a circle that
 //! contains this rank's current wait, this rank reports that circle. Its own search is then incomplete, because

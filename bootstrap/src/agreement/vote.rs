@@ -20,8 +20,8 @@ pub enum Request {
         /// Its value.
         value: Vec<u8>,
     },
-    /// Sets a key that only this rank writes, and only once. Answer: [`Answer::Stored`], [`Answer::Taken`] if the key
-    /// already has another value, or [`Answer::Unsent`].
+    /// Sets a key that only this rank writes, and only once. Answer: [`Answer::Stored`], [`Answer::Taken`] if
+    /// the key already has another value, or [`Answer::Unsent`].
     Post {
         /// The key.
         key: String,

@@ -225,7 +225,8 @@ impl Checked {
     ///
     /// # Errors
     /// [`GroupError::CallsDiffer`], the same on all members that compared. [`GroupError::Absent`]
-    /// with the members that did not come. [`GroupError::NotAgreed`] if those wait for this one in another call. The error that ended the group.
+    /// with the members that did not come. [`GroupError::NotAgreed`] if those wait for this one in another
+    /// call. The error that ended the group.
     pub(super) fn compare(&self, group: &ProcessGroup, mut tasks: Vec<Task>) -> Result<()> {
         // One-sided operations have no matching call on the other rank.
         tasks.retain(|task| !task.operation.is_one_sided());

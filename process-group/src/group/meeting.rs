@@ -42,8 +42,9 @@ impl Meeting<'_> {
     /// the other members. For `act` see [`agreement::run`].
     ///
     /// # Errors
-    /// [`GroupError::Absent`], [`GroupError::NotAgreed`], [`GroupError::Store`]; the error that ended the group. The group
-    /// ends with [`GroupError::MemberFailed`] if the others may have agreed and this rank cannot know.
+    /// [`GroupError::Absent`], [`GroupError::NotAgreed`], [`GroupError::Store`]; the error that ended the
+    /// group. The group ends with [`GroupError::MemberFailed`] if the others may have agreed and this rank
+    /// cannot know.
     pub(super) fn run<P: Protocol>(
         &self,
         record: P::Record,
@@ -97,7 +98,8 @@ impl Meeting<'_> {
         })
     }
 
-    /// Ends the group, because the others may have agreed with this rank, and it cannot do its part. Returns the cause.
+    /// Ends the group, because the others may have agreed with this rank, and it cannot do its part. Returns
+    /// the cause.
     fn in_doubt(&self, error: GroupError) -> GroupError {
         let Some(vigil) = self.vigil else { return error };
         // The end of another member may be the cause.
@@ -153,8 +155,8 @@ const FOLLOW_UP: Duration = Duration::from_secs(10);
 
 /// Returns the deadline of an agreement that follows another step of a call with this deadline.
 ///
-/// The step has a time limit of its own, and may have outlasted the deadline. Members that come a moment later would then
-/// be reported as absent.
+/// The step has a time limit of its own, and may have outlasted the deadline. Members that come a moment
+/// later would then be reported as absent.
 pub(super) fn follow_up(deadline: Deadline) -> Deadline {
     if deadline.remaining() < FOLLOW_UP { Deadline::after(FOLLOW_UP) } else { deadline }
 }

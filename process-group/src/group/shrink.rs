@@ -1,8 +1,8 @@
 //! Groups of the surviving members.
 //!
 //! All survivors must agree on who has survived, or some would wait for ranks that wait for others. The survivors are
-//! therefore the members of an agreement, which compares its member lists as soon as a second member comes. The first of
-//! them reserves the attempt for its list.
+//! therefore the members of an agreement, which compares its member lists as soon as a second member comes.
+//! The first of them reserves the attempt for its list.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -238,10 +238,11 @@ impl ProcessGroup {
         Ok((0..self.size()).filter(|rank| !excluded.contains(rank)).collect())
     }
 
-    /// Reserves this attempt for the members of `meeting`. Fails the meeting if the attempt is reserved for other members.
+    /// Reserves this attempt for the members of `meeting`. Fails the meeting if the attempt is reserved for
+    /// other members.
     ///
-    /// The reservation stays in the store. The keys of the agreement are removed when its members have read the result,
-    /// and the other ranks could then agree under the same name.
+    /// The reservation stays in the store. The keys of the agreement are removed when its members have read
+    /// the result, and the other ranks could then agree under the same name.
     fn reserve(&self, meeting: &Meeting<'_>, deadline: Deadline) -> Result<()> {
         let members: Vec<u32> = meeting.ranks.iter().copied().map(id).collect();
         let name = meeting.name.clone();
