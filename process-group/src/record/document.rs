@@ -5,6 +5,7 @@ use std::io;
 use std::{
     fs,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
@@ -99,8 +100,11 @@ impl Dump {
         let word = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
         let name: String = self.name.chars().map(word).collect();
         let path = folder.join(format!("flight_{name}_{}", self.rank));
-        // Readers must not see a partial file. PyTorch's analyser ignores this temporary name.
-        let half = folder.join(format!(".{}-{name}.half", self.rank));
+        // Readers must not see a partial file, and threads may write dumps at the same time. PyTorch's analyser ignores
+        // this temporary name.
+        static WRITTEN: AtomicU64 = AtomicU64::new(0);
+        let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+        let half = folder.join(format!(".{}-{name}-{}-{number}.half", self.rank, std::process::id()));
         self.to_pickle()
             .and_then(|pickle| fs::write(&half, pickle))
             .and_then(|()| fs::rename(&half, &path))

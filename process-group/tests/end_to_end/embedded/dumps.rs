@@ -40,6 +40,29 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn threads_that_write_a_dump_at_the_same_time_leave_one_whole_file() {
+        let machine = machine(1);
+        let folder = tempfile::tempdir().unwrap();
+        machine.ranks(1, |rank| {
+            let world = rank.builder().build().unwrap();
+            let dump = world.dump();
+            let whole = dump.to_pickle().unwrap();
+            thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| {
+                        for _ in 0..50 {
+                            let file = dump.write(folder.path()).unwrap();
+                            assert_eq!(fs::read(file).unwrap(), whole);
+                        }
+                    });
+                }
+            });
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+            world.destroy(far()).unwrap();
+        });
+    }
+
+    #[test]
     fn the_trouble_of_one_makes_all_dump() {
         let machine = machine(2);
         let folder = tempfile::tempdir().unwrap();
