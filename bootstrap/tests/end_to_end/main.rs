@@ -1,6 +1,7 @@
 //! End-to-end tests of the crate, through its public interface.
 
 mod network;
+mod other;
 mod ports;
 mod python;
 mod several_hosts;

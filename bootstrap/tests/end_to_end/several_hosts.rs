@@ -1,10 +1,8 @@
 //! The example `agreement` on three hosts, over a network that is slow, loses frames, or breaks.
 
 use std::{
-    env,
-    io::{self, BufRead, BufReader},
+    env, io,
     net::Ipv4Addr,
-    process::{Child, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -12,7 +10,10 @@ use std::{
 use bootstrap::store::{Deadline, Store, TcpStore};
 use gpu_sim::process::test_command;
 
-use crate::network::{Conditions, Network};
+use crate::{
+    network::{Conditions, Network},
+    other::Other,
+};
 
 #[path = "../../examples/agreement.rs"]
 #[expect(dead_code, reason = "only the part of one process is used")]
@@ -60,44 +61,15 @@ fn role() {
     }
 }
 
-struct Process {
-    child: Child,
-    output: BufReader<std::process::ChildStdout>,
-}
-
-impl Process {
-    fn start(network: &Network, host: usize, role: &str) -> Self {
-        let mut command = test_command(concat!(module_path!(), "::role")).unwrap();
-        command.env(ROLE, role);
-        let mut on = network.on(host, &command);
-        let mut child = on.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        Self { child, output }
-    }
-
-    /// Returns what it says next.
-    fn said(&mut self) -> String {
-        let mut line = String::new();
-        while self.output.read_line(&mut line).unwrap() > 0 {
-            if let Some((_, said)) = line.split_once("said: ") {
-                return said.trim_end().to_owned();
-            }
-            line.clear();
-        }
-        panic!("a process has ended without a word")
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Starts a process with a role on a host.
+fn start(network: &Network, host: usize, role: &str) -> Other {
+    let mut command = test_command(concat!(module_path!(), "::role")).unwrap();
+    Other::start(&mut network.on(host, command.env(ROLE, role)), "said: ")
 }
 
 /// Three hosts, with a store on the first.
 struct Hosts {
-    _store: Process,
+    _store: Other,
     address: String,
     network: Network,
 }
@@ -112,14 +84,14 @@ impl Hosts {
                 return None;
             }
         };
-        let mut store = Process::start(&network, 0, &format!("host {}", network.address(0)));
+        let mut store = start(&network, 0, &format!("host {}", network.address(0)));
         let address = store.said();
         Some(Self { _store: store, address, network })
     }
 
-    fn member(&self, rank: u32, patience: Duration) -> Process {
+    fn member(&self, rank: u32, patience: Duration) -> Other {
         let role = format!("{rank} {} {}", self.address, patience.as_millis());
-        Process::start(&self.network, rank as usize, &role)
+        start(&self.network, rank as usize, &role)
     }
 }
 
@@ -141,7 +113,7 @@ fn a_host_that_cannot_be_reached_is_named() {
     hosts.network.cut(2);
     let begun = Instant::now();
     let mut members: Vec<_> = (0..MEMBERS).map(|rank| hosts.member(rank, PATIENCE)).collect();
-    let said: Vec<String> = members.iter_mut().map(Process::said).collect();
+    let said: Vec<String> = members.iter_mut().map(Other::said).collect();
     assert!(begun.elapsed() < LONGEST, "{:?}", begun.elapsed());
     assert_eq!(said[0], said[1]);
     assert!(said[0].starts_with("rank 2 did not come within the "), "{}", said[0]);
@@ -157,7 +129,7 @@ fn a_host_that_is_cut_off_is_in_doubt_and_the_others_lose_it() {
     let mut last = hosts.member(2, PATIENCE);
     let mut first = hosts.member(0, 2 * PATIENCE);
     let records = format!("posted {} port/records", hosts.address);
-    assert_eq!(Process::start(&hosts.network, 0, &records).said(), "2");
+    assert_eq!(start(&hosts.network, 0, &records).said(), "2");
     hosts.network.cut(2);
     let mut second = hosts.member(1, 2 * PATIENCE);
     assert!(last.said().contains("it is unknown whether the others have agreed"));

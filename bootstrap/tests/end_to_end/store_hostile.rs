@@ -7,15 +7,16 @@ use bootstrap::store::{
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::{
     env,
-    io::{self, BufRead, BufReader, Read, Write},
+    io::{self, Read, Write},
     net::TcpStream,
-    process::{Child, ChildStdout, Stdio},
     sync::mpsc,
     thread,
     time::Duration,
 };
 
 use gpu_sim::process::test_command;
+
+use crate::other::Other;
 
 const GREETING: &[u8] = b"\0\xce\xf7\x85\x3c";
 /// The host's memory limit, in bytes.
@@ -88,49 +89,8 @@ fn idle(address: &str) {
     io::stdin().read_to_end(&mut Vec::new()).unwrap();
 }
 
-/// A process with a role.
-struct Other {
-    child: Child,
-    output: BufReader<ChildStdout>,
-    mark: &'static str,
-}
-
-impl Other {
-    fn start(role: &str, mark: &'static str) -> Self {
-        let mut child = test_command(concat!(module_path!(), "::role"))
-            .unwrap()
-            .env(ROLE, role)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        Self { child, output, mark }
-    }
-
-    /// Sends a line, and returns its answer.
-    fn ask(&mut self, line: &str) -> String {
-        writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
-        self.words().join(" ")
-    }
-
-    /// Returns the words of its next line. Skips lines of the test harness.
-    fn words(&mut self) -> Vec<String> {
-        loop {
-            let mut line = String::new();
-            assert!(self.output.read_line(&mut line).unwrap() > 0, "the {} process has failed", self.mark);
-            if let Some((_, words)) = line.split_once(self.mark) {
-                return words.split_whitespace().map(str::to_owned).collect();
-            }
-        }
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn start(role: &str, mark: &'static str) -> Other {
+    Other::start(test_command(concat!(module_path!(), "::role")).unwrap().env(ROLE, role), mark)
 }
 
 struct Host {
@@ -149,7 +109,7 @@ struct Usage {
 
 impl Host {
     fn start() -> Self {
-        let mut process = Other::start("host", "host: ");
+        let mut process = start("host", "host: ");
         let [address, descriptors] = &process.words()[..] else { panic!() };
         let (address, descriptors) = (address.clone(), descriptors.parse().unwrap());
         let client = TcpStore::connect(&address, soon()).unwrap();
@@ -202,7 +162,7 @@ fn ten_thousand_idle_connections_disturb_nobody() {
         );
         return;
     }
-    let mut idle = Other::start(&host.address.clone(), "idle: ");
+    let mut idle = start(&host.address.clone(), "idle: ");
     assert_eq!(idle.words(), [IDLE.to_string()]);
     // All that connected before this one are accepted.
     drop(TcpStore::connect(&host.address, soon()).unwrap());
@@ -323,7 +283,7 @@ fn half_open_connections_are_closed_without_harm() {
 /// A process without a free descriptor rejects clients with a reason, instead of letting them wait.
 #[test]
 fn too_few_descriptors_are_told() {
-    let mut process = Other::start("host-of-few", "host: ");
+    let mut process = start("host-of-few", "host: ");
     let address = process.words()[0].clone();
     let first = TcpStore::connect(&address, soon()).unwrap();
     too_many(&address, &mut process, "no more are allowed");
@@ -336,7 +296,7 @@ fn too_few_descriptors_are_told() {
 /// Silent connections have taken all the places.
 #[test]
 fn silent_connections_make_place_for_others() {
-    let mut process = Other::start("host-of-few", "host: ");
+    let mut process = start("host-of-few", "host: ");
     let address = process.words()[0].clone();
     let _silent: Vec<_> = (0..200).map(|_| TcpStream::connect(&address).unwrap()).collect();
     let clients: Vec<_> = (0..20).map(|_| TcpStore::connect(&address, soon()).unwrap()).collect();
@@ -348,7 +308,7 @@ fn silent_connections_make_place_for_others() {
 /// Clients are also rejected with a reason after a time in which even that was impossible.
 #[test]
 fn too_few_descriptors_are_told_again() {
-    let mut process = Other::start("host-of-few", "host: ");
+    let mut process = start("host-of-few", "host: ");
     let address = process.words()[0].clone();
     process.ask("3");
     let _waiting = TcpStream::connect(&address).unwrap();
