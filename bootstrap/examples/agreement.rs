@@ -66,7 +66,8 @@ impl Protocol for Port {
 
 /// The part of one process.
 pub(crate) fn member(address: &str, rank: u32, patience: Duration) -> Result<u16, Box<dyn Error>> {
-    let store = TcpStore::connect(address, Deadline::after(patience))?;
+    // A request waits for its answer as long as the agreement waits for the others, even if the host of the store is gone.
+    let store = TcpStore::options().patience(patience).connect(address, Deadline::after(patience))?;
     let seat = Member { name: "port".into(), rank, members: (0..MEMBERS).collect(), generation: 1, patience };
     // Each member offers other ports, and they have one in common.
     let offered = vec![40_000 + rank as u16, 40_010, 40_020 + rank as u16];

@@ -71,7 +71,9 @@ impl<P: Protocol<Refusal: fmt::Display>> std::error::Error for Failed<P> {
 ///
 /// Blocks until all members have posted their records, or until the patience of one has ended. After that it
 /// blocks for the action, for the outcomes of the others, and for retries after errors of the store. If the
-/// agreement fails before an action, it also waits up to 3 s at the end, until the others have read that.
+/// agreement fails before an action, it also waits up to 3 s at the end, until the others have read that. If the
+/// store's host is gone, each retry takes as long as the store waits for an answer, twice: set
+/// [`TcpOptions::patience`](crate::store::TcpOptions::patience) to the patience of the agreement or less.
 ///
 /// `act` executes a plan until the deadline. Its third argument returns true once the verdict no longer depends on
 /// this member's outcome, because another member has failed, timed out or left. Poll it to stop early. `goes_on`

@@ -62,6 +62,8 @@ fn ends(
             assert!(is_it(&refused), "{refused}");
             done.wait();
         }
+        // No rank leaves while `end` runs on the other.
+        done.wait();
         group.abort(far()).unwrap();
         // The context is still usable.
         memory.copy_from_host(0, &[4u8; 1000]).unwrap();
