@@ -112,6 +112,8 @@ rusty_fork_test! {
             };
             assert!([excluded, other_excluded].contains(&&vec![2, 3]), "{error}");
             rank.store.set(&format!("over/{}", rank.rank), b"").unwrap();
+            // An abort would end the other member's call.
+            rank.store.wait(&["over/2", "over/3"], far()).unwrap();
             world.abort(far()).unwrap();
         });
         machine.world.finish().unwrap();
