@@ -76,6 +76,7 @@ fn what_a_source_gives_it_takes_back_once() {
                     contexts[0].fill_u8(DevicePtr(segment.address), 1, 1).unwrap();
                     contexts[0].fill_u8(DevicePtr(segment.end() - 1), 1, 1).unwrap();
                 }
+                contexts[0].synchronize().unwrap();
             }
             assert_eq!(source.memory_info().unwrap().free, before.free - 28 * MIB);
             for segment in &segments {

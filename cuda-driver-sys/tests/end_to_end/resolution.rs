@@ -37,6 +37,9 @@ unsafe extern "C" fn exported(_: *mut CUdeviceptr, _: usize) -> CUresult {
     CUresult(1)
 }
 
+/// The address of [`exported`] for comparisons: two casts of one function may give two addresses.
+static EXPORTED: unsafe extern "C" fn(*mut CUdeviceptr, usize) -> CUresult = exported;
+
 unsafe extern "C" fn asked_for(_: *mut CUdeviceptr, _: usize) -> CUresult {
     CUresult(2)
 }
@@ -95,6 +98,9 @@ unsafe extern "C" fn older_revision() -> CUresult {
     CUresult::CUDA_SUCCESS
 }
 
+/// As [`EXPORTED`].
+static OLDER_REVISION: unsafe extern "C" fn() -> CUresult = older_revision;
+
 /// A driver's `cuGetProcAddress_v2` that returns the newest revision of `RELEASE`, even for a request that names a
 /// newer release.
 unsafe extern "C" fn newest_door(
@@ -109,7 +115,7 @@ unsafe extern "C" fn newest_door(
     let known = symbol != "cuDriverGetVersion"
         && FUNCTIONS.iter().any(|function| function.base == symbol && function.since <= RELEASE);
     // SAFETY: the crate passes room for one address.
-    unsafe { *address = if known { older_revision as *mut c_void } else { ptr::null_mut() } };
+    unsafe { *address = if known { OLDER_REVISION as *mut c_void } else { ptr::null_mut() } };
     if known { CUresult::CUDA_SUCCESS } else { CUresult::CUDA_ERROR_NOT_FOUND }
 }
 
@@ -118,7 +124,7 @@ fn a_revision_newer_than_the_driver_is_never_an_older_one() {
     let loader = |name: &CStr| match name.to_str().unwrap() {
         "cuGetProcAddress_v2" => newest_door as *const c_void,
         // The fake driver exports this revision, although the table dates it after `RELEASE`.
-        "cuCtxSynchronize_v2" => exported as *const c_void,
+        "cuCtxSynchronize_v2" => EXPORTED as *const c_void,
         _ => symbol(name),
     };
     // SAFETY: every function that is called has the signature that the table declares.
@@ -130,7 +136,7 @@ fn a_revision_newer_than_the_driver_is_never_an_older_one() {
     let mut count = 0;
     for function in with_older {
         let found = api.table().address(function.name);
-        let expected = (function.name == "cuCtxSynchronize_v2").then_some(exported as *const c_void);
+        let expected = (function.name == "cuCtxSynchronize_v2").then_some(EXPORTED as *const c_void);
         assert_eq!(found, expected, "{function:?}");
         count += 1;
     }
@@ -138,7 +144,7 @@ fn a_revision_newer_than_the_driver_is_never_an_older_one() {
     let missing = api.cuCtxCreate_v4().unwrap_err();
     assert_eq!((missing.why, missing.needed), (Why::TooOld, Version::new(12, 5, 0)));
     // For a revision that `RELEASE` has, the table holds the address that `cuGetProcAddress` returned.
-    assert_eq!(api.table().address("cuCtxCreate_v3"), Some(older_revision as *const c_void));
+    assert_eq!(api.table().address("cuCtxCreate_v3"), Some(OLDER_REVISION as *const c_void));
 }
 
 #[test]

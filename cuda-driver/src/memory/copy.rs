@@ -1,21 +1,34 @@
 //! Copies and fills that are not enqueued on a stream of the caller. They run on the context's legacy default stream.
 
 use crate::call::call;
-use crate::{Context, DevicePtr, Element, Result};
+use crate::{Context, DevicePtr, Element, Result, Stream};
 
 impl Context {
-    /// Copies host memory to device memory. Blocks until the driver has read `from`, which may then be reused. If
-    /// `from` is pageable, the device memory may be written after the call returns, but before later work of the
-    /// default stream runs.
+    /// Copies host memory to device memory. Blocks until the copy is done: work that any stream runs afterwards sees
+    /// it. The copy does not wait for work on [non-blocking](crate::StreamFlags::NON_BLOCKING) streams: synchronise
+    /// with them first.
     ///
     /// # Safety
     /// The range at `to` must be device memory at least as large as `from`. No other work may access it until the copy
-    /// is done.
+    /// is done. If the call fails, the copy may still be done later.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemcpyHtoD_v2`, also for errors of earlier asynchronous work.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemcpyHtoD_v2` or `cuStreamSynchronize`, also for errors of
+    /// earlier asynchronous work.
     #[doc(alias = "cuMemcpyHtoD")]
     pub unsafe fn copy_from_host<T: Element>(&self, to: DevicePtr, from: &[T]) -> Result<()> {
+        // SAFETY: the caller's promises are the same.
+        unsafe { self.enqueue_copy_from_host(to, from) }?;
+        Stream::legacy_default(self).synchronize()
+    }
+
+    /// Enqueues a copy on the legacy stream. Blocks until the driver has read `from`: if it is pageable, the device
+    /// memory may be written later.
+    ///
+    /// # Safety
+    /// As [`copy_from_host`](Self::copy_from_host). The copy is done after the next synchronisation of the legacy
+    /// stream.
+    pub(crate) unsafe fn enqueue_copy_from_host<T: Element>(&self, to: DevicePtr, from: &[T]) -> Result<()> {
         let _current = self.enter()?;
         // SAFETY: the caller promises that the device range is valid; the host range is the slice.
         unsafe { call!(self.api(), cuMemcpyHtoD_v2(to.0, from.as_ptr().cast(), size_of_val(from))) }

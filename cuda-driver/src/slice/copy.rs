@@ -69,8 +69,7 @@ impl Stream {
         }
         let _relaxed = RelaxedCapture::enter(self.context().driver())?;
         // SAFETY: the range lies in a slice, which the view borrows exclusively. All earlier uses of it have ended.
-        unsafe { self.context().copy_from_host(to.device_ptr(), from) }?;
-        // The driver may return as soon as it has read pageable memory, before the device memory is written.
+        unsafe { self.context().enqueue_copy_from_host(to.device_ptr(), from) }?;
         let written = Self::legacy_default(self.context()).synchronize();
         if written.is_err() {
             to.as_view().memory().keep_for_ever();

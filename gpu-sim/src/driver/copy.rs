@@ -1,7 +1,9 @@
 //! Copies and fills.
 //!
-//! Pageable host memory behaves as in the driver. An asynchronous copy from it reads the bytes before the call
-//! returns (in a graph: at each launch). A copy to it returns when it is done (in a graph: it writes when it runs).
+//! Pageable host memory behaves as in the driver. A copy from it reads the bytes before the call returns (in a graph:
+//! at each launch), and writes them in the order of its stream, perhaps after the call has returned: this holds for
+//! calls without a stream too, whose stream is the legacy one. A copy to it returns when it is done (in a graph: it
+//! writes when it runs).
 
 use std::ffi::{c_uchar, c_uint, c_ushort, c_void};
 use std::sync::Arc;
@@ -188,10 +190,14 @@ fn copy(machine: &Arc<Machine>, to: u64, from: u64, bytes: usize, stream: CUstre
     Ok(())
 }
 
+/// A copy without a stream. Returns once it is done, or once it has read pageable memory.
 fn copy_now(machine: &Arc<Machine>, to: u64, from: u64, bytes: usize) -> Answer {
-    machine.current()?;
+    let context = machine.current()?;
     copy(machine, to, from, bytes, std::ptr::null_mut())?;
-    finish_legacy(machine)
+    match classify(&machine.memory, from) {
+        Place::Pageable => context.check(),
+        Place::Device | Place::Pinned => finish_legacy(machine),
+    }
 }
 
 /// Checks at once that the memory is accessible, as the driver does, unless the stream captures. Memory that becomes
@@ -237,10 +243,11 @@ fn fill(machine: &Arc<Machine>, to: u64, pattern: &[u8], count: usize, stream: C
     stream.enqueue(machine, CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET, work)
 }
 
+/// A fill without a stream. As in the driver, it may be done after the call has returned.
 fn fill_now(machine: &Arc<Machine>, to: u64, pattern: &[u8], count: usize) -> Answer {
-    machine.current()?;
+    let context = machine.current()?;
     fill(machine, to, pattern, count, std::ptr::null_mut())?;
-    finish_legacy(machine)
+    context.check()
 }
 
 /// Waits for the legacy stream, as synchronous calls do.

@@ -66,6 +66,7 @@ rusty_fork_test! {
         ok!(cuda, cuMemMap(start, 200 << 30, 0, handle, 0));
         cuda.allow(0, start, 200 << 30, RW);
         ok!(cuda, cuMemsetD8_v2(start + (150 << 30), 1, 4096));
+        ok!(cuda, cuCtxSynchronize());
         assert!(resident() < before + (16 << 20), "{} bytes became resident", resident() - before);
         ok!(cuda, cuMemUnmap(start, 200 << 30));
         ok!(cuda, cuMemRelease(handle));

@@ -68,6 +68,7 @@ fn the_other_process() {
             ok!(cuda, cuIpcOpenMemHandle_v2(&mut pointer, handle, 1));
             assert_eq!(cuda.download(pointer, 1000), [5; 1000]);
             ok!(cuda, cuMemsetD8_v2(pointer, 6, 1000));
+            ok!(cuda, cuCtxSynchronize());
             assert_eq!(cu!(cuda, cuMemFree_v2(pointer)), CUresult::CUDA_ERROR_INVALID_VALUE);
             ok!(cuda, cuIpcCloseMemHandle(pointer));
             cuda.leave(0);
@@ -164,6 +165,7 @@ rusty_fork_test! {
         let cuda = Cuda::of(&world);
         let pointer = cuda.alloc(1000);
         ok!(cuda, cuMemsetD8_v2(pointer, 5, 1000));
+        ok!(cuda, cuCtxSynchronize());
         let mut handle = CUipcMemHandle { reserved: [0; 64] };
         ok!(cuda, cuIpcGetMemHandle(&mut handle, pointer));
         let mut own = 0;

@@ -220,6 +220,7 @@ rusty_fork_test! {
             let at = cuda.alloc(4);
             let stream = cuda.stream();
             ok!(cuda, cuMemsetD32_v2(at, word, 1));
+            ok!(cuda, cuCtxSynchronize());
             ok!(cuda, cuStreamWaitValue32_v2(stream, at, value, flags));
             // Without a writer, an unmet wait is a deadlock, which the seeded scheduler detects.
             let code = cu!(cuda, cuStreamSynchronize(stream));

@@ -1,10 +1,10 @@
 //! Device, pinned and queried memory.
 
-use std::ffi::c_void;
+use std::{ffi::c_void, thread, time::Duration};
 
 use cuda_driver::memory::{AddressRange, DeviceMemory, MemoryKind, PinnedFlags, PinnedMemory};
 use cuda_driver::sys::{CUdeviceptr, CUmemorytype, CUpointer_attribute, CUresult};
-use cuda_driver::{DevicePtr, Error};
+use cuda_driver::{DevicePtr, Error, Stream};
 use proptest::prelude::*;
 
 use super::{CAPACITY, driver, failed, on_devices, on_stream};
@@ -19,6 +19,24 @@ fn free_memory_goes_down_and_up_again() {
         assert!(during + (64 << 20) <= before);
         memory.free().unwrap();
         assert_eq!(context.memory_info().unwrap().0, before);
+    });
+}
+
+/// A driver may return from a copy of pageable memory before the device memory is written.
+#[test]
+fn a_copy_to_memory_is_done_when_the_call_returns() {
+    on_stream(|_, context, stream| {
+        let memory = DeviceMemory::new(context, 4).unwrap();
+        let legacy = Stream::legacy_default(context);
+        legacy.launch_host_fn(|| thread::sleep(Duration::from_millis(50))).unwrap();
+        memory.copy_from_host(0, &[1u32]).unwrap();
+        // SAFETY: the memory outlives the work, for which the test waits below.
+        unsafe { stream.fill_u32(memory.ptr(), 2, 1) }.unwrap();
+        stream.synchronize().unwrap();
+        legacy.synchronize().unwrap();
+        let mut found = [0u32];
+        memory.copy_to_host(0, &mut found).unwrap();
+        assert_eq!(found, [2], "the copy came after later work");
     });
 }
 

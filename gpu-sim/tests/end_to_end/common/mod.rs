@@ -72,6 +72,8 @@ impl Cuda {
 
     pub fn upload(&self, to: CUdeviceptr, bytes: &[u8]) {
         ok!(self, cuMemcpyHtoD_v2(to, bytes.as_ptr().cast(), bytes.len()));
+        // The copy may be done after the call has returned.
+        ok!(self, cuStreamSynchronize(std::ptr::null_mut()));
     }
 
     pub fn download(&self, from: CUdeviceptr, len: usize) -> Vec<u8> {

@@ -170,6 +170,8 @@ impl Rank {
     pub(crate) fn write(&self, pointer: u64, bytes: &[u8]) {
         if !bytes.is_empty() {
             cuda!(self.rig, cuMemcpyHtoD_v2(pointer, bytes.as_ptr().cast::<c_void>(), bytes.len()));
+            // The copy may be done after the call has returned.
+            cuda!(self.rig, cuStreamSynchronize(std::ptr::null_mut()));
         }
     }
 
