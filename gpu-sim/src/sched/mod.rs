@@ -146,6 +146,30 @@ pub(crate) fn is_virtual() -> bool {
     world::machine().is_some_and(|m| matches!(m.sched, Scheduler::Seeded(_)))
 }
 
+/// True if the calling thread runs the actors of a seeded world.
+#[must_use]
+pub fn is_seeded() -> bool {
+    let runs_here = |m: Arc<Machine>| matches!(&m.sched, Scheduler::Seeded(seeded) if seeded.is_owner());
+    world::machine().is_some_and(runs_here)
+}
+
+/// Starts a coroutine beside the actors of a seeded world. Waits and reports show `name`. `job` must not panic.
+/// [`crate::World::run_actors`] does not wait for it. When the world ends, its waits end with
+/// [`WaitError::Stopped`], and `job` must return soon.
+///
+/// # Errors
+/// Returns `job` if the calling thread runs no actors of a seeded world ([`is_seeded`]).
+pub fn spawn(name: &str, job: Box<dyn FnOnce() + Send>) -> Result<(), Box<dyn FnOnce() + Send>> {
+    let Some(machine) = world::machine() else { return Err(job) };
+    match &machine.sched {
+        Scheduler::Seeded(seeded) if seeded.is_owner() => {
+            seeded.spawn(name.into(), job);
+            Ok(())
+        }
+        _ => Err(job),
+    }
+}
+
 /// Blocks until `duration` has passed on the world's clock.
 ///
 /// # Errors
