@@ -6,6 +6,7 @@
 //! | [`store`] | small shared key-value tables through which ranks find each other: over TCP, in a file, in memory |
 //! | [`link`] | sockets that pass file descriptors between the processes of a host, and memory that they share |
 //! | [`agreement`] | one protocol for every decision that ranks make together |
+//! | [`runtime`] | clock, waits and threads, which a seeded scheduler can replace |
 //! | [`wire`] | the binary form of the messages that ranks exchange through a store |
 //! | [`hash`] | the hash of digests that ranks compare |
 //!
@@ -15,6 +16,7 @@
 pub mod agreement;
 pub mod hash;
 pub mod link;
+pub mod runtime;
 pub mod store;
 pub mod wire;
 

@@ -36,7 +36,8 @@ pub fn package(name: &str) -> String {
 
 /// Returns the optional features that tests, documentation and the bundle are built with, of one crate or of all.
 pub fn test_features(name: Option<&str>) -> String {
-    const FEATURES: [(&str, &str); 10] = [
+    const FEATURES: [(&str, &str); 11] = [
+        ("bootstrap", "simulation"),
         ("caching-alloc", "cudarc"),
         ("caching-alloc", "json"),
         ("caching-alloc", "pickle"),

@@ -1,11 +1,10 @@
-//! Runs the state machine of an agreement over a store, with the real clock, on the caller's thread.
+//! Runs the state machine of an agreement over a store, on the caller's thread.
 
 use std::{
     collections::BTreeMap,
     fmt,
     sync::{Mutex, PoisonError},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -19,7 +18,10 @@ use super::{
     protocol::Protocol,
     vote::{Answer, Gone, Request, result_key},
 };
-use crate::store::{Deadline, Store, StoreError, publish};
+use crate::{
+    runtime::{self, Instant},
+    store::{Deadline, Store, StoreError, publish},
+};
 
 /// The first interval at which a wait calls `goes_on`, and the pause before a retry.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -243,7 +245,7 @@ impl Session<'_> {
                 self.failure = Some(error);
                 return Answer::StoreFailed;
             }
-            thread::sleep(POLL_INTERVAL);
+            runtime::sleep(POLL_INTERVAL);
         }
     }
 

@@ -5,7 +5,6 @@ use std::{
     io::{self, IoSlice, IoSliceMut},
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    thread,
     time::Duration,
 };
 
@@ -25,7 +24,7 @@ use super::{
     folder::{PeerFolder, Unfit},
     poll_all,
 };
-use crate::store::Deadline;
+use crate::{runtime, store::Deadline};
 
 /// Size of a message in bytes: the receiver's token, the tag of the descriptor, and the sender's place
 /// (the number that the caller gave the process).
@@ -100,7 +99,7 @@ impl Link {
                 }
                 Err(Errno::INTR) => {}
                 // The listener's queue is full.
-                Err(Errno::AGAIN) if !deadline.expired() => thread::sleep(CROWDED),
+                Err(Errno::AGAIN) if !deadline.expired() => runtime::sleep(CROWDED),
                 Err(Errno::AGAIN) => {
                     return Err(LinkError::Absent { places: vec![place], waited: deadline.waited() });
                 }

@@ -1,8 +1,11 @@
 //! Deadlines of waits.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// The time at which a wait gives up. Pass a copy to several waits to bound all of them together.
+use crate::runtime::Instant;
+
+/// The time at which a wait gives up, on the clock of the current [runtime](crate::runtime). Pass a copy to several
+/// waits to bound all of them together.
 ///
 /// ```
 /// use bootstrap::store::Deadline;
@@ -42,11 +45,6 @@ impl Deadline {
         self.remaining().is_zero()
     }
 
-    /// Returns the deadline on the monotonic clock.
-    pub fn instant(&self) -> Instant {
-        self.set + self.timeout
-    }
-
     /// Returns the time from the creation of this deadline to the deadline.
     pub fn timeout(&self) -> Duration {
         self.timeout
@@ -61,7 +59,7 @@ impl Deadline {
     #[must_use]
     pub fn at_most(self, timeout: Duration) -> Self {
         let other = Self::after(timeout);
-        if other.instant() < self.instant() { other } else { self }
+        if other.set + other.timeout < self.set + self.timeout { other } else { self }
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::{
     collections::HashSet,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use super::{
@@ -11,6 +12,7 @@ use super::{
     machine::{ClientId, Limits, PAUSE, Reply, Request, Table},
     service::{Keys, Service},
 };
+use crate::runtime::{self, Event};
 
 /// A store in this process's memory. Clones are the same store.
 ///
@@ -31,10 +33,17 @@ pub struct HashStore {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    woken: Condvar,
+    /// Notified when `State::woken` has changed.
+    woken: Event,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        Self { state: Mutex::default(), woken: Event::new("keys of a store") }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -54,11 +63,20 @@ impl HashStore {
     /// Returns an empty store with these limits.
     pub fn with_limits(limits: Limits) -> Self {
         let state = State { table: Table::new(limits), ..State::default() };
-        Self { shared: Arc::new(Shared { state: Mutex::new(state), woken: Condvar::new() }) }
+        Self { shared: Arc::new(Shared { state: Mutex::new(state), ..Shared::default() }) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Releases the lock until a client is woken, for at most `limit`.
+    fn unlocked<'a>(&'a self, state: MutexGuard<'a, State>, limit: Duration) -> MutexGuard<'a, State> {
+        // Read under the lock: a client that is woken after its release ends the wait.
+        let seen = self.shared.woken.count();
+        drop(state);
+        runtime::wait(&self.shared.woken, seen, limit);
+        self.lock()
     }
 }
 
@@ -101,6 +119,7 @@ impl State {
 
 impl Service for HashStore {
     fn call(&self, request: Request) -> Result<Option<Reply>> {
+        runtime::yield_point(request.name());
         let mut state = self.lock();
         let reply = state.serve(request);
         if !state.woken.is_empty() {
@@ -115,6 +134,7 @@ impl Service for HashStore {
         request: Option<Request>,
         deadline: Deadline,
     ) -> Result<Option<Reply>> {
+        runtime::yield_point(request.as_ref().map_or("wait", Request::name));
         let mut state = self.lock();
         loop {
             let (client, reply) = state.join(Request::Wait { keys: keys.clone() })?;
@@ -127,8 +147,7 @@ impl Service for HashStore {
                     let keys = missing.iter().map(|key| text(key)).collect();
                     return Err(StoreError::Timeout { keys, waited: deadline.waited() });
                 }
-                let waited = self.shared.woken.wait_timeout(state, left);
-                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                state = self.unlocked(state, left);
                 there = state.woken.remove(&client);
             }
             // Other threads may have changed the keys since this client was woken, so they are checked again under
@@ -154,8 +173,7 @@ impl Service for HashStore {
                         let keys = keys.iter().map(|key| text(key)).collect();
                         return Err(StoreError::Timeout { keys, waited: deadline.waited() });
                     }
-                    let waited = self.shared.woken.wait_timeout(state, left.min(PAUSE));
-                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                    state = self.unlocked(state, left.min(PAUSE));
                 }
                 Some(reply) => return Ok(reply),
             }

@@ -4,6 +4,8 @@ mod network;
 mod other;
 mod ports;
 mod python;
+#[cfg(feature = "simulation")]
+mod seeded_ranks;
 mod several_hosts;
 mod store_attack;
 mod store_file;

@@ -19,8 +19,7 @@ use std::{
     io,
     os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
-    sync::Arc,
-    thread,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -30,10 +29,13 @@ use rustix::{
     process::geteuid,
 };
 
-use crate::store::{
-    Deadline, Result, StoreError,
-    error::text,
-    machine::{Limits, Part, Refusal, Reply, Request, Table},
+use crate::{
+    runtime,
+    store::{
+        Deadline, Result, StoreError,
+        error::text,
+        machine::{Limits, Part, Refusal, Reply, Request, Table},
+    },
 };
 
 const SET: &[u8] = b"/";
@@ -89,6 +91,36 @@ impl Drop for Locked {
     }
 }
 
+/// Runs `body` under the lock of the file, after all records were read. While another process has that lock, the
+/// mutex is free.
+pub(super) fn locked<T>(
+    log: &Mutex<Log>,
+    access: Access,
+    operation: &'static str,
+    deadline: Deadline,
+    body: impl FnOnce(&mut Log) -> Result<T>,
+) -> Result<T> {
+    runtime::yield_point(operation);
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let mut guard = lock(log);
+        if let Some(locked) = guard.try_lock(access)? {
+            return guard.under(locked, access, operation, body);
+        }
+        if deadline.expired() {
+            let (path, operation) = (guard.path.clone(), operation.to_owned());
+            return Err(StoreError::FileLocked { path, operation, waited: deadline.waited() });
+        }
+        drop(guard);
+        runtime::sleep(pause.min(deadline.remaining()));
+        pause = (pause * 2).min(PAUSE);
+    }
+}
+
+pub(super) fn lock(log: &Mutex<Log>) -> MutexGuard<'_, Log> {
+    log.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Log {
     /// Opens the file, or creates it with access for its owner alone. Fails if other users may write the file.
     /// Reads nothing yet.
@@ -117,15 +149,14 @@ impl Log {
         &self.path
     }
 
-    /// Runs `body` under the lock, after all records were read.
-    pub(super) fn locked<T>(
+    /// Reads all records, and then runs `body`. `_locked` is the lock of the file, which is released afterwards.
+    fn under<T>(
         &mut self,
+        _locked: Locked,
         access: Access,
         operation: &str,
-        deadline: Deadline,
         body: impl FnOnce(&mut Self) -> Result<T>,
     ) -> Result<T> {
-        let _locked = self.lock(access, operation, deadline)?;
         let found = self.file.metadata().map_err(|error| failed(&self.path, operation, error))?;
         if found.nlink() == 0 {
             return Err(StoreError::FileGone { path: self.path.clone() });
@@ -137,25 +168,19 @@ impl Log {
         body(self)
     }
 
-    fn lock(&self, access: Access, operation: &str, deadline: Deadline) -> Result<Locked> {
+    /// Takes the lock of the file. Returns `None` if another process has it.
+    fn try_lock(&self, access: Access) -> Result<Option<Locked>> {
         let wanted = match access {
             Access::Read => FlockOperation::NonBlockingLockShared,
             Access::Write => FlockOperation::NonBlockingLockExclusive,
         };
-        let mut pause = FIRST_PAUSE;
         loop {
             match flock(&*self.file, wanted) {
-                Ok(()) => return Ok(Locked(self.file.clone())),
-                Err(Errno::INTR) => continue,
-                Err(Errno::WOULDBLOCK) if deadline.expired() => {
-                    let (path, operation) = (self.path.clone(), operation.to_owned());
-                    return Err(StoreError::FileLocked { path, operation, waited: deadline.waited() });
-                }
-                Err(Errno::WOULDBLOCK) => {}
+                Ok(()) => return Ok(Some(Locked(self.file.clone()))),
+                Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) => return Ok(None),
                 Err(error) => return Err(failed(&self.path, "lock", error.into())),
             }
-            thread::sleep(pause.min(deadline.remaining()));
-            pause = (pause * 2).min(PAUSE);
         }
     }
 

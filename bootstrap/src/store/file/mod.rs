@@ -6,8 +6,7 @@ mod log;
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    thread,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -18,6 +17,7 @@ use super::{
     machine::{GRACE, Limits, Reply, Request},
     service::{Keys, Service},
 };
+use crate::runtime;
 
 /// The pauses between the reads of a wait: the first, and the least and the greatest limit for later ones.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
@@ -113,8 +113,8 @@ impl FileOptions {
     pub fn open(self, path: impl AsRef<Path>) -> Result<FileStore> {
         let deadline = Deadline::after(self.patience);
         let log = loop {
-            let mut log = Log::open(path.as_ref(), self.limits)?;
-            match log.locked(Access::Write, "open", deadline, Log::join) {
+            let log = Mutex::new(Log::open(path.as_ref(), self.limits)?);
+            match log::locked(&log, Access::Write, "open", deadline, Log::join) {
                 Ok(()) => break log,
                 // The last process of an earlier job has removed the file between opening and locking. The next
                 // attempt creates a new file.
@@ -122,7 +122,7 @@ impl FileOptions {
                 Err(error) => return Err(error),
             }
         };
-        Ok(FileStore { inner: Arc::new(Inner { options: self, log: Mutex::new(log) }) })
+        Ok(FileStore { inner: Arc::new(Inner { options: self, log }) })
     }
 }
 
@@ -143,22 +143,15 @@ impl FileStore {
 
     /// Returns the path of the file.
     pub fn path(&self) -> PathBuf {
-        self.inner.log().path().to_owned()
-    }
-}
-
-impl Inner {
-    fn log(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+        log::lock(&self.inner.log).path().to_owned()
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let (log, workers) =
-            (self.log.get_mut().unwrap_or_else(PoisonError::into_inner), self.options.workers);
+        let (deadline, workers) = (Deadline::after(GRACE), self.options.workers);
         // If the count cannot be updated, the file stays.
-        let _ = log.locked(Access::Write, "close", Deadline::after(GRACE), |log| log.leave(workers));
+        let _ = log::locked(&self.log, Access::Write, "close", deadline, |log| log.leave(workers));
     }
 }
 
@@ -167,7 +160,7 @@ impl Service for FileStore {
         self.inner.options.limits.check(&request)?;
         let deadline = Deadline::after(self.inner.options.patience);
         let (access, name) = (log::access(&request), request.name());
-        self.inner.log().locked(access, name, deadline, |log| log.serve(request))
+        log::locked(&self.inner.log, access, name, deadline, |log| log.serve(request))
     }
 
     fn call_when_there(
@@ -182,7 +175,7 @@ impl Service for FileStore {
         let mut pause = FIRST_LOOK;
         loop {
             let patience = deadline.remaining().max(GRACE).min(self.inner.options.patience);
-            let outcome = self.inner.log().locked(access, name, Deadline::after(patience), |log| {
+            let outcome = log::locked(&self.inner.log, access, name, Deadline::after(patience), |log| {
                 let missing = log.missing(&keys);
                 if !missing.is_empty() {
                     return Ok(Err(missing));
@@ -198,7 +191,7 @@ impl Service for FileStore {
                 Err(keys) if deadline.expired() => {
                     return Err(StoreError::Timeout { keys, waited: deadline.waited() });
                 }
-                Err(_) => thread::sleep(pause.min(deadline.remaining())),
+                Err(_) => runtime::sleep(pause.min(deadline.remaining())),
             }
             // The longer a wait lasts, the less often it reads the file.
             pause = (pause * 2).min((deadline.waited() / 64).clamp(LOOK, LONGEST_LOOK));

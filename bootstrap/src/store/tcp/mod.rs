@@ -16,7 +16,6 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    thread,
     time::Duration,
 };
 
@@ -31,6 +30,7 @@ use super::{
     machine::{Call, Failure, GRACE, Reply, Request, Secret, ServerLimits},
     service::{Keys, Service},
 };
+use crate::runtime;
 
 /// The prefix that PyTorch's clients add to the keys of their users.
 const USER: u8 = b'/';
@@ -270,7 +270,7 @@ impl Inner {
                     false => StoreError::Unreachable { address, attempts, waited, source },
                 });
             }
-            thread::sleep(pause);
+            runtime::sleep(pause);
             pause = (pause * 2).min(PAUSE);
         };
         self.count_workers(&mut connection, deadline)?;
@@ -336,7 +336,7 @@ impl Inner {
                 let (address, waited) = (self.address.clone(), deadline.waited());
                 return Err(StoreError::TurnedAway { address, attempts, waited, source });
             }
-            thread::sleep(pause);
+            runtime::sleep(pause);
             pause = (pause * 2).min(PAUSE);
         }
     }

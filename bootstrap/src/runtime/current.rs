@@ -1,0 +1,152 @@
+//! The current runtime of a thread, and the functions that call it.
+
+use std::{cell::RefCell, marker::PhantomData, ops::Add, sync::Arc, time::Duration};
+
+use super::{
+    interface::{Event, Runtime},
+    standard::Standard,
+};
+
+thread_local! {
+    /// The runtime of this thread; [`Standard`] if there is none.
+    static CURRENT: RefCell<Option<Arc<dyn Runtime>>> = const { RefCell::new(None) };
+}
+
+/// Makes `runtime` the current one of this thread until the result is dropped.
+///
+/// Threads that [`spawn`](super::spawn) starts have the runtime of their parent. Threads that the standard library
+/// starts have [`Standard`]. The ranks of a seeded world share one thread, and so its current runtime: enter it
+/// before the world is started, and not in each rank.
+pub fn enter(runtime: Arc<dyn Runtime>) -> Entered {
+    Entered { before: CURRENT.replace(Some(runtime)), _not_send: PhantomData }
+}
+
+/// Restores the previous runtime of the thread when it is dropped.
+#[derive(Debug)]
+#[must_use = "the runtime is left when this value is dropped"]
+pub struct Entered {
+    before: Option<Arc<dyn Runtime>>,
+    /// The value belongs to the thread that has called [`enter`].
+    _not_send: PhantomData<*const ()>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        CURRENT.set(self.before.take());
+    }
+}
+
+/// Calls `f` with the current runtime. The runtime is borrowed from no thread-local variable then, so `f` may wait.
+pub(super) fn with<R>(f: impl FnOnce(&dyn Runtime) -> R) -> R {
+    // A destructor may call this when the thread-local variables of its thread are gone.
+    match CURRENT.try_with(|current| current.borrow().clone()) {
+        Ok(Some(runtime)) => f(&*runtime),
+        _ => f(&Standard),
+    }
+}
+
+/// Blocks the current thread for this time.
+pub fn sleep(time: Duration) {
+    with(|runtime| runtime.sleep(time));
+}
+
+/// Blocks until the count of `event` is not `seen`, for at most `limit`. [`Duration::MAX`] means no limit.
+///
+/// Returns false, at once, if the thread cannot block and there is no limit. Only a rank of a seeded world that
+/// unwinds from a panic gets this. The caller must then give up.
+pub fn wait(event: &Event, seen: u64, limit: Duration) -> bool {
+    with(|runtime| runtime.wait(event, seen, limit))
+}
+
+/// Lets a seeded scheduler run another rank first. `label` names the place in its history. Does nothing on
+/// [`Standard`].
+pub fn yield_point(label: &'static str) {
+    with(|runtime| runtime.yield_point(label));
+}
+
+/// A time on the clock of the current runtime. Times of different runtimes cannot be compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Instant {
+    since_origin: Duration,
+}
+
+impl Instant {
+    /// Returns the current time.
+    #[must_use]
+    pub fn now() -> Self {
+        Self { since_origin: with(|runtime| runtime.now()) }
+    }
+
+    /// Returns the time since this instant, or zero if it is in the future.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        Self::now().since_origin.saturating_sub(self.since_origin)
+    }
+}
+
+impl Add<Duration> for Instant {
+    type Output = Self;
+
+    fn add(self, time: Duration) -> Self {
+        Self { since_origin: self.since_origin.saturating_add(time) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+    use super::*;
+
+    /// A clock that advances only in waits.
+    #[derive(Debug, Default)]
+    struct Manual(AtomicU64);
+
+    impl Runtime for Manual {
+        fn now(&self) -> Duration {
+            Duration::from_nanos(self.0.load(SeqCst))
+        }
+
+        fn sleep(&self, time: Duration) {
+            self.0.fetch_add(u64::try_from(time.as_nanos()).unwrap(), SeqCst);
+        }
+
+        fn wait(&self, _: &Event, _: u64, limit: Duration) -> bool {
+            self.sleep(limit);
+            true
+        }
+
+        fn spawn(&self, _: &str, body: Box<dyn FnOnce() + Send>) -> std::io::Result<()> {
+            body();
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn waits_use_the_current_runtime_until_the_guard_is_dropped() {
+        let real = Instant::now();
+        {
+            let _manual = enter(Arc::new(Manual::default()));
+            let begun = Instant::now();
+            assert_eq!(begun, Instant { since_origin: Duration::ZERO });
+            sleep(Duration::from_secs(3600));
+            assert!(wait(&Event::new("nothing"), 0, Duration::from_secs(60)));
+            assert_eq!(begun.elapsed(), Duration::from_secs(3660));
+            {
+                let _inner = enter(Arc::new(Standard));
+                assert!(Instant::now() >= real);
+            }
+            assert_eq!(begun.elapsed(), Duration::from_secs(3660));
+        }
+        assert!(real.elapsed() < Duration::from_secs(3600));
+    }
+
+    #[test]
+    fn a_notification_before_the_wait_ends_it() {
+        let event = Event::new("a notification");
+        let seen = event.count();
+        event.notify_all();
+        assert!(wait(&event, seen, Duration::MAX));
+        assert!(wait(&event, event.count(), Duration::ZERO));
+    }
+}

@@ -1,0 +1,43 @@
+//! The runtime of the operating system.
+
+use std::{
+    io,
+    sync::LazyLock,
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::interface::{Event, Runtime};
+
+/// Threads and the monotonic clock of the operating system.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Standard;
+
+/// The origin of the clock: its first use in this process.
+static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+impl Runtime for Standard {
+    fn now(&self) -> Duration {
+        ORIGIN.elapsed()
+    }
+
+    fn sleep(&self, time: Duration) {
+        thread::sleep(time);
+    }
+
+    fn wait(&self, event: &Event, seen: u64, limit: Duration) -> bool {
+        event.park(seen, limit);
+        true
+    }
+
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+        if name.contains('\0') {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the name of a thread contains a zero byte",
+            ));
+        }
+        // A new thread has this runtime without a call of `enter`.
+        thread::Builder::new().name(name.to_owned()).spawn(body).map(drop)
+    }
+}
