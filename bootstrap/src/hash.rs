@@ -1,4 +1,4 @@
-//! A small hash that is the same in every process. Use it for digests that ranks compare, not for security.
+//! A hash function with the same results in every process. Use it for digests that ranks compare, not for security.
 
 /// Returns the 64-bit FNV-1a hash of `bytes`.
 #[must_use]

@@ -1,4 +1,4 @@
-//! Lets the processes of a job find each other, share memory and descriptors, and make common decisions. It needs
+//! Lets the processes of a job find each other, share memory and file descriptors, and agree on decisions. It needs
 //! no GPU.
 //!
 //! | module | subject |
@@ -8,10 +8,10 @@
 //! | [`agreement`] | one protocol for every decision that ranks make together |
 //! | [`runtime`] | clock, waits and threads, which a seeded scheduler can replace |
 //! | [`wire`] | the binary form of the messages that ranks exchange through a store |
-//! | [`hash`] | the hash of digests that ranks compare |
+//! | [`hash`] | a hash function for digests that ranks compare |
 //!
-//! Invariants: every wait has a limit, and its error names the awaited key or rank. A process of another user
-//! receives no descriptor. A store with a secret serves only processes that know the secret.
+//! Invariants: every wait for another rank has a limit, and its error names the awaited key or rank. A process of
+//! another user receives no descriptor. A store with a secret serves only processes that know the secret.
 
 pub mod agreement;
 pub mod hash;

@@ -31,7 +31,7 @@
 
 use std::{collections::BTreeMap, convert::Infallible, fmt, time::Duration};
 
-/// A protocol: the messages that ranks of one version understand.
+/// Identifies a protocol and its version. Every message begins with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Protocol {
     /// The magic: the first bytes of every message.
@@ -40,14 +40,14 @@ pub struct Protocol {
     pub version: u16,
 }
 
-/// Bytes that are not a message of this protocol and version.
+/// The reason why bytes are not a message of the expected protocol, version and kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Malformed {
     /// The input does not begin like a message.
     #[error("no message of this protocol: it begins with {found:02x?}")]
     NotAMessage {
-        /// The first bytes.
+        /// The first bytes, at most eight.
         found: Vec<u8>,
     },
     /// A message of another protocol version.
@@ -69,7 +69,7 @@ pub enum Malformed {
     /// The input ends inside a value.
     #[error("ends at byte {at}, inside a value")]
     Short {
-        /// The position of the value's first byte.
+        /// The position of the incomplete integer, or of the content of the incomplete text or list.
         at: usize,
     },
     /// A byte that is not a valid tag of a variant.
@@ -96,7 +96,8 @@ pub enum Malformed {
         /// The position of the text's first byte.
         at: usize,
     },
-    /// A list of ranks that is too long, or that is not in its only valid form.
+    /// A list of ranks, stored as runs of consecutive ranks, that is too long, or whose runs are not the only valid
+    /// ones: each as long as possible.
     #[error("the ranks at byte {at} are not runs of at most {most} ranks, each as long as can be")]
     Ranks {
         /// The position of the list's first byte.
@@ -151,15 +152,15 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A value with a binary form.
+/// A value with a binary form. An element of a list must take at least one byte.
 pub trait Wire: Clone + fmt::Debug + Eq {
-    /// Appends the value.
+    /// Appends the value's binary form to `out`.
     fn write(&self, out: &mut Vec<u8>);
 
-    /// Reads a value.
+    /// Reads a value, and moves `from` past it.
     ///
     /// # Errors
-    /// [`Malformed`].
+    /// [`Malformed`] if the next bytes are not a value of this type.
     fn read(from: &mut Reader<'_>) -> Result<Self, Malformed>;
 }
 
@@ -170,15 +171,15 @@ pub trait Message: Wire {
     /// The kind of the message, which no other message of the protocol has.
     const KIND: u8;
 
-    /// Returns the message: header and value.
+    /// Returns the bytes of the message: header and value.
     fn to_bytes(&self) -> Vec<u8> {
         to_message(Self::PROTOCOL, Self::KIND, self)
     }
 
-    /// Reads a message.
+    /// Reads a message, which must take all of `bytes`.
     ///
     /// # Errors
-    /// [`Malformed`].
+    /// [`Malformed`] if `bytes` is anything else.
     fn from_bytes(bytes: &[u8]) -> Result<Self, Malformed> {
         from_message(Self::PROTOCOL, Self::KIND, bytes)
     }
@@ -255,7 +256,7 @@ impl Wire for () {
     }
 }
 
-/// A type without values, for variants that do not occur.
+/// A type without values, for variants that do not occur. Reading it always fails.
 impl Wire for Infallible {
     fn write(&self, _: &mut Vec<u8>) {
         match *self {}
@@ -266,7 +267,7 @@ impl Wire for Infallible {
     }
 }
 
-/// Takes eight bytes.
+/// Takes eight bytes, as a `u64`.
 impl Wire for usize {
     fn write(&self, out: &mut Vec<u8>) {
         (*self as u64).write(out);
@@ -278,7 +279,7 @@ impl Wire for usize {
     }
 }
 
-/// Seconds, then nanoseconds.
+/// Whole seconds as a `u64`, then nanoseconds as a `u32`.
 impl Wire for Duration {
     fn write(&self, out: &mut Vec<u8>) {
         self.as_secs().write(out);
@@ -422,8 +423,8 @@ macro_rules! wire_struct {
     };
 }
 
-/// Implements the binary form of an enum: the tag of the variant, then its fields. In the macro's input, a unit
-/// variant is `Variant {}`. A tuple variant must have exactly one field.
+/// Implements the binary form of an enum: the tag of the variant, one byte, then its fields. In the macro's input,
+/// a unit variant is `TAG => Variant {}`. A tuple variant must have exactly one field.
 #[macro_export]
 macro_rules! wire_enum {
     (

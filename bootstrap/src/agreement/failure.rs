@@ -8,7 +8,7 @@ use super::{
 };
 use crate::wire::{Message, Protocol, wire_enum, wire_struct};
 
-/// The protocol of the messages that agreements of every kind have in common.
+/// The protocol of the messages that are the same in agreements of every kind.
 pub(super) const COMMON: Protocol = Protocol { magic: *b"AG", version: 1 };
 
 /// An agreement in which a rank waits.
@@ -63,7 +63,7 @@ pub(super) fn place_key(rank: u32) -> String {
     format!("places/{rank}")
 }
 
-/// A member that did not come.
+/// A member that had not posted its record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Absentee {
     /// Its rank of the job.
@@ -83,7 +83,7 @@ pub struct Waiting {
 }
 wire_struct!(Waiting { rank, place });
 
-/// The first member that comes to an agreement publishes its member list in this form.
+/// The first member of an agreement publishes its member list in this form. The others compare theirs with it.
 impl Message for Waiting {
     const PROTOCOL: Protocol = COMMON;
     const KIND: u8 = 2;
@@ -96,7 +96,7 @@ pub struct Spoken {
     pub magic: [u8; 2],
     /// Its version.
     pub version: u16,
-    /// The version of the messages that agreements of every kind have in common.
+    /// The version of the messages that are the same in agreements of every kind.
     pub agreement: u16,
 }
 wire_struct!(Spoken { magic, version, agreement });
@@ -113,11 +113,11 @@ impl fmt::Display for Spoken {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Failure {
-    /// Members did not come while another member waited.
+    /// Members had not posted their records when the patience of another member ended.
     Absent {
-        /// The members that did not come, in the order of their ranks.
+        /// The members without a record, in ascending order of ranks.
         missing: Vec<Absentee>,
-        /// The rank that reported this after its patience had ended.
+        /// The rank whose patience ended.
         by: u32,
         /// The time that rank `by` waited, in milliseconds.
         waited_ms: u64,
@@ -132,10 +132,10 @@ pub enum Failure {
     },
     /// Members have different member lists.
     Members {
-        /// The list of the first member that came, and that of the first one that differs.
+        /// The list of the first member, and that of the first one that differs.
         lists: ValuesByRank<Vec<u32>>,
     },
-    /// Members have different generations of the object.
+    /// Members have different generations of the object: they have created it a different number of times.
     Generations {
         /// The generation of each member.
         generations: ValuesByRank<u64>,
@@ -152,9 +152,9 @@ pub enum Failure {
         /// The rank.
         rank: u32,
     },
-    /// A member has left.
+    /// A rank has left the agreement ([`leave`](super::leave)), or has ended the object that the members agree on.
     Left {
-        /// The member.
+        /// The rank.
         rank: u32,
         /// Its reason.
         cause: String,
@@ -177,7 +177,7 @@ impl Message for Failure {
 
 impl Failure {
     /// Returns the ranks that caused the failure. If values differ, these are the ranks outside the largest group
-    /// with equal values.
+    /// with equal values. Of groups of one size, the one with the lowest rank counts as the largest.
     #[must_use]
     pub fn culprits(&self) -> Vec<u32> {
         match self {

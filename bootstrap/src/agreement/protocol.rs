@@ -9,10 +9,10 @@ use crate::wire::{self, Wire, wire_enum};
 pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
     /// The magic and the version of the messages, a [`wire::Protocol`]. The magic `AG` is reserved.
     const PROTOCOL: wire::Protocol;
-    /// The least time limit of an action.
+    /// The least time limit of an action, however short the patience of the members is.
     const ACTION_FLOOR: Duration = Duration::from_secs(10);
 
-    /// The message of a member to the others.
+    /// The data that each member contributes to the decision.
     type Record: Wire;
     /// Everything that the members need for an action.
     type Plan: Wire;
@@ -30,7 +30,7 @@ pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
     /// outcomes.
     fn is_final(outcome: &Self::Outcome) -> bool;
 
-    /// Decides after the action with this plan, from the reports of all members, in the order of
+    /// Decides on the result of the action with this plan, from the reports of all members, in the order of
     /// [`Member::members`](super::Member::members).
     fn judge(plan: &Self::Plan, reports: &[(u32, Report<Self::Outcome>)]) -> Verdict<Self>;
 }
@@ -40,7 +40,7 @@ pub trait PlainProtocol: Clone + fmt::Debug + Eq + 'static {
     /// The magic and the version of the messages, a [`wire::Protocol`]. The magic `AG` is reserved.
     const PROTOCOL: wire::Protocol;
 
-    /// The message of a member to the others.
+    /// The data that each member contributes to the decision.
     type Record: Wire;
     /// The result of the agreement.
     type Agreed: Wire;

@@ -1,4 +1,4 @@
-//! Values grouped by the ranks that hold them. Failures report differing values in this form.
+//! Ranks grouped by the values that they hold. Failures report differing values in this form.
 
 use std::fmt;
 
@@ -14,8 +14,8 @@ pub struct Entry<V> {
 }
 wire_struct!(Entry<V> { value, ranks });
 
-/// The values that ranks hold, each with its ranks. The value that most ranks hold comes first; ties are ordered by
-/// lowest rank. The result does not depend on the order of the input.
+/// The values that ranks hold, each with its ranks. The value that most ranks hold comes first. Of values with
+/// equally many ranks, that of the lowest rank comes first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ValuesByRank<V> {
     /// The entries. No two have the same value.
@@ -24,7 +24,7 @@ pub struct ValuesByRank<V> {
 wire_struct!(ValuesByRank<V> { entries });
 
 impl<V: PartialEq> ValuesByRank<V> {
-    /// Groups ranks by their values.
+    /// Groups ranks by their values. The result does not depend on the order of `holders`.
     pub fn of(holders: impl IntoIterator<Item = (u32, V)>) -> Self {
         let mut entries: Vec<Entry<V>> = Vec::new();
         for (rank, value) in holders {
@@ -40,7 +40,7 @@ impl<V: PartialEq> ValuesByRank<V> {
         Self { entries }
     }
 
-    /// Converts the values. `to` must map different values to different values.
+    /// Converts the values. `to` must map different values to different values, so that the entries stay distinct.
     pub fn map<W>(self, to: impl Fn(V) -> W) -> ValuesByRank<W> {
         let entry = |Entry { value, ranks }| Entry { value: to(value), ranks };
         ValuesByRank { entries: self.entries.into_iter().map(entry).collect() }
@@ -62,7 +62,7 @@ impl<V: PartialEq> ValuesByRank<V> {
         ranks
     }
 
-    /// Formats every entry. `say` formats a value.
+    /// Formats the entries, such as `ranks 0, 1: VALUE; rank 2: VALUE`. `say` formats a value.
     #[must_use]
     pub fn describe(&self, say: impl Fn(&V) -> String) -> String {
         let parts: Vec<String> = self
@@ -74,7 +74,7 @@ impl<V: PartialEq> ValuesByRank<V> {
     }
 }
 
-/// Formats ranks for a reader: `rank 2`, `ranks 0-3, 7`.
+/// Formats ascending ranks for messages: `rank 2`, `ranks 0-3, 7`.
 #[derive(Debug, Clone, Copy)]
 pub struct Ranks<'a>(pub &'a [u32]);
 

@@ -28,7 +28,7 @@ pub enum Request {
         /// Its value.
         value: Vec<u8>,
     },
-    /// Adds 1 to a number. Answer: [`Answer::Count`].
+    /// Adds 1 to a number, which is 0 if the key has no value. Answer: [`Answer::Count`].
     Add {
         /// The key of the number.
         key: String,
@@ -64,7 +64,7 @@ pub enum Request {
 pub enum Answer {
     /// The value is stored.
     Stored,
-    /// The key has another value, which stays.
+    /// The key already has another value, and keeps it.
     Taken,
     /// True if all keys have values.
     All(bool),
@@ -78,13 +78,13 @@ pub enum Answer {
     Expired,
     /// This rank stops waiting, because the object that the members agree on has ended on this rank.
     Over(Gone),
-    /// The request was refused on this rank, and not sent.
+    /// The store refused the request on this rank, for example because of its size, and has not sent it.
     Unsent,
-    /// The store failed.
+    /// The store failed. The request may have taken effect.
     StoreFailed,
 }
 
-/// The end of the object of an agreement.
+/// The end of the object that the members agree on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gone {
     /// The rank that ended the object: this rank, or another one.
@@ -110,7 +110,7 @@ enum State {
 pub(super) enum Gathering {
     /// The counter says that all members have posted.
     Counted,
-    /// This member's post alone decides.
+    /// This member's post alone decides the result.
     Now,
     /// The wait for the others has timed out.
     Expired,

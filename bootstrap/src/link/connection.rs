@@ -26,11 +26,11 @@ use super::{
 };
 use crate::{runtime, store::Deadline};
 
-/// Size of a message in bytes: the receiver's token, the tag of the descriptor, and the sender's place
-/// (the number that the caller gave the process).
+/// The size of a message in bytes: the receiver's token, the tag of the descriptor, and the sender's place (the
+/// number that the caller assigned to the sender).
 const MESSAGE_BYTES: usize = size_of::<Token>() + size_of::<Tag>() + size_of::<u64>();
 
-/// Interval between attempts to connect while the listener's queue is full.
+/// The pause between attempts to connect while the listener's accept queue is full.
 const CROWDED: Duration = Duration::from_millis(1);
 
 /// A connection to a process. Each side knows the other's token.
@@ -98,7 +98,7 @@ impl Link {
                     return Ok(Self { socket, me, place, own, theirs });
                 }
                 Err(Errno::INTR) => {}
-                // The listener's queue is full.
+                // The listener's accept queue is full.
                 Err(Errno::AGAIN) if !deadline.expired() => runtime::sleep(CROWDED),
                 Err(Errno::AGAIN) => {
                     return Err(LinkError::Absent { places: vec![place], waited: deadline.waited() });
@@ -128,9 +128,9 @@ impl Link {
         self.place
     }
 
-    /// Opens a descriptor of the process at the other end (a pidfd), which becomes readable when that process
-    /// ends. Returns `None` if there is no such descriptor: the kernel is older than Linux 5.3, the process has
-    /// ended, or this process may open no more descriptors.
+    /// Opens a descriptor of the process at the other end (a pidfd). It becomes readable when that process ends.
+    /// Returns `None` if the kernel is older than Linux 5.3, if the process has ended, or if this process may open
+    /// no more descriptors.
     ///
     /// # Errors
     /// [`LinkError::System`] if the kernel does not return the process id of the other end.
@@ -139,17 +139,17 @@ impl Link {
         Ok(pidfd_open(id, PidfdFlags::empty()).ok())
     }
 
-    /// Returns the socket. Its other end is closed when the process there ends, at the latest.
+    /// Returns the socket. It reports a hang-up once the other process has closed its end, or has ended.
     #[must_use]
     pub fn into_socket(self) -> OwnedFd {
         self.socket
     }
 
-    /// Sends a descriptor. The descriptor of this process stays open.
+    /// Sends a descriptor, which stays open in this process. Blocks while the socket's buffer is full.
     ///
     /// # Errors
-    /// [`LinkError::Gone`]; [`LinkError::Absent`] if the other end reads too little until the deadline;
-    /// [`LinkError::System`].
+    /// [`LinkError::Gone`] if the other end is closed; [`LinkError::Absent`] if the buffer is full until the
+    /// deadline; [`LinkError::System`].
     pub fn send(&self, tag: Tag, descriptor: BorrowedFd<'_>, deadline: Deadline) -> Result<(), LinkError> {
         let message = [&self.theirs[..], &tag.0, &self.me.to_le_bytes()].concat();
         loop {
@@ -168,11 +168,11 @@ impl Link {
         }
     }
 
-    /// Receives the next descriptor, which must have this tag.
+    /// Receives the next descriptor, which must have this tag. Blocks until it arrives.
     ///
     /// # Errors
-    /// [`LinkError::Gone`]; [`LinkError::Absent`] if no descriptor arrives until the deadline;
-    /// [`LinkError::Unexpected`].
+    /// [`LinkError::Gone`] if the connection has ended; [`LinkError::Absent`] if no descriptor arrives until the
+    /// deadline; [`LinkError::Unexpected`] for another tag or an invalid message.
     pub fn receive(&self, tag: Tag, deadline: Deadline) -> Result<OwnedFd, LinkError> {
         let fail = |problem: String| LinkError::Unexpected { place: self.place, problem };
         loop {

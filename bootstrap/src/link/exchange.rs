@@ -15,13 +15,15 @@ pub struct Peer {
 }
 
 /// Sends the descriptors `own` to each of `others`, and receives as many descriptors from each, with the same tags
-/// in the same order. Collective over these processes, which are numbered: the place of a process is its number,
-/// for example its rank. Each process passes its own place as `me`, and the places of the other processes as
-/// `others`. `endpoint` returns the [endpoint](Listener::endpoint) of the process at a place, and may block until
-/// there is one.
+/// in the same order. All of these processes must call it. The place of a process is any number that no other one
+/// has, for example its rank: `me` is the place of this process, and `others` are those of the other processes.
+/// `endpoint` returns the [endpoint](Listener::endpoint) of the process at a place, and may block until there is
+/// one. Use a listener for one exchange only.
 ///
-/// Returns the other processes in no particular order. If `own` is empty, returns no processes, without
+/// Blocks until the descriptors of all others have arrived, at most until `deadline`, apart from calls of
+/// `endpoint`. Returns the other processes in no particular order. If `own` is empty, returns no processes, without
 /// connecting.
+///
 /// # Errors
 /// [`LinkError`] names the processes that did not come, are gone, or sent something unexpected.
 /// [`LinkError::Store`] is the error of `endpoint`. Descriptors received until then are closed.

@@ -3,8 +3,8 @@
 //! A folder's owner holds a lock on it, which the kernel releases when the process ends. The owner makes its socket
 //! only after it has the lock. A folder with a socket and without a lock therefore has no owner.
 //!
-//! A folder is opened once, checked, and from then on used by its descriptor, so that a rename cannot put another
-//! folder in its place.
+//! A folder is opened once, checked, and from then on used through its descriptor. So another folder that is
+//! renamed to its path is not used in its place.
 
 use std::{
     fs, io,
@@ -28,17 +28,17 @@ use super::{LinkError, fresh_token};
 
 const PREFIX: &str = "lockstep-link-";
 
-/// The name of the socket in a folder.
+/// The name of the socket in its folder.
 const SOCKET: &str = "socket";
 
-/// Age from which a folder without a socket counts as abandoned. The owner of a younger one may not have made the
-/// socket yet.
+/// The age from which a folder without a socket counts as left by a killed process. The owner of a younger folder
+/// may not have made the socket yet.
 const BIRTH: Duration = Duration::from_secs(60);
 
 /// A folder that only this user can enter. It is removed when this value is dropped.
 pub(super) struct Folder {
     path: PathBuf,
-    /// Holds the lock.
+    /// The folder's descriptor, which holds the lock.
     folder: OwnedFd,
 }
 
@@ -52,7 +52,7 @@ impl Folder {
         let no_folder = |source| LinkError::Folder { path: path.clone(), source };
         check_home(&home).map_err(no_folder)?;
         fs::DirBuilder::new().mode(0o700).create(&path).map_err(no_folder)?;
-        // Waits for the lock, because a sweep of another process may briefly hold it.
+        // Waits for the lock without a deadline: only a sweep of another process may hold it, and only briefly.
         let locked = locked(&path, FlockOperation::LockExclusive).map_err(io::Error::from);
         let locked = locked.and_then(|folder| check_own(&folder).map_err(io::Error::other).map(|()| folder));
         match locked {
@@ -127,7 +127,7 @@ fn check_own(folder: &OwnedFd) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that no other user can rename this user's entries in the folder `home`.
+/// Checks that other users, except the owner of the folder `home`, cannot rename this user's entries in it.
 pub(super) fn check_home(home: &Path) -> io::Result<()> {
     let mode = fs::metadata(home)?.mode() & 0o7777;
     if mode & 0o022 != 0 && mode & 0o1000 == 0 {
@@ -164,8 +164,8 @@ fn locked(path: &Path, how: FlockOperation) -> rustix::io::Result<OwnedFd> {
     Ok(folder)
 }
 
-/// Removes the folders that killed processes of this user left. The first [`Listener`](super::Listener) of a
-/// process calls this. A process may also call it when it has just lost a peer.
+/// Removes the folders of killed processes of this user. Ignores all errors. The first
+/// [`Listener`](super::Listener) of a process calls this. A process may also call it when it has just lost a peer.
 pub fn sweep() {
     let Ok(entries) = fs::read_dir(home()) else { return };
     for entry in entries.flatten() {

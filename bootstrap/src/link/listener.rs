@@ -30,10 +30,12 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Makes a listening socket. No other process knows its endpoint yet.
+    /// Makes a listening socket. Other processes can connect once they know its [endpoint](Self::endpoint). The
+    /// first call in a process also [removes](super::sweep) the folders of killed processes.
     ///
     /// # Errors
-    /// [`LinkError::Folder`] if the folder or the socket cannot be made; [`LinkError::System`].
+    /// [`LinkError::Folder`] if the folder or the socket cannot be made; [`LinkError::System`] if the system has no
+    /// random numbers.
     pub fn open() -> Result<Self, LinkError> {
         let folder = Folder::create()?;
         let path = folder.socket();

@@ -15,9 +15,9 @@ use rustix::{
 /// The seals that fix the size of the memory, so that a mapping of it stays valid.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Memory that processes of a host share. It starts at a page boundary, contains zeros when it is made, and is
-/// freed with its last mapping and descriptor. Other processes may write to it at any time, so read it only
-/// through atomics, and check every value.
+/// A mapping of memory that processes of a host share. The memory starts at a page boundary, and contains zeros
+/// when it is made. It is freed when its last mapping and its last descriptor are gone. Other processes may write
+/// to it at any time, so read it only through atomics, and check every value.
 pub struct SharedMemory {
     base: NonNull<u8>,
     bytes: usize,
@@ -33,7 +33,7 @@ impl SharedMemory {
     /// the memory.
     ///
     /// # Errors
-    /// Those of the system calls.
+    /// Those of the system calls, such as `EINVAL` if `bytes` is 0.
     pub fn create(bytes: usize) -> io::Result<(OwnedFd, Self)> {
         let memory = sized(bytes)?;
         fcntl_add_seals(&memory, SEALS)?;
@@ -42,10 +42,10 @@ impl SharedMemory {
     }
 
     /// Makes `bytes` bytes of memory that only this mapping can write. Other processes [map](Self::open_read_only)
-    /// it read-only. From Linux 5.1, the kernel refuses them a writable mapping; an older kernel does not.
+    /// it read-only. From Linux 5.1 on, the kernel refuses them a writable mapping; an older kernel does not.
     ///
     /// # Errors
-    /// Those of the system calls.
+    /// As for [`create`](Self::create).
     pub fn create_read_only(bytes: usize) -> io::Result<(OwnedFd, Self)> {
         let memory = sized(bytes)?;
         let mapped = Self::map(memory.as_fd(), bytes, ProtFlags::READ | ProtFlags::WRITE)?;
@@ -56,15 +56,15 @@ impl SharedMemory {
         Ok((memory, mapped))
     }
 
-    /// Maps memory that another process made with [`create`](Self::create). `bytes` is its size.
+    /// Maps memory that another process made with [`create`](Self::create). `bytes` is its expected size.
     ///
     /// # Errors
-    /// A text with the found and the expected size and seals.
+    /// A description of the problem: another size, no sealed memory file, or the error of a system call.
     pub fn open(memory: BorrowedFd<'_>, bytes: usize) -> Result<Self, String> {
         Self::open_with(memory, bytes, ProtFlags::READ | ProtFlags::WRITE)
     }
 
-    /// Maps memory of another process read-only: a write through the mapping raises `SIGSEGV`.
+    /// Like [`open`](Self::open), but read-only: a write through the mapping raises `SIGSEGV`.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -85,7 +85,7 @@ impl SharedMemory {
     }
 
     fn map(memory: BorrowedFd<'_>, bytes: usize, protection: ProtFlags) -> io::Result<Self> {
-        // SAFETY: a new mapping of memory that has this length and keeps it.
+        // SAFETY: a new mapping. The memory has this length, and keeps it.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, memory, 0) }?;
         Ok(Self { base: NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?, bytes })
     }

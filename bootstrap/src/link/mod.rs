@@ -1,19 +1,19 @@
 //! Passes file descriptors between the processes of a host: shared memory, locks, or any other kernel object.
 //!
 //! A process that accepts connections opens a [`Listener`]: a socket in a folder that only its user can enter. The
-//! endpoint of the listener ([`Listener::endpoint`]) contains the socket's path and a random token. Members read
-//! it from their store. In one [`exchange()`], every two processes send each other their descriptors, one per
-//! message, each with a [`Tag`] for its kind. Every process has a place, a number that the caller assigns. Of two
-//! processes, the one with the lower place connects.
+//! endpoint of the listener ([`Listener::endpoint`]) contains the socket's path and a random token. The other
+//! processes read it from their store. In one [`exchange()`], every two processes send each other their
+//! descriptors, one per message, each with a [`Tag`] for its kind. Every process has a place, a number that the
+//! caller assigns. Of two processes, the one with the lower place connects.
 //!
-//! A process of another user, or without the token, receives nothing. If it sends invalid data, too much data or
-//! no data, no member waits for it. Every wait has a deadline. The errors distinguish a process that is gone from
-//! one that is late.
+//! A process of another user, or without the token, receives nothing. No exchange waits for it, whatever it sends.
+//! Every wait for another process has a deadline. The errors distinguish a process that is gone from one that is
+//! late.
 //!
 //! [`SharedMemory`] is memory that two processes use to communicate without system calls.
 //!
-//! The folder is removed with the [`Listener`]. The folder of a killed process is removed when a process of the
-//! same user opens its first [`Listener`], or by [`sweep`].
+//! The folder is removed when the [`Listener`] is dropped. The folder of a killed process is removed when another
+//! process of the same user opens its first [`Listener`], or calls [`sweep`].
 //!
 //! ```
 //! use bootstrap::{link::{self, Listener, Tag}, store::Deadline};
@@ -62,8 +62,7 @@ pub use self::{
 };
 use crate::{hash::fnv64, store::StoreError};
 
-/// The kind of a descriptor, chosen by its sender. The receiver refuses a descriptor with an unexpected tag without
-/// using it.
+/// The kind of a descriptor, chosen by its sender. The receiver closes a descriptor with an unexpected tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tag(pub [u8; 4]);
 
@@ -80,7 +79,7 @@ pub enum LinkError {
     /// The folder for this process's socket, or the socket, cannot be made.
     #[error("no socket {}: {source}; XDG_RUNTIME_DIR or TMPDIR must name a folder that can be written to", path.display())]
     Folder {
-        /// The folder.
+        /// The folder or the socket.
         path: PathBuf,
         /// The operating system's error.
         #[source]
@@ -99,7 +98,7 @@ pub enum LinkError {
     Gone {
         /// The process.
         place: u64,
-        /// The observation that shows it.
+        /// How this process noticed it.
         problem: String,
     },
     /// Processes that did not connect, send or receive before the deadline.
@@ -107,7 +106,7 @@ pub enum LinkError {
     Absent {
         /// The processes.
         places: Vec<u64>,
-        /// Duration of the wait.
+        /// The time waited.
         waited: Duration,
     },
     /// A system call failed.
@@ -124,9 +123,10 @@ impl From<rustix::io::Errno> for LinkError {
     }
 }
 
-/// Returns a number that identifies this host. Processes have the same number if they run under one kernel, which
-/// sharing memory needs, in one network namespace, which NCCL needs to pass descriptors over abstract sockets, and
-/// with one host name. `NCCL_HOSTID`, if set, replaces these, as in NCCL.
+/// Returns a number that identifies this host: a hash of the kernel's boot id, the network namespace and the host
+/// name. Processes with the same number share a kernel, which shared memory needs, and a network namespace, which
+/// NCCL needs to pass descriptors over abstract sockets. If the variable `NCCL_HOSTID` is set, its hash is the
+/// number, as in NCCL.
 #[must_use]
 pub fn host() -> u64 {
     if let Some(name) = env::var_os("NCCL_HOSTID").filter(|name| !name.is_empty()) {
@@ -147,8 +147,8 @@ fn fresh_token() -> io::Result<Token> {
     Ok(token)
 }
 
-/// Waits until a descriptor is ready, for at most `patience` or an hour. Returns false after a timeout or a
-/// signal.
+/// Waits until a descriptor is ready, for at most `patience`, and at most an hour. Returns false after a timeout or
+/// a signal.
 fn poll_all(what: &mut [PollFd<'_>], patience: Duration) -> io::Result<bool> {
     let patience = Timespec::try_from(patience.min(Duration::from_secs(3600))).unwrap_or_default();
     match poll(what, Some(&patience)) {

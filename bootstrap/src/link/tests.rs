@@ -1,4 +1,4 @@
-//! Members and other processes connect to listening sockets. The members are threads of one process, but their
+//! Exchanges between members, while other processes connect too. The members are threads of one process, but their
 //! descriptors pass through the kernel as between processes.
 
 use std::{
@@ -139,8 +139,7 @@ fn garbage_keeps_nobody_waiting() {
     let unidentified: Vec<OwnedFd> = listeners
         .iter()
         .flat_map(|listener| {
-            // A silent connection, garbage with any number of descriptors, a wrong token, and a connection that
-            // closes.
+            // A silent connection, garbage with 1 to 6 descriptors, a wrong token, and a connection that closes.
             let mut unidentified: Vec<OwnedFd> = (0..7).map(|_| knock(listener)).collect();
             for (count, socket) in unidentified.iter().enumerate().skip(1) {
                 say(socket, b"garbage", count);
@@ -240,7 +239,7 @@ const NOBODY: u32 = 65534;
 /// Set for a process that runs as another user.
 const OTHER: &str = "PROCESS_GROUP_TEST_OTHER_USER";
 
-/// Output of the other user's process: it was refused outside the folder, or it has connected inside.
+/// The output of the other user's process: it could not enter the folder, or it could and has connected.
 const PLACES: [&str; 2] = ["outside", "inside"];
 
 /// The other user's process of the test below. It connects to the given endpoint and sends the message of member 0.
@@ -384,7 +383,7 @@ fn a_folder_that_others_can_enter_or_replace_is_refused() {
     check_home(home.path()).unwrap();
 }
 
-/// A folder that replaces the original is neither bound nor connected to.
+/// A symbolic link in place of the listener's folder is not followed.
 #[test]
 fn a_folder_that_is_swapped_is_seen() {
     let listeners = listeners(2);

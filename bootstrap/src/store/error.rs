@@ -11,7 +11,7 @@ pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The deadline passed before the keys existed. The store stays usable.
+    /// The deadline passed before the keys existed, or the queue had an element. The store stays usable.
     #[error("waited {waited:?} for {} that nobody has set; either the rank that sets it is late, or it never will", list(.keys))]
     Timeout {
         /// The missing keys of the wait, or all of its keys if it is not known which are missing.
@@ -19,7 +19,8 @@ pub enum StoreError {
         /// The time waited.
         waited: Duration,
     },
-    /// The store's host has answered before and has died since. The store's contents are lost.
+    /// The store's host answered earlier and can no longer be reached: its process has ended, and the store's
+    /// contents are lost, or its machine is cut off.
     #[error(
         "the store's host at {address} died during {operation}: its process ended or its machine is cut off"
     )]
@@ -57,7 +58,7 @@ pub enum StoreError {
         /// The last attempt's error.
         source: Arc<io::Error>,
     },
-    /// Until the deadline, connections were accepted, and closed before the greeting was complete.
+    /// Until the deadline, the host accepted connections, but closed each before its greeting was complete.
     #[error(
         "the store at {address} has turned this process away {attempts} times within {waited:?}; it has as many clients \
          as it may have (its limit, or `ulimit -n`), or it is no store"
@@ -72,7 +73,7 @@ pub enum StoreError {
         /// The last connection's error.
         source: Arc<io::Error>,
     },
-    /// This process and the host do not share a secret.
+    /// This process and the host do not have the same secret.
     #[error("the store at {address} and this process do not trust each other: {source}")]
     Distrusted {
         /// The store's address.
@@ -90,7 +91,7 @@ pub enum StoreError {
         /// The number of bytes found.
         found: usize,
     },
-    /// A variable or a file for the job's secret does not hold one.
+    /// A variable or a file for the job's secret contains no valid one.
     #[error("the store's secret: {origin} {problem}")]
     Secret {
         /// The variable or the file.
@@ -124,7 +125,7 @@ pub enum StoreError {
         /// The address in use.
         address: String,
     },
-    /// The host cannot listen at the address for another reason.
+    /// The host cannot listen at the address for another reason, or cannot start its thread.
     #[error("cannot host a store at {address}")]
     Bind {
         /// The address.
@@ -170,7 +171,8 @@ pub enum StoreError {
         /// The start of its value.
         value: String,
     },
-    /// Some ranks did not arrive. Every rank that arrived gets the same list.
+    /// Some ranks did not come to a meeting ([`rendezvous`](super::rendezvous())). Every rank that came gets the
+    /// same list.
     #[error(
         "{} {} of {world} never arrived at {at:?} (waited {:.1} s)",
         if .ranks.len() == 1 { "rank" } else { "ranks" }, ranges(.ranks), .waited.as_secs_f64()
@@ -197,14 +199,14 @@ pub enum StoreError {
         /// The time waited.
         waited: Duration,
     },
-    /// A rank will not come to a meeting, as another rank of that meeting has reported.
+    /// A rank will not come to a meeting: it has said so, or another rank has reported it.
     #[error("rank {rank} has left the meeting at {at:?}: {cause}")]
     GivenUp {
         /// The rank.
         rank: usize,
         /// The name of the meeting.
         at: String,
-        /// Its reason.
+        /// The reason.
         cause: String,
     },
     /// Two processes use one rank, or a name was used for a second meeting.
@@ -217,7 +219,7 @@ pub enum StoreError {
         /// The name of the meeting.
         at: String,
     },
-    /// This process cannot open another connection.
+    /// This process cannot open another connection, for lack of descriptors, memory or ports.
     #[error("cannot connect to the store's host at {address} for {operation}; this process lacks a resource")]
     Local {
         /// The host's address.
@@ -237,7 +239,7 @@ pub enum StoreError {
         /// The operating system's error.
         source: Arc<io::Error>,
     },
-    /// A store's file belongs to another user, or other users may write it.
+    /// A store's file belongs to another user, or other users may write it. See [`FileStore`](super::FileStore).
     #[error(
         "the store's file {} belongs to user {owner} and has mode {mode:04o}; expected user {user}, and that neither its \
          group nor others may write it: remove it, or `chmod go-w`",
@@ -287,7 +289,7 @@ pub enum StoreError {
         /// The data found there.
         found: String,
     },
-    /// A request that no store serves.
+    /// An argument is invalid, or the text describes another error for which a retry is useless.
     #[error("{0}")]
     Argument(String),
 }

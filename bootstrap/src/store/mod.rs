@@ -1,8 +1,8 @@
 //! Stores: small shared tables through which ranks find each other and make common decisions.
 //!
 //! A store holds keys with byte values, counters and queues. It is meant for a few kilobytes at a time
-//! (addresses, unique ids, votes), not for tensors. The contents of a [`TcpStore`] are
-//! lost when the process that hosts it ends; those of a [`FileStore`] last as long as the file.
+//! (addresses, unique ids, votes), not for tensors. The contents of a [`TcpStore`] are lost when the process that
+//! hosts it ends; those of a [`FileStore`] last as long as the file.
 //!
 //! - [`Store`]: the operations of every store. [`HashStore`] serves the threads of one process. [`TcpStore`]
 //!   serves the processes of a job, and is compatible with PyTorch's store on the wire. [`FileStore`] serves
@@ -11,10 +11,10 @@
 //! - [`rendezvous()`], [`barrier`]: wait for all ranks. If some do not come, all others get the same list of them.
 //! - [`machine`]: the semantics and the protocol as state machines without I/O. Every store uses them.
 //!
-//! Invariants: every wait has a [`Deadline`]. If the process that hosts a store has ended, or the file of a store is
-//! removed, operations fail at once and not after a timeout. If the host's machine cannot be reached, they fail within
-//! half a minute. The effect of an operation that has returned is visible to
-//! every later operation of every client.
+//! Invariants: every wait has a [`Deadline`]. If the process that hosts a store has ended, or the file of a store
+//! is removed, operations fail at once and not after a timeout. If the host's machine cannot be reached, they fail
+//! after about half a minute. The effect of an operation that has returned is visible to every later operation of
+//! every client.
 
 mod deadline;
 mod error;
@@ -37,10 +37,11 @@ pub use rendezvous::{barrier, rendezvous};
 pub use setting::SecretSetting;
 pub use tcp::{HostReport, TcpOptions, TcpStore};
 
-/// Writes `value` under a key that only one process writes, and only once, such as its address.
+/// Writes `value` under a key that only one process writes, and only once, such as its address. It is safe to call
+/// this twice with one value. An empty value is like none: another value replaces it.
 ///
 /// # Errors
-/// [`StoreError::Taken`] if the key already holds another value. The key keeps that value.
+/// [`StoreError::Taken`] if the key already holds another value, which it keeps. Those of the store.
 pub fn publish(store: &dyn Store, key: &str, value: &[u8]) -> Result<()> {
     let stands = store.compare_set(key, b"", value)?;
     if stands != value {
@@ -52,22 +53,26 @@ pub fn publish(store: &dyn Store, key: &str, value: &[u8]) -> Result<()> {
 /// A shared table of keys, counters and queues.
 ///
 /// Keys are UTF-8 and may be empty. Values are bytes and may be empty. [`machine::Limits`] limits their sizes; an
-/// operation above the limits fails and changes nothing. All operations of all clients take effect in one order,
-/// and an operation that has returned precedes every later one.
+/// operation above the limits fails and changes nothing. Operations are linearizable: those of all clients take
+/// effect in one order, and an operation that has returned precedes every later one.
+///
+/// An operation with a deadline waits until its keys exist, or its queue is not empty. It fails with
+/// [`StoreError::Timeout`] once the deadline has passed. An operation without a deadline blocks only until the
+/// store has served it. Every operation can fail with an error of its store.
 ///
 /// Exception: with its default limits, the host of a [`TcpStore`] may serve a request for more than 1,000 keys, or
-/// for more than 4 MiB, in pieces, and serve other clients in between. The other clients may
-/// then see a part of a [`multi_set`](Store::multi_set), and the reply to the large request may contain some of the
-/// changes that they make meanwhile, and miss some. A
-/// [`wait`](Store::wait) for more than 1,000 keys may end when each key has existed at some time.
+/// for more than 4 MiB, in pieces, and serve other clients in between. The other clients may then see a part of a
+/// [`multi_set`](Store::multi_set), and the part stays if the rest fails. The reply to the large request may
+/// contain some of the changes that they make meanwhile, and miss some. A [`wait`](Store::wait) for more than 1,000
+/// keys may end when each key has existed at some time.
 pub trait Store: Send + Sync {
     /// Sets `key` to `value`. Replaces an earlier value.
     fn set(&self, key: &str, value: &[u8]) -> Result<()>;
 
-    /// Returns the value of `key`. Waits until the key exists.
+    /// Waits until `key` exists, and returns its value. If only a queue has this name, the value is empty.
     fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>>;
 
-    /// Returns true if all of `keys` exist. A queue exists while it is not empty.
+    /// Returns true if all of `keys` exist. A key exists if it has a value, or if a queue of its name is not empty.
     fn check(&self, keys: &[&str]) -> Result<bool>;
 
     /// Waits until all of `keys` exist.
@@ -76,7 +81,12 @@ pub trait Store: Send + Sync {
     /// [`StoreError::Timeout`] with the missing keys, once `deadline` has passed.
     fn wait(&self, keys: &[&str], deadline: Deadline) -> Result<()>;
 
-    /// Adds `delta` to the decimal number under `key`, which is 0 if the key is absent. Returns the sum.
+    /// Adds `delta` to the decimal number at the start of the value of `key`, which is 0 if the key is absent. The
+    /// sum becomes the value. Returns the sum.
+    ///
+    /// # Errors
+    /// [`StoreError::NotANumber`], or [`StoreError::Refused`] from a [`TcpStore`], if the value does not start with
+    /// a number, or if the sum is out of range.
     fn add(&self, key: &str, delta: i64) -> Result<i64>;
 
     /// Sets `key` to `new` if it holds `expected`, or if it is absent and `expected` is empty. Returns the
@@ -87,7 +97,7 @@ pub trait Store: Send + Sync {
     /// Appends `value` to the value of `key`, which is empty if the key is absent.
     fn append(&self, key: &str, value: &[u8]) -> Result<()>;
 
-    /// Returns the values of `keys`. Waits until all exist.
+    /// Waits until all of `keys` exist, and returns their values in the same order.
     fn multi_get(&self, keys: &[&str], deadline: Deadline) -> Result<Vec<Vec<u8>>>;
 
     /// Sets several keys atomically, with the exception above for large requests.
@@ -102,8 +112,8 @@ pub trait Store: Send + Sync {
     /// Returns the keys in ascending order. Queues are not listed.
     fn list_keys(&self) -> Result<Vec<String>>;
 
-    /// Appends `value` to the queue `key`, and wakes the client that has waited longest for it. Queues have
-    /// their own namespace: the same name may also be a key.
+    /// Appends `value` to the queue `key`, and wakes the client that has waited longest for it (of a [`FileStore`],
+    /// any client). Queues have their own namespace: the same name may also be a key.
     fn queue_push(&self, key: &str, value: &[u8]) -> Result<()>;
 
     /// Removes and returns the first value of the queue `key`. Waits until there is one.

@@ -94,7 +94,7 @@ impl Store for PrefixStore {
         self.store.delete(&self.key(key))
     }
 
-    /// Counts the keys under the prefix. (PyTorch's `PrefixStore` counts all keys of the other store.)
+    /// Counts the keys under the prefix, by listing all keys. (PyTorch's `PrefixStore` counts those of all prefixes.)
     fn num_keys(&self) -> Result<u64> {
         Ok(self.list_keys()?.len() as u64)
     }

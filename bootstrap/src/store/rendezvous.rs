@@ -1,4 +1,4 @@
-//! Waits for all ranks at a name. If some do not come, all others get the same list of them.
+//! Meetings of all ranks, each under a name. If some ranks do not come, all others get the same list of them.
 //!
 //! Each rank has its own deadline: without further rules, one rank might give up on a meeting that another sees
 //! succeed. So the outcome is written to the store once, by compare-and-set. The last rank to arrive writes it, or
@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use super::{Deadline, Result, Store, StoreError, publish};
 
-/// Waits until all ranks of a job have come to `name`. Publishes this rank's `card` (an address, a device, any
-/// small value) and returns the cards of all ranks, in order. The earliest of the ranks' deadlines applies to all.
+/// Waits until all ranks of a job have come to the meeting `name`: ranks 0 to `world` - 1. Publishes this rank's
+/// `card` (an address, a device, any small value) and returns the cards of all ranks, in the order of ranks. The
+/// earliest of the ranks' deadlines applies to all. After a meeting that fails, blocks for up to 3 s more, until
+/// the others have read the outcome.
 ///
 /// Use a name for one meeting only.
 ///
@@ -30,6 +32,8 @@ use super::{Deadline, Result, Store, StoreError, publish};
 ///   that comes too late. If the world sizes of the ranks differ, each rank lists the cards that it misses.
 /// - [`StoreError::RankTaken`] if two processes use one rank: on every rank that came, or only on the second
 ///   process if the meeting had its outcome already.
+/// - [`StoreError::Argument`] if `rank` is not below `world`.
+/// - Those of the store.
 pub fn rendezvous(
     store: &dyn Store,
     name: &str,
@@ -51,7 +55,7 @@ pub fn rendezvous(
     }
 }
 
-/// Waits until all ranks have come to `name`: [`rendezvous`] without cards.
+/// Waits until all ranks have come to the meeting `name`: [`rendezvous`] without cards.
 ///
 /// # Errors
 /// Those of [`rendezvous`].

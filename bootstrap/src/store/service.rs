@@ -1,5 +1,5 @@
-//! Converts operations of [`Store`] to requests, and replies to results. All stores that serve requests share
-//! this.
+//! Converts operations of [`Store`] to requests, and replies to results. All stores but
+//! [`PrefixStore`](super::PrefixStore) use this.
 
 use super::{
     Deadline, Result, Store, StoreError,
@@ -9,12 +9,12 @@ use super::{
 
 /// Passes requests to the table of a store.
 pub trait Service: Send + Sync {
-    /// Serves a request that does not wait. Returns its reply, or `None` if it has none, after the request has
-    /// taken effect.
+    /// Serves a request that does not wait. Once the request has taken effect, returns its reply, or `None` if it
+    /// has none.
     fn call(&self, request: Request) -> Result<Option<Reply>>;
 
-    /// Waits until all `keys` exist, then serves `request`, if there is one. If `request` pops a queue that is
-    /// empty by then, waits again.
+    /// Waits until all `keys` exist, then serves `request`, if there is one, and returns its reply. If `request`
+    /// pops a queue that another client has emptied meanwhile, waits again.
     fn call_when_there(
         &self,
         keys: Keys,

@@ -32,13 +32,13 @@ impl SecretSetting {
     /// Reads [`Secret::VARIABLE`] or [`Secret::FILE_VARIABLE`] of this process's environment.
     ///
     /// # Errors
-    /// [`StoreError::Secret`] if the value is not a secret, or if both variables are set. [`StoreError::Argument`]
-    /// if the secret is too short.
+    /// [`StoreError::Secret`] if the value is not a secret, or is too short, or if both variables are set. Those of
+    /// [`Secret::read_file`].
     pub fn from_environment() -> Result<Self> {
         Self::from_variables(env::var_os)
     }
 
-    /// Reads the variables through `variable`.
+    /// Like [`from_environment`](Self::from_environment), but `variable` returns the value of each variable.
     ///
     /// # Errors
     /// As for [`from_environment`](Self::from_environment).
@@ -73,19 +73,20 @@ impl SecretSetting {
 }
 
 impl Secret {
-    /// The environment variable for the secret, or `none` for a job without one.
+    /// The environment variable that contains the secret, or `none` for a job without one.
     /// [`SecretSetting::from_environment`] reads it.
     pub const VARIABLE: &'static str = "PROCESS_GROUP_STORE_SECRET";
 
-    /// The environment variable that names a file with the secret, in place of [`VARIABLE`](Self::VARIABLE).
+    /// The environment variable that contains the path of a file with the secret. Set at most one of the two.
     pub const FILE_VARIABLE: &'static str = "PROCESS_GROUP_STORE_SECRET_FILE";
 
-    /// Reads the secret in a file. The file must belong to this user or to root. Its group must not be able to
-    /// write it, and other users must have no access. Newlines at its end are not part of the secret.
+    /// Reads the secret in a file of UTF-8, at most 4,096 bytes. The file must belong to this user or to root. Its
+    /// group must not be able to write it, and other users must have no access. Newlines at its end are not part of
+    /// the secret.
     ///
     /// # Errors
-    /// [`StoreError::Secret`] if the file cannot be read, gives others access, or contains no secret.
-    /// [`StoreError::Argument`] if the secret is too short.
+    /// [`StoreError::Secret`] if the file cannot be read, gives others access, or contains no secret or a shorter
+    /// one than [`LEAST`](Self::LEAST).
     pub fn read_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let wrong = |problem: String| StoreError::Secret { origin: path.display().to_string(), problem };
@@ -114,7 +115,7 @@ impl Secret {
     }
 }
 
-/// The problem of a variable or a file whose secret is too short.
+/// Describes the problem of a variable or a file whose secret is too short.
 fn too_short(text: &str) -> String {
     let (found, least) = (text.len(), Secret::LEAST);
     format!("holds a secret of {found} bytes; expected at least {least} (`openssl rand -hex 16` makes one)")

@@ -28,7 +28,7 @@ use rustix::{
 pub(crate) struct Conditions {
     /// The least time that a frame takes.
     pub(crate) delay: Duration,
-    /// The most time that a frame takes beyond that, at random.
+    /// The most time that a frame takes in addition, at random.
     pub(crate) jitter: Duration,
     /// The percentage of frames that are lost.
     pub(crate) loss: u64,
@@ -37,7 +37,7 @@ pub(crate) struct Conditions {
 /// The number of networks that this process has made.
 static MADE: AtomicUsize = AtomicUsize::new(0);
 
-/// Hosts that a switch connects. Dropping it removes them.
+/// Hosts that a switch connects. Dropping this removes them.
 pub(crate) struct Network {
     namespaces: Vec<String>,
     switch: Arc<Switch>,
@@ -47,7 +47,7 @@ pub(crate) struct Network {
 struct Switch {
     conditions: Conditions,
     ports: Vec<Port>,
-    /// Frames on their way, by the time of arrival and a number that makes the key unique.
+    /// Frames in transit, by their time of arrival and a number that makes the key unique.
     flying: Mutex<BTreeMap<(Instant, u64), Frame>>,
     is_over: AtomicBool,
 }
@@ -77,7 +77,7 @@ impl Network {
     /// Makes `count` hosts.
     ///
     /// # Errors
-    /// The reason why this machine does not permit it.
+    /// The reason why this machine cannot have the hosts.
     pub(crate) fn new(count: usize, conditions: Conditions) -> Result<Self, String> {
         let mut network = Self {
             namespaces: Vec::new(),
@@ -129,7 +129,7 @@ impl Network {
         on
     }
 
-    /// Loses all frames from and to a host from now on.
+    /// Drops all frames from and to a host from now on.
     pub(crate) fn cut(&self, host: usize) {
         self.switch.ports[host].is_cut.store(true, Ordering::Release);
     }
@@ -148,7 +148,7 @@ impl Drop for Network {
 }
 
 impl Switch {
-    /// Takes the frames that a host sends. A frame goes to all other hosts, which ignore what is not for them.
+    /// Receives the frames of a host. Each goes to all other hosts, which ignore frames for other addresses.
     fn receive(&self, from: usize) {
         let mut frame = [0; 1 << 16];
         let mut number = from as u64;
@@ -189,7 +189,7 @@ impl Switch {
             };
             for Frame { to, bytes } in due.into_values() {
                 if !self.ports[to].is_cut.load(Ordering::Acquire) {
-                    // A device that is down takes no frame, as if it were lost.
+                    // A device that is down rejects the frame, which counts as lost.
                     let _ = (&self.ports[to].device).write(&bytes);
                 }
             }
@@ -198,7 +198,8 @@ impl Switch {
     }
 }
 
-/// Makes a network device, and returns the descriptor for its frames. The device ends when that is closed.
+/// Makes a TAP device, and returns the descriptor for its frames. The device is removed when the descriptor is
+/// closed.
 fn open(name: &str) -> io::Result<OwnedFd> {
     let tap =
         rustix::fs::open("/dev/net/tun", OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?;

@@ -5,7 +5,8 @@ use std::{
     process::{Child, ChildStdout, Command, Stdio},
 };
 
-/// Another process. Its lines for the test begin with a mark. Dropping this kills it.
+/// A process that a test has started. Its lines for the test contain a mark, and the message after it. Dropping
+/// this kills the process.
 pub(crate) struct Other {
     child: Child,
     output: BufReader<ChildStdout>,
@@ -25,12 +26,12 @@ impl Other {
         self.said()
     }
 
-    /// Returns the words of its next line.
+    /// Returns the words of the next message.
     pub(crate) fn words(&mut self) -> Vec<String> {
         self.said().split_whitespace().map(str::to_owned).collect()
     }
 
-    /// Returns its next line, without the mark. Skips lines of the test harness.
+    /// Returns the next message. Skips lines without the mark, which are those of the test harness.
     pub(crate) fn said(&mut self) -> String {
         loop {
             let mut line = String::new();

@@ -7,8 +7,8 @@ use std::{
 
 use rustix::net::{AddressFamily, SocketType};
 
-/// Returns a port without a listener. It stays reserved while the descriptor is open; a listener may share
-/// it.
+/// Returns a port without a listener. While the descriptor is open, the system gives the port to no other socket
+/// that asks for any free one. A listener can still use it.
 pub(crate) fn reserved_port() -> (OwnedFd, u16) {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     rustix::net::sockopt::set_socket_reuseaddr(&socket, true).unwrap();

@@ -1,5 +1,5 @@
-//! The Python with PyTorch: the one that the variable `PYTHON` names, else the one made by `cargo xtask
-//! torch-env`, else `python3`.
+//! The Python interpreter for tests with PyTorch: the one that the variable `PYTHON` names, else the one made by
+//! `cargo xtask torch-env`, else `python3`.
 
 use std::{
     env,
@@ -14,14 +14,14 @@ pub(crate) fn python() -> Command {
     Command::new(env::var_os("PYTHON").unwrap_or_else(|| usual.into()))
 }
 
-/// Returns true if it can import `module`.
+/// Returns true if this Python can import `module`.
 pub(crate) fn imports(module: &str) -> bool {
     let mut tried = python();
     tried.args(["-c", &format!("import {module}")]).stdout(Stdio::null()).stderr(Stdio::null());
     tried.status().is_ok_and(|status| status.success())
 }
 
-/// Returns true if there is a Python with PyTorch; otherwise prints "skipped".
+/// Returns true if this Python has PyTorch. Otherwise prints that the test is skipped.
 pub(crate) fn torch_is_there() -> bool {
     static THERE: OnceLock<bool> = OnceLock::new();
     let there = *THERE.get_or_init(|| imports("torch.distributed"));

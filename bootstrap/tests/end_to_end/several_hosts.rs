@@ -21,12 +21,12 @@ mod agreement;
 
 const MEMBERS: u32 = 3;
 const PATIENCE: Duration = Duration::from_secs(3);
-/// A member that has posted its record waits for the others' outcomes, or repeats its requests, beyond its patience: 10 s
-/// for the action and 5 s for the outcomes. The rest is for the start of processes and for lost frames.
+/// The most time until all members have ended. After its patience, a member may wait 10 s for the action and 5 s
+/// for the outcomes. The rest is for the start of processes and for lost frames.
 const LONGEST: Duration = Duration::from_secs(40);
 
-/// The role of a process that a test has started: `host ADDRESS` hosts the store; `posted STORE VOTE` waits until two
-/// members have posted; `RANK STORE PATIENCE` is a member, with its patience in ms.
+/// The variable for the role of a process that a test starts. `host ADDRESS` hosts the store. `posted STORE VOTE`
+/// waits until two members have posted. `RANK STORE PATIENCE` is a member, with its patience in ms.
 const ROLE: &str = "BOOTSTRAP_SEVERAL_HOSTS_ROLE";
 
 /// The body of such a process.
@@ -75,7 +75,7 @@ struct Hosts {
 }
 
 impl Hosts {
-    /// Returns `None`, and says why, if this machine cannot have them.
+    /// Returns `None`, and prints the reason, if this machine cannot have them.
     fn new(conditions: Conditions) -> Option<Self> {
         let network = match Network::new(MEMBERS as usize, conditions) {
             Ok(network) => network,
@@ -106,7 +106,7 @@ fn members_agree_over_a_slow_and_lossy_network() {
     }
 }
 
-/// Its link is broken before it comes.
+/// The link of host 2 is cut before its member starts.
 #[test]
 fn a_host_that_cannot_be_reached_is_named() {
     let Some(hosts) = Hosts::new(Conditions::default()) else { return };
@@ -120,8 +120,8 @@ fn a_host_that_cannot_be_reached_is_named() {
     assert!(said[2].starts_with("no store at "), "{}", said[2]);
 }
 
-/// Its link breaks while it waits for the others. They act on its record, and learn that it is lost; it cannot know
-/// what they have agreed on.
+/// The link of host 2 is cut while its member waits for the others. The others act on its record, and find it lost.
+/// It cannot know what they have agreed on.
 #[test]
 fn a_host_that_is_cut_off_is_in_doubt_and_the_others_lose_it() {
     let Some(hosts) = Hosts::new(Conditions::default()) else { return };

@@ -1,6 +1,6 @@
-//! Malicious clients. No step of the server is much work, and another client is answered in the step in which
-//! it asks, however much work is left for the others. Work is counted in units. Time is not measured, except
-//! for a limit that only a server with quadratic work reaches.
+//! Malicious clients. No step of the server is much work, and a client with a small request is answered in the step
+//! in which it asks, however much work is left for the others. Work is counted in units. Time is not measured,
+//! except for a limit that only a server with quadratic work reaches.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -24,7 +24,7 @@ const MOST: u64 = (8 << 10) + (8 << 10) + 2 * MANY as u64 / 8;
 /// The time limit of a whole test.
 const HANGS: Duration = Duration::from_secs(300);
 
-/// The client that makes few requests.
+/// The client that makes small requests, and must be answered at once.
 const PROBE: ClientId = 0;
 
 /// A server, and the data in transit to and from its clients.
@@ -73,15 +73,15 @@ impl Siege {
         assert!(self.begun.elapsed() < HANGS, "the server hangs");
     }
 
-    /// Sends requests of a client, which arrive when the server wants them.
+    /// Sends requests of a client. `settle` delivers them when the server wants them.
     fn send(&mut self, client: ClientId, requests: &[Request]) {
         let mut bytes = Vec::new();
         requests.iter().for_each(|request| request.encode(&mut bytes));
         self.up.entry(client).or_default().extend(bytes.chunks(PIECE).map(<[u8]>::to_vec));
     }
 
-    /// Delivers and serves everything. The probe asks after every step, and is answered in the step in which
-    /// it asks. Returns the number of steps.
+    /// Delivers and serves everything. After every step, checks that the probe is answered in the step in which it
+    /// asks. Returns the number of steps.
     fn settle(&mut self) -> usize {
         for steps in 0.. {
             let ready = self.up.keys().copied().find(|client| self.server.wants(*client));
@@ -159,14 +159,14 @@ fn appending_to_a_value_that_many_wait_for() {
     siege.settle();
     let work = siege.server.work() - before;
     assert!(work < 40_000 + 2 * (8 << 10), "{work} units for 4,000 bytes");
-    // 1100: half of the clients waited for no more than that.
+    // The number is now 1100. Half of the clients wait for at most that.
     siege.send(300, &[Request::Append { key: key("zeros"), value: key("1100") }]);
     siege.settle();
     let over = (1..=200).filter(|client| siege.taken(*client) == [0]).count();
     assert_eq!(over, 100);
 }
 
-/// Two keys that are set and deleted often: a wait for very many keys still checks each once.
+/// The first of very many keys is set and deleted often. A wait for all of them still checks each key once.
 #[test]
 fn waiting_for_many_keys_of_which_two_come_and_go() {
     let mut siege = Siege::new(ServerLimits::default());
@@ -255,7 +255,7 @@ fn leaving_with_many_keys() {
     let mut siege = Siege::new(ServerLimits::default());
     for client in siege.several(8) {
         siege.send(client, &[Request::Wait { keys: keys(MANY) }]);
-        // Half of another request.
+        // Another request without its last bytes.
         siege.send(client, &[Request::Check { keys: keys(MANY) }]);
         siege.up.get_mut(&client).unwrap().pop_back();
     }
@@ -303,7 +303,7 @@ fn reading_large_values_all_the_time() {
     assert!((1..=8).all(|client| siege.taken(client).len() == 6 * (8 + VALUE)));
 }
 
-/// A client with few requests is served before clients with much work left, even if it has to wait for its turn.
+/// A request that is too large to be served at once gets its turn before those of clients that had many turns.
 #[test]
 fn a_turn_comes_soon_for_who_had_little() {
     const BUSY: u64 = 50;
@@ -374,7 +374,7 @@ fn any_list() -> impl Strategy<Value = Request> {
 }
 
 proptest! {
-    /// The length of a turn changes neither a client's replies nor the reason for its end.
+    /// The length of a turn changes neither a client's replies nor the reason why its connection is closed.
     #[test]
     fn turns_change_no_answer(
         requests in vec(any_list(), 1..20), turn in 0..60usize, at_once in 0..60usize,

@@ -88,7 +88,7 @@ fn additions_through_many_openings_are_all_counted_and_waits_end() {
     assert!(path.exists(), "nobody has said how many there are");
 }
 
-/// A killed writer has left a part of its record, of any length.
+/// A killed writer has left the first bytes of its record, for each number of bytes.
 #[test]
 fn a_torn_record_is_passed_over_and_mended() {
     let torn = record("/later", "a value");
@@ -135,7 +135,7 @@ fn a_file_that_is_removed_ends_every_wait() {
     let error = waiting.join().unwrap().unwrap_err();
     assert!(matches!(error, StoreError::FileGone { .. }), "{error}");
     assert!(matches!(store.set("k", b"v"), Err(StoreError::FileGone { .. })));
-    // The next job's file must not be removed.
+    // Closing the store must not remove the file that the next job has at this path.
     let next = FileStore::open(&path).unwrap();
     drop(store);
     next.set("k", b"v").unwrap();
@@ -171,14 +171,14 @@ fn a_file_that_others_may_write_is_refused() {
         allow(mode);
         refused(None, mode);
     }
-    // With PyTorch's mode.
+    // PyTorch's store makes files with this mode.
     allow(0o644);
     FileStore::open(&path).unwrap().set("k", b"v").unwrap();
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root can give a file to another user");
         return;
     }
-    // PyTorch's mode where each user has a separate group, and where the group has other members.
+    // The file's group may write it only if the group is the owner's private one.
     const NOBODY: u32 = 65534;
     allow(0o664);
     FileStore::open(&path).unwrap();
@@ -191,7 +191,7 @@ fn a_file_that_others_may_write_is_refused() {
     assert_eq!(fs::read(&path).unwrap(), before);
 }
 
-/// With any counts left by an earlier process.
+/// The counts of processes in the file have extreme values.
 #[test]
 fn counts_at_the_integers_limits_are_no_panic() {
     for count in [i64::MAX, i64::MIN] {
@@ -221,7 +221,7 @@ fn what_exceeds_the_limit_changes_nothing() {
         assert_eq!(store.get("k", soon()).unwrap(), b"value");
         assert_eq!(fs::read(&path).unwrap(), before);
     }
-    // Data of others beyond the limit is not read into memory.
+    // A larger value that another process has written is not read into memory.
     let large = FileStore::open(&path).unwrap();
     large.set("k", &[0; 17]).unwrap();
     let error = store.get("k", soon()).unwrap_err();

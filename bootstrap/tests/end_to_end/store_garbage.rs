@@ -47,7 +47,7 @@ fn counter() -> impl Strategy<Value = Vec<u8>> {
     key().prop_map(|key| [b"+".as_slice(), &key].concat())
 }
 
-/// Any request, including waits, which a client sends only for calls with a deadline.
+/// Any request, including waits.
 fn any_request() -> impl Strategy<Value = Request> {
     prop_oneof![
         8 => request(),
@@ -149,7 +149,7 @@ proptest! {
         }
         let mut set = Vec::new();
         Request::Set { key: b"a key".to_vec(), value: Vec::new() }.encode(&mut set);
-        // A client that holds much memory gives way to a new one.
+        // If client 2 holds much memory, the server closes it to make room for client 3.
         let mut others = |input: server::Input<'_>| {
             let mut outputs = server.step(input, NOW);
             outputs.retain(|output| !matches!(output, server::Output::Close(2, _)));
@@ -205,7 +205,7 @@ proptest! {
             take(machine.step(client::Input::Tick, now));
         }
         prop_assert_eq!(ended, calls);
-        // The machine reports correctly if it is usable.
+        // If the machine says that it is not idle, a further call must fail.
         if !machine.is_idle() {
             let outputs = machine.step(client::Input::Call(Call::Now(Request::NumKeys)), now);
             prop_assert_eq!(outputs, [client::Output::Done(Err(Failure::Busy))]);
@@ -213,8 +213,8 @@ proptest! {
     }
 }
 
-/// A host alone decides the length of a list of keys: the cost of keeping it is counted before any of it is
-/// kept.
+/// The host alone decides the length of a list of keys, so the client counts the list's memory before it keeps any
+/// of it.
 #[test]
 fn a_list_that_takes_more_memory_than_allowed_is_refused() {
     let limits = Limits { request_bytes: 1 << 20, ..Limits::default() };
@@ -233,7 +233,7 @@ fn a_list_that_takes_more_memory_than_allowed_is_refused() {
         let why = refused(&count.to_le_bytes()).unwrap();
         assert!(why.contains("1048576 are allowed") && why.contains("request_bytes"), "{why}");
     }
-    // 8,000 empty keys take most of it.
+    // 8,000 empty keys take most of the memory that is allowed.
     assert_eq!(refused(&8000u64.to_le_bytes()), None);
     let longer = [8000u64, 0, 300_000].map(u64::to_le_bytes).concat();
     assert!(refused(&longer).unwrap().contains("request_bytes"));

@@ -21,8 +21,8 @@ use crate::other::Other;
 const GREETING: &[u8] = b"\0\xce\xf7\x85\x3c";
 /// The host's memory limit, in bytes.
 const LIMIT: usize = 128 << 20;
-/// The further growth of its process, in bytes: its threads' stacks, and memory that the allocator does not
-/// return.
+/// The most that the host's process grows beyond that, in bytes: its threads' stacks, and memory that the allocator
+/// does not return.
 const SLACK: usize = 32 << 20;
 const IDLE: usize = 10_000;
 const LONG: Duration = Duration::from_secs(60);
@@ -45,7 +45,7 @@ fn raise_descriptors() -> u64 {
     limit.maximum.unwrap_or(u64::MAX)
 }
 
-/// The role of a process that a test has started.
+/// The variable for the role of a process that a test starts.
 const ROLE: &str = "PROCESS_GROUP_HOSTILE_ROLE";
 
 /// The body of such a process.
@@ -59,7 +59,7 @@ fn role() {
     }
 }
 
-/// Hosts a store. Answers every line with the memory that the store and its process use.
+/// Hosts a store. Answers every line with its report, and with the growth of its process in bytes.
 fn host() {
     let descriptors = raise_descriptors();
     let limits = ServerLimits { memory: LIMIT, ..ServerLimits::default() };
@@ -73,7 +73,7 @@ fn host() {
     }
 }
 
-/// Opens connections that send a whole greeting, half of it, or nothing. Holds them until the input ends.
+/// Opens connections. Nine in ten send a greeting, and the others nothing. Holds them until the input ends.
 fn idle(address: &str) {
     raise_descriptors();
     let connections: Vec<_> = (0..IDLE)
@@ -164,7 +164,7 @@ fn ten_thousand_idle_connections_disturb_nobody() {
     }
     let mut idle = start(&host.address.clone(), "idle: ");
     assert_eq!(idle.words(), [IDLE.to_string()]);
-    // All that connected before this one are accepted.
+    // Connections are accepted in their order, so all earlier ones are accepted now.
     drop(TcpStore::connect(&host.address, soon()).unwrap());
     let usage = host.check();
     assert!(usage.clients + usage.rejected >= IDLE, "{}", usage.clients);
@@ -250,7 +250,8 @@ fn garbage_ends_its_connection_at_once() {
     assert_eq!(host.check().rejected, 2 * harmful.len());
 }
 
-/// An end that sends no more, and one that disconnects in the middle of a request.
+/// Some clients close their sending side, between two requests or in the middle of one. Others disconnect while
+/// they wait.
 #[test]
 fn half_open_connections_are_closed_without_harm() {
     let mut host = Host::start();
@@ -264,7 +265,7 @@ fn half_open_connections_are_closed_without_harm() {
         .collect();
     assert!(half.into_iter().all(is_closed));
     let (sender, receiver) = mpsc::channel();
-    // The queue's element is for the waiting client, not for those that have disconnected.
+    // The queue's element must go to the client that still waits, not to those that have disconnected.
     for _ in 0..20 {
         let mut stream = host.connect();
         let mut wait = Vec::new();
@@ -287,13 +288,13 @@ fn too_few_descriptors_are_told() {
     let address = process.words()[0].clone();
     let first = TcpStore::connect(&address, soon()).unwrap();
     too_many(&address, &mut process, "no more are allowed");
-    // Fewer than the host has assumed.
+    // Now the process may have fewer descriptors than the host found at its start.
     process.ask("40");
     too_many(&address, &mut process, "no descriptor left");
     first.set("key", b"value").unwrap();
 }
 
-/// Silent connections have taken all the places.
+/// Silent connections take all places, and are closed for clients that greet.
 #[test]
 fn silent_connections_make_place_for_others() {
     let mut process = start("host-of-few", "host: ");
@@ -305,14 +306,15 @@ fn silent_connections_make_place_for_others() {
     assert!(told.starts_with("no greeting yet"), "{told}");
 }
 
-/// Clients are also rejected with a reason after a time in which even that was impossible.
+/// For a while, the host cannot even reject clients, because it cannot open its reserve descriptor again. Later it
+/// can.
 #[test]
 fn too_few_descriptors_are_told_again() {
     let mut process = start("host-of-few", "host: ");
     let address = process.words()[0].clone();
     process.ask("3");
     let _waiting = TcpStream::connect(&address).unwrap();
-    // Meanwhile the host tries to reject that client, and closes its reserve descriptor for that.
+    // Meanwhile the host closes its reserve descriptor to reject that client.
     thread::sleep(Duration::from_millis(300));
     process.ask("40");
     let first = TcpStore::connect(&address, soon()).unwrap();
@@ -320,7 +322,7 @@ fn too_few_descriptors_are_told_again() {
     first.set("key", b"value").unwrap();
 }
 
-/// Opens more connections than the host has descriptors.
+/// Opens more connections than the host has descriptors for. Checks that the host reports `why`.
 fn too_many(address: &str, host: &mut Other, why: &str) {
     let is_answered = |mut stream: &TcpStream| {
         let mut greeting = GREETING.to_vec();
@@ -330,7 +332,7 @@ fn too_many(address: &str, host: &mut Other, why: &str) {
     };
     let mut streams = std::iter::repeat_with(|| TcpStream::connect(address).unwrap())
         .map(|stream| (is_answered(&stream), stream));
-    // The host may not have seen yet that the connections of an earlier call have ended.
+    // The host may reject some, until it notices that the connections of an earlier call have ended.
     let first = streams.find(|(is_answered, _)| *is_answered).unwrap();
     let others: Vec<_> = streams.take(100).collect();
     assert!(!others[99].0);
@@ -339,8 +341,8 @@ fn too_many(address: &str, host: &mut Other, why: &str) {
     assert!(told.contains(why) && told.contains("ulimit -n"), "{told}");
 }
 
-/// Hosts a store in a process with a limit of 120 descriptors. Answers a line with the last rejection. A
-/// number sets a new limit on descriptors.
+/// Hosts a store in a process with a limit of 120 descriptors. A line with a number sets a new limit. Any other
+/// line is answered with the last rejection.
 fn host_of_few() {
     let allow = |descriptors| {
         let limit = getrlimit(Resource::Nofile);

@@ -138,7 +138,7 @@ proptest! {
     }
 }
 
-/// Pipelined requests are answered as fast as the client reads the answers.
+/// Pipelined requests are served only as fast as the client reads the replies.
 #[test]
 fn who_takes_no_replies_is_not_served() {
     const VALUE: usize = 60_000;
@@ -168,8 +168,7 @@ fn who_takes_no_replies_is_not_served() {
     assert!(server.wants(1));
 }
 
-/// The connection that holds most is closed, even if another one's request found no room. If the requesting
-/// connection holds most, it is closed itself.
+/// If a request finds no memory, the connection that holds most is closed. That may be the requesting one.
 #[test]
 fn the_greediest_goes() {
     let mut host = Host::new(LIMIT, 9);
@@ -183,7 +182,7 @@ fn the_greediest_goes() {
         panic!("{:?}", host.closed)
     };
     assert!(held > 64_000, "{held}");
-    // A small request of another client is still served: a greedy connection makes room.
+    // A small request of another client is still served: a connection that holds more is closed for it.
     host.ask(0, &Request::Wait { keys: vec![vec![b'w'; 8000]; 6] });
     let closed: Vec<_> = host.closed.iter().map(|(client, _)| *client).collect();
     assert!(matches!(closed[..], [8, 1..8]), "{closed:?}");

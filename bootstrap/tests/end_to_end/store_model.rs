@@ -176,7 +176,7 @@ fn perform(store: &dyn Store, op: &Op) -> Outcome {
     Some(Vec::new())
 }
 
-/// Servers are shared by the cases, each of which has its own prefix.
+/// Returns a host and a client. All test cases share them, and each case has its own prefix.
 fn tcp() -> &'static (TcpStore, TcpStore) {
     static SHARED: OnceLock<(TcpStore, TcpStore)> = OnceLock::new();
     SHARED.get_or_init(|| {
@@ -213,7 +213,7 @@ proptest! {
     }
 }
 
-/// The steps of a table's clients that concern waiting.
+/// An action of a table's client that can begin or end a wait.
 #[derive(Debug, Clone)]
 enum Step {
     Set(u8),
@@ -285,7 +285,6 @@ proptest! {
             waiting.retain(|client, wait| {
                 let over = match wait {
                     Ok(keys) => keys.iter().all(|key| there.contains(key)),
-                    // The count is a key from the first arrival on.
                     Err(world) => arrived >= *world,
                 };
                 if over {

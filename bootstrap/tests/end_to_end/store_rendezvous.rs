@@ -1,4 +1,4 @@
-//! Meetings of all ranks: all ranks get the same outcome.
+//! Meetings of all ranks, all of which get the same outcome.
 
 use std::{sync::Arc, thread, time::Duration};
 
@@ -26,13 +26,13 @@ fn ranks_exchange_their_cards_in_order() {
     });
 }
 
-/// Waits until these ranks are in a meeting, so that a deadline that then passes finds them there.
+/// Waits until these ranks have come to a meeting, so that they are not absent when a deadline then passes.
 fn wait_for(store: &dyn Store, name: &str, ranks: &[usize]) {
     let cards: Vec<_> = ranks.iter().map(|rank| format!("{name}/card/{rank}")).collect();
     store.wait(&cards.iter().map(String::as_str).collect::<Vec<_>>(), soon()).unwrap();
 }
 
-/// The first deadline to pass decides for all, also for a rank that comes later.
+/// Tests that the first deadline that passes decides for all ranks, and for one that comes later.
 fn absentees(store_of: impl Fn() -> Arc<dyn Store> + Sync) {
     let absent = [2, 5, 6];
     let meet = |rank: usize, deadline: Deadline| {

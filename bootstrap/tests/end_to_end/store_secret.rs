@@ -43,7 +43,7 @@ fn only_who_knows_the_secret_is_served() {
     assert_eq!(distrust(other.connect(&host.address(), soon())), Distrust::Refused);
     let why: Vec<_> = host.report().unwrap().rejections.into_iter().map(|(_, why)| why).collect();
     assert_eq!(why, [Rejection::NoSecret, Rejection::WrongSecret]);
-    // Also for connections that are opened later.
+    // Further connections of the client are served too.
     thread::scope(|scope| {
         let waits: Vec<_> = (0..3).map(|_| scope.spawn(|| client.get("late", soon()).unwrap())).collect();
         client.set("late", b"").unwrap();
@@ -55,7 +55,7 @@ fn only_who_knows_the_secret_is_served() {
 fn a_host_without_the_secret_is_not_trusted() {
     let host = TcpStore::host(0).unwrap();
     assert_eq!(distrust(with(OURS).connect(&host.address(), soon())), Distrust::NotKept);
-    // One host with a false proof, and one that is silent.
+    // The first host sends a false proof, and the second one nothing.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let pretending = thread::spawn(move || {
@@ -78,8 +78,7 @@ fn a_secret_is_long_and_not_shown() {
     assert_eq!(format!("{:?}", with(OURS)).find("horse"), None);
 }
 
-/// Debug output also omits the seed of greetings and the store's contents, because ranks publish tokens
-/// there.
+/// Debug output also omits the seed of greetings and the contents of stores, because ranks publish tokens there.
 #[test]
 fn nothing_secret_is_shown_for_debugging() {
     let secret = Secret::new(OURS).unwrap();
@@ -106,7 +105,7 @@ fn nothing_secret_is_shown_for_debugging() {
         .for_each(|text| shown(token, text));
 }
 
-/// A recorded greeting of a client does not authenticate a second time, and neither does the host's data.
+/// A client's proof that was recorded in one greeting is refused in another, like any wrong proof.
 #[test]
 fn nothing_that_was_sent_can_be_used_again() {
     let host = with(OURS).host(0, soon()).unwrap();

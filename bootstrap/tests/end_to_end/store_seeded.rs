@@ -48,7 +48,7 @@ fn what_ranks_see_is_one_order() {
         check_waits(seed, &world.history);
         ended += world.history.iter().filter(|event| matches!(event.outcome, Some(Ok(_)))).count();
     }
-    // The schedules do let operations complete.
+    // Most schedules let operations complete.
     println!("{ended} operations in {seeds} runs");
     assert!(ended as u64 > seeds * 20, "{ended}");
 }
@@ -107,7 +107,7 @@ fn check_counter(seed: u64, world: &mut World) {
     assert_in_order(seed, sums, true);
 }
 
-/// Every token replaced a known one. The order of all values follows from the last one backwards.
+/// Every new value replaced a known one, so the order of all values is found backwards from the last one.
 fn check_register(seed: u64, world: &mut World) {
     let Reply::Bytes(mut value) = world.ask(Request::Get { key: REGISTER.into() }) else { panic!() };
     let swaps = || {

@@ -40,7 +40,8 @@ fn until_closed(stream: &mut TcpStream) -> Vec<u8> {
 fn threads_wait_on_one_client_at_the_same_time() {
     let (host, client) = pair();
     thread::scope(|scope| {
-        // More than the number of kept connections, in an order in which only the last wait could end.
+        // There are more waits than kept connections. At first only the last wait can end, and each end allows
+        // another.
         let waits: Vec<_> = (0..12)
             .map(|i| {
                 let client = &client;
@@ -73,7 +74,7 @@ fn a_timeout_names_the_missing_keys_and_the_client_goes_on() {
     );
 }
 
-/// A value under the queue's name ends a wait, but nothing can be popped.
+/// A value under the queue's name ends a wait for the name, although nothing can be popped.
 #[test]
 fn a_queue_is_waited_for_also_where_a_key_has_its_name() {
     let (host, client) = pair();
@@ -156,7 +157,7 @@ fn what_is_no_store_is_recognised() {
     assert!(matches!(error, StoreError::NotAStore { .. }), "{error}");
 }
 
-/// A host that answers the greeting and then stops, like a stopped process.
+/// The host answers the greeting, and then nothing more, like a stopped process.
 #[test]
 fn a_host_that_does_not_answer_is_told_from_a_key_that_does_not_come() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -222,7 +223,7 @@ const DIALOGUE: &[(&str, &str)] = &[
     // A wait, a ping that is answered meanwhile, and the cancellation; a wait for no keys.
     (r#"06 +1 "/x" 0d #1 0c"#, "#1 01"),
     ("06 +0 0c", "00 01"),
-    // Absent with an expected value; absent as expected; a different value; the expected value.
+    // Compare and set: the key is absent, but a value is expected; absent as expected; other value; expected value.
     (r#"02 "c" "e" "n""#, r#""e""#),
     (r#"02 "c" "" "n""#, r#""n""#),
     (r#"02 "c" "x" "m""#, r#""n""#),
@@ -237,7 +238,7 @@ const DIALOGUE: &[(&str, &str)] = &[
     (r#"03 "q" 08 "q""#, r#""" +0"#),
     (r#"0f "q" 0f "q""#, r#"+1 "a" +0"#),
     (r#"08 "/k" 08 "/n" 11"#, r#"+1 +1 +1 "m""#),
-    // The cancelled arrival is counted.
+    // The arrival at a barrier counts even if its wait is cancelled.
     (r#"12 "b" +2 0c"#, "01"),
     (r#"12 "b" +2 03 "b""#, r#"00 "2""#),
 ];
@@ -314,7 +315,7 @@ fn more_clients_than_allowed_are_turned_away() {
     TcpStore::connect(&host.address(), soon()).unwrap();
 }
 
-/// A further connection of a connected client is tried again.
+/// A client that is connected opens a further connection, which the host rejects at first.
 #[test]
 fn who_is_turned_away_for_a_moment_comes_again() {
     let limits = ServerLimits { clients: 3, ..ServerLimits::default() };
@@ -323,7 +324,7 @@ fn who_is_turned_away_for_a_moment_comes_again() {
     let full = TcpStore::connect(&host.address(), soon()).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| client.get("late", soon()));
-        // The host has rejected the client's connection.
+        // Goes on until the host has rejected a connection of the client.
         while host.report().unwrap().rejected == 0 {
             if let Err(error) = client.wait(&["never"], Deadline::after(Duration::from_millis(1))) {
                 let expected = matches!(error, StoreError::Timeout { .. } | StoreError::TurnedAway { .. });

@@ -177,7 +177,7 @@ fn one_file_serves_torch_and_us() {
     drop(store);
     assert!(path.exists());
     peer.finish();
-    // PyTorch's process, the last to leave, has counted this one.
+    // PyTorch's store, the last to leave, has counted this one, and has removed the file.
     assert!(!path.exists());
 }
 
@@ -285,7 +285,7 @@ fn torchs_server_answers_as_ours() {
         return;
     }
     let mut torch = Peer::start(&["serve"]);
-    // Its greeting must come in one piece.
+    // PyTorch's server accepts the greeting only in one piece.
     let stream = converse_in_bytes(&format!("127.0.0.1:{}", torch.line()), 1 << 10);
     drop(stream);
     torch.finish();

@@ -83,7 +83,7 @@ impl Op {
     }
 }
 
-/// A moment. The step defines the order, and deadlines are compared with the time.
+/// A moment in a run. The step defines the order of moments. Deadlines are compared with the time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment {
     pub(crate) step: u64,
@@ -97,7 +97,7 @@ pub(crate) struct Event {
     pub(crate) op: Op,
     pub(crate) called: Moment,
     pub(crate) ended: Option<Moment>,
-    /// `None` when its connection broke: it may or may not have taken effect.
+    /// `None` if its connection broke: then it may or may not have taken effect.
     pub(crate) outcome: Option<Result<Option<Reply>, Failure>>,
 }
 
@@ -126,12 +126,12 @@ pub(crate) struct World {
     strangers: BTreeSet<ClientId>,
     next: ClientId,
     tokens: u64,
-    /// The weights with which ranks choose operations. Every run emphasises others.
+    /// The weights with which ranks choose operations. They differ from run to run.
     weights: [usize; 7],
     pub(crate) history: Vec<Event>,
 }
 
-/// A long time for the greeting, so that slow ranks are not rejected.
+/// The default limits, but with a long time for the greeting, so that slow ranks are not rejected.
 fn limits() -> ServerLimits {
     ServerLimits { greeting: Duration::from_secs(60), ..ServerLimits::default() }
 }
@@ -155,7 +155,7 @@ impl World {
             history: Vec::new(),
         };
         if world.random.one_in(2) {
-            // Small turns, so that everything is done in pieces.
+            // Small turns, so that requests are served in pieces.
             let [turn, at_once] = [(); 2].map(|()| 1 + world.random.below(24));
             world.server = Server::new(ServerLimits { turn, at_once, ..limits() });
         }
@@ -180,7 +180,7 @@ impl World {
         self.next
     }
 
-    /// Runs one step of the seed's choice.
+    /// Runs one random step.
     pub(crate) fn step(&mut self) {
         self.now.step += 1;
         match self.random.below(32) {
@@ -196,7 +196,7 @@ impl World {
         }
     }
 
-    /// Delivers all bytes in transit, without time passing.
+    /// Delivers all bytes in transit. No time passes.
     pub(crate) fn settle(&mut self) {
         loop {
             self.now.step += 1;
@@ -233,7 +233,7 @@ impl World {
         self.ranks.iter().filter_map(|rank| Some(&self.history[rank.doing?].op))
     }
 
-    /// Asks the server over a separate connection.
+    /// Sends a request over a new connection, and returns the reply.
     pub(crate) fn ask(&mut self, request: Request) -> Reply {
         let id = self.accept();
         let mut machine = self.client();
@@ -377,7 +377,7 @@ impl World {
                 if self.random.one_in(2) { self.random.below(20) } else { self.random.below(256) } as u8
             );
         }
-        // No effect on the ranks' keys: their names do not occur in so few random bytes.
+        // So few random bytes practically never contain the name of a rank's key.
         self.links.get_mut(&id).unwrap().up.extend(bytes);
     }
 

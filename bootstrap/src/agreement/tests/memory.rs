@@ -1,4 +1,4 @@
-//! The store of the tests `model` and `seeds`.
+//! The in-memory store of the tests `model` and `seeds`.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ impl Memory {
         })
     }
 
-    /// Removes keys, unless another member has begun to.
+    /// Removes keys, unless the first one is gone: then another member removes them.
     pub(super) fn remove(&mut self, keys: &[String]) {
         if keys.first().is_some_and(|first| !self.0.contains_key(first)) {
             return;

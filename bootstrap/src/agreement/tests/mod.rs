@@ -1,5 +1,5 @@
-//! Tests of agreements: all interleavings of small ones ([`model`]), random ones ([`seeds`]), single cases
-//! ([`scripted`]), and messages.
+//! Tests of agreements: all interleavings of small agreements ([`model`]), random agreements ([`seeds`]), single
+//! cases ([`scripted`]), and messages.
 
 mod memory;
 mod model;

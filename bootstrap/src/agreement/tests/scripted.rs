@@ -1,4 +1,4 @@
-//! Single cases: limits, members that leave, names that are used twice, stores that fail.
+//! Single cases: time limits, members that leave, names that are used twice, stores that fail.
 
 use std::{
     sync::{
@@ -30,7 +30,7 @@ fn agree(store: &dyn Store, rank: u32, patience: Duration) -> Outcome {
     run::<Sum>(store, seat(rank, 2, patience), 3, |_, _, _| true, || Ok(()))
 }
 
-/// Returns the end of the object by this rank.
+/// Returns what `goes_on` fails with if `rank` has ended the object.
 fn gone(rank: u32) -> Gone {
     Gone { rank, cause: "it is dead".into() }
 }
@@ -56,7 +56,7 @@ fn a_member_whose_object_has_ended_says_so_and_nobody_else_is_blamed() {
     }
 }
 
-/// Rank 1 has heard that rank 0 is dead before rank 0 could come.
+/// Rank 1 learns that rank 0 is dead while it waits for rank 0.
 #[test]
 fn the_rank_that_ended_the_object_is_named() {
     let store = HashStore::new();
@@ -191,7 +191,7 @@ fn a_short_patience_shortens_no_action() {
     assert!(machine.is_in_doubt());
 }
 
-/// The others have decided without rank 2, whose own member list contains it.
+/// The others have decided without rank 2, which is only in its own member list.
 #[test]
 fn a_rank_that_others_do_not_count_in_does_not_act() {
     let store = HashStore::new();
@@ -235,7 +235,7 @@ fn members_with_different_lists_are_told_when_the_second_one_comes() {
 fn a_rank_with_several_threads_is_in_no_circle() {
     for has_another in [false, true] {
         let (store, is_over) = (HashStore::new(), AtomicBool::new(false));
-        // No other test uses these ranks, because running agreements are counted by rank in the whole process.
+        // Running agreements are counted by rank in the whole process, so no other test may use these ranks.
         let with = |name: &str, rank, patience| {
             let member = Member { name: name.into(), rank, members: vec![70, 71], generation: 1, patience };
             run::<Sum>(
@@ -268,7 +268,7 @@ fn a_rank_with_several_threads_is_in_no_circle() {
     }
 }
 
-/// The process of a member whose patience ends may host the store, so it has to wait for the others.
+/// The process of rank 0, whose patience ends first, might host the store.
 #[test]
 fn a_member_stays_until_the_others_have_read_that_one_is_absent() {
     let store = HashStore::new();
@@ -286,7 +286,7 @@ fn a_member_stays_until_the_others_have_read_that_one_is_absent() {
     });
 }
 
-/// The other member is a process that hosts no store: it needs that of this process.
+/// The other member reads the result 200 ms after it is there, as if over the store of this process.
 #[test]
 fn a_member_stays_until_the_others_have_read_any_failure() {
     let store = HashStore::new();
@@ -325,7 +325,7 @@ fn a_member_does_not_stay_for_acknowledgements_that_it_has_removed() {
 #[test]
 fn a_member_whose_object_ends_does_not_stay() {
     let store = HashStore::new();
-    // It has come, and never reads the result.
+    // Rank 1 has posted its record, and never reads the result.
     store.set("sum/records/1", b"a record").unwrap();
     let began = Instant::now();
     let goes_on = || if began.elapsed() < Duration::from_millis(200) { Ok(()) } else { Err(gone(0)) };
@@ -335,12 +335,13 @@ fn a_member_whose_object_ends_does_not_stay() {
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
 }
 
-/// A store of which every eighth request fails, by turns before and after it has taken effect.
+/// A store that counts most of its requests. With `error`, every eighth of these fails, by turns before and after
+/// it has taken effect.
 struct Flaky {
     inner: HashStore,
     count: AtomicU32,
     error: Option<fn() -> StoreError>,
-    /// The first place is published when a message arrives.
+    /// If set, the first `set` of a place waits for a message.
     gate: Mutex<Option<mpsc::Receiver<()>>>,
 }
 
@@ -356,7 +357,7 @@ impl Flaky {
 
 impl Store for Flaky {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        // This request precedes the record. If it failed, the agreement would end without retries.
+        // A member publishes its place before its record. If that failed, the agreement would end without retries.
         if key.starts_with("places/") {
             let gate = self.gate.lock().unwrap().take();
             if let Some(gate) = gate {
@@ -385,7 +386,7 @@ impl Store for Flaky {
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> Result<Vec<u8>> {
-        // This request precedes the record too.
+        // A member compares its member list before its record too.
         if key.ends_with("/members") {
             self.inner.compare_set(key, expected, new)
         } else {
@@ -438,14 +439,15 @@ fn flaky(error: fn() -> StoreError) -> Flaky {
     Flaky { inner: HashStore::new(), count: AtomicU32::new(0), error: Some(error), gate: Mutex::default() }
 }
 
-/// The place of the first thread arrives after the second one has found that it is not alone.
+/// The first thread has found itself alone, but its place reaches the store only after that of the second thread.
+/// The first thread must then publish that it waits nowhere.
 #[test]
 fn a_second_thread_that_begins_meanwhile_is_noticed() {
     let (open, gate) = mpsc::channel();
     let gate = Mutex::new(Some(gate));
     let store = Flaky { inner: HashStore::new(), count: AtomicU32::new(0), error: None, gate };
     let is_over = AtomicBool::new(false);
-    // No other test has these ranks.
+    // Running agreements are counted by rank in the whole process, so no other test may use these ranks.
     let with = |store: &dyn Store, name: &str| {
         let member =
             Member { name: name.into(), rank: 72, members: vec![72, 73], generation: 1, patience: LONG };
@@ -502,11 +504,11 @@ fn a_store_that_fails_now_and_then_poisons_nothing_even_with_a_short_patience() 
     });
 }
 
-/// The others do not see it, so they do not act on it.
+/// The store refuses the record on this rank, so the others never see it.
 #[test]
 fn a_record_that_is_refused_here_leaves_no_doubt() {
     let store = flaky(|| StoreError::Argument("it is too long".into()));
-    // The first counted request is that of the record.
+    // Makes the first counted request fail: the one that posts the record.
     store.count.store(3, Ordering::Relaxed);
     let failed = agree(&store, 0, LONG).unwrap_err();
     assert!(matches!(failed.ending, Ending::StoreFailed) && failed.store.is_some(), "{failed:?}");

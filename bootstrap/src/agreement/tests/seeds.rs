@@ -30,7 +30,7 @@ impl Random {
 
 type Outcome = Result<u64, Ending<Sum>>;
 
-/// A rank, with the agreements in which it has still to take part.
+/// A rank, with the agreements that it has still to enter.
 struct Rank {
     program: VecDeque<(Member, u64)>,
     running: Option<(Agreement<Sum>, Output<Sum>)>,
@@ -155,7 +155,7 @@ impl Run {
                 continue;
             }
             let rank = ready[self.random.below(ready.len())];
-            // Time passes, so that waits end in some runs before all have come.
+            // Time passes, so that in some runs waits time out before all members have come.
             if self.random.one_in(4) {
                 self.now += Duration::from_millis(self.random.below(40) as u64);
             }
@@ -306,8 +306,8 @@ impl Run {
         }
     }
 
-    /// Checks that no rank has agreed with a rank of another version, generation or member list. Checks that the
-    /// keys of agreements with a result are removed.
+    /// Checks that no rank has agreed with a rank of another version, generation or member list. Checks that no
+    /// keys of agreements are left if all have a result and there was no fault.
     fn judge_detection(&self) -> Result<(), String> {
         let culprit = self.culprit;
         for (name, results) in &self.results {
@@ -317,7 +317,7 @@ impl Run {
                 Fault::OtherVersion => true,
                 _ => false,
             };
-            // If only one rank took part, there was nothing to differ from.
+            // If only one rank took part, no rank differed from another.
             let differs = differs && results.len() > 1;
             let is_unreadable = |(_, result): &(usize, Outcome)| {
                 matches!(result, Err(Ending::Failed(Failure::Unreadable { .. })))
@@ -402,7 +402,7 @@ fn explore(seeds: std::ops::Range<u64>) -> usize {
     agreed
 }
 
-/// `AGREEMENT_SEEDS` sets the number of seeds.
+/// The variable `AGREEMENT_SEEDS` sets the number of seeds.
 #[test]
 fn random_programs_agree_or_fail_alike() {
     let seeds = std::env::var("AGREEMENT_SEEDS").ok().and_then(|number| number.parse().ok()).unwrap_or(4000);

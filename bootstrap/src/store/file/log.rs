@@ -48,10 +48,11 @@ const LEFT: &[u8] = b"cleanup/";
 /// The mode bits that let the file's group, or all users, write.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// The number of bytes read at a time.
+/// The most bytes that are read at a time.
 const PIECE: u64 = 1 << 20;
 
-/// The first and the longest pause between attempts to take a lock that another process holds.
+/// The first and the longest pause between attempts to take a lock that another process holds. Each pause is twice
+/// as long as the one before.
 const FIRST_PAUSE: Duration = Duration::from_micros(50);
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -136,7 +137,7 @@ impl Log {
         }
         let (owner, mode, user) = (found.uid(), found.mode() & 0o7777, geteuid().as_raw());
         // If the file's group id equals its owner's user id, the group is taken to be the owner's private group, without
-        // other members. PyTorch's files usually have mode 0664 in that case.
+        // other members. Where users have such groups, the umask is often 002, so that files have mode 0664.
         let writable = if found.gid() == owner { mode & 0o002 } else { mode & OTHERS_WRITE };
         if owner != user || writable != 0 {
             return Err(StoreError::FileUntrusted { path: path.to_owned(), owner, mode, user });

@@ -19,7 +19,8 @@ use super::{
 };
 use crate::runtime;
 
-/// The pauses between the reads of a wait: the first, and the least and the greatest limit for later ones.
+/// The pause between two reads of a wait: the first, and the limits for later ones. It doubles after each read, up
+/// to a limit that grows from `LOOK` to `LONGEST_LOOK` with the time waited.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 const LOOK: Duration = Duration::from_millis(10);
 const LONGEST_LOOK: Duration = Duration::from_millis(100);
@@ -32,17 +33,20 @@ const LONGEST_LOOK: Duration = Duration::from_millis(100);
 /// again, a [`rendezvous`](super::rendezvous()) fails with [`RankTaken`](StoreError::RankTaken).
 ///
 /// Differences from PyTorch's store:
-/// - An incomplete record of a killed writer is ignored and removed. PyTorch's store waits for its end in a loop,
-///   while it holds the lock.
-/// - If the lock is not released, an operation fails after its deadline. If the file is removed, it fails at once.
-/// - Symbolic links are not followed. A new file is accessible to its owner alone. A file of another user, or one
-///   that other users may write, is refused ([`FileUntrusted`](StoreError::FileUntrusted)).
+/// - An incomplete record of a killed writer is ignored and removed. PyTorch's store waits in a loop for the
+///   record's end, while it holds the lock.
+/// - If another process does not release the lock, an operation fails after the [patience](FileOptions::patience).
+///   If the file is removed, it fails at once.
+/// - A symbolic link at the path is refused. A new file is accessible to its owner alone. A file of another user,
+///   or one that other users may write, is refused ([`FileUntrusted`](StoreError::FileUntrusted)). Its group may
+///   write it only if the group's id is the owner's user id.
 /// - [`append`](super::Store::append) and [`multi_set`](super::Store::multi_set) are atomic,
 ///   [`delete`](super::Store::delete) returns the correct result, and [`num_keys`](super::Store::num_keys)
 ///   counts keys only.
-/// - PyTorch's store has no queues. A queue's element goes to the first process that reads it.
+/// - PyTorch's store has no queues. Here, an element of a queue goes to the first process that pops it, which may
+///   not be the one that has waited longest.
 ///
-/// An operation waits for the file's lock for at most the [patience](FileOptions::patience).
+/// Dropping the last clone blocks for at most 5 s, for the lock.
 ///
 /// ```
 /// use bootstrap::store::{Deadline, FileStore, Store};
@@ -85,8 +89,8 @@ impl Default for FileOptions {
 }
 
 impl FileOptions {
-    /// Sets the size limits. [`Limits::store_bytes`] limits the file. The data of other processes must be within
-    /// these limits too.
+    /// Sets the size limits. [`Limits::store_bytes`] limits the file. If another process has written a larger key
+    /// or value, operations fail with [`StoreError::FileCorrupt`].
     #[must_use]
     pub fn limits(self, limits: Limits) -> Self {
         Self { limits, ..self }
@@ -106,7 +110,8 @@ impl FileOptions {
         Self { workers: Some(workers), ..self }
     }
 
-    /// Opens the store in the file at `path`. Creates the file if it does not exist.
+    /// Opens the store in the file at `path`. Creates the file if it does not exist. Blocks for at most the
+    /// [patience](Self::patience), for the lock.
     ///
     /// # Errors
     /// [`StoreError::File`], [`StoreError::FileUntrusted`], [`StoreError::FileLocked`], [`StoreError::FileCorrupt`].

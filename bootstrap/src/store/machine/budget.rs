@@ -2,7 +2,7 @@
 //!
 //! A unit of work takes 0.1 to 0.2 µs: receiving a string, looking up a key, or copying a KiB.
 
-/// Units for ending a wait: most of it is the system call that sends the reply.
+/// The units for ending a wait. Most of that work is the system call that sends the reply.
 pub(super) const WAKE: usize = 16;
 
 /// Returns the units for copying or reading through `bytes`.
@@ -20,7 +20,7 @@ pub(super) fn dropping(strings: usize) -> usize {
 pub(super) struct Budget {
     limit: usize,
     spent: usize,
-    /// Allows the first piece of work to exceed the limit.
+    /// True if the first piece of work may exceed the limit.
     first_is_free: bool,
 }
 
@@ -31,8 +31,8 @@ impl Budget {
         Self { limit, spent: 0, first_is_free: true }
     }
 
-    /// Makes the budget of the work that is done as soon as a client's bytes arrive, without a turn. No piece of work
-    /// may exceed the limit; the rest waits for a turn.
+    /// Makes the budget of the work that is done as soon as a client's bytes arrive. No piece of work may exceed
+    /// the limit. The work that is left waits for a turn of the client.
     pub(super) fn at_once(limit: usize) -> Self {
         Self { limit, spent: 0, first_is_free: false }
     }

@@ -8,14 +8,14 @@ use super::{
     wire::{Expect, ReplyDecoder, greeting, kind},
 };
 
-/// The time after the deadline of a wait within which the wait is cancelled and the missing keys are found.
+/// The most time after the deadline of a wait to cancel it at the server, and to find the missing keys.
 pub(in super::super) const GRACE: Duration = Duration::from_secs(5);
 
-/// The interval at which an empty queue is polled if its name is also a key. The protocol's wait ends as soon as
-/// the name is a key, so it cannot wait for the queue.
+/// The interval at which an empty queue is polled if its name is also a key. A wait of the protocol would end at
+/// once then, because the key exists.
 pub(in super::super) const PAUSE: Duration = Duration::from_millis(10);
 
-/// A call of a client.
+/// A call of a client. Deadlines are times of the caller's clock (see the [module](super)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
     /// Send one request that does not wait. The call ends when the request has taken effect.
@@ -152,7 +152,7 @@ struct Pending {
     keys: Vec<Vec<u8>>,
     then: Option<Request>,
     deadline: Duration,
-    /// The time by which the last answer must have arrived.
+    /// The time by which all answers must have arrived.
     limit: Duration,
 }
 
@@ -167,14 +167,15 @@ impl Client {
     /// and all are reported as missing.
     const SURVEYED: usize = 1024;
 
-    /// Makes a client that accepts no replies above `limits`. The caller checks the requests. The client gives up
-    /// if the server does not answer within `patience`; a wait takes until its deadline. `nonce` is any number:
-    /// the first ping contains it.
+    /// Makes a client that accepts no replies above `limits`. It does not check its requests: call
+    /// [`Limits::check`]. The client gives up if the server does not answer within `patience`, or a wait within 5 s
+    /// after its deadline. `nonce` is the number in the first ping, for example the process id.
     pub fn new(limits: Limits, patience: Duration, nonce: u32) -> Self {
         Self { limits, patience, nonce, secret: None, decoder: ReplyDecoder::default(), phase: Phase::New }
     }
 
-    /// Makes this client prove the secret to the server, and demand a proof from it. `block` is 32 random bytes.
+    /// Makes this client prove to the server that it knows the secret, and demand the same. `block` is 32 random
+    /// bytes, new for each client.
     #[must_use]
     pub fn with_secret(self, secret: Secret, block: [u8; 32]) -> Self {
         Self { secret: Some((secret, block)), ..self }
@@ -209,7 +210,7 @@ impl Client {
             (Input::Received(bytes), _) => self.decoder.buffer.extend(bytes),
             (Input::Tick, _) => {}
         }
-        // This runs after every input, because some replies have no bytes.
+        // This runs after every input, because some replies are complete without bytes.
         self.receive(now, &mut outputs);
         if self.wake_at().is_some_and(|due| due <= now) {
             self.late(now, &mut outputs);

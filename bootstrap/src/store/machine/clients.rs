@@ -8,9 +8,9 @@ use std::{
 /// A client's id, assigned by the caller. An id is not used again.
 pub type ClientId = u64;
 
-/// A map from clients to values. Every request is looked up here several times, so the hash is one multiplication.
-/// The server assigns the ids by counting. An attacker who wants ids with equal hashes has to connect again and
-/// again, and to keep only a few of the connections. That slows the host down and has no other effect.
+/// A map from clients to values. Every request looks up its client several times, so the hash is one
+/// multiplication. The server assigns the ids by counting. An attacker gets ids with equal hashes only by opening
+/// very many connections and keeping a few of them. That slows the host down and has no other effect.
 pub(in super::super) type Clients<T> = HashMap<ClientId, T, BuildHasherDefault<Spread>>;
 
 /// Spreads a number over all bits, because the map uses the lowest and the highest bits of a hash.

@@ -6,13 +6,13 @@
 /// An allocation: the allocator's header and rounding.
 pub(super) const ALLOCATION: usize = 32;
 
-/// A key in a map with its value: two allocations, and an entry of the map.
+/// A key in a map with its value: the overhead of two allocations, and an entry of the map.
 pub(super) const ENTRY: usize = 384;
 
-/// A string in a list: an allocation, and an element of a vector that doubles.
+/// A string in a list: the overhead of an allocation, and an element of a vector that doubles.
 pub(super) const PART: usize = ALLOCATION + 3 * size_of::<Vec<u8>>();
 
-/// An element of a queue: its allocation, and that of its node in a linked list.
+/// An element of a queue: the overhead of its allocation, and its node in a linked list.
 pub(super) const ELEMENT: usize = 2 * ALLOCATION + 2 * size_of::<usize>() + size_of::<Vec<u8>>();
 
 /// A connection: its entries in all maps, and its buffers while they are small.

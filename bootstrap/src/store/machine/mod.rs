@@ -4,7 +4,7 @@
 //! - [`Server`]: a table behind PyTorch's protocol. Takes the bytes of many clients and returns bytes.
 //! - [`Client`]: one connection to such a server. Takes a [`Call`] and returns its outcome.
 //!
-//! The caller passes time as a `Duration` since an arbitrary origin. It never goes backwards.
+//! The caller passes time as a `Duration` since an arbitrary origin. It must never go backwards.
 
 mod budget;
 pub mod client;

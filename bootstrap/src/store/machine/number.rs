@@ -1,7 +1,7 @@
 //! The integer at the start of a value.
 
-/// Parses the integer at the start of bytes that arrive in pieces, as C's `strtoll` does: blanks, a sign, digits.
-/// Never returns to an earlier piece, and stops at the first byte after the number.
+/// Parses the integer at the start of bytes that arrive in pieces, as C's `strtoll` does: white space, a sign,
+/// digits. Reads each byte once, and stops at the first byte after the number.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Number {
     part: Part,

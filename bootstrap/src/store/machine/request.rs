@@ -40,7 +40,7 @@ pub enum Request {
         /// The keys.
         keys: Vec<Vec<u8>>,
     },
-    /// Waits for all keys. Answered by [`Reply::Status`] 0 once they exist.
+    /// Waits for all keys. Answered by [`Reply::Status`] 0 once they exist. A client can have one wait at a time.
     Wait {
         /// The keys.
         keys: Vec<Vec<u8>>,
@@ -202,7 +202,8 @@ impl Default for Limits {
     }
 }
 
-/// The reason why a request is refused. A refused request has changed nothing.
+/// The reason why a request is refused. A refused request has changed nothing, with one exception: a
+/// [`Server`](super::Server) may have set a part of the keys of a large `MultiSet`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {

@@ -1,10 +1,11 @@
 //! The secret that clients and server share, and the greeting in which each proves to the other that it knows the
 //! secret.
 //!
-//! Client and server each choose a block of 32 bytes that is never used again. Each then sends a code
-//! (HMAC-SHA-256) of both blocks, keyed with the secret. The code includes a different word for each side, so that
-//! neither can send back the other's code. The client proves first, so a process that only connects gets no data
-//! with which to test guesses of the secret. The later traffic is neither encrypted nor protected against changes.
+//! Client and server each choose a block of 32 bytes that is never used again. Each then sends a proof: the
+//! HMAC-SHA-256 of both blocks, keyed with the secret. The proof includes a different word for each side, so that
+//! neither can send back the other's proof. The client sends its proof first, so a process that only connects gets
+//! no data with which to test guesses of the secret. The later traffic is neither encrypted nor protected against
+//! changes.
 
 use std::fmt;
 
@@ -12,9 +13,9 @@ use hmac_sha256::{HMAC, Hash};
 
 use super::super::{Result, StoreError};
 
-/// A client with a secret sends this in place of [`MAGIC`](super::wire::MAGIC). A server with a secret answers a
-/// greeting without one with this number in place of the ping's nonce. The nonce of a client is its process id,
-/// and no process has this number as its id.
+/// A client with a secret sends this in place of [`MAGIC`](super::wire::MAGIC). A server with a secret sends it to
+/// a client without one, in place of the nonce of that client's ping. That nonce is a process id, and no process
+/// has this number as its id.
 pub(super) const MAGIC: u32 = 0xA5C9_E3B1;
 
 /// The block of the client or the server, or a proof.
@@ -45,7 +46,7 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// The least length in bytes. An observer of a greeting could guess a shorter secret.
+    /// The least length in bytes. An observer of a greeting could find a shorter secret by brute force.
     pub const LEAST: usize = 16;
 
     /// Makes a secret of at least [`LEAST`](Self::LEAST) bytes. Use random bytes (`openssl rand -hex 16`).
@@ -112,7 +113,7 @@ pub enum Distrust {
     /// The host has not proved that it knows the secret.
     #[error("it has not proved that it knows the secret")]
     Unproven,
-    /// The host does not answer a greeting with a secret. PyTorch's hosts do not.
+    /// The host does not answer the greeting of a client with a secret. PyTorch's hosts do not.
     #[error("it does not answer a greeting with a secret; PyTorch's stores know none")]
     Unanswered,
 }

@@ -1,8 +1,8 @@
 //! The server side of the protocol: bytes of many clients in, bytes and closed connections out.
 //!
-//! A connection that breaks the protocol is closed, without effect on others. If there is a secret, a client that
-//! does not know it is not served. A client of another protocol is closed at its first wrong byte. A connection
-//! whose greeting is not complete in time is closed.
+//! A connection that breaks the protocol is closed, without effect on others: a connection of another protocol at
+//! its first wrong byte, and one whose greeting is not complete in time. If there is a secret, a client that does
+//! not know it is not served.
 //!
 //! All memory is counted: the table, incomplete requests, waits, and unsent replies. A client that does not
 //! receive its replies is not served until it does. If a request needs more memory than is left, the connections
@@ -54,7 +54,7 @@ pub struct ServerLimits {
     /// there are more of those, or if all connections are in use, a new connection replaces the one that has been
     /// without a complete greeting for longest.
     pub clients: usize,
-    /// The longest time from the connection to the end of the greeting.
+    /// The longest time from the start of a connection to the end of its greeting.
     pub greeting: Duration,
     /// The work in one [`Input::Tick`], in units: looking up a key, receiving a string, or copying 1 KiB is about
     /// one unit. It bounds the time that a small request of another client waits.
@@ -98,7 +98,7 @@ pub enum Input<'a> {
     Sent(ClientId, usize),
     /// A client's connection has ended.
     Gone(ClientId),
-    /// Time has passed, or work is left. Gives turns. See [`Server::wake_at`].
+    /// Time has passed, or work is left. The server gives turns to clients with work. See [`Server::wake_at`].
     Tick,
 }
 
@@ -119,17 +119,18 @@ const MANY: usize = 4 << 10;
 /// The server of a store.
 pub struct Server {
     limits: ServerLimits,
-    /// The secret, and the seed of the server's blocks in greetings.
+    /// The secret, and the seed from which the server's blocks in greetings are computed.
     secret: Option<(Secret, Block)>,
     table: Table,
     clients: Clients<Client>,
-    /// Clients in the order in which their greetings are due. Clients with a complete greeting are skipped.
+    /// Clients in the order in which their greetings are due. Those that have greeted since are still in it, and
+    /// are skipped.
     greetings: VecDeque<(Duration, ClientId)>,
     ungreeted: usize,
     turns: Turns,
     /// The clients that this step has woken.
     woken: Vec<ClientId>,
-    /// The number of steps so far.
+    /// The number of steps so far. Each input is one step.
     step: u64,
     /// The work done, in units of a [`Budget`].
     work: u64,
@@ -178,8 +179,8 @@ impl Server {
         }
     }
 
-    /// Like [`new`](Self::new), for clients that know the secret. `seed` is 32 random bytes that no one else
-    /// knows.
+    /// Like [`new`](Self::new), but serves only clients that know the secret. `seed` is 32 random bytes that no one
+    /// else knows.
     pub fn with_secret(limits: ServerLimits, secret: Secret, seed: [u8; 32]) -> Self {
         Self { secret: Some((secret, seed)), ..Self::new(limits) }
     }
@@ -189,7 +190,7 @@ impl Server {
         self.clients.len()
     }
 
-    /// Returns the memory in use, in bytes; never more than [`ServerLimits::memory`].
+    /// Returns the memory in use, in bytes. It never exceeds [`ServerLimits::memory`].
     pub fn memory(&self) -> usize {
         self.table.memory() + self.held
     }
@@ -210,8 +211,8 @@ impl Server {
         self.clients.get(&client).map_or(&[], |client| client.unsent.as_slice())
     }
 
-    /// Returns true if the server wants more bytes of a client. It wants none while the client does not receive
-    /// its replies, or while work on its earlier requests is left.
+    /// Returns true if the server wants more bytes of a client. It wants none while the client is behind with
+    /// receiving its replies, or while work on its earlier requests is left.
     pub fn wants(&self, client: ClientId) -> bool {
         self.clients.get(&client).is_some_and(Client::is_wanted)
     }
@@ -297,7 +298,7 @@ impl Server {
         self.work += budget.spent() as u64;
     }
 
-    /// Gives clients with work left their turns.
+    /// Gives turns to clients with work left, until the budget of one tick is spent.
     fn tick(&mut self, outputs: &mut Vec<Output>) {
         let mut budget = Budget::turn(self.limits.turn.max(1));
         self.woken.clear();

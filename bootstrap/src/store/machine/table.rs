@@ -1,11 +1,11 @@
 //! The contents of a store, and the effect of requests on them.
 //!
-//! Rules that clients of PyTorch's store rely on: a key exists if it has a value or a non-empty queue. Setting a
+//! Clients of PyTorch's store rely on these rules: a key exists if it has a value or a non-empty queue. Setting a
 //! value wakes all clients that wait for its key. Adding an element to a queue wakes one client, the one that has
 //! waited longest. If that client does not take the element (its process may die), the next client is woken.
 //!
-//! No operation takes long because there are many keys, elements or clients: all maps are trees, and queues are
-//! lists. (A hash table or a vector moves all of its contents in one step when it grows.)
+//! All maps are trees, and queues are lists, so that no operation takes long, however many keys, elements or
+//! clients there are. (A hash table or a vector moves all of its contents in one step when it grows.)
 
 use std::collections::{BTreeMap, LinkedList};
 
@@ -295,7 +295,7 @@ impl Table {
         let bytes = match request {
             Request::Set { value, .. } | Request::QueuePush { value, .. } => value.len(),
             Request::CompareSet { key, expected, new } => expected.len() + new.len() + held(key),
-            // The number is read.
+            // `Add` and `Barrier` parse the held value.
             Request::Get { key } | Request::Add { key, .. } | Request::Barrier { key, .. } => held(key),
             Request::Append { key, value } => {
                 let moved = self.values.get(key).filter(|held| held.len() + value.len() > held.capacity());
@@ -424,8 +424,8 @@ impl Table {
         self.waits.call(&key, elements.len(), woken);
     }
 
-    /// Takes the first element of a queue. Removes the queue if it becomes empty: `is_there` and the count of
-    /// memory rely on that.
+    /// Takes the first element of a queue, and returns it with the length before. Removes the queue if it becomes
+    /// empty: `is_there` and the count of memory rely on that.
     fn pop(&mut self, key: &[u8]) -> Option<(u64, Vec<u8>)> {
         let elements = self.queues.get_mut(key)?;
         let before = elements.len() as u64;

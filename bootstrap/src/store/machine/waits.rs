@@ -23,7 +23,8 @@ const EXACT: usize = 1024;
 pub(super) struct Waits {
     waits: BTreeMap<ClientId, Wait>,
     lines: BTreeMap<Key, Line>,
-    /// Clients that were woken for an element of a queue, with the queue, until their next request or their end.
+    /// Clients that were woken for an element of a queue, with the name of the queue, until their next request or
+    /// their end.
     called: BTreeMap<ClientId, Key>,
     /// The number of clients in `called`, by queue.
     calls: BTreeMap<Key, usize>,
@@ -32,8 +33,8 @@ pub(super) struct Waits {
 }
 
 struct Wait {
-    /// The number of waits up to this one. Of two clients at one queue, the one with the lower number is woken
-    /// first.
+    /// The number of waits that had begun, including this one. Of two clients that wait for a queue, the one with
+    /// the lower number is woken first.
     arrival: u64,
     condition: Condition,
     /// True if the client is in no line, so that its wait may be over.
@@ -53,9 +54,9 @@ enum Condition {
 struct Line {
     /// Clients that wait for the key, by arrival.
     keys: BTreeMap<u64, ClientId>,
-    /// Clients that wait for a number, by that number.
+    /// Clients that wait for a number under the key, by that number.
     counts: BTreeSet<(i64, ClientId)>,
-    /// The number under the key. It is current while a client waits for a number.
+    /// The number under the key. It is up to date only while `counts` is not empty.
     number: Number,
 }
 
@@ -66,8 +67,9 @@ pub(super) enum Resumed {
     Idle,
     /// The budget is spent.
     Unfinished,
-    /// A key is absent.
+    /// A key is absent. The client waits on.
     Waits,
+    /// The wait has ended. The caller must answer the client.
     Over,
 }
 
@@ -281,7 +283,7 @@ fn absent(
             return Err(Unfinished);
         }
         budget.spend(keys.len());
-        // The key before `next` has just been set.
+        // The key before `next` has just been set, so it is not checked.
         let mut order = (*next..keys.len()).chain(0..next.saturating_sub(1));
         order.find(|at| !is_there(&keys[*at]))
     } else {

@@ -202,9 +202,9 @@ struct Strings {
 }
 
 impl Strings {
-    /// Takes strings from the buffer until there are `count`, the buffer has too few bytes, or the budget is
-    /// spent. Returns which of these ended it. Before it keeps any byte of a string, it calls `check` with the
-    /// earlier strings, the number of bytes of all strings including this one, and the length of this one.
+    /// Takes strings from the buffer until there are `count`, the buffer has too few bytes, or the budget is spent.
+    /// Returns which of these was the case. Before it keeps any byte of a string, it calls `check` with the earlier
+    /// strings, the number of bytes of all strings including this one, and the length of this one.
     fn fill<E>(
         &mut self,
         buffer: &mut Buffer,
@@ -316,7 +316,7 @@ impl Shape {
 
 /// The result of decoding the received bytes. A complete request comes with its memory in bytes.
 pub(super) enum Decoded {
-    /// A request, other than for `MultiSet`.
+    /// A request other than a `MultiSet`.
     Request(Request, usize),
     /// The keys and values of a `MultiSet`, in turn.
     Entries(Vec<Vec<u8>>, usize),
@@ -378,7 +378,7 @@ impl RequestDecoder {
             return Ok(Decoded::Entries(strings, memory));
         }
         let request = build(whole.kind, strings, number);
-        // `build` knows every kind that has a shape, so it returns a request here.
+        // `build` returns a request for every kind that has a shape.
         Ok(request.map_or(Decoded::Incomplete, |request| Decoded::Request(request, memory)))
     }
 
@@ -393,7 +393,8 @@ impl RequestDecoder {
     }
 }
 
-/// Builds a request other than `MultiSet`. `strings` has as many elements as the shape of `kind` says.
+/// Builds a request other than a `MultiSet`; `None` for an unknown kind. `strings` has as many elements as the
+/// shape of `kind` says.
 fn build(kind: u8, strings: Vec<Vec<u8>>, number: i64) -> Option<Request> {
     if matches!(kind, kind::CHECK | kind::WAIT | kind::MULTI_GET) {
         return Some(match kind {

@@ -40,7 +40,7 @@ pub(super) struct Host {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The state of a [`TcpStore`](super::TcpStore)'s host, and the clients that it has rejected.
+/// The state of a [`TcpStore`](super::TcpStore)'s host, and the connections that it has rejected.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct HostReport {
@@ -52,7 +52,7 @@ pub struct HostReport {
     pub most_memory: usize,
     /// The number of connections that the host has rejected.
     pub rejected: u64,
-    /// The last 16 rejected connections with the reasons, the oldest first.
+    /// The last 16 rejected connections: address (`None` if unknown) and reason, the oldest first.
     pub rejections: VecDeque<(Option<SocketAddr>, Rejection)>,
     /// The reason why the host has stopped serving, if it has. Its clients lose their connections.
     pub failure: Option<Arc<str>>,
@@ -137,18 +137,18 @@ const STOP: u64 = 1;
 const WAITING: u64 = 2;
 const CLIENTS: ClientId = 3;
 
-/// The most bytes that are read from a client or sent to it before other clients have their turns.
+/// The most bytes that are read from a client, or sent to it, before other clients are served.
 const PIECE: usize = 64 << 10;
 
-/// The most connections that are accepted before clients have their turns. It is less than the number that may be
-/// without a complete greeting. So the server reads the greeting of a prompt client before newer connections
-/// replace that client.
+/// The most connections that are accepted before clients are served. It is less than the number of connections that
+/// may be without a complete greeting. So the server reads a greeting that was sent at once before newer
+/// connections can replace that client.
 const ACCEPTED: usize = 16;
 
-/// The most waiting clients that are served before others have their turns.
+/// The most waiting clients that are served before other clients.
 const WAITING_SERVED: usize = 64;
 
-/// How long no connections are accepted after the system has refused one.
+/// How long no connections are accepted after the system has failed to accept one.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Descriptors of the process that are reserved, and not used for clients.
@@ -164,8 +164,8 @@ struct Serving {
     /// cancellation, after its deadline, so the other clients are served first.
     waiting: OwnedFd,
     listener: TcpListener,
-    /// A descriptor in reserve. If the process has no other, this one is closed briefly, to accept and reject a
-    /// client.
+    /// A descriptor in reserve. If the process may open no other, this one is closed briefly, to accept a client,
+    /// reject it, and report that.
     spare: Option<OwnedFd>,
     paused_until: Option<Duration>,
     clients: Clients<Client>,

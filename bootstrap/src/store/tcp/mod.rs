@@ -41,7 +41,7 @@ const WORKERS: &[u8] = b"init/";
 /// The number of connections that are kept for later calls.
 const KEPT: usize = 8;
 
-/// The first and the longest pause between two attempts to connect.
+/// The first and the longest pause between two attempts to connect. Each is twice as long as the one before.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const PAUSE: Duration = Duration::from_millis(250);
 
@@ -172,7 +172,8 @@ impl TcpOptions {
     }
 
     /// Connects to the store at `address` (`host:port`). Repeats the attempt until the deadline while no process
-    /// listens there, or while the host rejects this process.
+    /// listens there, or while the host rejects this process. First resolves the name of the host, which has no
+    /// time limit.
     ///
     /// # Errors
     /// [`StoreError::Unreachable`], [`StoreError::TurnedAway`], [`StoreError::NotAStore`], [`StoreError::Distrusted`],
@@ -212,7 +213,8 @@ impl TcpStore {
         TcpOptions::default()
     }
 
-    /// Returns the store's address, `host:port`. On the host it contains the chosen port.
+    /// Returns the store's address, `host:port`. On a client, it is the one given to `connect`. On the host, it
+    /// contains the chosen port, and the loopback address if the store listens on all interfaces.
     pub fn address(&self) -> String {
         self.inner.address.clone()
     }
@@ -222,7 +224,7 @@ impl TcpStore {
         self.inner.host.is_some()
     }
 
-    /// Returns the host's state and the clients that it has rejected; `None` on a client.
+    /// Returns the host's state and the connections that it has rejected; `None` on a client.
     pub fn report(&self) -> Option<HostReport> {
         self.inner.host.as_ref().map(Host::report)
     }
@@ -321,7 +323,7 @@ impl Inner {
     }
 
     /// Opens another connection. Repeats the attempt until the deadline while the host rejects this process: the
-    /// host may have as many clients as it may have, or this process may have sent its greeting too late.
+    /// host may have its largest number of clients, or this process may have sent its greeting too late.
     fn open_again(&self, operation: &Operation, deadline: Deadline) -> Result<Connection> {
         let mut pause = FIRST_PAUSE;
         let mut attempts = 0;

@@ -24,7 +24,7 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Sets the options of a connection: small messages are sent at once, and an unreachable machine at the other end
-/// is detected within half a minute. (The end of a process is detected at once without these options.)
+/// ends the connection after half a minute. (The end of a process is noticed at once without these options.)
 pub(super) fn tune(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;
@@ -44,7 +44,7 @@ pub(super) fn is_local(error: &io::Error) -> bool {
 /// Returns unpredictable bytes.
 pub(super) fn random() -> io::Result<[u8; 32]> {
     let mut bytes = [0; 32];
-    // The system returns as many bytes in one call, once its random number generator is initialized.
+    // Up to 256 bytes, the system returns all in one call, once its random number generator is initialized.
     match getrandom(&mut bytes[..], GetRandomFlags::empty())? {
         32 => Ok(bytes),
         _ => Err(io::ErrorKind::UnexpectedEof.into()),

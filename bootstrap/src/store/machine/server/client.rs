@@ -33,7 +33,7 @@ enum Greeting {
     /// The first part is incomplete.
     #[default]
     Due,
-    /// The client's proof is due. This is the client's block.
+    /// The first part has arrived, with this block of the client. The client's proof is due.
     Proof(Block),
     Done,
 }
@@ -42,14 +42,14 @@ enum Greeting {
 pub(super) enum Greeted {
     /// The part is incomplete.
     Not,
-    /// The part is complete, and its answer is to be sent.
+    /// The part is complete, and its answer must be sent.
     Answered,
     /// The part is complete and has no answer.
     Silently,
 }
 
 impl Client {
-    /// The number of unsent bytes above which a client is not served.
+    /// The number of unsent bytes above which no more requests of a client are served.
     const BACKLOG: usize = 1 << 20;
 
     pub(super) fn is_greeted(&self) -> bool {

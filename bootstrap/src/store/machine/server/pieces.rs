@@ -12,7 +12,7 @@ use super::{
     task::{Listing, Work},
 };
 
-/// Bytes that are enough for any reply without strings.
+/// The size of the longest reply without strings, in bytes, rounded up.
 const SMALL: usize = 16;
 
 /// The progress of a request after a piece of work.
@@ -205,7 +205,7 @@ impl Server {
         Ok(Progress::Piece(Work::Listing(listing)))
     }
 
-    /// Wakes clients, and spends the work of that.
+    /// Wakes clients, and subtracts the work of that from the budget.
     fn spend_and_wake(&mut self, id: ClientId, woken: &[ClientId], budget: &mut Budget) {
         budget.spend(woken.len() / 4);
         self.wake(id, woken);

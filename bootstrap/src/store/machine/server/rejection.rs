@@ -8,7 +8,7 @@ use super::super::{request::Refusal, secret, wire::Malformed};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// The first bytes are not a store client's.
+    /// The first bytes are not those of a client of a store.
     #[error("foreign traffic: the first bytes are {first:02x?}")]
     Foreign {
         /// The bytes, at most five.
@@ -43,8 +43,8 @@ pub enum Rejection {
         /// The number of connected clients.
         clients: usize,
     },
-    /// The server's memory is used up. Either this connection needed more, and no other holds more than it would then
-    /// hold. Or another connection needed more, and this one held the most.
+    /// The server's memory is used up. Either this connection needed more, and would then hold the most. Or
+    /// another connection needed more, and this one held the most.
     #[error(
         "the store's {limit} bytes of memory are used up, and none holds or needs more of them than this connection: \
          {held} bytes"
@@ -74,8 +74,8 @@ pub enum Rejection {
 }
 
 impl Rejection {
-    /// Returns the bytes to send before the connection is closed. If the secret is the reason, they tell a client
-    /// of this crate so. For other reasons there are none.
+    /// Returns the bytes to send before the connection is closed. They tell a client of this crate that the secret
+    /// is the reason. For other reasons there are none.
     pub fn last_words(&self) -> &'static [u8] {
         const WANTED: [u8; 4] = secret::MAGIC.to_le_bytes();
         match self {

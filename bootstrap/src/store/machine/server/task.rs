@@ -72,7 +72,7 @@ impl Work {
     }
 }
 
-/// The reply to a `ListKeys`. It is complete before any of it is sent, because the number of keys comes first.
+/// The reply to a `ListKeys`. All of it is built before any of it is sent, because the number of keys comes first.
 #[derive(Default)]
 pub(super) struct Listing {
     keys: u64,

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use super::super::clients::ClientId;
 
-/// Clients with work left, in the order of start-time fair queueing. Every client has a work count. The client
-/// with the smallest count has the next turn. A client that joins the queue starts at the count of the current
-/// turn, or at its own if that is larger. So clients with much work delay it by about one turn each.
+/// A queue of the clients with work left, in the order of start-time fair queueing. Every client has a count of the
+/// work done for it. The client with the smallest count has the next turn. A client that joins the queue starts at
+/// the count of the current turn, or at its own if that is larger. So clients with much work delay it by about one
+/// turn each.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     /// The work counts and their clients.
