@@ -146,12 +146,15 @@ impl Reporter {
         self.send(&Message::Stage(stage))
     }
 
-    /// Reports, at most once, that the rank gives up.
-    pub(crate) fn fail(&mut self, error: &anyhow::Error) -> io::Result<()> {
+    /// Reports that the rank gives up, unless an earlier call did. Returns the error.
+    pub(crate) fn fail(&mut self, error: anyhow::Error) -> anyhow::Error {
         if std::mem::replace(&mut self.has_failed, true) {
-            return Ok(());
+            return error;
         }
-        self.send(&Message::Failed { stage: self.stage, error: explain(error) })
+        match self.send(&Message::Failed { stage: self.stage, error: explain(&error) }) {
+            Ok(()) => error,
+            Err(lost) => error.context(format!("the launcher cannot be told: {lost}")),
+        }
     }
 
     pub(crate) fn send(&mut self, message: &Message) -> io::Result<()> {

@@ -24,10 +24,7 @@ pub(crate) fn run(options: &RankOptions) -> Result<()> {
     let mut reporter = Reporter::from_stdin().context("standard input is not the launcher's socket")?;
     match work(options, &mut reporter) {
         Ok(()) => Ok(reporter.send(&Message::Finished)?),
-        Err(error) => {
-            reporter.fail(&error)?;
-            Err(error)
-        }
+        Err(error) => Err(reporter.fail(error)),
     }
 }
 
@@ -91,15 +88,13 @@ fn join(
 
 fn stages(job: Job<'_>, trace: &Trace, budget: u64, reporter: &mut Reporter) -> Result<()> {
     let mut reducer = None;
-    // Reported before the pool and the groups are dropped, because that may take a while.
-    until_finish(&job, trace, budget, &mut reducer, reporter).or_else(|error| {
-        reporter.fail(&error)?;
-        Err(error)
-    })?;
+    // Errors are reported before the pool and the groups are dropped, because that may take a while.
+    until_finish(&job, trace, budget, &mut reducer, reporter).map_err(|error| reporter.fail(error))?;
     // Subgroups are destroyed before the group that they were split from, and all before the memory that they
     // registered.
     for member in job.members.into_iter().rev() {
-        member.process_group.destroy(Deadline::after(job.options.deadline))?;
+        let destroyed = member.process_group.destroy(Deadline::after(job.options.deadline));
+        destroyed.map_err(|error| reporter.fail(error.into()))?;
     }
     Ok(())
 }
