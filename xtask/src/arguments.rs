@@ -32,9 +32,11 @@ fn task(matches: ArgMatches) -> Task {
     match matches.subcommand() {
         Some(("test", options)) => Task::Test(test_options(options)),
         Some(("sanitize", options)) => Task::Sanitize(test_options(options)),
-        Some(("ci", options)) => {
-            Task::Ci(ci::Options { full: options.get_flag("full"), rerun: options.get_flag("rerun") })
-        }
+        Some(("ci", options)) => Task::Ci(ci::Options {
+            full: options.get_flag("full"),
+            rerun: options.get_flag("rerun"),
+            from: text(options, "from"),
+        }),
         Some(("codegen", options)) => Task::Codegen(codegen::Options {
             only_kernels: text(options, "part").is_some(),
             check: options.get_flag("check"),
@@ -75,7 +77,8 @@ fn command() -> Command {
             Command::new("ci")
                 .about("Run every check that a change must pass")
                 .arg(flag("full", "Run the checks too that take longer or download more than crates"))
-                .arg(flag("rerun", "Run the tests of crates too that have not changed since they passed")),
+                .arg(flag("rerun", "Run the tests of crates too that have not changed since they passed"))
+                .arg(option("from", "STEP", "Leave out the steps before this one, such as \"mutants\"")),
         )
         .subcommand(
             Command::new("codegen")

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::changed::Passed;
 use crate::process::KillOnDrop;
@@ -17,40 +17,59 @@ pub(crate) struct Options {
     pub(crate) full: bool,
     /// Run the tests of crates too that have not changed since they passed.
     pub(crate) rerun: bool,
+    /// Leave out the steps before this one.
+    pub(crate) from: Option<String>,
 }
 
 /// Final arguments of every clippy run.
 const DENY_WARNINGS: [&str; 3] = ["--", "-D", "warnings"];
 
-/// The steps that have run, with the time that each took.
+/// The steps so far.
 #[derive(Default)]
-struct Steps(Vec<(&'static str, Duration)>);
+struct Steps {
+    /// Those that have run, with the time that each took.
+    run: Vec<(&'static str, Duration)>,
+    left_out: Vec<&'static str>,
+    /// The first step to run, until it comes.
+    from: Option<String>,
+}
 
 impl Steps {
     fn run(&mut self, name: &'static str, step: impl FnOnce() -> Result<()>) -> Result<()> {
+        if self.from.as_ref().is_some_and(|from| from != name) {
+            self.left_out.push(name);
+            return Ok(());
+        }
+        self.from = None;
         let begun = Instant::now();
-        step().with_context(|| format!("the step `{name}` failed"))?;
-        self.0.push((name, begun.elapsed()));
+        step().with_context(|| format!("the step `{name}` failed; `--from \"{name}\"` goes on with it"))?;
+        self.run.push((name, begun.elapsed()));
         Ok(())
     }
 
-    fn print(&self) {
-        for (name, time) in &self.0 {
+    fn finish(&self) -> Result<()> {
+        if let Some(from) = &self.from {
+            bail!("there is no step {from:?}; the steps are: {}", self.left_out.join(", "));
+        }
+        for (name, time) in &self.run {
             println!("{:>7.1} s  {name}", time.as_secs_f64());
         }
-        println!("{:>7.1} s  in all", self.0.iter().map(|(_, time)| time.as_secs_f64()).sum::<f64>());
+        println!("{:>7.1} s  in all", self.run.iter().map(|(_, time)| time.as_secs_f64()).sum::<f64>());
+        if !self.left_out.is_empty() {
+            println!("left out: {}", self.left_out.join(", "));
+        }
+        Ok(())
     }
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let root = shell::workspace()?;
-    let mut steps = Steps::default();
+    let mut steps = Steps { from: options.from.clone(), ..Steps::default() };
     check_change(&root, options.rerun || options.full, &mut steps)?;
     if options.full {
         check_rest(&root, &mut steps)?;
     }
-    steps.print();
-    Ok(())
+    steps.finish()
 }
 
 /// The checks of every change. All of them use one build of the workspace, with the features of the tests. Unless `rerun`,
@@ -175,6 +194,9 @@ fn check_rest(root: &Path, steps: &mut Steps) -> Result<()> {
         ])
     })?;
     steps.run("seeded programs", || {
+        // Built already, unless earlier steps were left out.
+        let features = shell::test_features(None);
+        cargo(&["build", "--quiet", "--bins", "--examples", "--workspace", "--features", &features])?;
         shell::run(Command::new(program(root, "lab")).args(["sim", "explore", "--seeds", "0..10000"]))
     })?;
     steps.run("more thread interleavings", || {

@@ -253,21 +253,15 @@ impl Tree {
     fn find(&self, crate_name: &str, finder: Finder, first: Option<&str>) -> Result<Outcome> {
         match finder {
             Finder::Tests | Finder::Models => {
-                let package = shell::package(crate_name);
-                let test = ["test", "--package", &package, "--no-run", "--lib"];
-                let (build, flags, filter) = match finder {
-                    Finder::Models => (test.to_vec(), "--cfg loom", Some("interleavings::")),
-                    _ => ([&test[..], &["--test", "end_to_end"]].concat(), "", None),
+                let (targets, flags, filter): (&[&[&str]], _, _) = match finder {
+                    Finder::Models => (&[&["--lib"]], "--cfg loom", Some("interleavings::")),
+                    _ => (&[&["--lib"], &["--test", "end_to_end"]], "", None),
                 };
-                let programs = self.build(&build, flags)?;
                 let first = first.map(|first| vec!["--exact", first]);
                 let filters = first.into_iter().chain([Vec::from_iter(filter)]);
+                // A target is built when its turn comes: most bugs are found before that of the other one.
                 not_passed(filters.flat_map(|filter| {
-                    programs.iter().map(move |program| {
-                        let mut tests = Command::new(program);
-                        tests.current_dir(self.root.join(crate_name)).args(&filter);
-                        first_failure(&mut tests, failed_test)
-                    })
+                    targets.iter().map(move |target| self.test(crate_name, target, flags, &filter))
                 }))
             }
             Finder::Seeds => {
@@ -282,10 +276,21 @@ impl Tree {
         }
     }
 
+    /// Builds a test program of the crate with these compiler flags, and runs its tests that `filter` selects.
+    fn test(&self, crate_name: &str, target: &[&str], flags: &str, filter: &[&str]) -> Result<Outcome> {
+        let package = shell::package(crate_name);
+        let build = [&["test", "--package", &package, "--no-run"], target].concat();
+        let programs = self.build(&build, flags)?;
+        let mut tests = Command::new(programs.first().context("cargo names no program")?);
+        first_failure(tests.current_dir(self.root.join(crate_name)).args(filter), failed_test)
+    }
+
     /// Builds with these compiler flags, and returns the paths of the executables.
     fn build(&self, build: &[&str], flags: &str) -> Result<Vec<PathBuf>> {
         let mut build = shell::cargo(&self.root, build);
         build.arg("--quiet").arg("--message-format=json-render-diagnostics");
+        // Nobody debugs these programs, and linking them is most of the time.
+        build.env("CARGO_PROFILE_DEV_DEBUG", "0");
         // The flags apply to every dependency, so a separate folder keeps the builds without them.
         match flags {
             "" => build.env("CARGO_TARGET_DIR", &self.built),
