@@ -128,10 +128,9 @@ impl Files {
 fn release(root: &Path, target_dir: &str, arguments: &[&str]) -> Command {
     let mut command = shell::cargo(root, arguments);
     command.args(["--target-dir", target_dir, "--release"]);
-    let home = std::env::var("CARGO_HOME")
-        .or_else(|_| std::env::var("HOME").map(|home| format!("{home}/.cargo")))
-        .unwrap_or_default();
-    let flags = format!("--remap-path-prefix={}=. --remap-path-prefix={home}=cargo", root.display());
+    let home = shell::cargo_home();
+    let flags =
+        format!("--remap-path-prefix={}=. --remap-path-prefix={}=cargo", root.display(), home.display());
     command.env("CARGO_PROFILE_RELEASE_STRIP", "symbols").env("RUSTFLAGS", flags);
     command
 }

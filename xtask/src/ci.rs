@@ -174,7 +174,10 @@ fn check_rest(root: &Path, steps: &mut Steps) -> Result<()> {
         install(root, "cargo-nextest")?;
         shell::run(shell::cargo(root, &["xtask", "test", "--check-skips"]).env("TEST_EFFORT", "24"))
     })?;
-    steps.run("packages", || cargo(&["publish", "--quiet", "--workspace", "--dry-run", "--allow-dirty"]))?;
+    steps.run("packages", || {
+        remove_packages()?;
+        cargo(&["publish", "--quiet", "--workspace", "--dry-run", "--allow-dirty"])
+    })?;
     steps.run("dependencies", || {
         install(root, "cargo-deny")?;
         // The graph has crates for other systems too, which no build has downloaded.
@@ -203,6 +206,20 @@ fn check_rest(root: &Path, steps: &mut Steps) -> Result<()> {
         interleave::run(&interleave::Options { quick: false, without: Vec::new() })
     })?;
     steps.run("mutants", || mutants::run(&mutants::Options { only: Vec::new(), package: None }))
+}
+
+/// Removes the packages that an earlier `cargo publish --dry-run` has unpacked in cargo's folder. Cargo would compile
+/// them in place of new ones of the same version.
+fn remove_packages() -> Result<()> {
+    let Ok(registries) = std::fs::read_dir(shell::cargo_home().join("registry/src")) else { return Ok(()) };
+    for registry in registries {
+        let registry = registry?;
+        // The folder of a registry begins with its host. The one of a dry run has none.
+        if registry.file_name().as_encoded_bytes().starts_with(b"-") {
+            std::fs::remove_dir_all(registry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// Installs a tool of cargo's from the registry, unless it is installed.

@@ -24,6 +24,12 @@ pub const CRATES: [&str; 12] = [
 /// The crates that are not published.
 pub const PRIVATE: [&str; 2] = ["lab", "xtask"];
 
+/// Returns the folder where cargo keeps what it has downloaded.
+pub(crate) fn cargo_home() -> PathBuf {
+    let of_user = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cargo");
+    std::env::var_os("CARGO_HOME").map_or_else(of_user, PathBuf::from)
+}
+
 /// Returns the name of a crate's package. Published packages have a prefix, because the registry has other packages with
 /// the short names.
 pub fn package(name: &str) -> String {
