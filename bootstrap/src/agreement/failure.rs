@@ -3,91 +3,20 @@
 use std::fmt;
 
 use super::{
+    place::{COMMON, Place, Waiting},
     values::{Ranks, ValuesByRank},
-    vote::result_key,
 };
 use crate::wire::{Message, Protocol, wire_enum, wire_struct};
-
-/// The protocol of the messages that are the same in agreements of every kind.
-pub(super) const COMMON: Protocol = Protocol { magic: *b"AG", version: 1 };
-
-/// An agreement in which a rank waits.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
-    /// The name of the agreement, which is the prefix of its keys.
-    pub name: String,
-    /// The members of the agreement, as ranks of the job.
-    pub members: Vec<u32>,
-}
-wire_struct!(Place { name, members });
-
-impl Message for Place {
-    const PROTOCOL: Protocol = COMMON;
-    const KIND: u8 = 0;
-}
-
-impl Place {
-    /// The place of a rank that waits in no agreement, or in several.
-    pub(super) fn nowhere() -> Self {
-        Self { name: String::new(), members: Vec::new() }
-    }
-
-    /// Returns false for [`nowhere`](Self::nowhere).
-    pub(super) fn is_somewhere(&self) -> bool {
-        !self.name.is_empty()
-    }
-
-    /// Returns the key of this agreement's decision.
-    pub(super) fn decision_key(&self) -> String {
-        result_key(&records(&self.name))
-    }
-}
-
-/// Returns the prefix of the vote on the records of the agreement with this name.
-pub(super) fn records(name: &str) -> String {
-    format!("{name}/records")
-}
-
-/// Returns the prefix of the vote on the outcomes of the action with this number.
-pub(super) fn outcomes(name: &str, action: u32) -> String {
-    format!("{name}/outcomes{action}")
-}
-
-/// Returns the key of the member list of the agreement with this name.
-pub(super) fn members_key(name: &str) -> String {
-    format!("{name}/members")
-}
-
-/// Returns the key under which a rank publishes the agreement that it waits in.
-pub(super) fn place_key(rank: u32) -> String {
-    format!("places/{rank}")
-}
 
 /// A member that had not posted its record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Absentee {
     /// Its rank of the job.
     pub rank: u32,
-    /// The agreement in which it waits now; `None` if it waits in none, or in several.
-    pub elsewhere: Option<Place>,
+    /// The other agreements in which it waits now, one for each of its threads that wait.
+    pub elsewhere: Vec<Place>,
 }
 wire_struct!(Absentee { rank, elsewhere });
-
-/// A rank, and the agreement in which it waits.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Waiting {
-    /// Its rank of the job.
-    pub rank: u32,
-    /// The agreement in which it waits.
-    pub place: Place,
-}
-wire_struct!(Waiting { rank, place });
-
-/// The first member of an agreement publishes its member list in this form. The others compare theirs with it.
-impl Message for Waiting {
-    const PROTOCOL: Protocol = COMMON;
-    const KIND: u8 = 2;
-}
 
 /// The protocol that a member speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,8 +50,8 @@ pub enum Failure {
         by: u32,
         /// The time that rank `by` waited, in milliseconds.
         waited_ms: u64,
-        /// The ranks of a circular wait, each with the agreement in which it waits, in ascending order of ranks.
-        /// Empty if there is none.
+        /// The waits that form a circle, in ascending order of ranks and names. A rank with several threads may
+        /// be in it several times. Empty if there is no circle.
         circle: Vec<Waiting>,
     },
     /// Members use different protocols under one name, or different versions of one protocol.
@@ -199,9 +128,10 @@ impl fmt::Display for Failure {
                 let ranks: Vec<u32> = missing.iter().map(|absentee| absentee.rank).collect();
                 write!(f, "{} did not come within the {waited_ms} ms that rank {by} waited", Ranks(&ranks))?;
                 for Absentee { rank, elsewhere } in missing {
-                    match elsewhere {
-                        Some(place) => write!(f, "; rank {rank} waits at {}", place.name)?,
-                        None => write!(f, "; rank {rank} waits in no agreement, or in several")?,
+                    let names: Vec<&str> = elsewhere.iter().map(|place| &*place.name).collect();
+                    match &names[..] {
+                        [] => write!(f, "; rank {rank} waits in no agreement")?,
+                        names => write!(f, "; rank {rank} waits at {}", names.join(" and "))?,
                     }
                 }
                 Ok(())

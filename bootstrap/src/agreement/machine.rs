@@ -20,7 +20,8 @@ use std::time::Duration;
 
 use super::{
     budget,
-    failure::{Absentee, COMMON, Failure, Place, Spoken, Waiting, members_key, outcomes, place_key, records},
+    failure::{Absentee, Failure, Spoken},
+    place::{self, COMMON, Place, Waiting, members_key, outcomes, places_key, records, result_key},
     protocol::{Decision, Protocol, Report, Verdict},
     trace::{Trace, Traced},
     values::ValuesByRank,
@@ -30,8 +31,8 @@ use crate::wire::{self, Malformed, Message, Reader, Wire, wire_struct};
 
 /// A member of an agreement.
 ///
-/// A rank may take part in several agreements at a time, on several threads. It then publishes no agreement that
-/// it waits in, so it is never part of a detected circular wait.
+/// A rank may take part in several agreements at a time, on several threads. It publishes all of them, and is part
+/// of a circular wait only if none of its agreements can go on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     /// The name of the agreement, which is the prefix of its keys. A name serves one agreement: build it from the
@@ -231,9 +232,9 @@ enum Phase<P: Protocol> {
 /// The steps of an acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Acknowledging {
-    /// Publishing that this rank waits in no agreement. This precedes the removal of keys: a published agreement
-    /// without a decision key looks like one that the rank waits in. `acknowledges` is false if the other members
-    /// may have another result.
+    /// Publishing that this rank no longer waits in the agreement. This precedes the removal of keys: a published
+    /// agreement without a decision key looks like one that the rank waits in. `acknowledges` is false if the
+    /// other members may have another result.
     Leaving {
         acknowledges: bool,
     },
@@ -258,8 +259,6 @@ pub struct Agreement<P: Protocol> {
     has_acted: bool,
     /// True if the others have decided without this member.
     is_outside: bool,
-    /// False if this rank already took part in another agreement when this one began.
-    is_alone: bool,
     phase: Phase<P>,
 }
 
@@ -298,15 +297,8 @@ impl<P: Protocol> Agreement<P> {
             actions: 0,
             has_acted: false,
             is_outside: false,
-            is_alone: true,
             phase: Phase::Begin,
         })
-    }
-
-    /// Makes this member publish no agreement that it waits in, because its rank already takes part in another
-    /// agreement. Call this before [`begin`](Self::begin).
-    pub fn is_beside_another(&mut self) {
-        self.is_alone = false;
     }
 
     /// Returns the name of the agreement.
@@ -320,8 +312,7 @@ impl<P: Protocol> Agreement<P> {
     pub fn begin(&mut self, now: Duration) -> Output<P> {
         self.begun = now;
         self.phase = Phase::Entering;
-        let value = if self.is_alone { self.place() } else { Place::nowhere() }.to_bytes();
-        Output::Store(Request::Set { key: place_key(self.member.rank), value })
+        Output::Store(Request::Enter { key: places_key(self.member.rank), place: self.place() })
     }
 
     /// Returns true if this member has posted its record and has not read the result.
@@ -351,7 +342,7 @@ impl<P: Protocol> Agreement<P> {
             (Phase::Records(_), Input::Store(Answer::Taken)) => {
                 self.reject(Failure::Taken { rank: self.member.rank })
             }
-            // Do not clear this rank's place: the other process uses the same key.
+            // Do not leave the list of this rank's agreements: the other process uses the same key.
             (Phase::Rejecting(failure @ Failure::Taken { .. }), Input::Store(_)) => {
                 self.end(Err(Ending::Failed(failure)), Vec::new())
             }
@@ -395,7 +386,7 @@ impl<P: Protocol> Agreement<P> {
                     patience: self.member.patience,
                     record: self.record.clone(),
                 };
-                let places = self.member.members.iter().map(|rank| place_key(*rank)).collect();
+                let places = self.member.members.iter().map(|rank| places_key(*rank)).collect();
                 let until = self.begun.saturating_add(self.member.patience);
                 let mut vote =
                     self.vote(records(&self.member.name), message::<P>(RECORD, &posted), until).reads(places);
@@ -460,13 +451,14 @@ impl<P: Protocol> Agreement<P> {
             Step::Unasked => return self.end(Err(Ending::OutOfStep), Vec::new()),
             Step::Propose { posted, further, .. } => (posted, further),
         };
-        let place =
-            |bytes: &Option<Vec<u8>>| Place::from_bytes(bytes.as_deref()?).ok().filter(Place::is_somewhere);
-        let places: Vec<_> = self.member.members.iter().copied().zip(places.iter().map(place)).collect();
+        let places = places.iter().map(|value| place::from_value(value.as_deref()));
+        let places: Vec<_> = self.member.members.iter().copied().zip(places).collect();
         let missing = places.iter().zip(&posted).filter(|(_, posted)| posted.is_none());
-        let mut missing: Vec<Absentee> = missing
-            .map(|((rank, elsewhere), _)| Absentee { rank: *rank, elsewhere: elsewhere.clone() })
-            .collect();
+        let absentee = |((rank, places), _): (&(u32, Vec<Place>), _)| {
+            let elsewhere = places.iter().filter(|place| place.name != self.member.name);
+            Absentee { rank: *rank, elsewhere: elsewhere.cloned().collect() }
+        };
+        let mut missing: Vec<Absentee> = missing.map(absentee).collect();
         missing.sort_by_key(|absentee| absentee.rank);
         if missing.is_empty() {
             let sealed = self.decide(posted.iter().flatten());
@@ -569,7 +561,7 @@ impl<P: Protocol> Agreement<P> {
         let outcomes_until = until.saturating_add(budget::outcomes(self.patience));
         self.has_acted = true;
         self.phase = Phase::Acting { plan: plan.clone(), outcomes_until };
-        let verdict = vote::result_key(&outcomes(&self.member.name, self.actions));
+        let verdict = result_key(&outcomes(&self.member.name, self.actions));
         Output::Act { plan, until, verdict }
     }
 
@@ -611,7 +603,7 @@ impl<P: Protocol> Agreement<P> {
 
     /// Proposes `failure` in place of the decision. If there is a decision already, the other members keep it.
     fn reject(&mut self, failure: Failure) -> Output<P> {
-        let key = vote::result_key(&records(&self.member.name));
+        let key = result_key(&records(&self.member.name));
         let value = sealed_failure(failure.clone());
         self.phase = Phase::Rejecting(failure);
         Output::Store(Request::Propose { key, value })
@@ -621,12 +613,11 @@ impl<P: Protocol> Agreement<P> {
         self.leave(result, true)
     }
 
-    /// Publishes that this rank waits in no agreement. `acknowledges`: all members have this result, so
+    /// Publishes that this rank no longer waits in the agreement. `acknowledges`: all members have this result, so
     /// acknowledge it next.
     fn leave(&mut self, result: Result<P::Agreed, Ending<P>>, acknowledges: bool) -> Output<P> {
         self.phase = Phase::Acknowledging(Acknowledging::Leaving { acknowledges }, result);
-        let value = Place::nowhere().to_bytes();
-        Output::Store(Request::Set { key: place_key(self.member.rank), value })
+        Output::Store(Request::Leave { key: places_key(self.member.rank), place: self.place() })
     }
 
     /// Proposes a failure in place of the decision or verdict that this phase waits for.
@@ -663,7 +654,7 @@ impl<P: Protocol> Agreement<P> {
     /// member that looks finds them complete.
     fn all_keys(&self) -> Vec<String> {
         let Member { name, members, .. } = &self.member;
-        let decision = vote::result_key(&records(name));
+        let decision = result_key(&records(name));
         let actions = if self.has_acted { 0..self.actions + 1 } else { 0..0 };
         let votes = std::iter::once(records(name)).chain(actions.map(|action| outcomes(name, action)));
         let votes = votes.flat_map(|prefix| vote::keys(&prefix, members).collect::<Vec<_>>());

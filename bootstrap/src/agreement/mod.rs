@@ -29,8 +29,8 @@
 //!   members. So a short patience can fail an agreement, but it never shortens an action.
 //! - **Circular waits.** A member publishes the agreement that it waits in. A member whose patience ends follows
 //!   the waits of the missing ranks. If they lead back to it, it fails all agreements of the circle, and each
-//!   failure lists the whole circle. A rank whose threads take part in several agreements is in no circle, because
-//!   another of its threads may still post the missing record.
+//!   failure lists the whole circle. A rank whose threads wait in several agreements publishes all of them. While
+//!   one of them can go on, the rank is in no circle, because that thread may still post the missing record.
 //! - **Retries and clean-up.** It is safe to send any request to the store twice. When all members have read the
 //!   result, the keys of the agreement are removed.
 //! - **The store's host** should outlive the agreement: a member that hosts the store and ends first leaves the
@@ -40,7 +40,9 @@
 mod budget;
 mod failure;
 mod machine;
+mod place;
 mod protocol;
+mod register;
 mod session;
 #[cfg(test)]
 mod tests;
@@ -48,8 +50,9 @@ mod trace;
 mod values;
 mod vote;
 
-pub use failure::{Absentee, Failure, Place, Spoken, Waiting};
+pub use failure::{Absentee, Failure, Spoken};
 pub use machine::{Agreement, Awaited, Conclusion, Ending, Input, Member, Output};
+pub use place::{Place, Waiting};
 pub use protocol::{Decision, PlainProtocol, Protocol, Report, Verdict};
 pub use session::{Failed, fail, leave, run};
 pub use values::{Entry, Ranks, ValuesByRank};

@@ -1,22 +1,22 @@
 //! Runs the state machine of an agreement over a store, on the caller's thread.
 
 use std::{
-    collections::BTreeMap,
     fmt,
-    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::{
-    failure::{Failure, outcomes, records},
+    failure::Failure,
     machine::{
         Agreement, Awaited, Conclusion, Ending, Input, Member, Output, asks_for_action, sealed_failure,
         told_failure,
     },
+    place::{outcomes, records, result_key},
     protocol::Protocol,
-    vote::{Answer, Gone, Request, result_key},
+    register::{self, Running},
+    vote::{Answer, Gone, Request},
 };
 use crate::{
     runtime::{self, Instant},
@@ -91,18 +91,14 @@ pub fn run<P: Protocol>(
     mut act: impl FnMut(&P::Plan, Deadline, &dyn Fn() -> bool) -> P::Outcome,
     goes_on: impl Fn() -> Result<(), Gone>,
 ) -> Result<P::Agreed, Box<Failed<P>>> {
-    let (patience, rank) = (member.patience, member.rank);
+    let patience = member.patience;
+    let _running = Running::of(member.rank, &member.name);
     let mut session = Session { store, begun: Instant::now(), failure: None };
     let failed = |ending, store, has_acted| Box::new(Failed { ending, store, has_acted });
     let begun =
         nonce().and_then(|nonce| Agreement::<P>::new(member, record, nonce).map_err(StoreError::Argument));
     let mut machine = begun.map_err(|error| failed(Ending::StoreFailed, Some(error), false))?;
-    let running = Running::of(rank);
-    let mut is_alone = running.is_alone();
-    if !is_alone {
-        machine.is_beside_another();
-    }
-    let (mut output, mut has_begun) = (machine.begin(Duration::ZERO), false);
+    let mut output = machine.begin(Duration::ZERO);
     loop {
         let input = match output {
             Output::Done(Conclusion { result, read, awaited, has_acted }) => {
@@ -118,50 +114,10 @@ pub fn run<P: Protocol>(
             }
             Output::Store(request) => {
                 let retries = machine.is_in_doubt().then_some(patience);
-                let answer = session.ask(&request, retries, &goes_on);
-                // Another thread may have begun before the first request published the place of this one.
-                if !std::mem::replace(&mut has_begun, true) && is_alone && !running.is_alone() {
-                    is_alone = false;
-                    machine.is_beside_another();
-                    output = machine.begin(session.begun.elapsed());
-                    continue;
-                }
-                Input::Store(answer)
+                Input::Store(session.ask(&request, retries, &goes_on))
             }
         };
         output = machine.step(input, session.begun.elapsed());
-    }
-}
-
-/// Counts an agreement as running in this process until it is dropped.
-struct Running {
-    rank: u32,
-}
-
-/// The number of agreements that run in this process, by rank.
-static RUNNING: Mutex<BTreeMap<u32, u32>> = Mutex::new(BTreeMap::new());
-
-impl Running {
-    fn of(rank: u32) -> Self {
-        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = running.entry(rank).or_default();
-        *count += 1;
-        Self { rank }
-    }
-
-    /// Returns true if no other agreement of the rank runs in this process.
-    fn is_alone(&self) -> bool {
-        let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
-        running.get(&self.rank).is_none_or(|count| *count == 1)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = running.get_mut(&self.rank) {
-            *count -= 1;
-        }
     }
 }
 
@@ -256,6 +212,8 @@ impl Session<'_> {
     ) -> Result<Answer, StoreError> {
         let store = self.store;
         match request {
+            Request::Enter { key, place } => register::enter(store, key, place).map(|()| Answer::Stored),
+            Request::Leave { key, place } => register::leave(store, key, place).map(|()| Answer::Stored),
             Request::Set { key, value } => store.set(key, value).map(|()| Answer::Stored),
             Request::Post { key, value } => publish(store, key, value).map(|()| Answer::Stored),
             Request::Add { key } => store.add(key, 1).map(|count| Answer::Count(count.unsigned_abs())),

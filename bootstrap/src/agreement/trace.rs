@@ -1,35 +1,47 @@
-//! Detects a circular wait: ranks wait for each other, each in another agreement.
+//! Detects a circular wait: ranks wait for each other, each in other agreements.
 //!
-//! Before a rank waits, it publishes its place: the agreement that it waits in. A rank whose patience has ended
-//! follows the places of the missing ranks from agreement to agreement. If they lead back to its own agreement,
-//! more waiting cannot help. The rank then fails all agreements of the circle, each with the complete list of
-//! waits. If it failed only its own agreement, other ranks of the circle would go on, and timing would determine
-//! which agreements fail.
+//! Before a rank waits, it publishes its place: the agreement that it waits in. A rank with several threads may
+//! have several places. A rank whose patience has ended follows the places of the missing ranks from agreement to
+//! agreement. If they lead back to its own agreement, more waiting cannot help. The rank then fails all agreements
+//! of the circle, each with the complete list of waits. If it failed only its own agreement, other ranks of the
+//! circle would go on, and timing would determine which agreements fail.
 //!
-//! Each place is read twice. A rank that is in the same undecided agreement both times has waited there from the
-//! first read to the second. If no place and no decision has changed, all ranks of the circle therefore waited at
-//! the same moment. A circular wait ends only with the patience of a rank or the end of an object, and its
-//! agreements have no result.
+//! An agreement is *blocked* if it has no decision, and a blocked rank has not come to it. A rank is *blocked* if
+//! it waits, and all agreements in which it waits are blocked. If one of them can go on, the thread that waits
+//! there may come to the others. The blocked ranks are the greatest set with this property: the search starts with
+//! all ranks that wait, and removes ranks until the rest has it. An agreement is in the circle if it can be reached
+//! from this rank's own agreement, and the own one from it. Each step leads from a blocked agreement, through a
+//! blocked rank that has not come to it, to an agreement in which that rank waits. A rank has come to an agreement
+//! when it has published that it waits there, because it then posts its record without waiting for other ranks.
+//!
+//! The places are read twice. If no place of the blocked ranks and no decision has changed, these ranks waited in
+//! the same agreements from the first read to the second, because the name of an agreement is used once. So all of
+//! them waited at the same moment. A circular wait ends only with the patience of a rank or the end of an object,
+//! and its agreements have no result.
 //!
 //! Several ranks may search for the same circle at a time. If an agreement has already failed with a circle that
 //! contains this rank's current wait, this rank reports that circle. Its own search is then incomplete, because
-//! decided agreements do not count as waits.
+//! decided agreements do not count as waits. The agreements of a circle fail one after the other. A search that
+//! begins in between may find that ranks have moved on, and no circle. Then the agreement of that search fails
+//! without the circle.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    failure::{Absentee, Failure, Place, Waiting, place_key},
+    failure::{Absentee, Failure},
     machine::told_failure,
+    place::{self, Place, Waiting},
     vote::Request,
 };
-use crate::wire::Message;
 
 /// A search for the circular wait that a rank is part of.
 #[derive(Debug, Clone)]
 pub(super) struct Trace {
     rank: u32,
-    /// The places read so far; `None` for a rank that waits in no agreement.
-    seen: BTreeMap<u32, Option<Place>>,
+    /// The agreement whose wait has ended.
+    own: Place,
+    /// The places read so far.
+    seen: BTreeMap<u32, Vec<Place>>,
     /// The decision keys read so far; true if the key has a value.
     decided: BTreeMap<String, bool>,
     asked: Asked,
@@ -40,49 +52,50 @@ enum Asked {
     Nothing,
     /// The places of these ranks, and these decision keys.
     More(Vec<u32>, Vec<String>),
-    /// The second read of the circle.
-    Again(Vec<Waiting>),
+    /// The second read of a circle: the places of these blocked ranks, and this number of decision keys.
+    Again(Vec<Waiting>, Vec<u32>, usize),
 }
 
 /// The next step of a trace.
 pub(super) enum Traced {
     Ask(Request),
-    /// The circle in ascending order of ranks, or empty if there is none.
+    /// The circle in ascending order of ranks and names, or empty if there is none.
     Circle(Vec<Waiting>),
     /// The values do not match the pending request.
     Unasked,
 }
 
+/// The undecided agreements that were reached, each with the members that have not come to it.
+type Missing<'a> = BTreeMap<&'a Place, Vec<u32>>;
+
 impl Trace {
     /// Makes the search of `rank`, which waits at `own`. `seen` contains the places of the members of `own`.
-    pub(super) fn new(rank: u32, own: Place, seen: impl IntoIterator<Item = (u32, Option<Place>)>) -> Self {
-        let mut seen: BTreeMap<u32, Option<Place>> = seen.into_iter().collect();
-        seen.insert(rank, Some(own));
-        Self { rank, seen, decided: BTreeMap::new(), asked: Asked::Nothing }
+    pub(super) fn new(rank: u32, own: Place, seen: impl IntoIterator<Item = (u32, Vec<Place>)>) -> Self {
+        let mut seen: BTreeMap<u32, Vec<Place>> = seen.into_iter().collect();
+        place::add(seen.entry(rank).or_default(), &own);
+        Self { rank, own, seen, decided: BTreeMap::new(), asked: Asked::Nothing }
     }
 
     /// Processes the values of the keys that the last step requested. The first call passes no values.
     pub(super) fn step(&mut self, values: &[Option<Vec<u8>>]) -> Traced {
-        let place =
-            |value: &Option<Vec<u8>>| Place::from_bytes(value.as_deref()?).ok().filter(Place::is_somewhere);
+        let places = |value: &Option<Vec<u8>>| place::from_value(value.as_deref());
         match std::mem::replace(&mut self.asked, Asked::Nothing) {
             Asked::Nothing if values.is_empty() => self.go_on(),
             Asked::More(ranks, keys) if values.len() == ranks.len() + keys.len() => {
-                let (places, decisions) = values.split_at(ranks.len());
+                let (lists, decisions) = values.split_at(ranks.len());
                 if let Some(circle) = self.found_by_others(decisions) {
                     return Traced::Circle(circle);
                 }
-                self.seen.extend(ranks.into_iter().zip(places.iter().map(place)));
+                self.seen.extend(ranks.into_iter().zip(lists.iter().map(places)));
                 self.decided.extend(keys.into_iter().zip(decisions.iter().map(Option::is_some)));
                 self.go_on()
             }
-            Asked::Again(circle) if values.len() == 2 * circle.len() => {
-                let (places, decisions) = values.split_at(circle.len());
+            Asked::Again(circle, ranks, keys) if values.len() == ranks.len() + keys => {
+                let (lists, decisions) = values.split_at(ranks.len());
                 if let Some(circle) = self.found_by_others(decisions) {
                     return Traced::Circle(circle);
                 }
-                let same =
-                    circle.iter().zip(places).all(|(waiting, at)| place(at).as_ref() == Some(&waiting.place));
+                let same = ranks.iter().zip(lists).all(|(rank, list)| places(list) == self.places(*rank));
                 let open = decisions.iter().all(Option::is_none);
                 Traced::Circle(if same && open { circle } else { Vec::new() })
             }
@@ -91,87 +104,156 @@ impl Trace {
     }
 
     fn go_on(&mut self) -> Traced {
+        let missing = self.missing();
         // Breadth-first search: each step reads all places and decisions that were reached and not yet read.
-        let reached = self.reached(self.rank);
-        let ranks: Vec<u32> = reached.iter().copied().filter(|rank| !self.seen.contains_key(rank)).collect();
-        let mut keys: Vec<String> =
-            reached.iter().filter_map(|rank| self.place(*rank)).map(Place::decision_key).collect();
-        keys.sort_unstable();
-        keys.dedup();
-        keys.retain(|key| !self.decided.contains_key(key));
+        let ranks: BTreeSet<u32> =
+            missing.values().flatten().copied().filter(|rank| !self.seen.contains_key(rank)).collect();
+        let keys: BTreeSet<String> = missing
+            .keys()
+            .map(|place| place.decision_key())
+            .filter(|key| !self.decided.contains_key(key))
+            .collect();
         if !ranks.is_empty() || !keys.is_empty() {
-            let places = ranks.iter().map(|rank| place_key(*rank));
-            let all = places.chain(keys.iter().cloned()).collect();
+            let (ranks, keys) = (Vec::from_iter(ranks), Vec::from_iter(keys));
+            let lists = ranks.iter().map(|rank| place::places_key(*rank));
+            let all = lists.chain(keys.iter().cloned()).collect();
             self.asked = Asked::More(ranks, keys);
             return Traced::Ask(Request::Fetch { keys: all });
         }
-        let circle: Vec<Waiting> = reached
-            .into_iter()
-            .filter(|rank| self.reached(*rank).contains(&self.rank))
-            .filter_map(|rank| Some(Waiting { rank, place: self.place(rank)?.clone() }))
-            .collect();
-        // A circle needs at least two agreements.
-        if circle
-            .iter()
-            .all(|waiting| circle.first().is_some_and(|first| waiting.place.name == first.place.name))
-        {
-            return Traced::Circle(Vec::new());
+        let blocked = self.blocked(&missing);
+        let reached = self.reached(&missing, &blocked);
+        let circle = self.circle(&missing, &blocked, &reached);
+        if circle.is_empty() {
+            return Traced::Circle(circle);
         }
-        let places = circle.iter().map(|waiting| place_key(waiting.rank));
-        let decisions = circle.iter().map(|waiting| waiting.place.decision_key());
-        let keys = places.chain(decisions).collect();
-        self.asked = Asked::Again(circle);
+        let ranks: BTreeSet<u32> = reached
+            .iter()
+            .flat_map(|place| &missing[place])
+            .copied()
+            .filter(|it| blocked.contains(it))
+            .collect();
+        let lists = ranks.iter().map(|rank| place::places_key(*rank));
+        let keys = lists.chain(reached.iter().map(|place| place.decision_key())).collect();
+        let (ranks, decisions) = (ranks.into_iter().collect(), reached.len());
+        self.asked = Asked::Again(circle, ranks, decisions);
         Traced::Ask(Request::Fetch { keys })
     }
 
     /// Returns the circle with which one of these agreements has failed, if this rank's current wait is part of
     /// the circle.
     fn found_by_others(&self, decisions: &[Option<Vec<u8>>]) -> Option<Vec<Waiting>> {
-        let own = self.place(self.rank)?;
         let told = |decision: &Vec<u8>| match told_failure(decision)? {
             Failure::Absent { circle, .. } => Some(circle),
             _ => None,
         };
-        let is_own = |it: &Waiting| it.rank == self.rank && it.place == *own;
+        let is_own = |it: &Waiting| it.rank == self.rank && it.place == self.own;
         decisions.iter().flatten().filter_map(told).find(|circle| circle.iter().any(is_own))
     }
 
-    fn place(&self, rank: u32) -> Option<&Place> {
-        self.seen.get(&rank)?.as_ref()
+    /// Returns the places of a rank; none if they are not read.
+    fn places(&self, rank: u32) -> &[Place] {
+        self.seen.get(&rank).map_or(&[], |places| places)
     }
 
-    /// Returns the members of the agreement that `rank` waits in; none if that agreement is decided.
-    fn bound_to(&self, rank: u32) -> &[u32] {
-        match self.place(rank) {
-            Some(at) if self.decided.get(&at.decision_key()) != Some(&true) => &at.members,
-            _ => &[],
+    /// Returns the undecided agreements that can be reached from the own one, through ranks that are blocked or
+    /// not.
+    fn missing(&self) -> Missing<'_> {
+        let (mut all, mut front) = (Missing::new(), vec![&self.own]);
+        while let Some(place) = front.pop() {
+            if all.contains_key(place) || self.decided.get(&place.decision_key()) == Some(&true) {
+                continue;
+            }
+            let has_come = |rank: &u32| place::is_at(self.places(*rank), place);
+            let missing: Vec<u32> = place.members.iter().copied().filter(|rank| !has_come(rank)).collect();
+            front.extend(missing.iter().flat_map(|rank| self.places(*rank)));
+            all.insert(place, missing);
+        }
+        all
+    }
+
+    /// Returns the blocked ranks.
+    fn blocked(&self, missing: &Missing<'_>) -> BTreeSet<u32> {
+        let mut blocked: BTreeSet<u32> =
+            self.seen.iter().filter(|(_, places)| !places.is_empty()).map(|(rank, _)| *rank).collect();
+        loop {
+            let stuck: BTreeSet<&Place> = missing
+                .iter()
+                .filter(|(_, missing)| missing.iter().any(|rank| blocked.contains(rank)))
+                .map(|(place, _)| *place)
+                .collect();
+            let before = blocked.len();
+            blocked.retain(|rank| self.places(*rank).iter().all(|place| stuck.contains(place)));
+            if blocked.len() == before {
+                return blocked;
+            }
         }
     }
 
-    /// Returns `rank` itself, and all ranks that it waits for, directly or through others.
-    fn reached(&self, rank: u32) -> BTreeSet<u32> {
-        let (mut reached, mut front) = (BTreeSet::from([rank]), vec![rank]);
-        while let Some(next) = front.pop() {
-            front.extend(self.bound_to(next).iter().filter(|other| reached.insert(**other)));
+    /// Returns the places of the blocked ranks that have not come to `place`.
+    fn next<'a>(
+        &'a self,
+        place: &Place,
+        missing: &'a Missing<'_>,
+        blocked: &BTreeSet<u32>,
+    ) -> impl Iterator<Item = &'a Place> {
+        let ranks = missing.get(place).into_iter().flatten().filter(|rank| blocked.contains(rank));
+        ranks.flat_map(|rank| self.places(*rank))
+    }
+
+    /// Returns the blocked agreements that can be reached from the own one through blocked ranks, and the own one.
+    fn reached<'a>(&'a self, missing: &'a Missing<'_>, blocked: &BTreeSet<u32>) -> BTreeSet<&'a Place> {
+        let (mut reached, mut front) = (BTreeSet::from([&self.own]), vec![&self.own]);
+        while let Some(place) = front.pop() {
+            front.extend(self.next(place, missing, blocked).filter(|next| reached.insert(next)));
         }
         reached
     }
+
+    /// Returns the waits in those agreements of `reached` from which the own one can be reached.
+    fn circle(
+        &self,
+        missing: &Missing<'_>,
+        blocked: &BTreeSet<u32>,
+        reached: &BTreeSet<&Place>,
+    ) -> Vec<Waiting> {
+        let mut places = BTreeSet::from([&self.own]);
+        loop {
+            let before = places.len();
+            let leads_back =
+                |place: &Place| self.next(place, missing, blocked).any(|next| places.contains(next));
+            let more: Vec<&Place> = reached.iter().copied().filter(|place| leads_back(place)).collect();
+            places.extend(more);
+            if places.len() == before {
+                break;
+            }
+        }
+        if places.len() == 1 {
+            return Vec::new();
+        }
+        let mut circle = Vec::new();
+        for (rank, at) in &self.seen {
+            let at: BTreeSet<&Place> = at.iter().filter(|place| places.contains(place)).collect();
+            circle.extend(at.into_iter().map(|place| Waiting { rank: *rank, place: place.clone() }));
+        }
+        circle
+    }
 }
 
-/// Returns the agreements of a circle other than `own`, each once, with the members that wait in another agreement
-/// of the circle.
+/// Returns the agreements of a circle other than `own`, each once, with the members that have not come to it and
+/// wait in other agreements of the circle.
 pub(super) fn others(circle: &[Waiting], own: &Place) -> Vec<(Place, Vec<Absentee>)> {
     let mut others: Vec<(Place, Vec<Absentee>)> = Vec::new();
     for Waiting { place, .. } in circle {
         if place.name == own.name || others.iter().any(|(other, _)| other.name == place.name) {
             continue;
         }
-        let elsewhere = |rank: &u32| circle.iter().find(|it| it.rank == *rank && it.place.name != place.name);
-        let missing = place.members.iter().filter_map(|rank| {
-            let Waiting { rank, place } = elsewhere(rank)?.clone();
-            Some(Absentee { rank, elsewhere: Some(place) })
-        });
-        others.push((place.clone(), missing.collect()));
+        let absentee = |rank: &u32| {
+            let waits = circle.iter().filter(|it| it.rank == *rank).map(|it| it.place.clone());
+            let elsewhere = Vec::from_iter(waits);
+            let is_missing = !elsewhere.is_empty() && !place::is_at(&elsewhere, place);
+            is_missing.then_some(Absentee { rank: *rank, elsewhere })
+        };
+        others.push((place.clone(), place.members.iter().filter_map(absentee).collect()));
     }
     others
 }

@@ -10,9 +10,25 @@
 
 use std::time::Duration;
 
+use super::place::{Place, result_key};
+
 /// A request of a state machine to the store. It is safe to send any request twice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
+    /// Adds an agreement to the list of those in which this rank waits. Answer: [`Answer::Stored`].
+    Enter {
+        /// The key of the list. All threads of the rank change it.
+        key: String,
+        /// The agreement.
+        place: Place,
+    },
+    /// Removes an agreement from the list of those in which this rank waits. Answer: [`Answer::Stored`].
+    Leave {
+        /// The key of the list.
+        key: String,
+        /// The agreement.
+        place: Place,
+    },
     /// Sets a key that only this rank writes. Answer: [`Answer::Stored`].
     Set {
         /// The key.
@@ -241,9 +257,4 @@ impl Vote {
 pub(super) fn keys(prefix: &str, members: &[u32]) -> impl Iterator<Item = String> {
     let posts = members.iter().map(move |rank| format!("{prefix}/{rank}"));
     posts.chain([format!("{prefix}/count"), result_key(prefix)])
-}
-
-/// Returns the key of the result of the vote with this prefix.
-pub(super) fn result_key(prefix: &str) -> String {
-    format!("{prefix}/result")
 }

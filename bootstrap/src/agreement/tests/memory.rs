@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::super::{Answer, Request};
+use super::super::{
+    Answer, Request,
+    place::{self, Place},
+};
 
 /// A store in memory.
 #[derive(Debug, Clone, Default)]
@@ -13,6 +16,18 @@ impl Memory {
     pub(super) fn execute(&mut self, request: &Request) -> Option<Answer> {
         let Self(values) = self;
         Some(match request {
+            Request::Enter { key, place } => {
+                let mut places = self.places(key);
+                place::add(&mut places, place);
+                self.0.insert(key.clone(), place::to_value(&places));
+                Answer::Stored
+            }
+            Request::Leave { key, place } => {
+                let mut places = self.places(key);
+                place::remove(&mut places, place);
+                self.0.insert(key.clone(), place::to_value(&places));
+                Answer::Stored
+            }
             Request::Set { key, value } => {
                 values.insert(key.clone(), value.clone());
                 Answer::Stored
@@ -35,6 +50,11 @@ impl Memory {
             }
             Request::Await { key, .. } => Answer::Result(values.get(key)?.clone()),
         })
+    }
+
+    /// Returns the agreements in the list under `key`.
+    pub(super) fn places(&self, key: &str) -> Vec<Place> {
+        place::from_value(self.0.get(key).map(|value| &**value))
     }
 
     /// Removes keys, unless the first one is gone: then another member removes them.

@@ -1,6 +1,7 @@
 //! Tests of agreements: all interleavings of small agreements ([`model`]), random agreements ([`seeds`]), single
-//! cases ([`scripted`]), and messages.
+//! cases ([`scripted`]), circular waits ([`circles`]), and messages.
 
+mod circles;
 mod memory;
 mod model;
 mod scripted;
@@ -12,10 +13,7 @@ use std::time::Duration;
 use proptest::{collection::vec, prelude::*};
 
 use self::sum::{Sum, seat};
-use super::{
-    Decision, Failure, Protocol, Report, Spoken, ValuesByRank, Verdict,
-    failure::{Absentee, Place, Waiting},
-};
+use super::{Absentee, Decision, Failure, Place, Protocol, Report, Spoken, ValuesByRank, Verdict, Waiting};
 use crate::wire::Message;
 
 fn place() -> impl Strategy<Value = Place> {
@@ -27,7 +25,7 @@ fn spoken(version: u16) -> Spoken {
 }
 
 fn failure() -> impl Strategy<Value = Failure> {
-    let absentee = (any::<u32>(), prop::option::of(place()));
+    let absentee = (any::<u32>(), vec(place(), 0..3));
     let absentee = absentee.prop_map(|(rank, elsewhere)| Absentee { rank, elsewhere });
     let waiting = (any::<u32>(), place()).prop_map(|(rank, place)| Waiting { rank, place });
     let holders = || vec(any::<(u32, u16)>(), 0..4);
@@ -70,12 +68,12 @@ proptest! {
 fn failures_name_ranks_and_values() {
     let at = |name: &str, members: &[u32]| Place { name: name.into(), members: members.into() };
     let missing = vec![
-        Absentee { rank: 1, elsewhere: Some(at("tp/3", &[1, 2])) },
-        Absentee { rank: 4, elsewhere: None },
+        Absentee { rank: 1, elsewhere: vec![at("tp/3", &[1, 2]), at("pp", &[1])] },
+        Absentee { rank: 4, elsewhere: Vec::new() },
     ];
     let absent = Failure::Absent { missing, by: 0, waited_ms: 250, circle: Vec::new() };
-    let text = "ranks 1, 4 did not come within the 250 ms that rank 0 waited; rank 1 waits at tp/3; rank 4 waits in no \
-                agreement, or in several";
+    let text = "ranks 1, 4 did not come within the 250 ms that rank 0 waited; rank 1 waits at tp/3 and \
+                pp; rank 4 waits in no agreement";
     assert_eq!((absent.to_string(), absent.culprits()), (text.to_owned(), vec![1, 4]));
     let circle =
         vec![Waiting { rank: 0, place: at("a", &[0, 1]) }, Waiting { rank: 1, place: at("b", &[0, 1]) }];

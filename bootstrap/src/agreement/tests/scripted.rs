@@ -1,26 +1,19 @@
 //! Single cases: time limits, members that leave, names that are used twice, stores that fail.
 
 use std::{
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, AtomicU32, Ordering},
-        mpsc,
-    },
+    sync::atomic::{AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
 use super::{
     super::{
-        Absentee, Agreement, Answer, Ending, Failed, Failure, Gone, Input, Member, Output, Place, Request,
-        fail, leave, run,
+        Absentee, Agreement, Answer, Ending, Failed, Failure, Gone, Input, Member, Output, Request, fail,
+        leave, place, run,
     },
     sum::{Sum, seat},
 };
-use crate::{
-    store::{Deadline, HashStore, Result, Store, StoreError},
-    wire::Message,
-};
+use crate::store::{Deadline, HashStore, Result, Store, StoreError};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -230,45 +223,7 @@ fn members_with_different_lists_are_told_when_the_second_one_comes() {
     });
 }
 
-/// Another thread of the rank may still come to the agreement that the other rank waits in.
-#[test]
-fn a_rank_with_several_threads_is_in_no_circle() {
-    for has_another in [false, true] {
-        let (store, is_over) = (HashStore::new(), AtomicBool::new(false));
-        // Running agreements are counted by rank in the whole process, so no other test may use these ranks.
-        let with = |name: &str, rank, patience| {
-            let member = Member { name: name.into(), rank, members: vec![70, 71], generation: 1, patience };
-            run::<Sum>(
-                &store,
-                member,
-                3,
-                |_, _, _| true,
-                || if is_over.load(Ordering::Relaxed) { Err(gone(rank)) } else { Ok(()) },
-            )
-        };
-        let begin = |key: &str| {
-            while !store.check(&[key]).unwrap() {
-                thread::yield_now();
-            }
-        };
-        thread::scope(|scope| {
-            if has_another {
-                scope.spawn(|| with("third", 70, LONG));
-                begin("third/records/70");
-            }
-            scope.spawn(|| with("b", 71, LONG));
-            begin("b/records/71");
-            let outcome = with("a", 70, Duration::from_millis(30));
-            let others_have_failed = store.check(&["b/records/result"]).unwrap();
-            is_over.store(true, Ordering::Relaxed);
-            let Failure::Absent { circle, .. } = failure(&outcome) else { panic!("{outcome:?}") };
-            assert_eq!(circle.len(), if has_another { 0 } else { 2 }, "{outcome:?}");
-            assert_eq!(others_have_failed, !has_another);
-        });
-    }
-}
-
-/// The process of rank 0, whose patience ends first, might host the store.
+/// The process of a member whose patience ends may host the store, so it has to wait for the others.
 #[test]
 fn a_member_stays_until_the_others_have_read_that_one_is_absent() {
     let store = HashStore::new();
@@ -307,7 +262,7 @@ fn a_member_stays_until_the_others_have_read_any_failure() {
 #[test]
 fn a_member_does_not_stay_for_acknowledgements_that_it_has_removed() {
     let store = HashStore::new();
-    let missing = vec![Absentee { rank: 2, elsewhere: None }];
+    let missing = vec![Absentee { rank: 2, elsewhere: Vec::new() }];
     let failure = Failure::Absent { missing, by: 1, waited_ms: 30, circle: Vec::new() };
     assert_eq!(fail(&store, "sum", failure.clone()).unwrap(), failure);
     store.set("sum/records/1", b"a record").unwrap();
@@ -341,8 +296,6 @@ struct Flaky {
     inner: HashStore,
     count: AtomicU32,
     error: Option<fn() -> StoreError>,
-    /// If set, the first `set` of a place waits for a message.
-    gate: Mutex<Option<mpsc::Receiver<()>>>,
 }
 
 impl Flaky {
@@ -357,16 +310,7 @@ impl Flaky {
 
 impl Store for Flaky {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        // A member publishes its place before its record. If that failed, the agreement would end without retries.
-        if key.starts_with("places/") {
-            let gate = self.gate.lock().unwrap().take();
-            if let Some(gate) = gate {
-                gate.recv().unwrap();
-            }
-            self.inner.set(key, value)
-        } else {
-            self.then(|| self.inner.set(key, value))
-        }
+        self.then(|| self.inner.set(key, value))
     }
 
     fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
@@ -386,8 +330,8 @@ impl Store for Flaky {
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> Result<Vec<u8>> {
-        // A member compares its member list before its record too.
-        if key.ends_with("/members") {
+        // These requests precede the record. If they failed, the agreement would end without retries.
+        if key.starts_with("places/") || key.ends_with("/members") {
             self.inner.compare_set(key, expected, new)
         } else {
             self.then(|| self.inner.compare_set(key, expected, new))
@@ -436,44 +380,12 @@ impl Store for Flaky {
 }
 
 fn flaky(error: fn() -> StoreError) -> Flaky {
-    Flaky { inner: HashStore::new(), count: AtomicU32::new(0), error: Some(error), gate: Mutex::default() }
-}
-
-/// The first thread has found itself alone, but its place reaches the store only after that of the second thread.
-/// The first thread must then publish that it waits nowhere.
-#[test]
-fn a_second_thread_that_begins_meanwhile_is_noticed() {
-    let (open, gate) = mpsc::channel();
-    let gate = Mutex::new(Some(gate));
-    let store = Flaky { inner: HashStore::new(), count: AtomicU32::new(0), error: None, gate };
-    let is_over = AtomicBool::new(false);
-    // Running agreements are counted by rank in the whole process, so no other test may use these ranks.
-    let with = |store: &dyn Store, name: &str| {
-        let member =
-            Member { name: name.into(), rank: 72, members: vec![72, 73], generation: 1, patience: LONG };
-        let goes_on = || if is_over.load(Ordering::Relaxed) { Err(gone(72)) } else { Ok(()) };
-        drop(run::<Sum>(store, member, 3, |_, _, _| true, goes_on));
-    };
-    let begin = |key: &str| store.inner.get(key, Deadline::after(LONG)).unwrap();
-    thread::scope(|scope| {
-        scope.spawn(|| with(&store, "first"));
-        while store.gate.lock().unwrap().is_some() {
-            thread::yield_now();
-        }
-        scope.spawn(|| with(&store.inner, "second"));
-        begin("second/records/72");
-        open.send(()).unwrap();
-        begin("first/records/72");
-        let place = Place::from_bytes(&begin("places/72")).unwrap();
-        is_over.store(true, Ordering::Relaxed);
-        assert!(!place.is_somewhere(), "{place:?}");
-    });
+    Flaky { inner: HashStore::new(), count: AtomicU32::new(0), error: Some(error) }
 }
 
 #[test]
 fn a_long_wait_makes_few_requests() {
-    let store =
-        Flaky { inner: HashStore::new(), count: AtomicU32::new(0), error: None, gate: Mutex::default() };
+    let store = Flaky { inner: HashStore::new(), count: AtomicU32::new(0), error: None };
     let outcome = agree(&store, 0, Duration::from_secs(2));
     assert!(matches!(failure(&outcome), Failure::Absent { .. }), "{outcome:?}");
     let requests = store.count.load(Ordering::Relaxed);
@@ -512,8 +424,8 @@ fn a_record_that_is_refused_here_leaves_no_doubt() {
     store.count.store(3, Ordering::Relaxed);
     let failed = agree(&store, 0, LONG).unwrap_err();
     assert!(matches!(failed.ending, Ending::StoreFailed) && failed.store.is_some(), "{failed:?}");
-    let place = Place::from_bytes(&store.inner.get("places/0", Deadline::now()).unwrap()).unwrap();
-    assert!(!place.is_somewhere(), "{place:?}");
+    let value = store.inner.get("places/0", Deadline::now()).unwrap();
+    assert_eq!(place::from_value(Some(&value)), []);
 }
 
 #[test]

@@ -1,0 +1,99 @@
+//! The agreements in which ranks wait, and the keys of an agreement.
+//!
+//! A rank publishes the list of the agreements in which it waits, one for each of its threads that take part in
+//! an agreement. The list is the value of one key, and all threads of the rank change it. The key without a value
+//! and the empty value both mean that the rank waits in no agreement.
+
+use crate::wire::{self, Message, Protocol, wire_struct};
+
+/// The protocol of the messages that agreements of every kind have in common.
+pub(super) const COMMON: Protocol = Protocol { magic: *b"AG", version: 1 };
+
+/// The message kind of a list of places. Kind 1 is [`Failure`](super::Failure).
+const PLACES: u8 = 0;
+
+/// An agreement in which a rank waits.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The name of the agreement, which is the prefix of its keys.
+    pub name: String,
+    /// The members of the agreement, as ranks of the job.
+    pub members: Vec<u32>,
+}
+wire_struct!(Place { name, members });
+
+impl Place {
+    /// Returns the key of this agreement's decision.
+    pub(super) fn decision_key(&self) -> String {
+        result_key(&records(&self.name))
+    }
+}
+
+/// A rank, and an agreement in which it waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiting {
+    /// Its rank of the job.
+    pub rank: u32,
+    /// The agreement in which it waits.
+    pub place: Place,
+}
+wire_struct!(Waiting { rank, place });
+
+/// The first member that comes to an agreement publishes its member list in this form.
+impl Message for Waiting {
+    const PROTOCOL: Protocol = COMMON;
+    const KIND: u8 = 2;
+}
+
+/// Encodes the list of the agreements in which a rank waits.
+pub(super) fn to_value(places: &[Place]) -> Vec<u8> {
+    if places.is_empty() { Vec::new() } else { wire::to_message(COMMON, PLACES, &places.to_vec()) }
+}
+
+/// Reads a list of agreements in which a rank waits. Another program or release may have written a list that
+/// cannot be read. It counts as empty.
+pub(super) fn from_value(value: Option<&[u8]>) -> Vec<Place> {
+    value.and_then(|value| wire::from_message(COMMON, PLACES, value).ok()).unwrap_or_default()
+}
+
+/// Adds `place` to a list, unless the list contains it.
+pub(super) fn add(places: &mut Vec<Place>, place: &Place) {
+    if !is_at(places, place) {
+        places.push(place.clone());
+    }
+}
+
+/// Removes `place` from a list.
+pub(super) fn remove(places: &mut Vec<Place>, place: &Place) {
+    places.retain(|other| other.name != place.name);
+}
+
+/// Returns true if a rank with this list waits in the agreement `place`.
+pub(super) fn is_at(places: &[Place], place: &Place) -> bool {
+    places.iter().any(|other| other.name == place.name)
+}
+
+/// Returns the prefix of the vote on the records of the agreement with this name.
+pub(super) fn records(name: &str) -> String {
+    format!("{name}/records")
+}
+
+/// Returns the prefix of the vote on the outcomes of the action with this number.
+pub(super) fn outcomes(name: &str, action: u32) -> String {
+    format!("{name}/outcomes{action}")
+}
+
+/// Returns the key of the result of the vote with this prefix.
+pub(super) fn result_key(prefix: &str) -> String {
+    format!("{prefix}/result")
+}
+
+/// Returns the key of the member list of the agreement with this name.
+pub(super) fn members_key(name: &str) -> String {
+    format!("{name}/members")
+}
+
+/// Returns the key of the list of the agreements in which a rank waits.
+pub(super) fn places_key(rank: u32) -> String {
+    format!("places/{rank}")
+}

@@ -1,0 +1,285 @@
+//! Circular waits of ranks whose threads wait in several agreements at a time.
+
+use std::{collections::BTreeMap, thread, time::Duration};
+
+use super::{
+    super::{
+        Agreement, Answer, Conclusion, Ending, Failure, Input, Member, Output, Place, Request, Waiting,
+        place, register, run,
+    },
+    memory::Memory,
+    sum::Sum,
+};
+use crate::store::{Deadline, HashStore, Store};
+
+const LONG: Duration = Duration::from_secs(60);
+const NOW: Duration = Duration::ZERO;
+
+fn place(name: &str, members: &[u32]) -> Place {
+    Place { name: name.into(), members: members.into() }
+}
+
+fn member(rank: u32, name: &str, members: &[u32], patience: Duration) -> Member {
+    Member { name: name.into(), rank, members: members.into(), generation: 1, patience }
+}
+
+/// Threads of ranks. Each takes part in agreements, one after the other.
+#[derive(Default)]
+struct Threads {
+    store: Memory,
+    all: Vec<Thread>,
+    results: BTreeMap<String, Vec<Result<u64, Ending<Sum>>>>,
+}
+
+struct Thread {
+    rank: u32,
+    /// The agreements in which it has still to take part, with their members. The last one is next.
+    program: Vec<Place>,
+    running: Option<(Agreement<Sum>, Output<Sum>)>,
+}
+
+impl Threads {
+    /// Adds a thread, and runs all until they wait.
+    fn add(&mut self, rank: u32, program: &[(&str, &[u32])]) {
+        let program = program.iter().rev().map(|(name, members)| place(name, members)).collect();
+        self.all.push(Thread { rank, program, running: None });
+        self.run(None);
+    }
+
+    /// Executes one step of a thread. Returns false if it waits, or has ended.
+    fn step(&mut self, index: usize) -> bool {
+        let thread = &mut self.all[index];
+        let Some((_, output)) = &thread.running else {
+            let Some(Place { name, members }) = thread.program.pop() else { return false };
+            let member = member(thread.rank, &name, &members, LONG);
+            let mut machine = Agreement::new(member, 3, index as u64).unwrap();
+            let output = machine.begin(NOW);
+            thread.running = Some((machine, output));
+            return true;
+        };
+        let input = match output {
+            Output::Act { .. } => Input::Acted(true),
+            Output::Store(request) => match self.store.execute(request) {
+                Some(answer) => Input::Store(answer),
+                None => return false,
+            },
+            Output::Done(_) => unreachable!("it would have ended"),
+        };
+        self.give(index, input);
+        true
+    }
+
+    fn give(&mut self, index: usize, input: Input<Sum>) {
+        let thread = &mut self.all[index];
+        let (machine, output) = thread.running.as_mut().expect("it runs");
+        match machine.step(input, NOW) {
+            Output::Done(Conclusion { result, read, .. }) => {
+                self.store.remove(&read);
+                self.results.entry(machine.name().to_owned()).or_default().push(result);
+                thread.running = None;
+            }
+            next => *output = next,
+        }
+    }
+
+    /// Runs all threads except `held` until they wait or have ended.
+    fn run(&mut self, held: Option<usize>) {
+        while (0..self.all.len()).any(|index| Some(index) != held && self.step(index)) {}
+    }
+
+    /// Returns the pending request of a thread.
+    fn request(&self, index: usize) -> &Request {
+        match &self.all[index].running {
+            Some((_, Output::Store(request))) => request,
+            other => panic!("it sends no request: {other:?}"),
+        }
+    }
+
+    /// Ends the patience of a thread, and runs it until it proposes something. Calls `before` with the number of
+    /// each read of its search.
+    fn expire(&mut self, index: usize, mut before: impl FnMut(&mut Self, usize)) {
+        self.give(index, Input::Store(Answer::Expired));
+        let mut reads = 0;
+        while !matches!(self.request(index), Request::Propose { .. }) {
+            before(self, reads);
+            reads += 1;
+            assert!(self.step(index), "it waits");
+        }
+    }
+
+    /// Returns the circles of an agreement that has failed on all members that came.
+    fn circles(&self, name: &str) -> Vec<Vec<Waiting>> {
+        let circle = |result: &Result<u64, Ending<Sum>>| match result {
+            Err(Ending::Failed(Failure::Absent { circle, .. })) => circle.clone(),
+            other => panic!("{name}: {other:?}"),
+        };
+        self.results[name].iter().map(circle).collect()
+    }
+}
+
+const BOTH: &[u32] = &[0, 1];
+
+fn crossing() -> Vec<Waiting> {
+    [(0, "a"), (0, "b"), (1, "c"), (1, "d")]
+        .map(|(rank, name)| Waiting { rank, place: place(name, BOTH) })
+        .into()
+}
+
+/// Two threads of rank 0 wait for rank 1, whose two threads wait for rank 0.
+#[test]
+fn all_agreements_of_ranks_with_several_threads_fail_with_the_circle() {
+    for searching in 0..4 {
+        let mut threads = Threads::default();
+        for (rank, name) in [(0, "a"), (0, "b"), (1, "c"), (1, "d")] {
+            threads.add(rank, &[(name, BOTH)]);
+        }
+        threads.expire(searching, |_, _| ());
+        threads.run(None);
+        for name in ["a", "b", "c", "d"] {
+            assert_eq!(threads.circles(name), [crossing()], "{name}, searched by thread {searching}");
+        }
+        // The lists of the agreements in which the ranks wait.
+        assert_eq!((threads.store.places("places/0"), threads.store.places("places/1")), (vec![], vec![]));
+    }
+}
+
+/// The same with two searches at a time. Neither sees a failure of the other before its own search ends.
+#[test]
+fn two_ranks_that_search_at_a_time_find_the_same_circle() {
+    let mut threads = Threads::default();
+    for (rank, name) in [(0, "a"), (0, "b"), (1, "c"), (1, "d")] {
+        threads.add(rank, &[(name, BOTH)]);
+    }
+    threads.expire(0, |_, _| ());
+    threads.expire(2, |_, _| ());
+    threads.run(None);
+    for name in ["a", "b", "c", "d"] {
+        assert_eq!(threads.circles(name), [crossing()], "{name}");
+    }
+}
+
+/// Rank 0 waits in `a` for rank 1, which waits in `c` for rank 0. Another thread of rank 0 waits in `b`, which rank 2
+/// will join, and comes to `c` then.
+#[test]
+fn a_rank_of_which_one_thread_can_go_on_is_in_no_circle() {
+    let mut threads = Threads::default();
+    threads.add(0, &[("a", BOTH)]);
+    threads.add(0, &[("b", &[0, 2]), ("c", BOTH)]);
+    threads.add(1, &[("c", BOTH), ("a", BOTH)]);
+    threads.expire(0, |_, _| ());
+    let Request::Propose { key, value } = threads.request(0) else { panic!("it proposes") };
+    let failure = super::super::machine::told_failure(value);
+    let Some(Failure::Absent { missing, circle, .. }) = failure else { panic!("{failure:?}") };
+    assert_eq!((&**key, circle), ("a/records/result", vec![]));
+    assert_eq!((missing[0].rank, &missing[0].elsewhere), (1, &vec![place("c", BOTH)]));
+    // The others are faster than this proposal.
+    threads.all.push(Thread { rank: 2, program: vec![place("b", &[0, 2])], running: None });
+    threads.run(Some(0));
+    threads.run(None);
+    let agreed =
+        |results: &Vec<Result<u64, Ending<Sum>>>| results.len() == 2 && results.iter().all(Result::is_ok);
+    assert!(threads.results.len() == 3 && threads.results.values().all(agreed), "{:?}", threads.results);
+}
+
+/// Rank 0 also waits in `b`, where rank 2 waits for it in `e`: both of its agreements are blocked.
+#[test]
+fn a_circle_leads_through_all_agreements_of_a_rank() {
+    let mut threads = Threads::default();
+    threads.add(0, &[("a", BOTH)]);
+    threads.add(0, &[("b", &[0, 2])]);
+    threads.add(1, &[("c", BOTH)]);
+    threads.add(2, &[("e", &[0, 2])]);
+    threads.expire(2, |_, _| ());
+    threads.run(None);
+    for name in ["a", "b", "c", "e"] {
+        let circle = threads.circles(name).concat();
+        let waits: Vec<_> = circle.iter().map(|it| (it.rank, &*it.place.name)).collect();
+        assert_eq!(waits, [(0, "a"), (0, "b"), (1, "c"), (2, "e")], "{name}");
+    }
+}
+
+/// A thread that begins to wait between the two reads may come to an agreement of the circle later.
+#[test]
+fn a_search_during_which_a_blocked_rank_moves_finds_no_circle() {
+    let mut threads = Threads::default();
+    threads.add(0, &[("a", BOTH)]);
+    threads.add(1, &[("c", BOTH)]);
+    let mut reads = 0;
+    threads.expire(0, |threads, read| {
+        reads = read;
+        // The reads: the records and places, the decisions, the second read.
+        if read == 2 {
+            threads.all.push(Thread { rank: 1, program: vec![place("d", &[1, 2])], running: None });
+            threads.run(Some(0));
+        }
+    });
+    assert_eq!(reads, 2);
+    threads.run(None);
+    assert_eq!(threads.circles("a"), [[]]);
+    assert!(!threads.results.contains_key("c"));
+}
+
+/// Real threads over a store.
+#[test]
+fn threads_over_a_store_fail_with_the_circle() {
+    let store = HashStore::new();
+    let with = |rank, name: &str, patience| {
+        let failed = run::<Sum>(&store, member(rank, name, BOTH, patience), 3, |_, _, _| true, || Ok(()));
+        match failed.unwrap_err().ending {
+            Ending::Failed(Failure::Absent { circle, .. }) => circle,
+            other => panic!("{name}: {other:?}"),
+        }
+    };
+    thread::scope(|scope| {
+        let others = [(0, "a"), (0, "b"), (1, "c")].map(|(rank, name)| {
+            let other = scope.spawn(move || with(rank, name, LONG));
+            store.get(&format!("{name}/records/{rank}"), Deadline::after(LONG)).unwrap();
+            other
+        });
+        assert_eq!(with(1, "d", Duration::from_millis(30)), crossing());
+        for other in others {
+            assert_eq!(other.join().unwrap(), crossing());
+        }
+    });
+    for rank in BOTH {
+        assert_eq!(store.get(&place::places_key(*rank), Deadline::now()).unwrap(), b"");
+    }
+}
+
+#[test]
+fn changes_of_several_threads_are_not_lost() {
+    let (store, key) = (&HashStore::new(), &*place::places_key(0));
+    let list = || place::from_value(Some(&store.get(key, Deadline::now()).unwrap()));
+    let program = |thread: u32| {
+        for number in 0..200 {
+            let own = place(&format!("{thread}/{number}"), &[0]);
+            register::enter(store, key, &own).unwrap();
+            assert!(place::is_at(&list(), &own));
+            register::leave(store, key, &own).unwrap();
+            assert!(!place::is_at(&list(), &own));
+        }
+    };
+    thread::scope(|scope| (0..4).for_each(|thread| drop(scope.spawn(move || program(thread)))));
+    assert_eq!(list(), []);
+}
+
+/// A member that lost the store has left an agreement in the list of its rank.
+#[test]
+fn an_agreement_that_this_rank_could_not_leave_is_removed_once_it_is_decided() {
+    let store = HashStore::new();
+    let key = place::places_key(7);
+    let names = || {
+        let places = place::from_value(Some(&store.get(&key, Deadline::now()).unwrap()));
+        places.into_iter().map(|place| place.name).collect::<Vec<_>>()
+    };
+    store.set(&key, &place::to_value(&[place("open", &[7]), place("decided", &[7])])).unwrap();
+    store.set("decided/records/result", b"a decision").unwrap();
+    let member = member(7, "sum", &[7], LONG);
+    let mut listed = Vec::new();
+    let act = |_: &u64, _, _: &dyn Fn() -> bool| {
+        listed = names();
+        true
+    };
+    run::<Sum>(&store, member, 3, act, || Ok(())).unwrap();
+    assert_eq!((listed, names()), (vec!["open".into(), "sum".into()], vec!["open".to_owned()]));
+}
