@@ -1,9 +1,6 @@
 //! Runs the state machine of an agreement over a store, on the caller's thread.
 
-use std::{
-    fmt,
-    time::Duration,
-};
+use std::{fmt, time::Duration};
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
