@@ -16,9 +16,12 @@
 pub mod agreement;
 pub mod hash;
 pub mod link;
+mod ranks;
 pub mod runtime;
 pub mod store;
 pub mod wire;
+
+pub use ranks::{Ranges, Ranks};
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("lockstep-bootstrap needs Linux: it passes descriptors over sockets with peer credentials");

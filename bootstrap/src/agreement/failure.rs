@@ -4,9 +4,12 @@ use std::fmt;
 
 use super::{
     place::{COMMON, Place, Waiting},
-    values::{Ranks, ValuesByRank},
+    values::ValuesByRank,
 };
-use crate::wire::{Message, Protocol, wire_enum, wire_struct};
+use crate::{
+    Ranks,
+    wire::{Message, Protocol, wire_enum, wire_struct},
+};
 
 /// A member that had not posted its record.
 #[derive(Debug, Clone, PartialEq, Eq)]

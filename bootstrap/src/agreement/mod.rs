@@ -55,5 +55,7 @@ pub use machine::{Agreement, Awaited, Conclusion, Ending, Input, Member, Output}
 pub use place::{Place, Waiting};
 pub use protocol::{Decision, PlainProtocol, Protocol, Report, Verdict};
 pub use session::{Failed, fail, leave, run};
-pub use values::{Entry, Ranks, ValuesByRank};
+pub use values::{Entry, ValuesByRank};
 pub use vote::{Answer, Gone, Request};
+
+pub use crate::Ranks;

@@ -1,8 +1,6 @@
 //! Ranks grouped by the values that they hold. Failures report differing values in this form.
 
-use std::fmt;
-
-use crate::wire::wire_struct;
+use crate::{Ranks, wire::wire_struct};
 
 /// The ranks that hold one value.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,37 +72,6 @@ impl<V: PartialEq> ValuesByRank<V> {
     }
 }
 
-/// Formats ascending ranks for messages: `rank 2`, `ranks 0-3, 7`.
-#[derive(Debug, Clone, Copy)]
-pub struct Ranks<'a>(pub &'a [u32]);
-
-impl fmt::Display for Ranks<'_> {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self.0.len() {
-            0 => "no rank",
-            1 => "rank ",
-            _ => "ranks ",
-        })?;
-        let mut rest = self.0;
-        let mut separator = "";
-        while let Some(&first) = rest.first() {
-            let run = rest
-                .iter()
-                .zip(0u64..)
-                .take_while(|(rank, offset)| u64::from(**rank) == u64::from(first) + offset)
-                .count();
-            match run {
-                1 => write!(out, "{separator}{first}")?,
-                2 => write!(out, "{separator}{first}, {}", rest[1])?,
-                _ => write!(out, "{separator}{first}-{}", rest[run - 1])?,
-            }
-            separator = ", ";
-            rest = &rest[run..];
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,12 +84,5 @@ mod tests {
         let tie = ValuesByRank::of([(3, 1), (1, 2)]);
         assert_eq!(tie.entries[0].ranks, [1]);
         assert!(ValuesByRank::of([(0, 7), (1, 7)]).is_unanimous());
-    }
-
-    #[test]
-    fn ranks_read_as_ranges() {
-        assert_eq!(Ranks(&[]).to_string(), "no rank");
-        assert_eq!(Ranks(&[2]).to_string(), "rank 2");
-        assert_eq!(Ranks(&[0, 1, 3, 4, 5, u32::MAX]).to_string(), "ranks 0, 1, 3-5, 4294967295");
     }
 }

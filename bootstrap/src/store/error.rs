@@ -3,6 +3,7 @@
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 use super::machine::{Distrust, Part, Refusal};
+use crate::Ranks;
 
 /// The outcome of a store operation.
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
@@ -173,10 +174,7 @@ pub enum StoreError {
     },
     /// Some ranks did not come to a meeting ([`rendezvous`](super::rendezvous())). Every rank that came gets the
     /// same list.
-    #[error(
-        "{} {} of {world} never arrived at {at:?} (waited {:.1} s)",
-        if .ranks.len() == 1 { "rank" } else { "ranks" }, ranges(.ranks), .waited.as_secs_f64()
-    )]
+    #[error("{} of {world} never arrived at {at:?} (waited {:.1} s)", Ranks(.ranks), .waited.as_secs_f64())]
     Absent {
         /// The ranks that are missing, ascending.
         ranks: Vec<usize>,
@@ -330,31 +328,9 @@ fn list(keys: &[String]) -> String {
     }
 }
 
-/// Formats ascending ranks as `0, 2-5, 9`.
-fn ranges(ranks: &[usize]) -> String {
-    let mut parts = Vec::new();
-    let mut rest = ranks;
-    while let Some(&first) = rest.first() {
-        let run = rest.iter().zip(first..).take_while(|(rank, expected)| **rank == *expected).count();
-        parts.push(match run {
-            1 => first.to_string(),
-            _ => format!("{first}-{}", rest[run - 1]),
-        });
-        rest = &rest[run..];
-    }
-    parts.join(", ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ranks_are_written_as_ranges() {
-        assert_eq!(ranges(&[]), "");
-        assert_eq!(ranges(&[3]), "3");
-        assert_eq!(ranges(&[0, 2, 3, 4, 9]), "0, 2-4, 9");
-    }
 
     #[test]
     fn long_lists_of_keys_are_cut() {

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 use anyhow::Result;
 use process_group::{
     ProcessGroup,
+    agreement::Ranks,
     group::GroupError,
     record::{LastCall, MemberProgress, Progress},
     store::{Deadline, StoreError},
@@ -122,23 +123,6 @@ impl fmt::Display for Call<'_> {
     }
 }
 
-/// Formats ranks in ascending order, consecutive ones as a range.
-fn ranges(ranks: &[usize]) -> String {
-    let mut spans: Vec<(usize, usize)> = Vec::new();
-    for &rank in ranks {
-        match spans.last_mut() {
-            Some((_, last)) if *last + 1 == rank => *last = rank,
-            _ => spans.push((rank, rank)),
-        }
-    }
-    let span = |(first, last): &(usize, usize)| match first == last {
-        true => first.to_string(),
-        false => format!("{first}-{last}"),
-    };
-    let word = if ranks.len() == 1 { "rank" } else { "ranks" };
-    format!("{word} {}", spans.iter().map(span).collect::<Vec<_>>().join(", "))
-}
-
 /// Sums up the members: those that did not answer, those that are behind, or those whose last call is not done.
 fn summary(group: &Progress) -> String {
     let silent: Vec<_> =
@@ -154,11 +138,11 @@ fn summary(group: &Progress) -> String {
     let open: Vec<_> = open.map(|member| member.rank).collect();
     let mut parts = Vec::new();
     if !silent.is_empty() {
-        parts.push(format!("no answer of {}", ranges(&silent)));
+        parts.push(format!("no answer of {}", Ranks(&silent)));
     }
     for (collective, ranks) in &behind {
         let has = if ranks.len() == 1 { "has" } else { "have" };
-        parts.push(format!("{} {has} not joined collective {collective} of {}", ranges(ranks), group.group));
+        parts.push(format!("{} {has} not joined collective {collective} of {}", Ranks(ranks), group.group));
     }
     if behind.is_empty() {
         let who = if silent.is_empty() { "all members" } else { "all others" };
@@ -167,7 +151,7 @@ fn summary(group: &Progress) -> String {
             front => format!("{who} of {} have called collective {front}", group.group),
         });
         if !open.is_empty() {
-            parts.push(format!("the last call is not done on {}", ranges(&open)));
+            parts.push(format!("the last call is not done on {}", Ranks(&open)));
         }
     }
     parts.join("; ")
@@ -188,16 +172,5 @@ impl fmt::Display for View<'_> {
             }
         }
         writeln!(f, "  {}", summary(group))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn consecutive_ranks_are_a_range() {
-        assert_eq!(ranges(&[2]), "rank 2");
-        assert_eq!(ranges(&[0, 1, 2, 3, 5, 7, 8]), "ranks 0-3, 5, 7-8");
     }
 }

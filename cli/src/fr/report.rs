@@ -2,20 +2,17 @@
 
 use std::fmt;
 
+use process_group::agreement::Ranks;
+
 use super::analyze::{GroupReport, Report};
 use crate::plain::Plain;
-
-fn list(ranks: &[usize]) -> String {
-    let word = if ranks.len() == 1 { "rank" } else { "ranks" };
-    format!("{word} {}", ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", "))
-}
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for rank in &self.without_dump {
             writeln!(f, "rank {rank}: no dump; it probably died")?;
         }
-        writeln!(f, "dumps of {}", list(&self.ranks))?;
+        writeln!(f, "dumps of {}", Ranks(&self.ranks))?;
         self.groups.iter().try_for_each(|group| group.write(&self.without_dump, f))
     }
 }
@@ -23,7 +20,7 @@ impl fmt::Display for Report {
 impl GroupReport {
     /// Writes the findings of the group. `without_dump` are the ranks of the job that have no dump.
     fn write(&self, without_dump: &[usize], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "\ngroup {} ({}), {}", Plain(&self.name), Plain(&self.id), list(&self.ranks))?;
+        writeln!(f, "\ngroup {} ({}), {}", Plain(&self.name), Plain(&self.id), Ranks(&self.ranks))?;
         let is_member = |rank: &usize| self.ranks.contains(rank);
         let lost: Vec<_> = without_dump.iter().copied().filter(is_member).collect();
         let mut quiet = true;
@@ -32,19 +29,19 @@ impl GroupReport {
             writeln!(f, "  first mismatch: collective {} differs in {}", found.collective, found.what)?;
             for value in &found.values {
                 let site = value.site.as_deref().map_or(String::new(), |site| format!(" at {}", Plain(site)));
-                writeln!(f, "    {}: {}{site}", list(&value.ranks), Plain(&value.value))?;
+                writeln!(f, "    {}: {}{site}", Ranks(&value.ranks), Plain(&value.value))?;
             }
-            writeln!(f, "    odd: {}", list(&found.ranks))?;
+            writeln!(f, "    odd: {}", Ranks(&found.ranks))?;
         }
         if let Some(missing) = &self.missing {
             quiet = false;
             let ranks: Vec<_> = missing.ranks.iter().map(|last| last.rank).collect();
-            let (ranks, number) = (list(&ranks), missing.collective);
+            let (ranks, number) = (Ranks(&ranks), missing.collective);
             let operation = Plain(&missing.operation);
             if lost.is_empty() {
                 writeln!(f, "  missing: {ranks} in collective {number} ({operation})")?;
             } else {
-                let lost = list(&lost);
+                let lost = Ranks(&lost);
                 writeln!(f, "  missing: {lost} without a dump, the likely cause")?;
                 writeln!(
                     f,
@@ -59,11 +56,11 @@ impl GroupReport {
         if let Some(open) = &self.unfinished {
             quiet = false;
             let (number, operation) = (open.collective, Plain(&open.operation));
-            let ranks = list(&open.ranks);
+            let ranks = Ranks(&open.ranks);
             if open.unknown.is_empty() {
                 writeln!(f, "  collective {number} ({operation}) was called by all; not done on {ranks}")?;
             } else {
-                let unknown = list(&open.unknown);
+                let unknown = Ranks(&open.unknown);
                 writeln!(
                     f,
                     "  collective {number} ({operation}) is not done on {ranks}; has {unknown} called it?"
@@ -82,7 +79,7 @@ impl GroupReport {
                 writeln!(
                     f,
                     "  nothing found, but {} left no dump: the others made the same calls, and all are done",
-                    list(lost)
+                    Ranks(lost)
                 )
             }
         }

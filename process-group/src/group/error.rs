@@ -2,7 +2,7 @@
 
 use std::{io, time::Duration};
 
-use bootstrap::agreement::Failure;
+use bootstrap::{Ranges, agreement::Failure};
 
 use super::{
     BufferError, Disagreement, MessageDifference, Misplaced, PathError, ShrinkError, SplitError, TorchError,
@@ -43,7 +43,7 @@ pub enum GroupError {
     },
 
     /// Ranks that did not come. Every rank that came gets the same list.
-    #[error("{group}: rank(s) {} of {size} never came to {meeting} (waited {waited:?})", list(.ranks))]
+    #[error("{group}: rank(s) {} of {size} never came to {meeting} (waited {waited:?})", Ranges(.ranks))]
     Absent {
         /// The group's name.
         group: String,
@@ -479,9 +479,4 @@ fn late(progress: &Option<Box<Progress>>) -> String {
             "a member has not enqueued it, or the stream holds work before it that is not done".to_owned()
         }
     }
-}
-
-/// Writes numbers as `0, 2, 5`.
-pub(super) fn list(numbers: &[usize]) -> String {
-    numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use bootstrap::wire::{wire_enum, wire_struct};
+use bootstrap::{
+    Ranges,
+    wire::{wire_enum, wire_struct},
+};
 
 /// One member's request for a split.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,7 +57,7 @@ pub enum SplitError {
         other_asked: String,
     },
     /// A list names a rank that is not in the group that is split.
-    #[error("split: list {list} names rank {rank}, which is not in the group (its ranks: {})", super::error::list(.members))]
+    #[error("split: list {list} names rank {rank}, which is not in the group (its ranks: {})", Ranges(.members))]
     NotAMember {
         /// The index of the list.
         list: usize,

@@ -10,6 +10,7 @@ use std::{
 };
 
 use bootstrap::{
+    Ranges,
     agreement::{self, Failure, Place, PlainProtocol, ValuesByRank, Waiting},
     wire::{Message, wire_enum, wire_struct},
 };
@@ -17,7 +18,6 @@ use nccl_sys::Feature;
 
 use super::{
     GroupError, GroupId, ProcessGroup, Result,
-    error::list,
     meeting::{Meeting, follow_up, id},
     seat::Seat,
 };
@@ -34,7 +34,7 @@ pub enum ShrinkError {
     /// Two members exclude different ranks.
     #[error(
         "rank {rank} leaves out the ranks {}, but rank {other} the ranks {}; ask again when both know the same",
-        list(.excluded), list(.other_excluded)
+        Ranges(.excluded), Ranges(.other_excluded)
     )]
     Differ {
         /// One member.
@@ -264,7 +264,7 @@ impl ProcessGroup {
     fn seat_without(&self, left: &[usize], excluded: &[usize], config: &Config) -> Seat {
         let members: Arc<[_]> = left.iter().map(|rank| self.members[*rank].clone()).collect();
         Seat {
-            name: format!("{} without {}", self.name, list(excluded)).into(),
+            name: format!("{} without {}", self.name, Ranges(excluded)).into(),
             rank: left.iter().position(|rank| *rank == self.rank).unwrap_or_default(),
             ranks: members.iter().map(|member| member.rank).collect(),
             members,

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use bootstrap::wire::wire_struct;
+use bootstrap::{Ranges, wire::wire_struct};
 
 use super::rolling::Rolling;
 use crate::{messages::message, record::Dump};
@@ -42,8 +42,7 @@ wire_struct!(DivergentCall { rank, call, site });
 
 impl std::fmt::Display for Divergence {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let ranks: Vec<_> = self.ranks.iter().map(usize::to_string).collect();
-        let ranks = ranks.join(", ");
+        let ranks = Ranges(&self.ranks);
         match (self.after + 1 == self.by, self.by) {
             (true, by) => write!(f, "rank(s) {ranks} differ in collective {by}")?,
             (false, by) => {
