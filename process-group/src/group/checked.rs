@@ -4,10 +4,7 @@
 //! see the same data, so they reach the same result. On a mismatch nothing has been launched, and the group
 //! stays usable.
 
-use std::{
-    collections::BTreeMap,
-    sync::atomic::{AtomicU64, Ordering},
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use bootstrap::{
     agreement::PlainProtocol,
@@ -34,19 +31,6 @@ pub struct Misplaced {
     pub other: usize,
     /// The buffer's place on the other rank.
     pub other_place: String,
-}
-
-/// The state of a rank's comparisons.
-pub(super) struct Checked {
-    calls: AtomicU64,
-    /// Message comparisons, one counter per member.
-    pairs: Box<[AtomicU64]>,
-}
-
-impl std::fmt::Debug for Checked {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "Checked({} calls)", self.calls.load(Ordering::Relaxed))
-    }
 }
 
 /// The calls that one rank is about to make.
@@ -215,93 +199,59 @@ fn compare(cards: &[&Card]) -> Result<(), Mismatch> {
     Ok(())
 }
 
-impl Checked {
-    pub(super) fn new(size: usize) -> Self {
-        let pairs = (0..size).map(|_| AtomicU64::new(0)).collect();
-        Self { calls: AtomicU64::new(0), pairs }
-    }
-
+impl ProcessGroup {
     /// Compares the tasks that are about to be launched with those of their other members.
     ///
     /// # Errors
     /// [`GroupError::CallsDiffer`], the same on all members that compared. [`GroupError::Absent`]
     /// with the members that did not come. [`GroupError::NotAgreed`] if those wait for this one in another
     /// call. The error that ended the group.
-    pub(super) fn compare(&self, group: &ProcessGroup, mut tasks: Vec<Task>) -> Result<()> {
+    pub(super) fn compare(&self, tasks: &[Task]) -> Result<()> {
         // One-sided operations have no matching call on the other rank.
-        tasks.retain(|task| !task.operation.is_one_sided());
+        let tasks: Vec<_> = tasks.iter().filter(|task| !task.operation.is_one_sided()).copied().collect();
         if tasks.iter().any(|task| !task.is_message()) {
-            let number = self.calls.fetch_add(1, Ordering::AcqRel);
-            let all: Vec<_> = (0..group.size()).collect();
-            let card = Card { places: places(group, &tasks), ..Card::of(&tasks, None) };
-            self.meet(group, &all, "all", number, card)?;
+            let card = Card { places: places(self, &tasks), ..Card::of(&tasks, None) };
+            self.meet("all", &self.ranks, card)?;
         }
         // In ascending order, so that ranks cannot wait for each other in a circle: one of them would have to
         // wait for a rank lower than its previous one.
-        let mut peers: Vec<_> = tasks
-            .iter()
-            .filter(|task| task.is_message())
-            .map(|task| task.rank)
-            .filter(|peer| *peer != group.rank)
-            .collect();
-        peers.sort_unstable();
-        peers.dedup();
+        let messages = tasks.iter().filter(|task| task.is_message() && task.rank != self.rank);
+        let peers: BTreeSet<usize> = messages.map(|task| task.rank).collect();
         for peer in peers {
-            let number = self.pairs[peer].fetch_add(1, Ordering::AcqRel);
-            let pair = [group.rank.min(peer), group.rank.max(peer)];
+            let pair = [self.rank.min(peer), self.rank.max(peer)];
             let name = format!("{}-{}", pair[0], pair[1]);
-            self.meet(group, &pair, &name, number, Card::of(&tasks, Some(peer)))?;
+            self.meet(&name, &pair.map(|place| self.ranks[place]), Card::of(&tasks, Some(peer)))?;
         }
         Ok(())
     }
 
-    /// Tells the other members of a collective that this rank cannot call it, and why. They are about to call
-    /// it.
-    fn refuse(&self, group: &ProcessGroup, error: &GroupError) {
-        let card = Card { collectives: vec![format!("nothing ({error})")], ..Card::default() };
-        let number = self.calls.fetch_add(1, Ordering::AcqRel);
-        let all: Vec<_> = (0..group.size()).collect();
-        // This rank returns its own error.
-        let _ = self.meet(group, &all, "all", number, card);
+    /// In checked mode, tells the other members that this rank's call is invalid. They are about to make it. Messages
+    /// are excluded, because their peer may be the invalid part.
+    pub(super) fn refused(&self, is_collective: bool, error: &GroupError) {
+        if self.terms.checked && is_collective && self.standing().is_ok() {
+            let card = Card { collectives: vec![format!("nothing ({error})")], ..Card::default() };
+            // This rank returns its own error.
+            let _ = self.meet("all", &self.ranks, card);
+        }
     }
 
-    /// Meets the members at `places` under this number.
-    fn meet(
-        &self,
-        group: &ProcessGroup,
-        places: &[usize],
-        name: &str,
-        number: u64,
-        card: Card,
-    ) -> Result<()> {
-        let place = places.iter().position(|place| *place == group.rank).unwrap_or_default();
-        let ranks: Vec<_> = places.iter().map(|place| group.ranks[*place]).collect();
-        let name = format_args!("checked/{name}/{number}");
-        let meeting = group.meeting_of("a checked call", name, place, &ranks);
-        let card = Card { place: group.rank, ..card };
-        let Err(mismatch) = meeting.decide::<Comparison>(card, group.timeout())? else { return Ok(()) };
+    /// Compares the cards of `ranks` of the job.
+    fn meet(&self, name: &str, ranks: &[usize], card: Card) -> Result<()> {
+        let meeting = self.meeting_of("a checked call", &format!("checked/{name}"), ranks);
+        let card = Card { place: self.rank, ..card };
+        let Err(mismatch) = meeting.decide::<Comparison>(card, self.timeout())? else { return Ok(()) };
         // The places may be from another process.
-        let rank = |place: usize| group.ranks.get(place).copied().unwrap_or(place);
-        let name = group.name.to_string();
+        let rank = |place: usize| self.ranks.get(place).copied().unwrap_or(place);
+        let group = self.name.to_string();
         Err(match mismatch {
             Mismatch::Calls { one: (one, call), other: (other, other_call) } => {
-                GroupError::CallsDiffer { group: name, rank: rank(one), call, other: rank(other), other_call }
+                GroupError::CallsDiffer { group, rank: rank(one), call, other: rank(other), other_call }
             }
             Mismatch::Places { buffer, one: (one, place), other: (other, other_place) } => {
                 let misplaced = Misplaced { buffer, rank: rank(one), place, other: rank(other), other_place };
-                GroupError::SymmetricOffsetMismatch { group: name, misplaced: misplaced.into() }
+                GroupError::SymmetricOffsetMismatch { group, misplaced: misplaced.into() }
             }
         })
-    }
-}
-
-impl ProcessGroup {
-    /// In checked mode, tells the other members that this rank's call is invalid. Messages are excluded,
-    /// because their peer may be the invalid part.
-    pub(super) fn refused(&self, is_collective: bool, error: &GroupError) {
-        if let Some(checked) = self.checked.as_ref().filter(|_| is_collective && self.standing().is_ok()) {
-            checked.refuse(self, error);
-        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::{
     iter,
     sync::{
         Condvar, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
 };
 
@@ -12,7 +12,7 @@ use cuda_driver::{Stream, graph::CaptureStatus};
 
 use super::{
     GroupError, ProcessGroup, Result,
-    form::{self, Formation, announce},
+    form::{Formation, announce},
     meeting::follow_up,
 };
 use crate::{
@@ -26,7 +26,6 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct Connection {
     made: AtomicBool,
-    attempts: AtomicU64,
     turn: Turn,
 }
 
@@ -76,11 +75,8 @@ impl ProcessGroup {
         if self.is_connected() {
             return Ok(());
         }
-        // Counted even if this attempt fails, so that the members' next attempts meet under the same number.
-        let attempt = self.connection.attempts.fetch_add(1, Ordering::AcqRel);
+        let all = self.formation("the group's communicator", "connect", &self.ranks);
         self.counter.vigil.check()?;
-        let all =
-            self.formation("the group's communicator", form::attempt("", attempt), self.rank, &self.ranks);
         match self.communicator.check() {
             // The communicator was split off from another.
             Ok(()) => all.together(deadline, |_, _| announce(&self.followers, &self.communicator))?,
@@ -124,15 +120,14 @@ impl ProcessGroup {
         }
     }
 
-    /// Returns `ranks` of the job, in which this rank is at `place`, for making something together.
+    /// Returns `ranks` of the job for making something together.
     pub(super) fn formation<'a>(
         &'a self,
         what: &'static str,
-        name: String,
-        place: usize,
+        kind: &str,
         ranks: &'a [usize],
     ) -> Formation<'a> {
-        let meeting = self.meeting_of(what, name, place, ranks);
+        let meeting = self.meeting_of(what, kind, ranks);
         Formation { vigil: &self.counter.vigil, meeting, followers: &self.followers }
     }
 

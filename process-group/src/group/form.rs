@@ -137,12 +137,10 @@ impl Formation<'_> {
     /// [`GroupError::Store`].
     pub(super) fn form(&self, communicator: &Communicator, deadline: Deadline) -> Result<()> {
         // The first rank makes the id for all.
-        let unique_id = match self.meeting.place {
-            0 => match communicator.nccl().unique_id() {
-                Ok(id) => Some(id.as_bytes().to_vec()),
-                Err(error) => return Err(self.refuse(error.into(), deadline)),
-            },
-            _ => None,
+        let is_first = self.rank() == self.meeting.ranks[0];
+        let unique_id = match is_first.then(|| communicator.nccl().unique_id()).transpose() {
+            Ok(id) => id.map(|id| id.as_bytes().to_vec()),
+            Err(error) => return Err(self.refuse(error.into(), deadline)),
         };
         let mut has_acted = false;
         let made = self.make(Readiness::Ready { unique_id }, deadline, |unique_id, until, go_on| {
@@ -248,7 +246,7 @@ impl Formation<'_> {
 
     /// This rank of the job.
     fn rank(&self) -> usize {
-        self.meeting.ranks[self.meeting.place]
+        self.meeting.rank
     }
 
     /// Returns the error for a rank of the job that could not take part.
@@ -265,12 +263,7 @@ fn is_timeout(error: &GroupError) -> bool {
 /// Tells the members of a group that is being made that this rank, one of the job, will not come to make its communicator.
 /// `path` is the prefix of the group's keys. Without a store nobody can be told.
 pub(super) fn stay_away(job: &PrefixStore, path: &str, rank: usize) {
-    let _ = agreement::leave::<Making>(job, &attempt(path, 0), id(rank), "it could not begin");
-}
-
-/// Returns the name of a group's attempt to make its communicator.
-pub(super) fn attempt(path: &str, number: u64) -> String {
-    format!("{path}connect/{number}")
+    let _ = agreement::leave::<Making>(job, &format!("{path}connect/0"), id(rank), "it could not begin");
 }
 
 /// Called with each communicator that a group makes; see [`Builder::follow`](super::Builder::follow).

@@ -44,20 +44,13 @@ impl PlainProtocol for Join {
 pub(super) fn join(
     group: &str,
     job: &PrefixStore,
-    place: usize,
+    rank: usize,
     ranks: &[usize],
     record: Joining,
     deadline: Deadline,
 ) -> Result<Joined> {
-    let meeting = Meeting {
-        vigil: None,
-        job,
-        group,
-        what: "the start of the group",
-        name: "join".into(),
-        place,
-        ranks,
-    };
+    let meeting =
+        Meeting { vigil: None, job, group, what: "the start of the group", name: "join".into(), rank, ranks };
     let source = match meeting.decide::<Join>(record, deadline) {
         Ok(Ok(joined)) => return Ok(joined),
         Ok(Err(records)) => match member::agree(&records) {

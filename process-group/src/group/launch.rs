@@ -93,7 +93,7 @@ impl ProcessGroup {
         stream: &Stream,
         site: &'static Location<'static>,
     ) -> Slim<Work, GroupError> {
-        if task.operation.is_message() && task.rank == self.rank || self.checked.is_some() {
+        if task.operation.is_message() && task.rank == self.rank || self.terms.checked {
             self.examine(&[task], operation)?;
         }
         if message && self.messages.are_on_path() && self.takes_path(&task)? {
@@ -123,10 +123,7 @@ impl ProcessGroup {
         parts::to_oneself(self, tasks).inspect_err(|error| {
             self.refused(super::checked::is_collective(operation, tasks.iter()), error)
         })?;
-        match &self.checked {
-            Some(checked) => checked.compare(self, tasks.to_vec()),
-            None => Ok(()),
-        }
+        if self.terms.checked { self.compare(tasks) } else { Ok(()) }
     }
 
     /// Marks the place on `stream` after a launch of a graph that captured operations of the group. The group

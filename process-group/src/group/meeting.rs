@@ -3,7 +3,12 @@
 //! All agreements of a job use one part of the store, so that ranks are found that wait for each other in different groups.
 //! The end of the group ends every wait.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use bootstrap::agreement::{self, Ending, Failed, Failure, Gone, PlainProtocol, Protocol};
 
@@ -26,8 +31,8 @@ pub(super) struct Meeting<'a> {
     pub(super) what: &'static str,
     /// The agreement's name in the store. It is used once.
     pub(super) name: String,
-    /// This rank's index in `ranks`.
-    pub(super) place: usize,
+    /// This rank of the job.
+    pub(super) rank: usize,
     /// The members, as ranks of the job.
     pub(super) ranks: &'a [usize],
 }
@@ -57,7 +62,7 @@ impl Meeting<'_> {
         };
         let member = agreement::Member {
             name: self.name.clone(),
-            rank: id(self.ranks[self.place]),
+            rank: id(self.rank),
             members: self.ranks.iter().copied().map(id).collect(),
             generation: 0,
             patience: deadline.remaining(),
@@ -147,6 +152,21 @@ impl Meeting<'_> {
             "the agreement {:?}: {problem}; does another program use its keys?",
             self.name
         ))
+    }
+}
+
+/// Numbers the agreements of a group.
+#[derive(Debug, Default)]
+pub(super) struct Attempts(Mutex<BTreeMap<String, u64>>);
+
+impl Attempts {
+    /// Returns the name of the next agreement of this kind. Agreements that fail count too, so that the members' next
+    /// attempts meet under the same name.
+    pub(super) fn next(&self, kind: &str) -> String {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(kind.to_owned()).or_default();
+        *count += 1;
+        format!("{kind}/{}", *count - 1)
     }
 }
 

@@ -2,10 +2,7 @@
 
 use std::{
     fmt,
-    sync::{
-        Arc, OnceLock, Weak,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
 
@@ -13,13 +10,12 @@ use cuda_driver::Context;
 
 use super::{
     Builder, GroupError, Member, Result, Work,
-    checked::Checked,
     connect::Connection,
     counter::Counter,
     end::Membership,
     form::Follower,
     hosted::Hosted,
-    meeting::{Barrier, Meeting},
+    meeting::{Attempts, Barrier, Meeting},
     member,
     p2p::Messages,
     registration::Registered,
@@ -96,18 +92,14 @@ pub struct ProcessGroup {
     pub(super) host: Option<Hosted>,
     pub(super) terms: Terms,
     pub(super) counter: Arc<Counter>,
-    pub(super) splits: AtomicU64,
-    pub(super) shrinks: AtomicU64,
+    pub(super) attempts: Attempts,
     pub(super) startup: Clock,
-    pub(super) barriers: AtomicU64,
     pub(super) marks: Arc<Marks>,
     pub(super) outstanding: Arc<Outstanding>,
     pub(super) desk: Arc<Desk>,
     pub(super) watch: Arc<Watch>,
     /// Keeps the watchdog's checks of the group running.
     pub(super) _guard: Guard,
-    /// Present if calls are compared before they are launched.
-    pub(super) checked: Option<Checked>,
     /// Registration with the communicators that all members make. Pairs have their own.
     pub(super) registered: OnceLock<Registered>,
     pub(super) sight: Sight,
@@ -290,8 +282,7 @@ impl ProcessGroup {
     /// [`GroupError::Lost`]; [`GroupError::Joined`].
     pub fn barrier(&self, deadline: Deadline) -> Result<()> {
         self.agrees("barrier")?;
-        let name = format!("barrier/{}", self.barriers.fetch_add(1, Ordering::AcqRel));
-        match self.meeting("the barrier", name).decide::<Barrier>((), deadline)? {
+        match self.meeting("the barrier", "barrier").decide::<Barrier>((), deadline)? {
             Ok(()) => Ok(()),
             Err(never) => match never {},
         }
@@ -419,27 +410,25 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// Returns an agreement of all members, with a name that the group has not used.
-    pub(super) fn meeting(&self, what: &'static str, name: impl fmt::Display) -> Meeting<'_> {
-        self.meeting_of(what, name, self.rank, &self.ranks)
+    /// Returns the next agreement of this kind, of all members.
+    pub(super) fn meeting(&self, what: &'static str, kind: &str) -> Meeting<'_> {
+        self.meeting_of(what, kind, &self.ranks)
     }
 
-    /// Returns an agreement of `ranks` of the job, in which this rank is at `place`.
+    /// Returns the next agreement of this kind, of `ranks` of the job.
     pub(super) fn meeting_of<'a>(
         &'a self,
         what: &'static str,
-        name: impl fmt::Display,
-        place: usize,
+        kind: &str,
         ranks: &'a [usize],
     ) -> Meeting<'a> {
-        let name = format!("{}{name}", self.path);
         Meeting {
             vigil: Some(&self.counter.vigil),
             job: &self.job,
             group: &self.name,
             what,
-            name,
-            place,
+            name: format!("{}{}", self.path, self.attempts.next(kind)),
+            rank: self.global_rank(),
             ranks,
         }
     }

@@ -1,7 +1,7 @@
 //! A rank's place in a group that is being made.
 
 use std::{
-    sync::{Arc, OnceLock, Weak, atomic::AtomicU64},
+    sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
 
@@ -9,12 +9,12 @@ use cuda_driver::Context;
 
 use super::{
     GroupError, GroupId, Member, NotRegistered, ProcessGroup, Result,
-    checked::Checked,
     connect::Connection,
     counter::Counter,
     duty::Duty,
     end::Membership,
     form::{Follower, announce, stay_away},
+    meeting::Attempts,
     member,
     p2p::Messages,
     registration::Registered,
@@ -155,7 +155,7 @@ impl Seat {
         let store = self.store();
         let Self { name, rank, ranks, members, numbers, job, path, terms, .. } = self;
         let Self { recorder, desk, watch, messages, followers, .. } = self;
-        let (context, size) = (communicator.context(), ranks.len());
+        let context = communicator.context();
         let outstanding = Arc::new(Outstanding::default());
         let look: Weak<Outstanding> = Arc::downgrade(&outstanding);
         let duty = Duty::new(id.to_string(), store.clone(), &desk, &outstanding, terms.work_timeout);
@@ -181,7 +181,6 @@ impl Seat {
         let membership = Membership::new(&vigil);
         let counter = Counter::new(id, name.clone(), track, vigil, (rank, ranks.clone()), context.device());
         let marks = Marks::new(context, terms.timing);
-        let [splits, shrinks, barriers] = std::array::from_fn(|_| AtomicU64::new(0));
         let sight = Sight::new(context, communicator.nccl(), terms.looks, plans);
         Ok(ProcessGroup {
             membership,
@@ -200,16 +199,13 @@ impl Seat {
             host: None,
             terms,
             counter,
-            splits,
-            shrinks,
+            attempts: Attempts::default(),
             startup: Clock::default(),
-            barriers,
             marks,
             outstanding,
             desk,
             watch,
             _guard: guard,
-            checked: terms.checked.then(|| Checked::new(size)),
             registered: OnceLock::new(),
             sight,
         })

@@ -4,10 +4,7 @@
 //! therefore the members of an agreement, which compares its member lists as soon as a second member comes.
 //! The first of them reserves the attempt for its list.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Instant,
-};
+use std::{sync::Arc, time::Instant};
 
 use bootstrap::{
     Ranges,
@@ -137,8 +134,7 @@ impl ProcessGroup {
         const CALL: &str = "shrink";
         let _range = profile::range(CALL, &self.name, 0);
         self.agrees(CALL)?;
-        // Counted even if this attempt fails, so that the members' next attempts meet under the same number.
-        let attempt = self.shrinks.fetch_add(1, Ordering::AcqRel);
+        let meeting = self.meeting("the shrinking", "shrink");
         comm::settings(CALL, self.nccl(), &config)?;
         let left = self.left(CALL, excluded)?;
         if mode == ShrinkMode::Orderly {
@@ -162,12 +158,7 @@ impl ProcessGroup {
         let mut excluded = excluded.to_vec();
         excluded.sort_unstable();
         let ranks = seat.ranks.clone();
-        let meeting = Meeting {
-            vigil: Some(&vigil),
-            ranks: &ranks,
-            place: seat.rank,
-            ..self.meeting("the shrinking", format_args!("shrink/{attempt}"))
-        };
+        let meeting = Meeting { vigil: Some(&vigil), ranks: &ranks, ..meeting };
         let began = Instant::now();
         self.reserve(&meeting, deadline)?;
         let number = match seat.rank {

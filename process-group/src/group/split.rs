@@ -1,7 +1,7 @@
 //! Groups of some of a group's ranks.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -141,12 +141,11 @@ impl ProcessGroup {
         config: Config,
         deadline: Deadline,
     ) -> Result<Option<Self>> {
-        // Counted even if this attempt fails, so that the members' next splits meet under the same number.
         // This rank reports its own errors before it meets the others, who would otherwise wait for it inside
         // NCCL.
         let _range = profile::range("split", &self.name, 0);
         self.agrees("split")?;
-        let meeting = format!("split/{}", self.splits.fetch_add(1, Ordering::AcqRel));
+        let meeting = self.meeting("the split", "split");
         self.counter.vigil.check()?;
         comm::settings("split", self.nccl(), &config)?;
         if !self.terms.lazy {
@@ -157,7 +156,6 @@ impl ProcessGroup {
             self.quiesce(deadline)?;
         }
         let record = SplitRecord { request: request.clone(), name: name.to_owned() };
-        let meeting = self.meeting("the split", meeting);
         let (Subgroups { plan, name }, first, [met, exchanged]) =
             self.subgroups(&meeting, record, deadline)?;
         let deadline = follow_up(deadline);

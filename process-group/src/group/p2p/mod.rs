@@ -78,7 +78,7 @@ mod report;
 
 use std::sync::{
     Mutex, OnceLock,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+    atomic::{AtomicBool, Ordering},
 };
 
 use cuda_driver::{Stream, StreamFlags};
@@ -129,7 +129,6 @@ pub(super) struct Messages {
 #[derive(Debug, Default)]
 struct Peer {
     route: OnceLock<Route>,
-    attempts: AtomicU64,
     turn: Turn,
 }
 

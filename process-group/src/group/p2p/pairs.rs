@@ -1,7 +1,5 @@
 //! The communicators of pairs, which the two ends make at their first message.
 
-use std::sync::atomic::Ordering;
-
 use super::{
     Explanation, Peer, Plan, Route,
     choice::{Choice, RouteChoice, View},
@@ -26,19 +24,11 @@ impl ProcessGroup {
         if let Some(route) = of_peer.route.get() {
             return Ok(route);
         }
-        // Counted even if this attempt fails, so that the two ends' next attempts meet under the same number.
-        let attempt = of_peer.attempts.fetch_add(1, Ordering::AcqRel);
-        self.counter.vigil.check()?;
         let (low, high) = (self.rank.min(peer), self.rank.max(peer));
         let ends = [low, high].map(|end| &self.members[end]);
         let ranks = ends.map(|end| end.rank);
-        let place = usize::from(self.rank == high);
-        let both = self.formation(
-            "the communicator of a pair",
-            format!("pair/{low}-{high}/{attempt}"),
-            place,
-            &ranks,
-        );
+        let both = self.formation("the communicator of a pair", &format!("pair/{low}-{high}"), &ranks);
+        self.counter.vigil.check()?;
         let (choice, deadline) = match self.messages.plan {
             Plan::Choose => {
                 let own = View { connected: self.is_connected() };
@@ -58,7 +48,7 @@ impl ProcessGroup {
             Choice::Pair => {
                 let config = self.messages_config(&ends, &format!("pair {}-{}", ranks[0], ranks[1]));
                 self.explain_once(Explanation::CommunicatorsOfPairs);
-                let made = self.prepare(&both, place, &config, deadline)?;
+                let made = self.prepare(&both, usize::from(self.rank == high), &config, deadline)?;
                 let registered = self
                     .agree_on_registration(&both, &[&made], deadline)
                     .inspect_err(|_| self.without(&made))?;
