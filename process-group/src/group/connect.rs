@@ -12,8 +12,7 @@ use cuda_driver::{Stream, graph::CaptureStatus};
 
 use super::{
     GroupError, ProcessGroup, Result,
-    form::{Formation, announce},
-    meeting::follow_up,
+    meeting::{Meeting, follow_up},
 };
 use crate::{
     Slim,
@@ -75,12 +74,12 @@ impl ProcessGroup {
         if self.is_connected() {
             return Ok(());
         }
-        let all = self.formation("the group's communicator", "connect", &self.ranks);
+        let all = self.meeting("the group's communicator", "connect");
         self.counter.vigil.check()?;
         match self.communicator.check() {
             // The communicator was split off from another.
-            Ok(()) => all.together(deadline, |_, _| announce(&self.followers, &self.communicator))?,
-            Err(CommError::Unmade { .. }) => all.form(&self.communicator, deadline)?,
+            Ok(()) => self.make_together(&all, deadline, |_, _| self.announce(&self.communicator))?,
+            Err(CommError::Unmade { .. }) => self.form(&all, &self.communicator, deadline)?,
             Err(error) => return Err(all.refuse(error.into(), deadline)),
         }
         self.furnish(&all, follow_up(deadline))
@@ -90,7 +89,7 @@ impl ProcessGroup {
     }
 
     /// Makes the lanes, and agrees on registration with the group's communicator and the lanes.
-    fn furnish(&self, all: &Formation<'_>, deadline: Deadline) -> Result<()> {
+    fn furnish(&self, all: &Meeting<'_>, deadline: Deadline) -> Result<()> {
         let lanes = self.make_lanes(all, deadline)?;
         let communicators: Vec<_> = iter::once(&self.communicator).chain(&lanes).collect();
         let registered = self.agree_on_registration(all, &communicators, deadline)?;
@@ -118,17 +117,6 @@ impl ProcessGroup {
             CaptureStatus::None => Ok(()),
             _ => Err(GroupError::UnmadeInCapture { operation, group: self.name.to_string() }),
         }
-    }
-
-    /// Returns `ranks` of the job for making something together.
-    pub(super) fn formation<'a>(
-        &'a self,
-        what: &'static str,
-        kind: &str,
-        ranks: &'a [usize],
-    ) -> Formation<'a> {
-        let meeting = self.meeting_of(what, kind, ranks);
-        Formation { vigil: &self.counter.vigil, meeting, followers: &self.followers }
     }
 
     pub(super) fn busy(&self, call: &'static str, deadline: Deadline) -> GroupError {

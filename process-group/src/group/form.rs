@@ -12,9 +12,8 @@ use bootstrap::{
 };
 
 use super::{
-    GroupError, Result,
+    GroupError, ProcessGroup, Result,
     meeting::{Meeting, id},
-    vigil::Vigil,
 };
 use crate::{
     chain,
@@ -22,14 +21,6 @@ use crate::{
     messages,
     store::{Deadline, PrefixStore},
 };
-
-/// The ranks that make something together.
-pub(super) struct Formation<'a> {
-    pub(super) vigil: &'a Vigil,
-    /// Their agreement. Its subject is the result.
-    pub(super) meeting: Meeting<'a>,
-    pub(super) followers: &'a [Follower],
-}
 
 /// The making of communicators.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -127,132 +118,127 @@ impl Protocol for Making {
     }
 }
 
-impl Formation<'_> {
-    /// Makes, with the others, the communicator that this rank has prepared.
+impl ProcessGroup {
+    /// Makes, with the ranks of `all`, the communicator that this rank has prepared.
     ///
     /// # Errors
     /// [`GroupError::Absent`], and [`GroupError::Unmade`] if another rank could not prepare it:
     /// nothing has changed then. After any other error the communicator is poisoned: [`GroupError::Comm`] and
     /// [`GroupError::Unmade`] for a failure of this rank and another's, [`GroupError::Lost`],
     /// [`GroupError::Store`].
-    pub(super) fn form(&self, communicator: &Communicator, deadline: Deadline) -> Result<()> {
+    pub(super) fn form(&self, all: &Meeting<'_>, made: &Communicator, deadline: Deadline) -> Result<()> {
         // The first rank makes the id for all.
-        let is_first = self.rank() == self.meeting.ranks[0];
-        let unique_id = match is_first.then(|| communicator.nccl().unique_id()).transpose() {
+        let is_first = all.rank == all.ranks[0];
+        let unique_id = match is_first.then(|| made.nccl().unique_id()).transpose() {
             Ok(id) => id.map(|id| id.as_bytes().to_vec()),
-            Err(error) => return Err(self.refuse(error.into(), deadline)),
+            Err(error) => return Err(all.refuse(error.into(), deadline)),
         };
         let mut has_acted = false;
-        let made = self.make(Readiness::Ready { unique_id }, deadline, |unique_id, until, go_on| {
+        let formed = self.make(all, Readiness::Ready { unique_id }, deadline, |unique_id, until, go_on| {
             has_acted = true;
-            let first = self.meeting.ranks[0];
-            let unique_id = unique_id.ok_or_else(|| self.unmade(id(first), "it gave no unique id".into()))?;
             let unique_id = UniqueId::try_from(unique_id)?;
-            communicator.join(&unique_id, until, go_on).or_else(|error| match error {
-                GroupError::Comm(error) => self.vigil.explain_making(Err(error)),
+            made.join(&unique_id, until, go_on).or_else(|error| match error {
+                GroupError::Comm(error) => self.counter.vigil.explain_making(Err(error)),
                 error => Err(error),
             })?;
-            announce(self.followers, communicator)
+            self.announce(made)
         });
-        made.inspect_err(|error| {
+        formed.inspect_err(|error| {
             if has_acted {
-                communicator.give_up(&chain(error));
+                made.give_up(&chain(error));
             }
         })
     }
 
-    /// Tells the others that this rank cannot take part. Returns this rank's error.
-    pub(super) fn refuse(&self, error: GroupError, deadline: Deadline) -> GroupError {
-        let refused = Readiness::Refused { problem: chain(&error) };
-        // The other ranks report missing ranks.
-        let _ = self.meeting.run::<Making>(refused, deadline, |_, _, _| Outcome::Ended);
-        error
-    }
-
     /// Runs a step that succeeds on all ranks or on none. The step gets its deadline, and asks now and then whether it
     /// should still wait.
-    pub(super) fn together<T>(
+    pub(super) fn make_together<T>(
         &self,
+        all: &Meeting<'_>,
         deadline: Deadline,
         mut work: impl FnMut(Deadline, &mut dyn FnMut() -> Result<()>) -> Result<T>,
     ) -> Result<T> {
         let ready = Readiness::Ready { unique_id: None };
-        self.make(ready, deadline, |_, until, go_on| work(until, go_on))
+        self.make(all, ready, deadline, |_, until, go_on| work(until, go_on))
     }
 
-    /// Runs a step that gets the unique id of the first rank.
+    /// Runs a step that gets the unique id of the first rank, which is empty if that gave none.
     fn make<T>(
         &self,
+        all: &Meeting<'_>,
         readiness: Readiness,
         deadline: Deadline,
-        mut work: impl FnMut(Option<&[u8]>, Deadline, &mut dyn FnMut() -> Result<()>) -> Result<T>,
+        mut work: impl FnMut(&[u8], Deadline, &mut dyn FnMut() -> Result<()>) -> Result<T>,
     ) -> Result<T> {
+        let vigil = &self.counter.vigil;
         let (mut made, mut own) = (None, None);
         let act = |unique_id: &Option<Vec<u8>>, until: Deadline, has_failed: &dyn Fn() -> bool| {
             let mut is_stopped = false;
             let mut go_on = || {
-                self.vigil.check()?;
+                vigil.check()?;
                 is_stopped = has_failed();
-                if is_stopped { Err(self.ended(id(self.rank()))) } else { Ok(()) }
+                if is_stopped { Err(all.ended(all.rank)) } else { Ok(()) }
             };
-            let error = match work(unique_id.as_deref(), until, &mut go_on) {
+            match work(unique_id.as_deref().unwrap_or_default(), until, &mut go_on) {
                 Ok(done) => {
                     made = Some(done);
-                    return Outcome::Made;
+                    Outcome::Made
                 }
-                Err(error) => error,
-            };
-            let problem = chain(&error);
-            let outcome = if self.vigil.is_over() || is_stopped {
-                // The others learn of the end of the group by themselves. After a verdict no outcome matters.
-                Outcome::Ended
-            } else if is_timeout(&error) {
-                Outcome::TimedOut { problem }
-            } else {
-                Outcome::Failed { problem }
-            };
-            // The verdict says why this rank has stopped.
-            own = Some(error).filter(|_| !is_stopped);
-            outcome
+                // The verdict says why this rank has stopped, and its outcome does not matter.
+                Err(_) if is_stopped => Outcome::Ended,
+                Err(error) => {
+                    let problem = chain(&error);
+                    let is_late = is_timeout(&error);
+                    own = Some(error);
+                    match is_late {
+                        // The others learn of the end of the group by themselves.
+                        _ if vigil.is_over() => Outcome::Ended,
+                        true => Outcome::TimedOut { problem },
+                        false => Outcome::Failed { problem },
+                    }
+                }
+            }
         };
-        let agreed = self.meeting.run::<Making>(readiness, deadline, act);
-        // The verdict names the ranks that this one has waited for.
-        if matches!(agreed, Ok(Err(Unmade::Late { .. }))) {
-            own = own.filter(|error| !is_timeout(error));
-        }
-        match (agreed, made) {
-            (Ok(Ok(())), Some(made)) => Ok(made),
-            (agreed, _) => Err(own.unwrap_or_else(|| match agreed {
-                Ok(Ok(())) => self.unmade(id(self.rank()), "it has made nothing".into()),
-                Ok(Err(refusal)) => self.refused(refusal, deadline),
-                Err(error) => error,
-            })),
+        let agreed = all.run::<Making>(readiness, deadline, act);
+        match (agreed, made, own) {
+            (Ok(Ok(())), Some(made), _) => Ok(made),
+            // The verdict names the ranks that this one has waited for.
+            (Ok(Err(Unmade::Late { ranks })), _, own) if own.as_ref().is_none_or(is_timeout) => {
+                Err(vigil.cause(all.absent(ranks, deadline)))
+            }
+            (_, _, Some(own)) => Err(own),
+            (Ok(Err(Unmade::Failed { rank, problem })), ..) => {
+                Err(vigil.cause(all.unmade(rank as usize, problem)))
+            }
+            (Ok(Err(Unmade::Ended { rank })), ..) => Err(vigil.cause(all.ended(rank as usize))),
+            (Err(error), ..) => Err(error),
+            (Ok(_), ..) => Err(all.unmade(all.rank, "it has made nothing".into())),
         }
     }
 
-    /// Returns the error for a refusal.
-    fn refused(&self, refusal: Unmade, deadline: Deadline) -> GroupError {
-        self.vigil.cause(match refusal {
-            Unmade::Failed { rank, problem } => self.unmade(rank, problem),
-            Unmade::Late { ranks } => self.meeting.absent(ranks.into_iter(), deadline),
-            Unmade::Ended { rank } => self.ended(rank),
-        })
+    /// Calls the followers with a communicator that is made and not used yet.
+    pub(super) fn announce(&self, communicator: &Communicator) -> Result<()> {
+        Ok(self.followers.iter().try_for_each(|follower| follower(communicator))?)
+    }
+}
+
+impl Meeting<'_> {
+    /// Tells the others that this rank cannot take part. Returns this rank's error.
+    pub(super) fn refuse(&self, error: GroupError, deadline: Deadline) -> GroupError {
+        let refused = Readiness::Refused { problem: chain(&error) };
+        // The other ranks report missing ranks.
+        let _ = self.run::<Making>(refused, deadline, |_, _, _| Outcome::Ended);
+        error
     }
 
     /// Returns the error for a rank of the job on which the group has ended.
-    fn ended(&self, rank: u32) -> GroupError {
-        self.meeting.given_up(rank, "the group has ended there".into())
-    }
-
-    /// This rank of the job.
-    fn rank(&self) -> usize {
-        self.meeting.rank
+    fn ended(&self, rank: usize) -> GroupError {
+        self.given_up(rank, "the group has ended there".into())
     }
 
     /// Returns the error for a rank of the job that could not take part.
-    pub(super) fn unmade(&self, rank: u32, problem: String) -> GroupError {
-        let Meeting { group, what, .. } = self.meeting;
-        GroupError::Unmade { group: group.into(), what, rank: rank as usize, problem }
+    pub(super) fn unmade(&self, rank: usize, problem: String) -> GroupError {
+        GroupError::Unmade { group: self.group.into(), what: self.what, rank, problem }
     }
 }
 
@@ -268,11 +254,6 @@ pub(super) fn stay_away(job: &PrefixStore, path: &str, rank: usize) {
 
 /// Called with each communicator that a group makes; see [`Builder::follow`](super::Builder::follow).
 pub(super) type Follower = Arc<dyn Fn(&Communicator) -> comm::Result<()> + Send + Sync>;
-
-/// Calls the followers with a communicator that is made and not used yet.
-pub(super) fn announce(followers: &[Follower], communicator: &Communicator) -> Result<()> {
-    Ok(followers.iter().try_for_each(|follower| follower(communicator))?)
-}
 
 #[cfg(test)]
 mod tests {

@@ -121,21 +121,21 @@ impl Meeting<'_> {
         let group = self.group.to_owned();
         match failure {
             Failure::Absent { missing, circle, .. } if circle.is_empty() => {
-                self.absent(missing.into_iter().map(|absentee| absentee.rank), deadline)
+                self.absent(missing.into_iter().map(|absentee| absentee.rank).collect(), deadline)
             }
             Failure::Taken { rank } => {
                 StoreError::RankTaken { rank: rank as usize, at: self.name.clone() }.into()
             }
-            Failure::Left { rank, cause } => self.given_up(rank, cause),
+            Failure::Left { rank, cause } => self.given_up(rank as usize, cause),
             failure => GroupError::NotAgreed { group, meeting: self.what, source: Box::new(failure) },
         }
     }
 
     /// Returns the error for ranks of the job that did not come.
-    pub(super) fn absent(&self, ranks: impl Iterator<Item = u32>, deadline: Deadline) -> GroupError {
+    pub(super) fn absent(&self, ranks: Vec<u32>, deadline: Deadline) -> GroupError {
         GroupError::Absent {
             group: self.group.to_owned(),
-            ranks: ranks.map(|rank| rank as usize).collect(),
+            ranks: ranks.into_iter().map(|rank| rank as usize).collect(),
             size: self.ranks.len(),
             meeting: self.what,
             waited: deadline.waited(),
@@ -143,8 +143,8 @@ impl Meeting<'_> {
     }
 
     /// Returns the error for a rank of the job that has left the group. The group knows the reason, or will.
-    pub(super) fn given_up(&self, rank: u32, cause: String) -> GroupError {
-        StoreError::GivenUp { rank: rank as usize, at: self.name.clone(), cause }.into()
+    pub(super) fn given_up(&self, rank: usize, cause: String) -> GroupError {
+        StoreError::GivenUp { rank, at: self.name.clone(), cause }.into()
     }
 
     pub(super) fn unusable(&self, problem: &str) -> StoreError {

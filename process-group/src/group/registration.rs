@@ -8,7 +8,10 @@ use std::{env, fmt};
 
 use nccl_sys::{Feature, Version};
 
-use super::{Builder, Member, ProcessGroup, Result, form::Formation, meeting::follow_up};
+use super::{
+    Builder, Member, ProcessGroup, Result,
+    meeting::{Meeting, follow_up},
+};
 use crate::{
     comm::{Communicator, Nccl},
     memory::Unregistrable,
@@ -223,7 +226,7 @@ impl ProcessGroup {
     /// all members of the group want it.
     pub(super) fn agree_on_registration(
         &self,
-        all: &Formation<'_>,
+        all: &Meeting<'_>,
         communicators: &[&Communicator],
         deadline: Deadline,
     ) -> Result<Registered> {
@@ -234,14 +237,14 @@ impl ProcessGroup {
     }
 
     #[cfg(not(feature = "registration"))]
-    fn register(&self, _: &Formation<'_>, _: &[&Communicator], _: Deadline) -> Result<Registered> {
+    fn register(&self, _: &Meeting<'_>, _: &[&Communicator], _: Deadline) -> Result<Registered> {
         Ok(Registered::not(NotRegistered::NotBuilt { rank: self.global_rank() }))
     }
 
     #[cfg(feature = "registration")]
     fn register(
         &self,
-        all: &Formation<'_>,
+        all: &Meeting<'_>,
         communicators: &[&Communicator],
         deadline: Deadline,
     ) -> Result<Registered> {
@@ -251,7 +254,7 @@ impl ProcessGroup {
         let classes = enlistment.classes();
         let served = enlistment.serve(deadline).map_err(|error| crate::chain(&error));
         let ballot = Ballot { classes, problem: served.err() };
-        let meeting = all.meeting.part("the registration of memory", "registration");
+        let meeting = all.part("the registration of memory", "registration");
         let counted = meeting.decide::<Registration>(ballot, deadline)?;
         if let Err(reason) = counted.or_else(|ballots| vote::count(&ballots)) {
             return Ok(Registered::not(reason));

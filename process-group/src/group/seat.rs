@@ -13,7 +13,7 @@ use super::{
     counter::Counter,
     duty::Duty,
     end::Membership,
-    form::{Follower, announce, stay_away},
+    form::{Follower, stay_away},
     meeting::Attempts,
     member,
     p2p::Messages,
@@ -125,7 +125,7 @@ impl Seat {
     pub(super) fn joined(self, id: GroupId, communicator: Communicator) -> Result<ProcessGroup> {
         let vigil = self.vigil();
         let group = self.group(vigil, id, communicator, Connection::made())?;
-        announce(&group.followers, &group.communicator)?;
+        group.announce(&group.communicator)?;
         let _ = group.registered.set(Registered::not(NotRegistered::Joined));
         Ok(group)
     }

@@ -93,8 +93,7 @@ pub use self::{
 use super::{
     GroupError, Member, ProcessGroup, Result,
     connect::Turn,
-    form::{Formation, announce},
-    meeting::{follow_up, id},
+    meeting::{Meeting, follow_up},
     member,
     registration::Registered,
 };
@@ -361,14 +360,14 @@ impl ProcessGroup {
     }
 
     /// Makes the lanes, after the group's communicator and with the same ranks.
-    pub(super) fn make_lanes(&self, all: &Formation<'_>, deadline: Deadline) -> Result<Vec<Communicator>> {
+    pub(super) fn make_lanes(&self, all: &Meeting<'_>, deadline: Deadline) -> Result<Vec<Communicator>> {
         let Plan::Lanes(count) = self.messages.plan else { return Ok(Vec::new()) };
         let members: Vec<_> = self.members.iter().collect();
         let config = |lane: usize| self.messages_config(&members, &format!("lane {lane}"));
         let mut lanes = Vec::new();
         if self.nccl().has(Feature::SPLIT) {
-            let all = Formation { meeting: all.meeting.part("a lane", "lanes"), ..*all };
-            lanes = all.together(deadline, |until, go_on| {
+            let all = all.part("a lane", "lanes");
+            lanes = self.make_together(&all, deadline, |until, go_on| {
                 let lane = |lane| {
                     let made = self.communicator.split_while(
                         Some(0),
@@ -377,9 +376,8 @@ impl ProcessGroup {
                         until,
                         &mut *go_on,
                     )?;
-                    let made =
-                        made.ok_or_else(|| all.unmade(id(self.global_rank()), "NCCL gave none".into()))?;
-                    announce(&self.followers, &made)?;
+                    let made = made.ok_or_else(|| all.unmade(all.rank, "NCCL gave none".into()))?;
+                    self.announce(&made)?;
                     Ok(made)
                 };
                 (0..count).map(lane).collect::<Result<Vec<_>>>()
@@ -388,30 +386,30 @@ impl ProcessGroup {
             lanes.iter().for_each(|lane| self.counter.vigil.guard(&lane.abort_handle()));
         } else {
             for lane in 0..count {
-                let all = Formation { meeting: all.meeting.part("a lane", &format!("lane/{lane}")), ..*all };
+                let all = all.part("a lane", &format!("lane/{lane}"));
                 lanes.push(self.prepare(&all, self.rank, &config(lane), follow_up(deadline))?);
             }
         }
         Ok(lanes)
     }
 
-    /// Makes a communicator of a formation's ranks, in which this rank is `rank`, and which ends with the
+    /// Makes a communicator of the ranks of `all`, in which this rank is `rank`, and which ends with the
     /// group.
     fn prepare(
         &self,
-        all: &Formation<'_>,
+        all: &Meeting<'_>,
         rank: usize,
         config: &Config,
         deadline: Deadline,
     ) -> Result<Communicator> {
         let seat = Seat { nccl: self.nccl(), context: self.context(), rank };
-        let made = match Communicator::prepare(&seat, all.meeting.ranks.len(), config) {
+        let made = match Communicator::prepare(&seat, all.ranks.len(), config) {
             Ok(made) => made,
             Err(error) => return Err(all.refuse(error.into(), deadline)),
         };
         let handle = made.abort_handle();
         self.counter.vigil.guard(&handle);
-        all.form(&made, deadline).inspect_err(|_| self.without(&made))?;
+        self.form(all, &made, deadline).inspect_err(|_| self.without(&made))?;
         Ok(made)
     }
 

@@ -27,12 +27,12 @@ impl ProcessGroup {
         let (low, high) = (self.rank.min(peer), self.rank.max(peer));
         let ends = [low, high].map(|end| &self.members[end]);
         let ranks = ends.map(|end| end.rank);
-        let both = self.formation("the communicator of a pair", &format!("pair/{low}-{high}"), &ranks);
+        let both = self.meeting_of("the communicator of a pair", &format!("pair/{low}-{high}"), &ranks);
         self.counter.vigil.check()?;
         let (choice, deadline) = match self.messages.plan {
             Plan::Choose => {
                 let own = View { connected: self.is_connected() };
-                let choice = both.meeting.part("the communicator of a pair", "choice");
+                let choice = both.part("the communicator of a pair", "choice");
                 match choice.decide::<RouteChoice>(own, deadline)? {
                     Ok(choice) => (choice, follow_up(deadline)),
                     Err(never) => match never {},
