@@ -82,13 +82,11 @@ impl Protocol for Making {
     fn decide(records: &[(u32, Readiness)]) -> Decision<Self> {
         let mut plan = None;
         for (rank, readiness) in records {
-            match readiness {
+            match readiness.clone() {
                 Readiness::Refused { problem } => {
-                    return Decision::Refused {
-                        refusal: Unmade::Failed { rank: *rank, problem: problem.clone() },
-                    };
+                    return Decision::Refused { refusal: Unmade::Failed { rank: *rank, problem } };
                 }
-                Readiness::Ready { unique_id } => plan = plan.or_else(|| unique_id.clone()),
+                Readiness::Ready { unique_id } => plan = plan.or(unique_id),
             }
         }
         Decision::Act { plan }

@@ -6,11 +6,15 @@
 use std::{
     collections::BTreeMap,
     convert::Infallible,
+    marker::PhantomData,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use bootstrap::agreement::{self, Ending, Failed, Failure, Gone, PlainProtocol, Protocol};
+use bootstrap::{
+    agreement::{self, Ending, Failed, Failure, Gone, PlainProtocol, Protocol},
+    wire::Wire,
+};
 
 use super::{GroupError, Result, vigil::Vigil};
 use crate::{
@@ -87,6 +91,16 @@ impl Meeting<'_> {
         deadline: Deadline,
     ) -> Result<Result<P::Agreed, P::Refusal>> {
         self.run::<P>(record, deadline, |plan, _, _| match *plan {})
+    }
+
+    /// Returns the records of all members, each with its rank of the job. Records are small, because every member reads
+    /// all of them.
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run).
+    pub(super) fn gather<R: Wire + 'static>(&self, record: R, deadline: Deadline) -> Result<Vec<(u32, R)>> {
+        let Ok(records) = self.decide::<Gather<R>>(record, deadline)?;
+        Ok(records)
     }
 
     /// Returns the refusal, or the error for another end.
@@ -186,18 +200,18 @@ pub(super) fn id(rank: usize) -> u32 {
     u32::try_from(rank).unwrap_or(u32::MAX)
 }
 
-/// Waits for all members.
+/// Gives every member the records of all.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Barrier;
+struct Gather<R>(PhantomData<R>);
 
-impl PlainProtocol for Barrier {
+impl<R: Wire + 'static> PlainProtocol for Gather<R> {
     const PROTOCOL: bootstrap::wire::Protocol = messages::PROTOCOL;
-    type Record = ();
-    type Agreed = ();
+    type Record = R;
+    type Agreed = Vec<(u32, R)>;
     type Refusal = Infallible;
 
-    fn conclude(_: &[(u32, ())]) -> Result<(), Infallible> {
-        Ok(())
+    fn conclude(records: &[(u32, R)]) -> Result<Vec<(u32, R)>, Infallible> {
+        Ok(records.to_vec())
     }
 }
 

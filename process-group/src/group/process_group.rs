@@ -15,7 +15,7 @@ use super::{
     end::Membership,
     form::Follower,
     hosted::Hosted,
-    meeting::{Attempts, Barrier, Meeting},
+    meeting::{Attempts, Meeting},
     member,
     p2p::Messages,
     registration::Registered,
@@ -282,10 +282,7 @@ impl ProcessGroup {
     /// [`GroupError::Lost`]; [`GroupError::Joined`].
     pub fn barrier(&self, deadline: Deadline) -> Result<()> {
         self.agrees("barrier")?;
-        match self.meeting("the barrier", "barrier").decide::<Barrier>((), deadline)? {
-            Ok(()) => Ok(()),
-            Err(never) => match never {},
-        }
+        self.meeting("the barrier", "barrier").gather((), deadline).map(drop)
     }
 
     /// Waits until all work that this rank enqueued through the group is done. Launches of captured graphs

@@ -248,15 +248,14 @@ impl ProcessGroup {
         communicators: &[&Communicator],
         deadline: Deadline,
     ) -> Result<Registered> {
-        use self::vote::{Ballot, Registration};
+        use self::vote::Ballot;
         use crate::registration::Enlistment;
         let enlistment = Enlistment::new(communicators);
         let classes = enlistment.classes();
         let served = enlistment.serve(deadline).map_err(|error| crate::chain(&error));
         let ballot = Ballot { classes, problem: served.err() };
         let meeting = all.part("the registration of memory", "registration");
-        let counted = meeting.decide::<Registration>(ballot, deadline)?;
-        if let Err(reason) = counted.or_else(|ballots| vote::count(&ballots)) {
+        if let Err(reason) = vote::count(&meeting.gather(ballot, deadline)?) {
             return Ok(Registered::not(reason));
         }
         let vigil = std::sync::Arc::downgrade(&self.counter.vigil);
@@ -274,29 +273,10 @@ impl ProcessGroup {
 
 #[cfg(feature = "registration")]
 mod vote {
-    use bootstrap::{
-        agreement::PlainProtocol,
-        wire::{wire_enum, wire_struct},
-    };
+    use bootstrap::wire::{wire_enum, wire_struct};
 
     use super::NotRegistered;
-    use crate::{memory::Unregistrable, messages, registration::MemoryClass};
-
-    /// The agreement on registration.
-    #[derive(Debug, Clone, PartialEq, Eq)]
-    pub(super) struct Registration;
-
-    impl PlainProtocol for Registration {
-        const PROTOCOL: bootstrap::wire::Protocol = messages::PROTOCOL;
-        type Record = Ballot;
-        type Agreed = ();
-        /// All ballots. Each rank finds the same reason in them.
-        type Refusal = Vec<(u32, Ballot)>;
-
-        fn conclude(ballots: &[(u32, Ballot)]) -> Result<(), Vec<(u32, Ballot)>> {
-            count(ballots).map_err(|_| ballots.to_vec())
-        }
-    }
+    use crate::{memory::Unregistrable, registration::MemoryClass};
 
     /// The result that a rank brings to the meeting.
     #[derive(Debug, Clone, PartialEq, Eq)]
@@ -375,7 +355,6 @@ mod vote {
                 let mut records: Vec<_> = (10..).zip(ballots).collect();
                 let counted = count(&records);
                 prop_assert_eq!(counted.is_ok(), good);
-                prop_assert_eq!(Registration::conclude(&records).is_ok(), good);
                 // In any order.
                 records.reverse();
                 prop_assert_eq!(count(&records), counted);

@@ -69,7 +69,6 @@
 //! So does a path. A path also compares both ends of each message before it is launched, as [checked
 //! mode](crate::group::Builder::checked) does for the others.
 
-mod choice;
 mod direct;
 mod lane;
 mod pairs;

@@ -1,9 +1,6 @@
 //! The communicators of pairs, which the two ends make at their first message.
 
-use super::{
-    Explanation, Peer, Plan, Route,
-    choice::{Choice, RouteChoice, View},
-};
+use super::{Explanation, Peer, Plan, Route};
 use crate::{
     group::{ProcessGroup, Result, meeting::follow_up},
     profile,
@@ -29,32 +26,27 @@ impl ProcessGroup {
         let ranks = ends.map(|end| end.rank);
         let both = self.meeting_of("the communicator of a pair", &format!("pair/{low}-{high}"), &ranks);
         self.counter.vigil.check()?;
-        let (choice, deadline) = match self.messages.plan {
+        // Each end may see the group become connected at another moment, so both choose by both views. The choice
+        // holds for all messages of the pair: a later change cannot separate the two ends of a message.
+        let (are_connected, deadline) = match self.messages.plan {
             Plan::Choose => {
-                let own = View { connected: self.is_connected() };
                 let choice = both.part("the communicator of a pair", "choice");
-                match choice.decide::<RouteChoice>(own, deadline)? {
-                    Ok(choice) => (choice, follow_up(deadline)),
-                    Err(never) => match never {},
-                }
+                let views = choice.gather(self.is_connected(), deadline)?;
+                (views.iter().all(|(_, is_connected)| *is_connected), follow_up(deadline))
             }
-            _ => (Choice::Pair, deadline),
+            _ => (false, deadline),
         };
-        let route = match choice {
-            Choice::Group => {
-                self.explain_once(Explanation::Serialised);
-                Route::Group
-            }
-            Choice::Pair => {
-                let config = self.messages_config(&ends, &format!("pair {}-{}", ranks[0], ranks[1]));
-                self.explain_once(Explanation::CommunicatorsOfPairs);
-                let made = self.prepare(&both, usize::from(self.rank == high), &config, deadline)?;
-                let registered = self
-                    .agree_on_registration(&both, &[&made], deadline)
-                    .inspect_err(|_| self.without(&made))?;
-                self.sight.agreed(&registered);
-                Route::Pair(made, Box::new(registered))
-            }
+        let route = if are_connected {
+            self.explain_once(Explanation::Serialised);
+            Route::Group
+        } else {
+            let config = self.messages_config(&ends, &format!("pair {}-{}", ranks[0], ranks[1]));
+            self.explain_once(Explanation::CommunicatorsOfPairs);
+            let made = self.prepare(&both, usize::from(self.rank == high), &config, deadline)?;
+            let registered =
+                self.agree_on_registration(&both, &[&made], deadline).inspect_err(|_| self.without(&made))?;
+            self.sight.agreed(&registered);
+            Route::Pair(made, Box::new(registered))
         };
         Ok(of_peer.route.get_or_init(|| route))
     }
