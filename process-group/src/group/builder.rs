@@ -12,12 +12,12 @@ use cuda_driver::{Context, Driver};
 use super::{
     Environment, GroupError, GroupId, Member, ProcessGroup, Result, Stance, Witnesses,
     form::{Follower, stay_away},
-    join::{Joined, join},
+    join::join,
     meeting::follow_up,
     member::Joining,
     p2p::{self, Messages, P2pPolicy},
     process_group::SharedStore,
-    seat::{Seat, Terms},
+    seat::{Seat, Terms, take_numbers},
     vigil::Vigil,
 };
 use crate::{
@@ -270,17 +270,13 @@ impl Builder {
         }
         Watch::announce(&store, rank)?;
         let numbers = PrefixStore::new("numbers", Arc::new(root));
-        let number = match rank {
-            0 => Some(numbers.add("groups", 1)?.unsigned_abs()),
-            _ => None,
-        };
+        let number = take_numbers(&numbers, rank == 0, 1)?;
         let member = Member::here(rank, size, &nccl, &context)?.told(checked, self.witnesses, stance);
-        let record = Joining::new(member)
+        let record = Joining::new(member, number)
             .with("initialisation", if self.lazy { "lazy" } else { "eager" })
-            .with("p2p policy", self.p2p)
-            .numbered(number);
+            .with("p2p policy", self.p2p);
         let ranks: Arc<[usize]> = (0..size).collect();
-        let Joined { members, uid } = join(&name, &store, rank, &ranks, record, deadline)?;
+        let (members, uid) = join(&name, &store, rank, &ranks, record, deadline)?;
         let members: Arc<[Member]> = members.into();
         let peers = Peers::meet(&store, rank, &members, self.heartbeat, follow_up(deadline))?;
         let met = began.elapsed();

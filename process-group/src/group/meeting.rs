@@ -169,6 +169,14 @@ impl Meeting<'_> {
     }
 }
 
+/// Returns two ranks and their different member lists, if an agreement failed because of them.
+pub(super) fn different_lists(error: &GroupError) -> Option<[(usize, &[u32]); 2]> {
+    let GroupError::NotAgreed { source, .. } = error else { return None };
+    let Failure::Members { lists } = &**source else { return None };
+    let [one, other] = &lists.entries[..] else { return None };
+    Some([(*one.ranks.first()? as usize, &one.value), (*other.ranks.first()? as usize, &other.value)])
+}
+
 /// Numbers the agreements of a group.
 #[derive(Debug, Default)]
 pub(super) struct Attempts(Mutex<BTreeMap<String, u64>>);

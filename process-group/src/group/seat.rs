@@ -27,7 +27,7 @@ use crate::{
     comm::{self, Communicator, Config, Nccl},
     memory::PlanNames,
     record::{Desk, GroupEntry, Recorder, Track},
-    store::{Deadline, PrefixStore},
+    store::{Deadline, PrefixStore, Store, StoreError},
     watch::{Watch, Watchdog},
 };
 
@@ -48,6 +48,16 @@ pub(super) struct Seat {
     pub(super) watch: Arc<Watch>,
     pub(super) messages: Messages,
     pub(super) followers: Vec<Follower>,
+}
+
+/// Takes `count` numbers for new groups from the store, if this is their first member. Returns the lowest; 0 on the
+/// other members, which read the first one's record.
+pub(super) fn take_numbers(numbers: &PrefixStore, is_first: bool, count: usize) -> Result<u64, StoreError> {
+    if !is_first {
+        return Ok(0);
+    }
+    let count = i64::try_from(count).unwrap_or(i64::MAX);
+    Ok((numbers.add("groups", count)? - count + 1).unsigned_abs())
 }
 
 /// Settings of a group and of the groups that are split from it.

@@ -104,15 +104,11 @@ pub enum Disagreement {
 
 /// Checks that ranks with these records can form a group. Returns the members and the group's number.
 pub(in crate::group) fn agree(records: &[Joining]) -> Result<(Vec<Member>, u64), Disagreement> {
-    let (members, number) = Joining::read(records)?;
-    let Some(first) = members.first() else { return Ok((members, number)) };
+    let Some(Joining { member: first, number, .. }) = records.first() else { return Ok((Vec::new(), 0)) };
+    records.iter().try_for_each(|record| record.compare(&records[0]))?;
     let mut devices: HashMap<(u64, Uuid), usize> = HashMap::new();
-    for member in &members {
+    for Joining { member, .. } in records {
         let (rank, other) = (member.rank, first.rank);
-        if member.world_size != first.world_size {
-            let (size, other_size) = (member.world_size, first.world_size);
-            return Err(Disagreement::WorldSize { rank, size, other, other_size });
-        }
         if member.nccl != first.nccl {
             let (release, other_release) = (member.nccl, first.nccl);
             return Err(Disagreement::Release { rank, release, other, other_release });
@@ -129,7 +125,7 @@ pub(in crate::group) fn agree(records: &[Joining]) -> Result<(Vec<Member>, u64),
             return Err(Disagreement::SameDevice { rank, other, device: member.device });
         }
     }
-    Ok((members, number))
+    Ok((records.iter().map(|record| record.member.clone()).collect(), *number))
 }
 
 /// Returns the facts that decide on windows, for a group of these members.
@@ -167,7 +163,7 @@ mod tests {
             let sees = (0..4).filter(|other| *other != rank).map(|other| (device(other), true)).collect();
             let mut member = Member { sees, ..Member::example(rank, 7) };
             change(&mut member);
-            Joining::new(member).numbered(Some(7))
+            Joining::new(member, 7)
         };
         (0..4).map(record).collect()
     }
@@ -189,13 +185,6 @@ mod tests {
             error.to_string().starts_with("rank 2 has NCCL 2.28.3, but rank 0 has NCCL 2.28.9"),
             "{error}"
         );
-        let error = agree(&four(|m| {
-            if m.rank == 3 {
-                m.world_size = 8
-            }
-        }))
-        .unwrap_err();
-        assert!(error.to_string().contains("rank 3 was told that there are 8"), "{error}");
         let error = agree(&four(|m| m.checked = m.rank == 2)).unwrap_err();
         assert_eq!(error, Disagreement::Checked { rank: 2, other: 0 });
         let error = agree(&four(|m| {

@@ -12,21 +12,16 @@ use super::{Disagreement, Member, Uuid, Witnesses};
 /// values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::group) struct Joining {
-    member: Member,
+    pub(super) member: Member,
     settings: Vec<(String, String)>,
     /// The number of the new group, if this is rank 0.
-    number: Option<u64>,
+    pub(super) number: u64,
 }
 wire_struct!(Joining { member, settings, number });
 
 impl Joining {
-    pub(in crate::group) fn new(member: Member) -> Self {
-        Self { member, settings: Vec::new(), number: None }
-    }
-
-    /// Gives the new group its number.
-    pub(in crate::group) fn numbered(self, number: Option<u64>) -> Self {
-        Self { number, ..self }
+    pub(in crate::group) fn new(member: Member, number: u64) -> Self {
+        Self { member, settings: Vec::new(), number }
     }
 
     /// Adds a setting, with its value as users read it.
@@ -35,39 +30,14 @@ impl Joining {
         self
     }
 
-    /// Compares the settings of all ranks, whose records are in the order of the ranks. Returns the members and the group's
-    /// number.
-    pub(super) fn read(records: &[Self]) -> Result<(Vec<Member>, u64), Disagreement> {
-        let wrong = |rank, problem: String| Disagreement::Record { rank, problem };
-        for (rank, own) in records.iter().enumerate() {
-            if own.member.rank != rank {
-                return Err(wrong(rank, format!("it is of rank {}", own.member.rank)));
-            }
-            own.compare(rank, &records[0])?;
-        }
-        let number = records.first().and_then(|first| first.number);
-        let number = number.ok_or_else(|| wrong(0, "it gives the group no number".into()))?;
-        Ok((records.iter().map(|record| record.member.clone()).collect(), number))
-    }
-
-    /// Compares the settings of `rank` with those of rank 0.
-    fn compare(&self, rank: usize, first: &Self) -> Result<(), Disagreement> {
-        if self.settings.len() != first.settings.len() {
-            let (count, other_count) = (self.settings.len(), first.settings.len());
-            let problem = format!("it has {count} settings, that of rank 0 has {other_count}");
-            return Err(Disagreement::Record { rank, problem });
-        }
-        let differs = self.settings.iter().zip(&first.settings).find(|(found, wanted)| found != wanted);
-        match differs {
-            None => Ok(()),
-            Some(((setting, value), (_, other_value))) => Err(Disagreement::Setting {
-                setting: setting.clone(),
-                rank,
-                value: value.clone(),
-                other: 0,
-                other_value: other_value.clone(),
-            }),
-        }
+    /// Compares the settings with those of another rank.
+    pub(super) fn compare(&self, other: &Self) -> Result<(), Disagreement> {
+        let differs = self.settings.iter().zip(&other.settings).find(|(found, wanted)| found != wanted);
+        let Some(((setting, value), (_, other_value))) = differs.map(|(a, b)| (a.clone(), b.clone())) else {
+            return Ok(());
+        };
+        let (rank, other) = (self.member.rank, other.member.rank);
+        Err(Disagreement::Setting { setting, rank, value, other, other_value })
     }
 }
 
@@ -123,7 +93,7 @@ pub(super) fn hex(bytes: &Uuid) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::group::registration::Stance;
+    use crate::group::{member::agree, registration::Stance};
     use proptest::prelude::*;
 
     fn member() -> impl Strategy<Value = Member> {
@@ -147,14 +117,13 @@ mod tests {
     }
 
     fn record(rank: usize, first: u8, second: u8) -> Joining {
-        let joining = Joining::new(Member::example(rank, 0)).numbered(Some(7));
-        joining.with("first", first).with("second", second)
+        Joining::new(Member::example(rank, 0), 7).with("first", first).with("second", second)
     }
 
     proptest! {
         #[test]
         fn records_survive_the_store(member in member(), name in "[a-z ]{0,9}", value in any::<String>()) {
-            let joining = Joining::new(member).with(&name, value);
+            let joining = Joining::new(member, 7).with(&name, value);
             let mut bytes = Vec::new();
             joining.write(&mut bytes);
             prop_assert_eq!(<Joining as Wire>::read(&mut Reader::new(&bytes)), Ok(joining));
@@ -167,7 +136,7 @@ mod tests {
             let mut records: Vec<_> = (0..4).map(|rank| record(rank, 0, 0)).collect();
             records[rank] = record(rank, first, second);
             let differs = [("first", first), ("second", second)].into_iter().find(|(_, value)| *value != 0);
-            match (Joining::read(&records), differs) {
+            match (agree(&records), differs) {
                 (Ok((members, 7)), None) => prop_assert_eq!(members.len(), 4),
                 (Err(error), Some((name, value))) => prop_assert_eq!(error, Disagreement::Setting {
                     setting: name.into(), rank, value: value.to_string(), other: 0, other_value: "0".into(),
@@ -175,14 +144,5 @@ mod tests {
                 (found, wanted) => prop_assert!(false, "{:?} for {:?}", found, wanted),
             }
         }
-    }
-
-    #[test]
-    fn a_record_of_another_rank_or_with_other_settings_or_without_a_number_is_refused() {
-        let problem = |records: &[Joining]| Joining::read(records).unwrap_err().to_string();
-        assert!(problem(&[record(0, 0, 0), record(2, 0, 0)]).contains("it is of rank 2"));
-        let fewer = Joining::new(Member::example(1, 0));
-        assert!(problem(&[record(0, 0, 0), fewer]).contains("it has 0 settings, that of rank 0 has 2"));
-        assert!(problem(&[record(0, 0, 0).numbered(None)]).contains("no number"));
     }
 }
