@@ -649,7 +649,7 @@ impl<P: Protocol> Agreement<P> {
         format!("{}/read/count", self.member.name)
     }
 
-    /// Returns all keys of the agreement, without the places of the ranks. The decision is the first: the
+    /// Returns the keys of the agreement to remove, without the places of the ranks. The decision is the first: the
     /// member that removes it removes the other keys. The acknowledgements are last: while they exist, every
     /// member that looks finds them complete.
     fn all_keys(&self) -> Vec<String> {
@@ -660,7 +660,7 @@ impl<P: Protocol> Agreement<P> {
         let votes = votes.flat_map(|prefix| vote::keys(&prefix, members).collect::<Vec<_>>());
         let mut keys = vec![decision.clone()];
         keys.extend(votes.filter(|key| *key != decision));
-        keys.push(members_key(name));
+        keys.extend((!P::KEEPS_MEMBERS).then(|| members_key(name)));
         keys.extend(members.iter().map(|rank| self.read_key(*rank)));
         keys.push(self.read_count_key());
         keys

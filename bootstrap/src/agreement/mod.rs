@@ -10,7 +10,6 @@
 //! - [`Agreement`]: one member's part in one agreement, as a state machine without I/O.
 //! - [`run`]: drives the state machine over a [store](crate::store), on the caller's thread.
 //! - [`Failure`]: the reasons why an agreement of any kind fails.
-//! - [`fail`]: fails an agreement for a reason that its caller has found.
 //! - [`leave`]: ends the waits of the other members for a rank that will not take part, or not to the end.
 //!
 //! # Rules
@@ -54,7 +53,7 @@ pub use failure::{Absentee, Failure, Spoken};
 pub use machine::{Agreement, Awaited, Conclusion, Ending, Input, Member, Output};
 pub use place::{Place, Waiting};
 pub use protocol::{Decision, PlainProtocol, Protocol, Report, Verdict};
-pub use session::{Failed, fail, leave, run};
+pub use session::{Failed, leave, run};
 pub use values::{Entry, ValuesByRank};
 pub use vote::{Answer, Gone, Request};
 

@@ -11,6 +11,8 @@ pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
     const PROTOCOL: wire::Protocol;
     /// The least time limit of an action, however short the patience of the members is.
     const ACTION_FLOOR: Duration = Duration::from_secs(10);
+    /// See [`PlainProtocol::KEEPS_MEMBERS`].
+    const KEEPS_MEMBERS: bool = false;
 
     /// The data that each member contributes to the decision.
     type Record: Wire;
@@ -39,6 +41,9 @@ pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
 pub trait PlainProtocol: Clone + fmt::Debug + Eq + 'static {
     /// The magic and the version of the messages, a [`wire::Protocol`]. The magic `AG` is reserved.
     const PROTOCOL: wire::Protocol;
+    /// True if the member list stays in the store. A rank that comes with another list after the agreement then gets
+    /// [`Failure::Members`](super::Failure::Members) too.
+    const KEEPS_MEMBERS: bool = false;
 
     /// The data that each member contributes to the decision.
     type Record: Wire;
@@ -57,6 +62,7 @@ pub trait PlainProtocol: Clone + fmt::Debug + Eq + 'static {
 
 impl<P: PlainProtocol> Protocol for P {
     const PROTOCOL: wire::Protocol = P::PROTOCOL;
+    const KEEPS_MEMBERS: bool = P::KEEPS_MEMBERS;
     type Record = P::Record;
     type Plan = Infallible;
     type Outcome = Infallible;

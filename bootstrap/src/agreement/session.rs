@@ -8,7 +8,6 @@ use super::{
     failure::Failure,
     machine::{
         Agreement, Awaited, Conclusion, Ending, Input, Member, Output, asks_for_action, sealed_failure,
-        told_failure,
     },
     place::{outcomes, records, result_key},
     protocol::Protocol,
@@ -143,16 +142,6 @@ pub fn leave<P: Protocol>(store: &dyn Store, name: &str, rank: u32, cause: &str)
         vote = outcomes(name, action);
     }
     Ok(())
-}
-
-/// Fails the agreement with this name for all members that have not decided. Returns the failure that stands:
-/// `failure`, unless another one was found before.
-///
-/// # Errors
-/// Those of the store.
-pub fn fail(store: &dyn Store, name: &str, failure: Failure) -> Result<Failure, StoreError> {
-    let stands = store.compare_set(&result_key(&records(name)), b"", &sealed_failure(failure.clone()))?;
-    Ok(told_failure(&stands).unwrap_or(failure))
 }
 
 /// Sends the requests of a state machine to the store.

@@ -2,26 +2,21 @@
 //!
 //! All survivors must agree on who has survived, or some would wait for ranks that wait for others. The survivors are
 //! therefore the members of an agreement, which compares its member lists as soon as a second member comes.
-//! The first of them reserves the attempt for its list.
 
-use std::{sync::Arc, time::Instant};
+use std::{convert::Infallible, sync::Arc, time::Instant};
 
-use bootstrap::{
-    Ranges,
-    agreement::{self, Failure, Place, PlainProtocol, ValuesByRank, Waiting},
-    wire::{Message, wire_enum, wire_struct},
-};
+use bootstrap::{Ranges, agreement::PlainProtocol, wire::wire_enum};
 use nccl_sys::Feature;
 
 use super::{
     GroupError, GroupId, ProcessGroup, Result,
-    meeting::{Meeting, follow_up, id},
-    seat::Seat,
+    meeting::{Meeting, different_lists, follow_up, id},
+    seat::{Seat, take_numbers},
 };
 use crate::{
     comm::{self, CommError, Config, ShrinkMode},
     messages, profile,
-    store::{Deadline, Store},
+    store::Deadline,
 };
 
 /// The reason why a group cannot be shrunk as its members asked.
@@ -61,27 +56,20 @@ enum State {
 }
 wire_enum!(State { 0 => Alive {}, 1 => Hurt {}, 2 => Gone {} });
 
-/// A survivor's record.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Survivor {
-    state: State,
-    /// The number of the new group, if this is the first survivor.
-    number: Option<u64>,
-}
-wire_struct!(Survivor { state, number });
-
 impl PlainProtocol for Shrink {
     const PROTOCOL: bootstrap::wire::Protocol = messages::PROTOCOL;
-    type Record = Survivor;
-    /// The new group's number, and the worst state.
-    type Agreed = (u64, State);
-    /// A rank of the job that should have given a number.
-    type Refusal = u32;
+    /// Members that were left out must not agree under the name of the agreement that left them out.
+    const KEEPS_MEMBERS: bool = true;
+    /// The state of the communicator, and the number of the new group on the first survivor.
+    type Record = (State, u64);
+    /// The worst state, and the number.
+    type Agreed = (State, u64);
+    type Refusal = Infallible;
 
-    fn conclude(records: &[(u32, Survivor)]) -> Result<(u64, State), u32> {
-        let first = records.first();
-        let number = first.and_then(|(_, first)| first.number).ok_or(first.map_or(0, |(rank, _)| *rank))?;
-        Ok((number, records.iter().map(|(_, survivor)| survivor.state).max().unwrap_or(State::Gone)))
+    fn conclude(records: &[(u32, (State, u64))]) -> Result<(State, u64), Infallible> {
+        let worst = records.iter().map(|(_, (state, _))| *state).max();
+        let number = records.first().map(|(_, (_, number))| *number);
+        Ok((worst.unwrap_or(State::Gone), number.unwrap_or_default()))
     }
 }
 
@@ -160,27 +148,17 @@ impl ProcessGroup {
         let ranks = seat.ranks.clone();
         let meeting = Meeting { vigil: Some(&vigil), ranks: &ranks, ..meeting };
         let began = Instant::now();
-        self.reserve(&meeting, deadline)?;
-        let number = match seat.rank {
-            0 => Some(self.numbers.add("groups", 1)?.unsigned_abs()),
-            _ => None,
-        };
+        let number = take_numbers(&self.numbers, seat.rank == 0, 1)?;
         let numbered = began.elapsed();
         let began = Instant::now();
-        let agreed = meeting.decide::<Shrink>(Survivor { state, number }, deadline);
+        let agreed = meeting.decide::<Shrink>((state, number), deadline);
         // In doubt. The others may be about to shrink this group's communicator.
         if let Err(GroupError::MemberFailed { rank, reason, .. }) = &agreed
             && *rank == self.global_rank()
         {
             self.counter.vigil.fail(reason.clone());
         }
-        let (uid, worst) =
-            agreed.map_err(|error| self.differ(error))?.map_err(|rank| GroupError::Unmade {
-                group: self.name.to_string(),
-                what: "the group of the survivors",
-                rank: rank as usize,
-                problem: "it took no number".into(),
-            })?;
+        let Ok((worst, uid)) = agreed.map_err(|error| self.differ(error))?;
         let met = began.elapsed();
         let deadline = follow_up(deadline);
         seat.path = format!("{}/{uid}/", meeting.name);
@@ -229,28 +207,6 @@ impl ProcessGroup {
         Ok((0..self.size()).filter(|rank| !excluded.contains(rank)).collect())
     }
 
-    /// Reserves this attempt for the members of `meeting`. Fails the meeting if the attempt is reserved for
-    /// other members.
-    ///
-    /// The reservation stays in the store. The keys of the agreement are removed when its members have read
-    /// the result, and the other ranks could then agree under the same name.
-    fn reserve(&self, meeting: &Meeting<'_>, deadline: Deadline) -> Result<()> {
-        let members: Vec<u32> = meeting.ranks.iter().copied().map(id).collect();
-        let name = meeting.name.clone();
-        let own = Waiting { rank: id(self.global_rank()), place: Place { name, members } };
-        let key = format!("{}/left", meeting.name);
-        let first = self.job.compare_set(&key, b"", &own.to_bytes())?;
-        let first =
-            Waiting::from_bytes(&first).map_err(|malformed| meeting.unusable(&malformed.to_string()))?;
-        if first.place.members == own.place.members {
-            return Ok(());
-        }
-        let lists = [first, own].map(|Waiting { rank, place }| (rank, place.members));
-        let failure = Failure::Members { lists: ValuesByRank::of(lists) };
-        let failure = agreement::fail(&self.job, &meeting.name, failure)?;
-        Err(self.differ(meeting.failure(failure, deadline)))
-    }
-
     /// Returns this rank's place in the new group. Its path is set when the group has its number.
     fn seat_without(&self, left: &[usize], excluded: &[usize], config: &Config) -> Seat {
         let members: Arc<[_]> = left.iter().map(|rank| self.members[*rank].clone()).collect();
@@ -273,21 +229,18 @@ impl ProcessGroup {
 
     /// Returns the error for survivors with different lists, in place of that of the agreement.
     fn differ(&self, error: GroupError) -> GroupError {
-        let GroupError::NotAgreed { group, source, .. } = &error else { return error };
-        let Failure::Members { lists: ValuesByRank { entries } } = &**source else { return error };
-        let [one, other] = &entries[..] else { return error };
-        let place =
-            |rank: &u32| self.ranks.iter().position(|of_job| id(*of_job) == *rank).unwrap_or_default();
+        let Some([(rank, left), (other, other_left)]) = different_lists(&error) else { return error };
+        let place = |rank| self.ranks.iter().position(|of_job| *of_job == rank).unwrap_or_default();
         let excluded = |left: &[u32]| -> Vec<usize> {
             (0..self.size()).filter(|place| !left.contains(&id(self.ranks[*place]))).collect()
         };
         let source = ShrinkError::Differ {
-            rank: one.ranks.first().map_or(0, place),
-            excluded: excluded(&one.value),
-            other: other.ranks.first().map_or(0, place),
-            other_excluded: excluded(&other.value),
+            rank: place(rank),
+            excluded: excluded(left),
+            other: place(other),
+            other_excluded: excluded(other_left),
         };
-        GroupError::Shrink { group: group.clone(), source }
+        GroupError::Shrink { group: self.name.to_string(), source }
     }
 }
 
@@ -300,15 +253,12 @@ mod tests {
         /// NCCL shrinks as the worst communicator allows. The first survivor gives the number.
         #[test]
         fn the_worst_state_and_the_first_number_count(
-            states in vec(select(vec![State::Alive, State::Hurt, State::Gone]), 1..6),
-            number in prop::option::of(any::<u64>()),
+            records in vec((select(vec![State::Alive, State::Hurt, State::Gone]), any::<u64>()), 1..6),
         ) {
-            let first = Survivor { state: states[0], number };
-            let others = states[1..].iter().map(|state| Survivor { state: *state, number: None });
-            let records: Vec<_> = (3..).zip(std::iter::once(first).chain(others)).collect();
-            let worst = [State::Gone, State::Hurt, State::Alive].into_iter().find(|state| states.contains(state));
-            let expected = number.zip(worst).ok_or(3);
-            prop_assert_eq!(Shrink::conclude(&records), expected);
+            let has = |wanted: &State| records.iter().any(|(state, _)| state == wanted);
+            let worst = [State::Gone, State::Hurt, State::Alive].into_iter().find(has).unwrap();
+            let number = records[0].1;
+            prop_assert_eq!(Shrink::conclude(&(3..).zip(records).collect::<Vec<_>>()), Ok((worst, number)));
         }
     }
 }
