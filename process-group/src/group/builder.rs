@@ -307,10 +307,11 @@ impl Builder {
             recorder,
             desk,
             watch,
+            vigil,
             messages,
             followers,
         };
-        let mut group = seat.init(vigil, id, &nccl, &context, self.config, follow_up(deadline))?;
+        let mut group = seat.init(id, &nccl, &context, self.config, follow_up(deadline))?;
         group.startup.met(met, exchanged - met);
         Ok(group.hosting(host))
     }

@@ -29,9 +29,8 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Returns the state of a group whose communicator existed before the group and that agrees on nothing.
-    pub(super) fn made() -> Self {
-        Self { made: AtomicBool::new(true), ..Self::default() }
+    pub(super) fn set_made(&self) {
+        self.made.store(true, Ordering::Release);
     }
 
     #[inline]
@@ -84,7 +83,7 @@ impl ProcessGroup {
         }
         self.furnish(&all, follow_up(deadline))
             .inspect_err(|error| self.communicator.give_up(&error.to_string()))?;
-        self.connection.made.store(true, Ordering::Release);
+        self.connection.set_made();
         Ok(())
     }
 

@@ -4,8 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 
 use bootstrap::{
     Ranges,
+    agreement::PlainProtocol,
     wire::{wire_enum, wire_struct},
 };
+
+use crate::messages;
 
 /// One member's request for a split.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -183,25 +186,23 @@ impl Request {
     }
 }
 
+/// The agreement on the subgroups of a split.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Split;
+
 /// The record that a member posts for a split.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SplitRecord {
     pub(super) request: Request,
     /// The name of the subgroups.
     pub(super) name: String,
-}
-
-/// The subgroups of a split.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Subgroups {
-    pub(super) plan: SplitPlan,
-    pub(super) name: String,
+    /// The number of the first subgroup, if this is the first member.
+    pub(super) number: u64,
 }
 
 wire_enum!(Request { 0 => Color { color, key }, 1 => Lists(lists) });
-wire_struct!(SplitRecord { request, name });
+wire_struct!(SplitRecord { request, name, number });
 wire_struct!(SplitPlan { groups });
-wire_struct!(Subgroups { plan, name });
 wire_enum!(SplitError {
     0 => Different { rank, asked, other, other_asked },
     1 => NotAMember { list, rank, members },
@@ -209,18 +210,29 @@ wire_enum!(SplitError {
     3 => Empty { list },
 });
 
-/// Computes the subgroups from the records of all members, which are ranks of the job.
-pub(super) fn agree(records: &[(u32, SplitRecord)]) -> Result<Subgroups, SplitError> {
-    let members: Vec<usize> = records.iter().map(|(rank, _)| *rank as usize).collect();
-    let names: Vec<&str> = records.iter().map(|(_, record)| record.name.as_str()).collect();
-    if let Some(place) = names.iter().position(|name| *name != names[0]) {
-        let asked = |place: usize| format!("subgroups named {:?}", names[place]);
-        let (rank, other) = (members[place], members[0]);
-        return Err(SplitError::Different { rank, asked: asked(place), other, other_asked: asked(0) });
+impl PlainProtocol for Split {
+    const PROTOCOL: bootstrap::wire::Protocol = messages::PROTOCOL;
+    type Record = SplitRecord;
+    /// The subgroups, and the number of the first one.
+    type Agreed = (SplitPlan, u64);
+    type Refusal = SplitError;
+
+    fn conclude(records: &[(u32, SplitRecord)]) -> Result<(SplitPlan, u64), SplitError> {
+        let members: Vec<usize> = records.iter().map(|(rank, _)| *rank as usize).collect();
+        let (_, first) = &records[0];
+        if let Some((rank, record)) = records.iter().find(|(_, record)| record.name != first.name) {
+            let asked = |record: &SplitRecord| format!("subgroups named {:?}", record.name);
+            let (rank, other) = (*rank as usize, members[0]);
+            return Err(SplitError::Different {
+                rank,
+                asked: asked(record),
+                other,
+                other_asked: asked(first),
+            });
+        }
+        let requests: Vec<Request> = records.iter().map(|(_, record)| record.request.clone()).collect();
+        Ok((SplitPlan::new(&requests, &members)?, first.number))
     }
-    let name = names.first().copied().unwrap_or_default().to_owned();
-    let requests: Vec<Request> = records.iter().map(|(_, record)| record.request.clone()).collect();
-    Ok(Subgroups { plan: SplitPlan::new(&requests, &members)?, name })
 }
 
 #[cfg(test)]
@@ -281,10 +293,12 @@ mod tests {
 
     #[test]
     fn who_asks_for_something_else_is_named() {
-        let record = |request, name: &str| SplitRecord { request, name: name.into() };
+        let record = |request, name: &str| SplitRecord { request, name: name.into(), number: 9 };
         let lists = |last: usize| record(Request::Lists(vec![vec![4, 5], vec![last]]), "tp");
-        let agree =
-            |records: [SplitRecord; 3]| agree(&[4, 5, 6].into_iter().zip(records).collect::<Vec<_>>());
+        let agree = |records: [SplitRecord; 3]| {
+            Split::conclude(&[4, 5, 6].into_iter().zip(records).collect::<Vec<_>>())
+        };
+        assert_eq!(agree([lists(6), lists(6), lists(6)]).unwrap().1, 9);
         let error = agree([lists(6), lists(6), lists(7)]).unwrap_err();
         assert!(matches!(error, SplitError::Different { rank: 6, other: 4, .. }), "{error}");
         let color = record(Request::Color { color: Some(1), key: 0 }, "tp");

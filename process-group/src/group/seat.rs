@@ -46,8 +46,40 @@ pub(super) struct Seat {
     pub(super) recorder: Arc<Recorder>,
     pub(super) desk: Arc<Desk>,
     pub(super) watch: Arc<Watch>,
+    /// Knows the losses among the members.
+    pub(super) vigil: Arc<Vigil>,
     pub(super) messages: Messages,
     pub(super) followers: Vec<Follower>,
+}
+
+impl ProcessGroup {
+    /// Returns this rank's place in a new group of the members at `places`, one of which it is, and begins to watch for
+    /// losses among them. `path` is the prefix of the new group's keys.
+    pub(super) fn seat(&self, name: String, places: &[usize], path: String, config: &Config) -> Seat {
+        let name: Arc<str> = name.into();
+        let rank = places.iter().position(|place| *place == self.rank).unwrap_or_default();
+        let members: Arc<[_]> = places.iter().map(|place| self.members[*place].clone()).collect();
+        let ranks: Arc<[usize]> = members.iter().map(|member| member.rank).collect();
+        let (recorder, watch, terms) =
+            (self.counter.track.recorder().clone(), self.watch.clone(), self.terms);
+        let vigil = Vigil::begin(&name, &ranks, rank, &recorder, terms.heartbeat, &watch);
+        Seat {
+            name,
+            rank,
+            ranks,
+            members,
+            numbers: self.numbers.clone(),
+            job: self.job.clone(),
+            path,
+            terms,
+            recorder,
+            desk: self.desk.clone(),
+            watch,
+            vigil,
+            messages: self.messages.of_subgroup(terms.lazy, places.len(), config),
+            followers: self.followers.clone(),
+        }
+    }
 }
 
 /// Takes `count` numbers for new groups from the store, if this is their first member. Returns the lowest; 0 on the
@@ -85,56 +117,53 @@ impl Seat {
         Config { name: Some(self.name.to_string()), window_facts: member::window_facts(&members), ..config }
     }
 
-    /// Begins to watch for losses among the members.
-    pub(super) fn vigil(&self) -> Arc<Vigil> {
-        let Self { name, ranks, rank, recorder, terms, watch, .. } = self;
-        Vigil::begin(name, ranks, *rank, recorder, terms.heartbeat, watch)
-    }
-
     /// Builds the group. Makes its communicator now, unless it is lazy.
     pub(super) fn init(
         self,
-        vigil: Arc<Vigil>,
-        group: GroupId,
+        id: GroupId,
         nccl: &Nccl,
         context: &Context,
         config: Config,
         deadline: Deadline,
     ) -> Result<ProcessGroup> {
         let seat = comm::Seat { nccl, context, rank: self.rank };
-        let (away, lazy) = (self.away(), self.terms.lazy);
         let prepared = Communicator::prepare(&seat, self.ranks.len(), &self.config(config));
-        let made = prepared
-            .map_err(GroupError::from)
-            .and_then(|communicator| self.group(vigil, group, communicator, Connection::default()));
-        let group = made.inspect_err(|_| away())?;
-        if !lazy {
+        let connects = !self.terms.lazy;
+        self.begin(id, prepared, connects, deadline)
+    }
+
+    /// Builds the group with a communicator that was made from another. Collective.
+    pub(super) fn take(
+        self,
+        id: GroupId,
+        communicator: Communicator,
+        deadline: Deadline,
+    ) -> Result<ProcessGroup> {
+        self.begin(id, Ok(communicator), true, deadline)
+    }
+
+    /// Builds the group. After an error of this rank alone, the other members do not wait for it.
+    fn begin(
+        self,
+        id: GroupId,
+        communicator: comm::Result<Communicator>,
+        connects: bool,
+        deadline: Deadline,
+    ) -> Result<ProcessGroup> {
+        let (job, path, rank) = (self.job.clone(), self.path.clone(), self.ranks[self.rank]);
+        let made = communicator.map_err(GroupError::from).and_then(|made| self.group(id, made));
+        let group = made.inspect_err(|_| stay_away(&job, &path, rank))?;
+        if connects {
             group.connect(deadline)?;
         }
         group.membership.begin();
         Ok(group)
     }
 
-    /// Builds the group with a communicator that was made from another. Collective.
-    pub(super) fn take(
-        self,
-        vigil: Arc<Vigil>,
-        id: GroupId,
-        communicator: Communicator,
-        deadline: Deadline,
-    ) -> Result<ProcessGroup> {
-        let away = self.away();
-        let made = self.group(vigil, id, communicator, Connection::default());
-        let group = made.inspect_err(|_| away())?;
-        group.connect(deadline)?;
-        group.membership.begin();
-        Ok(group)
-    }
-
     /// Builds the group with an existing communicator. Its members make no agreements.
     pub(super) fn joined(self, id: GroupId, communicator: Communicator) -> Result<ProcessGroup> {
-        let vigil = self.vigil();
-        let group = self.group(vigil, id, communicator, Connection::made())?;
+        let group = self.group(id, communicator)?;
+        group.connection.set_made();
         group.announce(&group.communicator)?;
         let _ = group.registered.set(Registered::not(NotRegistered::Joined));
         Ok(group)
@@ -148,23 +177,11 @@ impl Seat {
         }
     }
 
-    /// Returns a call that tells the other members that this rank will not come.
-    fn away(&self) -> impl FnOnce() + use<> {
-        let (job, path, rank) = (self.job.clone(), self.path.clone(), self.ranks[self.rank]);
-        move || stay_away(&job, &path, rank)
-    }
-
-    fn group(
-        self,
-        vigil: Arc<Vigil>,
-        id: GroupId,
-        communicator: Communicator,
-        connection: Connection,
-    ) -> Result<ProcessGroup> {
-        vigil.guard(&communicator.abort_handle());
+    fn group(self, id: GroupId, communicator: Communicator) -> Result<ProcessGroup> {
+        self.vigil.guard(&communicator.abort_handle());
         let store = self.store();
         let Self { name, rank, ranks, members, numbers, job, path, terms, .. } = self;
-        let Self { recorder, desk, watch, messages, followers, .. } = self;
+        let Self { recorder, desk, watch, vigil, messages, followers, .. } = self;
         let context = communicator.context();
         let outstanding = Arc::new(Outstanding::default());
         let look: Weak<Outstanding> = Arc::downgrade(&outstanding);
@@ -199,7 +216,7 @@ impl Seat {
             ranks,
             members,
             communicator,
-            connection,
+            connection: Connection::default(),
             messages,
             followers,
             numbers,

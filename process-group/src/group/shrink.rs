@@ -3,7 +3,7 @@
 //! All survivors must agree on who has survived, or some would wait for ranks that wait for others. The survivors are
 //! therefore the members of an agreement, which compares its member lists as soon as a second member comes.
 
-use std::{convert::Infallible, sync::Arc, time::Instant};
+use std::{convert::Infallible, time::Instant};
 
 use bootstrap::{Ranges, agreement::PlainProtocol, wire::wire_enum};
 use nccl_sys::Feature;
@@ -11,7 +11,7 @@ use nccl_sys::Feature;
 use super::{
     GroupError, GroupId, ProcessGroup, Result,
     meeting::{Meeting, different_lists, follow_up, id},
-    seat::{Seat, take_numbers},
+    seat::take_numbers,
 };
 use crate::{
     comm::{self, CommError, Config, ShrinkMode},
@@ -132,11 +132,11 @@ impl ProcessGroup {
                 self.quiesce(deadline)?;
             }
         }
-        let mut seat = self.seat_without(&left, excluded, &config);
-        // The watch of the new group. It knows the losses that ended this group, and a further one ends the
-        // meeting.
-        let vigil = seat.vigil();
-        let _unborn = self.counter.vigil.bear(&vigil);
+        let name = format!("{} without {}", self.name, Ranges(excluded));
+        // Its path is set when the group has its number. Its vigil knows the losses that ended this group, and a further
+        // one ends the meeting.
+        let mut seat = self.seat(name, &left, String::new(), &config);
+        let _unborn = self.counter.vigil.bear(&seat.vigil);
         let state = match (self.communicator.check(), mode) {
             _ if self.counter.vigil.is_over() => State::Gone,
             (Ok(()), ShrinkMode::Orderly) => State::Alive,
@@ -145,8 +145,7 @@ impl ProcessGroup {
         };
         let mut excluded = excluded.to_vec();
         excluded.sort_unstable();
-        let ranks = seat.ranks.clone();
-        let meeting = Meeting { vigil: Some(&vigil), ranks: &ranks, ..meeting };
+        let meeting = Meeting { vigil: Some(&seat.vigil), ranks: &seat.ranks, ..meeting };
         let began = Instant::now();
         let number = take_numbers(&self.numbers, seat.rank == 0, 1)?;
         let numbered = began.elapsed();
@@ -169,10 +168,10 @@ impl ProcessGroup {
             let config = seat.config(config);
             let made = self.communicator.shrink(&excluded, mode, &config, deadline);
             // A loss that was noticed meanwhile has aborted the attempt. The caller may try again.
-            let made = self.counter.vigil.explain(vigil.explain_making(made))?;
-            seat.take(vigil, id, made, follow_up(deadline))?
+            let made = self.counter.vigil.explain(seat.vigil.explain_making(made))?;
+            seat.take(id, made, follow_up(deadline))?
         } else {
-            seat.init(vigil, id, self.nccl(), self.context(), config, deadline)?
+            seat.init(id, self.nccl(), self.context(), config, deadline)?
         };
         group.startup.met(met, numbered);
         Ok(group)
@@ -205,26 +204,6 @@ impl ProcessGroup {
     fn left(&self, call: &'static str, excluded: &[usize]) -> Result<Vec<usize>> {
         self.communicator.place().excluded(call, excluded)?;
         Ok((0..self.size()).filter(|rank| !excluded.contains(rank)).collect())
-    }
-
-    /// Returns this rank's place in the new group. Its path is set when the group has its number.
-    fn seat_without(&self, left: &[usize], excluded: &[usize], config: &Config) -> Seat {
-        let members: Arc<[_]> = left.iter().map(|rank| self.members[*rank].clone()).collect();
-        Seat {
-            name: format!("{} without {}", self.name, Ranges(excluded)).into(),
-            rank: left.iter().position(|rank| *rank == self.rank).unwrap_or_default(),
-            ranks: members.iter().map(|member| member.rank).collect(),
-            members,
-            numbers: self.numbers.clone(),
-            job: self.job.clone(),
-            path: String::new(),
-            terms: self.terms,
-            recorder: self.counter.track.recorder().clone(),
-            desk: self.desk.clone(),
-            watch: self.watch.clone(),
-            messages: self.messages.of_subgroup(self.terms.lazy, left.len(), config),
-            followers: self.followers.clone(),
-        }
     }
 
     /// Returns the error for survivors with different lists, in place of that of the agreement.

@@ -1,100 +1,20 @@
 //! Groups of some of a group's ranks.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::Instant;
 
-use bootstrap::{
-    agreement::{Decision, Protocol, Report, Verdict},
-    wire::wire_enum,
-};
 use nccl_sys::Feature;
 
 use super::{
-    GroupError, GroupId, Placement, ProcessGroup, Request, Result, SplitError, SplitPlan,
-    meeting::{Meeting, follow_up},
-    plan::{self, SplitRecord, Subgroups},
-    seat::Seat,
+    GroupError, GroupId, Placement, ProcessGroup, Request, Result,
+    meeting::follow_up,
+    plan::{Split, SplitRecord},
+    seat::take_numbers,
 };
 use crate::{
     comm::{self, Config},
-    messages, profile,
-    store::{Deadline, Store},
+    profile,
+    store::Deadline,
 };
-
-/// The agreement on subgroups. The first member takes their numbers.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Split;
-
-/// A member's part in taking the numbers of the subgroups.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Numbers {
-    /// Those from `first` on are theirs.
-    Taken {
-        first: u64,
-    },
-    Failed {
-        problem: String,
-    },
-    /// The first member takes them.
-    Waits,
-}
-wire_enum!(Numbers { 0 => Taken { first }, 1 => Failed { problem }, 2 => Waits {} });
-
-/// The reason why there is no split.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Refusal {
-    /// The requests do not fit together.
-    Requests(SplitError),
-    /// This rank of the job has taken no numbers.
-    NoNumbers { rank: u32, problem: String },
-}
-wire_enum!(Refusal { 0 => Requests(error), 1 => NoNumbers { rank, problem } });
-
-impl Refusal {
-    fn error(self, group: &str) -> GroupError {
-        let group = group.to_owned();
-        match self {
-            Self::Requests(source) => GroupError::Split { group, source },
-            Self::NoNumbers { rank, problem } => {
-                GroupError::Unmade { group, what: "a subgroup", rank: rank as usize, problem }
-            }
-        }
-    }
-}
-
-impl Protocol for Split {
-    const PROTOCOL: bootstrap::wire::Protocol = messages::PROTOCOL;
-    type Record = SplitRecord;
-    type Plan = Subgroups;
-    type Outcome = Numbers;
-    /// The subgroups, and the number of the first one.
-    type Agreed = (Subgroups, u64);
-    type Refusal = Refusal;
-
-    fn decide(records: &[(u32, SplitRecord)]) -> Decision<Self> {
-        match plan::agree(records) {
-            Ok(plan) => Decision::Act { plan },
-            Err(error) => Decision::Refused { refusal: Refusal::Requests(error) },
-        }
-    }
-
-    fn is_final(outcome: &Numbers) -> bool {
-        *outcome != Numbers::Waits
-    }
-
-    fn judge(plan: &Subgroups, reports: &[(u32, Report<Numbers>)]) -> Verdict<Self> {
-        let (rank, problem) = match reports.first() {
-            Some((_, Report::Outcome(Numbers::Taken { first }))) => {
-                return Verdict::Agreed { agreed: (plan.clone(), *first) };
-            }
-            Some((rank, Report::Outcome(Numbers::Failed { problem }))) => (*rank, problem.clone()),
-            other => (other.map_or(0, |(rank, _)| *rank), "it took no numbers in time".to_owned()),
-        };
-        Verdict::Failed { refusal: Refusal::NoNumbers { rank, problem } }
-    }
-}
 
 impl ProcessGroup {
     /// Splits off subgroups, named `name[0]`, `name[1]` and so on. Collective: all members call it with the
@@ -120,8 +40,8 @@ impl ProcessGroup {
     /// # Errors
     /// - [`GroupError::Absent`], [`GroupError::NotAgreed`] and [`GroupError::Split`], the same on every member
     ///   that came. Nothing has changed.
-    /// - [`GroupError::WorkTimeout`], and [`GroupError::Comm`] for an error that this member finds on its own
-    ///   before it meets the others. For them it is then absent.
+    /// - [`GroupError::WorkTimeout`], and [`GroupError::Comm`] or [`GroupError::Store`] for an error that this
+    ///   member finds on its own before it meets the others. For them it is then absent.
     /// - [`GroupError::MemberFailed`] with this rank if the store failed while the others may have agreed. The
     ///   group has ended.
     /// - [`GroupError::Comm`] from NCCL itself, after which this group may be poisoned.
@@ -155,128 +75,41 @@ impl ProcessGroup {
         if self.counter.vigil.check_work().is_ok() {
             self.quiesce(deadline)?;
         }
-        let record = SplitRecord { request: request.clone(), name: name.to_owned() };
-        let (Subgroups { plan, name }, first, [met, exchanged]) =
-            self.subgroups(&meeting, record, deadline)?;
+        let began = Instant::now();
+        // As many as there may be subgroups.
+        let taken = || Ok(take_numbers(&self.numbers, self.rank == 0, self.size())?);
+        let number = self.counter.vigil.attend(taken)?;
+        let numbered = began.elapsed();
+        let began = Instant::now();
+        let record = SplitRecord { request: request.clone(), name: name.to_owned(), number };
+        let agreed = meeting.decide::<Split>(record, deadline)?;
+        let (plan, first) =
+            agreed.map_err(|source| GroupError::Split { group: self.name.to_string(), source })?;
+        let met = began.elapsed();
         let deadline = follow_up(deadline);
-        let started = |mut group: Self| {
-            group.startup.met(met, exchanged);
-            group
-        };
         let placement = plan.placement(self.rank);
-        let seat = placement.map(|placement| {
-            let seat = self.seat(&plan, placement, &name, &meeting.name, &config);
-            let vigil = seat.vigil();
-            (self.counter.vigil.bear(&vigil), vigil, seat)
+        let seat = placement.map(|Placement { group, .. }| {
+            let (name, path) = (format!("{name}[{group}]"), format!("{}/{group}/", meeting.name));
+            let seat = self.seat(name, &plan.groups()[group], path, &config);
+            let id = GroupId { uid: first + group as u64, epoch: self.id().epoch };
+            (self.counter.vigil.bear(&seat.vigil), id, seat)
         });
         self.counter.vigil.check()?;
-        let id =
-            |placement: Placement| GroupId { uid: first + placement.group as u64, epoch: self.id().epoch };
-        if self.nccl().has(Feature::SPLIT) && !self.terms.lazy {
+        let mut group = if self.nccl().has(Feature::SPLIT) && !self.terms.lazy {
             let (color, key) = placement.map_or((None, 0), |at| (Some(at.group as u32), at.rank as i32));
             let config =
                 seat.as_ref().map_or_else(|| config.clone(), |(.., seat)| seat.config(config.clone()));
             let communicator = self.communicator.split(color, key, &config, deadline);
             let communicator = self.counter.vigil.explain_making(communicator)?;
-            return Ok(match (seat, placement, communicator) {
-                (Some((_unborn, vigil, seat)), Some(placement), Some(communicator)) => {
-                    Some(started(seat.take(vigil, id(placement), communicator, follow_up(deadline))?))
-                }
-                _ => None,
-            });
-        }
-        let (Some((_unborn, vigil, seat)), Some(placement)) = (seat, placement) else { return Ok(None) };
-        seat.init(vigil, id(placement), self.nccl(), self.context(), config, deadline).map(started).map(Some)
-    }
-
-    /// Agrees on the subgroups. Returns the number of the first one, and the time until the members had met and that for
-    /// the numbers.
-    fn subgroups(
-        &self,
-        meeting: &Meeting<'_>,
-        record: SplitRecord,
-        deadline: Deadline,
-    ) -> Result<(Subgroups, u64, [Duration; 2])> {
-        let (began, mut met, mut failed) = (Instant::now(), Duration::ZERO, None);
-        let take = |subgroups: &Subgroups, _, _: &dyn Fn() -> bool| {
-            met = began.elapsed();
-            if self.rank != 0 {
-                return Numbers::Waits;
-            }
-            let count = i64::try_from(subgroups.plan.groups().len()).unwrap_or(i64::MAX);
-            match self.numbers.add("groups", count) {
-                Ok(last) => Numbers::Taken { first: (last - count + 1).unsigned_abs() },
-                Err(error) => {
-                    let problem = crate::chain(&error);
-                    failed = Some(error);
-                    Numbers::Failed { problem }
-                }
-            }
+            let (Some((_unborn, id, seat)), Some(communicator)) = (seat, communicator) else {
+                return Ok(None);
+            };
+            seat.take(id, communicator, follow_up(deadline))?
+        } else {
+            let Some((_unborn, id, seat)) = seat else { return Ok(None) };
+            seat.init(id, self.nccl(), self.context(), config, deadline)?
         };
-        let agreed = meeting.run::<Split>(record, deadline, take)?;
-        let (subgroups, first) = agreed.map_err(|refusal| match failed {
-            Some(error) => error.into(),
-            None => refusal.error(&self.name),
-        })?;
-        Ok((subgroups, first, [met, began.elapsed() - met]))
-    }
-
-    /// Returns this rank's place in a subgroup.
-    fn seat(
-        &self,
-        plan: &SplitPlan,
-        placement: Placement,
-        name: &str,
-        meeting: &str,
-        config: &Config,
-    ) -> Seat {
-        let places = &plan.groups()[placement.group];
-        let messages = self.messages.of_subgroup(self.terms.lazy, places.len(), config);
-        let members: Arc<[_]> = places.iter().map(|place| self.members[*place].clone()).collect();
-        Seat {
-            name: format!("{name}[{}]", placement.group).into(),
-            rank: placement.rank,
-            ranks: members.iter().map(|member| member.rank).collect(),
-            members,
-            numbers: self.numbers.clone(),
-            job: self.job.clone(),
-            path: format!("{meeting}/{}/", placement.group),
-            terms: self.terms,
-            messages,
-            followers: self.followers.clone(),
-            recorder: self.counter.track.recorder().clone(),
-            desk: self.desk.clone(),
-            watch: self.watch.clone(),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The first member's outcome decides, with or without those of the others.
-    #[test]
-    fn the_first_member_takes_the_numbers() {
-        let record = |color| {
-            let request = Request::Color { color: Some(color), key: 0 };
-            SplitRecord { request, name: "tp".into() }
-        };
-        let Decision::Act { plan } = Split::decide(&[(4, record(0)), (6, record(1))]) else {
-            panic!("the requests fit together");
-        };
-        assert_eq!((&*plan.name, plan.plan.groups().len()), ("tp", 2));
-        for other in [Report::Pending, Report::Outcome(Numbers::Waits), Report::Late] {
-            let judge = |first| Split::judge(&plan, &[(4, first), (6, other.clone())]);
-            let taken = judge(Report::Outcome(Numbers::Taken { first: 9 }));
-            assert_eq!(taken, Verdict::Agreed { agreed: (plan.clone(), 9) });
-            let failed = Report::Outcome(Numbers::Failed { problem: "no store".into() });
-            for (first, why) in [(failed, "no store"), (Report::Late, "in time")] {
-                let Verdict::Failed { refusal } = judge(first) else { panic!("there are no numbers") };
-                let text = refusal.error("world").to_string();
-                assert!(text.contains("for rank 4") && text.contains(why), "{text}");
-            }
-        }
-        assert!(Split::is_final(&Numbers::Taken { first: 1 }) && !Split::is_final(&Numbers::Waits));
+        group.startup.met(met, numbered);
+        Ok(Some(group))
     }
 }

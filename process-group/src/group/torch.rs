@@ -20,6 +20,7 @@ use super::{
     builder::{FOLDER, Ready, own_part, watch},
     p2p::Messages,
     seat::Seat,
+    vigil::Vigil,
 };
 use crate::{
     comm::{Communicator, Config, Nccl, UniqueId},
@@ -142,10 +143,12 @@ impl Builder {
         Watch::announce(&store, rank)?;
         let alone = slice::from_ref(&me);
         let watch = watch(&name, Watch::begin(&store, rank, alone, terms.heartbeat, &recorder, peers))?;
+        let ranks: Arc<[usize]> = (0..size).collect();
+        let vigil = Vigil::begin(&name, &ranks, rank, &recorder, terms.heartbeat, &watch);
         let seat = Seat {
             name,
             rank,
-            ranks: (0..size).collect(),
+            ranks,
             members: [me].into(),
             numbers: PrefixStore::new("numbers", Arc::new(root)),
             job: store,
@@ -154,6 +157,7 @@ impl Builder {
             recorder,
             desk,
             watch,
+            vigil,
             messages,
             followers: self.followers,
         };

@@ -278,10 +278,10 @@ rusty_fork_test! {
                 ids.map(|id| id.map(|id| id.uid))
             });
             assert_eq!(ids, [
-                [Some(1), Some(2), Some(4), None],
-                [Some(1), Some(2), Some(5), Some(6)],
-                [Some(1), Some(3), Some(4), Some(6)],
-                [Some(1), Some(3), Some(5), Some(6)],
+                [Some(1), Some(2), Some(6), None],
+                [Some(1), Some(2), Some(7), Some(10)],
+                [Some(1), Some(3), Some(6), Some(10)],
+                [Some(1), Some(3), Some(7), Some(10)],
             ]);
             machine.world.finish().unwrap();
         }
