@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bootstrap::{
-    agreement::PlainProtocol,
+    agreement::{PlainProtocol, ValuesByRank},
     wire::{wire_enum, wire_struct},
 };
 
@@ -32,6 +32,7 @@ pub struct Misplaced {
     /// The buffer's place on the other rank.
     pub other_place: String,
 }
+wire_struct!(Misplaced { buffer, rank, place, other, other_place });
 
 /// The calls that one rank is about to make.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -51,15 +52,19 @@ wire_struct!(Card { place, collectives, messages, places });
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Comparison;
 
-/// Calls that do not match. The numbers are places in the group.
+/// Calls that do not match.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Mismatch {
-    /// The first two ranks whose calls differ, and their calls.
-    Calls { one: (usize, String), other: (usize, String) },
-    /// A buffer, with its places on a rank that differs from the majority and on one of the majority.
-    Places { buffer: String, one: (usize, String), other: (usize, String) },
+    /// See [`GroupError::CallsDiffer`].
+    Calls {
+        rank: usize,
+        call: String,
+        other: usize,
+        other_call: String,
+    },
+    Places(Misplaced),
 }
-wire_enum!(Mismatch { 0 => Calls { one, other }, 1 => Places { buffer, one, other } });
+wire_enum!(Mismatch { 0 => Calls { rank, call, other, other_call }, 1 => Places(misplaced) });
 
 impl PlainProtocol for Comparison {
     const PROTOCOL: bootstrap::wire::Protocol = messages::PROTOCOL;
@@ -68,16 +73,18 @@ impl PlainProtocol for Comparison {
     type Refusal = Mismatch;
 
     fn conclude(cards: &[(u32, Card)]) -> Result<(), Mismatch> {
-        let cards: Vec<&Card> = cards.iter().map(|(_, card)| card).collect();
-        compare(&cards)?;
-        let Some((buffer, odd, usual)) = misplaced(&cards) else { return Ok(()) };
-        let at = |card: &Card| {
+        compare(cards).map_err(|[(rank, call), (other, other_call)]| {
+            let (rank, other) = (rank as usize, other as usize);
+            Mismatch::Calls { rank, call, other, other_call }
+        })?;
+        let Some((buffer, odd, usual)) = misplaced(cards) else { return Ok(()) };
+        let at = |index: usize| {
             let nowhere = || ("a buffer".to_owned(), "in memory that is compared with nothing".to_owned());
-            card.places.get(buffer).cloned().unwrap_or_else(nowhere)
+            let (rank, card) = &cards[index];
+            (*rank as usize, card.places.get(buffer).cloned().unwrap_or_else(nowhere))
         };
-        let ((buffer, place), (_, other_place)) = (at(cards[odd]), at(cards[usual]));
-        let (one, other) = ((cards[odd].place, place), (cards[usual].place, other_place));
-        Err(Mismatch::Places { buffer, one, other })
+        let ((rank, (buffer, place)), (other, (_, other_place))) = (at(odd), at(usual));
+        Err(Mismatch::Places(Misplaced { buffer, rank, place, other, other_place }))
     }
 }
 
@@ -156,44 +163,41 @@ fn places(group: &ProcessGroup, tasks: &[Task]) -> Vec<(String, String)> {
     tasks.iter().flat_map(of).collect()
 }
 
-/// Returns the first buffer that is not at the same place on all ranks: its index, a rank that differs from
-/// the majority, and a rank of the majority. The cards' calls are equal.
-fn misplaced(cards: &[&Card]) -> Option<(usize, usize, usize)> {
-    let count = cards.iter().map(|card| card.places.len()).max()?;
+/// Returns the index of the first value that is not the majority's, and that of the first one that is. On a tie, the
+/// first value counts as the majority's.
+fn odd_one<V: PartialEq>(values: impl Iterator<Item = V>) -> Option<(usize, usize)> {
+    let values = ValuesByRank::of((0..).zip(values));
+    let usual = values.entries.first()?.ranks.first()?;
+    Some((*values.minority().first()? as usize, *usual as usize))
+}
+
+/// Returns the first buffer that is not at the same place on all ranks, and the cards of a rank that differs from the
+/// majority and of one of the majority, by their indices. The cards' calls are equal.
+fn misplaced(cards: &[(u32, Card)]) -> Option<(usize, usize, usize)> {
+    let count = cards.iter().map(|(_, card)| card.places.len()).max()?;
     (0..count).find_map(|buffer| {
-        let at = |card: &Card| card.places.get(buffer).map(|(_, place)| place.clone());
-        let alike = |rank: usize| cards.iter().filter(|card| at(card) == at(cards[rank])).count();
-        // On a tie, the value of the lowest rank counts as the majority.
-        let usual = (0..cards.len()).rev().max_by_key(|rank| alike(*rank))?;
-        let odd = cards.iter().position(|card| at(card) != at(cards[usual]))?;
-        Some((buffer, odd, usual))
+        let places = cards.iter().map(|(_, card)| card.places.get(buffer).map(|(_, place)| place));
+        odd_one(places).map(|(odd, usual)| (buffer, odd, usual))
     })
 }
 
 /// Compares the cards. Returns the first ranks that do not match: a collective that differs from the
 /// majority's, or a message that the peer does not expect.
-fn compare(cards: &[&Card]) -> Result<(), Mismatch> {
-    let count = |card: &Card| cards.iter().filter(|other| other.collectives == card.collectives).count();
-    // On a tie, the value of the lowest rank counts as the majority.
-    let most = cards.iter().copied().rev().max_by_key(|card| count(card));
-    let of = |wanted: &Card| cards.iter().position(|card| card.collectives == wanted.collectives);
-    if let Some(usual) = most.and_then(of)
-        && let Some(odd) = cards.iter().position(|card| card.collectives != cards[usual].collectives)
-    {
-        let words = |card: &Card| (card.place, card.words());
-        return Err(Mismatch::Calls { one: words(cards[odd]), other: words(cards[usual]) });
+fn compare(cards: &[(u32, Card)]) -> Result<(), [(u32, String); 2]> {
+    if let Some((odd, usual)) = odd_one(cards.iter().map(|(_, card)| &card.collectives)) {
+        let ((rank, odd), (other, usual)) = (&cards[odd], &cards[usual]);
+        return Err([(*rank, odd.words()), (*other, usual.words())]);
     }
-    for (from, to) in cards.iter().flat_map(|from| cards.iter().map(move |to| (from, to))) {
+    for ((rank, from), (other, to)) in cards.iter().flat_map(|from| cards.iter().map(move |to| (from, to))) {
         let (sent, received) = (from.to(to.place), to.from(from.place));
         if sent != received && from.place != to.place {
             let words = |verb: &str, what: &[String], other: usize| match what {
                 [] => format!("{verb} rank {other} nothing"),
                 what => format!("{verb} rank {other} {}", what.join(", ")),
             };
-            return Err(Mismatch::Calls {
-                one: (from.place, words("sends to", sent, to.place)),
-                other: (to.place, words("receives from", received, from.place)),
-            });
+            let (sends, receives) =
+                (words("sends to", sent, to.place), words("receives from", received, from.place));
+            return Err([(*rank, sends), (*other, receives)]);
         }
     }
     Ok(())
@@ -240,15 +244,12 @@ impl ProcessGroup {
         let meeting = self.meeting_of("a checked call", &format!("checked/{name}"), ranks);
         let card = Card { place: self.rank, ..card };
         let Err(mismatch) = meeting.decide::<Comparison>(card, self.timeout())? else { return Ok(()) };
-        // The places may be from another process.
-        let rank = |place: usize| self.ranks.get(place).copied().unwrap_or(place);
         let group = self.name.to_string();
         Err(match mismatch {
-            Mismatch::Calls { one: (one, call), other: (other, other_call) } => {
-                GroupError::CallsDiffer { group, rank: rank(one), call, other: rank(other), other_call }
+            Mismatch::Calls { rank, call, other, other_call } => {
+                GroupError::CallsDiffer { group, rank, call, other, other_call }
             }
-            Mismatch::Places { buffer, one: (one, place), other: (other, other_place) } => {
-                let misplaced = Misplaced { buffer, rank: rank(one), place, other: rank(other), other_place };
+            Mismatch::Places(misplaced) => {
                 GroupError::SymmetricOffsetMismatch { group, misplaced: misplaced.into() }
             }
         })
@@ -273,8 +274,8 @@ mod tests {
 
     fn calls(mismatch: Mismatch) -> ((usize, String), (usize, String)) {
         match mismatch {
-            Mismatch::Calls { one, other } => (one, other),
-            Mismatch::Places { .. } => panic!("{mismatch:?}"),
+            Mismatch::Calls { rank, call, other, other_call } => ((rank, call), (other, other_call)),
+            Mismatch::Places(_) => panic!("{mismatch:?}"),
         }
     }
 
@@ -336,12 +337,12 @@ mod tests {
             places: places.map(|place| ("a buffer".to_owned(), place.to_owned())).into(),
             ..Card::default()
         };
-        let (here, there) = (on(["here", "here"]), on(["here", "there"]));
-        let (here, there, none) = (&here, &there, &Card::default());
-        assert_eq!(misplaced(&[here, here]), None);
-        assert_eq!(misplaced(&[there, here, here]), Some((1, 0, 1)));
-        assert_eq!(misplaced(&[here, here, none]), Some((0, 2, 0)));
-        assert_eq!(misplaced(&[here, there]), Some((1, 1, 0)));
+        let (here, there, none) = (on(["here", "here"]), on(["here", "there"]), Card::default());
+        let [here, there, none] = [here, there, none].map(|card| move || (0, card.clone()));
+        assert_eq!(misplaced(&[here(), here()]), None);
+        assert_eq!(misplaced(&[there(), here(), here()]), Some((1, 0, 1)));
+        assert_eq!(misplaced(&[here(), here(), none()]), Some((0, 2, 0)));
+        assert_eq!(misplaced(&[here(), there()]), Some((1, 1, 0)));
         assert_eq!(misplaced(&[]), None);
     }
 
