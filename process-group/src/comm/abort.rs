@@ -19,7 +19,7 @@ use super::{
     group,
     service::{Force, Listener, Service, Ticket},
     shared::Shared,
-    turn::Turn,
+    turn::FREEING,
 };
 use crate::store::Deadline;
 
@@ -213,14 +213,14 @@ fn free(shared: &Arc<Shared>, flags: Flags, deadline: Deadline) -> Result<()> {
     let (nccl, name) = (&shared.nccl, shared.name());
     if !nccl.aborts_in_groups() {
         empty(shared, deadline)?;
-        let _turn = Turn::wait(deadline);
+        let _turn = FREEING.take(deadline);
         return raise(shared, shared.raw());
     }
     let raised = flags.unwrap_or_else(|| raise(shared, made(shared, deadline)));
     // `ncclGroupEnd` frees the communicator. It must not be called while a thread is inside; the group then stays
     // open, on a thread that makes no further call.
     empty(shared, deadline)?;
-    let _turn = Turn::wait(deadline);
+    let _turn = FREEING.take(deadline);
     // SAFETY: no thread is inside, and the gate is closed.
     let ended = unsafe { call!(nccl, name, ncclGroupEnd()) };
     raised.and(ended).inspect_err(|_| keep(shared))

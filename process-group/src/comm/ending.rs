@@ -11,7 +11,7 @@ use super::{
     group, reaper,
     service::{Listener, Ticket, Unkept, promise},
     shared::Serving,
-    turn::Turn,
+    turn::FREEING,
 };
 use crate::store::Deadline;
 
@@ -88,7 +88,7 @@ impl Communicator {
                 shared.context.with_current(|| {
                     // NCCL repeats a failed deregistration itself in `ncclCommDestroy`.
                     let _ = shared.deregister_all().inspect_err(reaper::report);
-                    let _turn = Turn::wait(wait);
+                    let _turn = FREEING.take(wait);
                     // SAFETY: the gate is closed and no other thread is inside, so this is the last call.
                     unsafe { call!(&shared.nccl, shared.name(), ncclCommDestroy(shared.raw())) }
                 })?

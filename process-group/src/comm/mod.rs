@@ -13,7 +13,7 @@
 //! | `gate` | admission of calls to NCCL with a communicator |
 //! | `collective`, `one_sided`, `task`, `group` | operations |
 //! | `window`, `register`, `registry`, `memory` | registered memory, and the memory that NCCL holds itself |
-//! | `ending`, `abort`, `reaper`, `turn` | destruction, abort, abort after a drop, freeing one at a time |
+//! | `ending`, `abort`, `reaper`, `turn` | destruction, abort, abort after a drop, one thread at a time |
 //! | `call` | calls of NCCL's function table |
 //!
 //! Invariants: one thread at a time is inside NCCL with a communicator. No memory that NCCL may still write to is
@@ -73,6 +73,7 @@ pub(crate) use shared::Seat;
 #[cfg(feature = "registration")]
 pub(crate) use shared::Shared;
 pub(crate) use task::{Operation, Task};
+pub(crate) use turn::Turn;
 pub use types::{DataType, ReduceOp};
 pub use unique_id::UniqueId;
 pub use window::{

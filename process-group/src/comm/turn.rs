@@ -1,52 +1,46 @@
-//! Frees one communicator of the process at a time.
-//!
-//! Threads that free communicators in parallel corrupt the heap in NCCL 2.28.9: a program that makes only NCCL calls
-//! and aborts eight communicators from eight threads crashes in `free` after some rounds. Freeing in turn costs
-//! almost nothing. Most of the time NCCL waits for its own threads, which check twice a second whether they should
-//! end, and this wait starts for all communicators when the flags are raised (eight in turn: 0.7 s, the same as in
-//! parallel).
+//! Admits one thread at a time.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 
 use crate::store::Deadline;
 
-static TAKEN: Mutex<bool> = Mutex::new(false);
-static GIVEN_BACK: Condvar = Condvar::new();
+/// Frees one communicator of the process at a time.
+///
+/// Threads that free communicators in parallel corrupt the heap in NCCL 2.28.9: a program that makes only NCCL calls
+/// and aborts eight communicators from eight threads crashes in `free` after some rounds. Freeing in turn costs
+/// almost nothing. Most of the time NCCL waits for its own threads, which check twice a second whether they should
+/// end, and this wait starts for all communicators when the flags are raised (eight in turn: 0.7 s, the same as in
+/// parallel).
+///
+/// A thread whose deadline passes goes on without its turn: a communicator that cannot be freed must not hold up the
+/// others.
+pub(super) static FREEING: Turn = Turn { taken: Mutex::new(false), free: Condvar::new() };
 
-/// The exclusive right to free a communicator.
-pub(super) struct Turn {
-    /// True if the right was obtained, and is given back on drop.
-    held: bool,
+/// Admits one thread at a time. The others wait until a deadline.
+#[derive(Debug, Default)]
+pub(crate) struct Turn {
+    taken: Mutex<bool>,
+    free: Condvar,
 }
 
 impl Turn {
-    /// Waits for the right until the deadline. After it, returns without the right: a communicator that cannot be
-    /// freed must not hold up the others.
-    pub(super) fn wait(deadline: Deadline) -> Self {
-        let mut taken = lock();
-        while *taken {
-            if deadline.expired() {
-                return Self { held: false };
-            }
-            let waited = GIVEN_BACK.wait_timeout(taken, deadline.remaining());
-            taken = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        *taken = true;
-        Self { held: true }
+    pub(crate) fn take(&self, deadline: Deadline) -> Option<Taken<'_>> {
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.free.wait_timeout_while(taken, deadline.remaining(), |taken| *taken);
+        let (mut taken, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        (!std::mem::replace(&mut *taken, true)).then_some(Taken(self))
     }
 }
 
-impl Drop for Turn {
+/// Admits the next thread when dropped.
+#[derive(Debug)]
+pub(crate) struct Taken<'a>(&'a Turn);
+
+impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        if self.held {
-            *lock() = false;
-            GIVEN_BACK.notify_one();
-        }
+        *self.0.taken.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        self.0.free.notify_one();
     }
-}
-
-fn lock() -> MutexGuard<'static, bool> {
-    TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -59,13 +53,13 @@ mod tests {
 
     #[test]
     fn one_has_it_at_a_time_and_nobody_waits_beyond_the_deadline() {
-        let inside = AtomicU32::new(0);
+        let (turn, inside) = (Turn::default(), AtomicU32::new(0));
         thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for _ in 0..100 {
-                        let turn = Turn::wait(Deadline::after(Duration::from_secs(60)));
-                        assert!(turn.held);
+                        let taken = turn.take(Deadline::after(Duration::from_secs(60)));
+                        assert!(taken.is_some());
                         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                         thread::yield_now();
                         inside.fetch_sub(1, Ordering::SeqCst);
@@ -73,11 +67,8 @@ mod tests {
                 });
             }
         });
-        let held = Turn::wait(Deadline::after(Duration::from_secs(60)));
-        let late = Turn::wait(Deadline::after(Duration::from_millis(1)));
-        assert!(!late.held);
-        drop(late);
-        assert!(*lock(), "who had no turn gave none back");
-        drop(held);
+        let _held = turn.take(Deadline::after(Duration::from_secs(60)));
+        assert!(turn.take(Deadline::after(Duration::from_millis(1))).is_none());
+        assert!(*turn.taken.lock().unwrap(), "who had no turn gave none back");
     }
 }

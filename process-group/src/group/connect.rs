@@ -2,10 +2,7 @@
 
 use std::{
     iter,
-    sync::{
-        Condvar, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use cuda_driver::{Stream, graph::CaptureStatus};
@@ -16,7 +13,7 @@ use super::{
 };
 use crate::{
     Slim,
-    comm::{CommError, refuse_inside_group},
+    comm::{CommError, Turn, refuse_inside_group},
     profile,
     store::Deadline,
 };
@@ -121,32 +118,5 @@ impl ProcessGroup {
     pub(super) fn busy(&self, call: &'static str, deadline: Deadline) -> GroupError {
         let (communicator, waited) = (self.communicator.name().to_owned(), deadline.waited());
         CommError::Busy { call, communicator, busy_with: "another thread that makes it", waited }.into()
-    }
-}
-
-/// Admits one thread at a time. The others wait until a deadline.
-#[derive(Debug, Default)]
-pub(super) struct Turn {
-    taken: Mutex<bool>,
-    free: Condvar,
-}
-
-impl Turn {
-    pub(super) fn take(&self, deadline: Deadline) -> Option<Taken<'_>> {
-        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.free.wait_timeout_while(taken, deadline.remaining(), |taken| *taken);
-        let (mut taken, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        (!std::mem::replace(&mut *taken, true)).then_some(Taken(self))
-    }
-}
-
-/// Admits the next thread when dropped.
-#[derive(Debug)]
-pub(super) struct Taken<'a>(&'a Turn);
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        *self.0.taken.lock().unwrap_or_else(PoisonError::into_inner) = false;
-        self.0.free.notify_one();
     }
 }

@@ -91,14 +91,13 @@ pub use self::{
 };
 use super::{
     GroupError, Member, ProcessGroup, Result,
-    connect::Turn,
     meeting::{Meeting, follow_up},
     member,
     registration::Registered,
 };
 use crate::{
     Slim,
-    comm::{Communicator, Config, Operation, Seat, Task},
+    comm::{Communicator, Config, Operation, Seat, Task, Turn},
     store::Deadline,
 };
 
