@@ -106,43 +106,37 @@ impl Meeting<'_> {
     /// Returns the refusal, or the error for another end.
     fn failed<P: Protocol, T>(&self, failed: Failed<P>, deadline: Deadline) -> Result<Result<T, P::Refusal>> {
         let Failed { ending, store, .. } = failed;
+        let (group, meeting, at) = (self.group.to_owned(), self.what, self.name.clone());
         Err(match ending {
             Ending::Refused(refusal) => return Ok(Err(refusal)),
-            Ending::Failed(failure) => self.failure(failure, deadline),
+            Ending::Failed(Failure::Absent { missing, circle, .. }) if circle.is_empty() => {
+                self.absent(missing.into_iter().map(|absentee| absentee.rank).collect(), deadline)
+            }
+            Ending::Failed(Failure::Taken { rank }) => {
+                StoreError::RankTaken { rank: rank as usize, at }.into()
+            }
+            Ending::Failed(Failure::Left { rank, cause }) => self.given_up(rank as usize, cause),
+            Ending::Failed(failure) => GroupError::NotAgreed { group, meeting, source: Box::new(failure) },
             other => {
-                let is_in_doubt = !matches!(other, Ending::StoreFailed);
-                let error = store.unwrap_or_else(|| self.unusable(&format!("{other:?}"))).into();
-                if is_in_doubt { self.in_doubt(error) } else { error }
+                let unusable = || {
+                    let problem = "does another program use its keys?";
+                    StoreError::Argument(format!("the agreement {at:?}: {other:?}; {problem}"))
+                };
+                let error = store.unwrap_or_else(unusable).into();
+                if matches!(other, Ending::StoreFailed) { error } else { self.in_doubt(error) }
             }
         })
     }
 
-    /// Ends the group, because the others may have agreed with this rank, and it cannot do its part. Returns
-    /// the cause.
+    /// Ends the group, because the others may have agreed with this rank, and it cannot do its part.
     fn in_doubt(&self, error: GroupError) -> GroupError {
         let Some(vigil) = self.vigil else { return error };
         // The end of another member may be the cause.
         let error = vigil.cause(error);
-        if vigil.is_over() {
-            return error;
+        if !vigil.is_over() {
+            vigil.fail(format!("in doubt about {}: {}", self.what, chain(&error)));
         }
-        vigil.fail(format!("in doubt about {}: {}", self.what, chain(&error)));
         vigil.reason(error)
-    }
-
-    /// Returns the error for a failure of the agreement.
-    pub(super) fn failure(&self, failure: Failure, deadline: Deadline) -> GroupError {
-        let group = self.group.to_owned();
-        match failure {
-            Failure::Absent { missing, circle, .. } if circle.is_empty() => {
-                self.absent(missing.into_iter().map(|absentee| absentee.rank).collect(), deadline)
-            }
-            Failure::Taken { rank } => {
-                StoreError::RankTaken { rank: rank as usize, at: self.name.clone() }.into()
-            }
-            Failure::Left { rank, cause } => self.given_up(rank as usize, cause),
-            failure => GroupError::NotAgreed { group, meeting: self.what, source: Box::new(failure) },
-        }
     }
 
     /// Returns the error for ranks of the job that did not come.
@@ -159,13 +153,6 @@ impl Meeting<'_> {
     /// Returns the error for a rank of the job that has left the group. The group knows the reason, or will.
     pub(super) fn given_up(&self, rank: usize, cause: String) -> GroupError {
         StoreError::GivenUp { rank, at: self.name.clone(), cause }.into()
-    }
-
-    pub(super) fn unusable(&self, problem: &str) -> StoreError {
-        StoreError::Argument(format!(
-            "the agreement {:?}: {problem}; does another program use its keys?",
-            self.name
-        ))
     }
 }
 
