@@ -271,7 +271,8 @@ impl Builder {
         Watch::announce(&store, rank)?;
         let numbers = PrefixStore::new("numbers", Arc::new(root));
         let number = take_numbers(&numbers, rank == 0, 1)?;
-        let member = Member::here(rank, size, &nccl, &context)?.told(checked, self.witnesses, stance);
+        let here = Member::here(rank, size, &nccl, &context)?;
+        let member = Member { checked, witnesses: self.witnesses, registration: stance, ..here };
         let record = Joining::new(member, number)
             .with("initialisation", if self.lazy { "lazy" } else { "eager" })
             .with("p2p policy", self.p2p);

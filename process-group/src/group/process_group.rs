@@ -238,8 +238,7 @@ impl ProcessGroup {
         }
         // The oldest driver decides for all.
         let driver = self.members.iter().map(|member| member.driver).min().unwrap_or_default();
-        let members: Vec<_> = self.members.iter().collect();
-        member::window_facts(&members).decide(self.nccl(), driver, self.size())
+        member::window_facts(&self.members).decide(self.nccl(), driver, self.size())
     }
 
     /// Returns `Ok` while the group is usable. Does not block. For programs that currently make no other call

@@ -113,8 +113,11 @@ pub(super) struct Terms {
 impl Seat {
     /// Returns the communicator's settings in this group.
     pub(super) fn config(&self, config: Config) -> Config {
-        let members: Vec<_> = self.members.iter().collect();
-        Config { name: Some(self.name.to_string()), window_facts: member::window_facts(&members), ..config }
+        Config {
+            name: Some(self.name.to_string()),
+            window_facts: member::window_facts(&self.members),
+            ..config
+        }
     }
 
     /// Builds the group. Makes its communicator now, unless it is lazy.

@@ -124,7 +124,8 @@ impl ProcessGroup {
         self.agrees(CALL)?;
         let meeting = self.meeting("the shrinking", "shrink");
         comm::settings(CALL, self.nccl(), &config)?;
-        let left = self.left(CALL, excluded)?;
+        self.communicator.place().excluded(CALL, excluded)?;
+        let left: Vec<usize> = (0..self.size()).filter(|rank| !excluded.contains(rank)).collect();
         if mode == ShrinkMode::Orderly {
             self.counter.vigil.check()?;
             // Revoked work needs no wait.
@@ -198,12 +199,6 @@ impl ProcessGroup {
         let all = std::iter::once(&self.communicator).chain(self.messages.communicators());
         let revoked: Vec<_> = all.map(|communicator| communicator.revoke(deadline)).collect();
         vigil.explain(revoked.into_iter().collect::<comm::Result<()>>().map_err(GroupError::from))
-    }
-
-    /// Returns the survivors, by rank of this group.
-    fn left(&self, call: &'static str, excluded: &[usize]) -> Result<Vec<usize>> {
-        self.communicator.place().excluded(call, excluded)?;
-        Ok((0..self.size()).filter(|rank| !excluded.contains(rank)).collect())
     }
 
     /// Returns the error for survivors with different lists, in place of that of the agreement.

@@ -129,7 +129,7 @@ pub(in crate::group) fn agree(records: &[Joining]) -> Result<(Vec<Member>, u64),
 }
 
 /// Returns the facts that decide on windows, for a group of these members.
-pub(in crate::group) fn window_facts(members: &[&Member]) -> WindowFacts {
+pub(in crate::group) fn window_facts(members: &[Member]) -> WindowFacts {
     let one_host = members.windows(2).all(|pair| pair[0].host == pair[1].host);
     // Unknown as soon as one pair is unknown, unless another pair is known to lack peer access.
     let mut peer_access = Some(true);
@@ -170,7 +170,7 @@ mod tests {
 
     fn facts(records: &[Joining]) -> WindowFacts {
         let (members, _) = agree(records).unwrap();
-        window_facts(&members.iter().collect::<Vec<_>>())
+        window_facts(&members)
     }
 
     #[test]

@@ -103,11 +103,6 @@ impl Member {
         })
     }
 
-    /// Adds the builder's settings.
-    pub(super) fn told(self, checked: bool, witnesses: Witnesses, registration: Stance) -> Self {
-        Self { checked, witnesses, registration, ..self }
-    }
-
     /// Returns true if it is another process of the same host, and both use the kernel to notice each other's
     /// end.
     pub(crate) fn is_beside(&self, other: &Self) -> bool {

@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 
 use bootstrap::wire::{Malformed, Reader, Wire, wire_enum, wire_struct};
 use cuda_driver::sys;
-use nccl_sys::Version;
 
 use super::{Disagreement, Member, Uuid, Witnesses};
 
@@ -45,24 +44,19 @@ wire_enum!(Witnesses { 0 => Kernel {}, 1 => Store {} });
 
 impl Wire for Member {
     fn write(&self, out: &mut Vec<u8>) {
-        let Self { rank, world_size, host, process, device, nccl, driver, .. } = self;
-        (*rank, *world_size).write(out);
-        (*host, *process).write(out);
-        device.write(out);
-        (nccl_sys::version_code(*nccl).cast_unsigned(), sys::version_code(*driver).cast_unsigned())
-            .write(out);
-        (self.checked, self.witnesses).write(out);
-        (self.window_enable, self.cumem_enable).write(out);
+        let versions = [nccl_sys::version_code(self.nccl), sys::version_code(self.driver)];
+        ((self.rank, self.world_size), (self.host, self.process)).write(out);
+        (self.device, versions.map(i32::cast_unsigned)).write(out);
+        ((self.checked, self.witnesses), (self.window_enable, self.cumem_enable)).write(out);
         self.registration.write(out);
         self.sees.write(out);
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         let ((rank, world_size), (host, process)) = Wire::read(from)?;
-        let device = Uuid::read(from)?;
-        let (nccl, driver): (u32, u32) = Wire::read(from)?;
-        let (nccl, driver): (Version, Version) =
-            (nccl_sys::version_from_code(nccl.cast_signed()), sys::version_from_code(driver.cast_signed()));
+        let (device, [nccl, driver]) = <(Uuid, [u32; 2])>::read(from)?;
+        let nccl = nccl_sys::version_from_code(nccl.cast_signed());
+        let driver = sys::version_from_code(driver.cast_signed());
         let ((checked, witnesses), (window_enable, cumem_enable)) = Wire::read(from)?;
         let (registration, sees) = Wire::read(from)?;
         Ok(Self {

@@ -360,8 +360,7 @@ impl ProcessGroup {
     /// Makes the lanes, after the group's communicator and with the same ranks.
     pub(super) fn make_lanes(&self, all: &Meeting<'_>, deadline: Deadline) -> Result<Vec<Communicator>> {
         let Plan::Lanes(count) = self.messages.plan else { return Ok(Vec::new()) };
-        let members: Vec<_> = self.members.iter().collect();
-        let config = |lane: usize| self.messages_config(&members, &format!("lane {lane}"));
+        let config = |lane: usize| self.messages_config(&self.members, &format!("lane {lane}"));
         let mut lanes = Vec::new();
         if self.nccl().has(Feature::SPLIT) {
             let all = all.part("a lane", "lanes");
@@ -417,7 +416,7 @@ impl ProcessGroup {
     }
 
     /// Returns the settings of a communicator of these members.
-    fn messages_config(&self, members: &[&Member], name: &str) -> Config {
+    fn messages_config(&self, members: &[Member], name: &str) -> Config {
         Config {
             name: Some(format!("{} {name}", self.name)),
             window_facts: member::window_facts(members),

@@ -22,8 +22,7 @@ impl ProcessGroup {
             return Ok(route);
         }
         let (low, high) = (self.rank.min(peer), self.rank.max(peer));
-        let ends = [low, high].map(|end| &self.members[end]);
-        let ranks = ends.map(|end| end.rank);
+        let ranks = [low, high].map(|end| self.ranks[end]);
         let both = self.meeting_of("the communicator of a pair", &format!("pair/{low}-{high}"), &ranks);
         self.counter.vigil.check()?;
         // Each end may see the group become connected at another moment, so both choose by both views. The choice
@@ -40,6 +39,7 @@ impl ProcessGroup {
             self.explain_once(Explanation::Serialised);
             Route::Group
         } else {
+            let ends = [low, high].map(|end| self.members[end].clone());
             let config = self.messages_config(&ends, &format!("pair {}-{}", ranks[0], ranks[1]));
             self.explain_once(Explanation::CommunicatorsOfPairs);
             let made = self.prepare(&both, usize::from(self.rank == high), &config, deadline)?;
