@@ -24,11 +24,13 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
+    /// Waits until no other thread has the turn. Returns `None` after the deadline.
     pub(crate) fn take(&self, deadline: Deadline) -> Option<Taken<'_>> {
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.free.wait_timeout_while(taken, deadline.remaining(), |taken| *taken);
         let (mut taken, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        (!std::mem::replace(&mut *taken, true)).then_some(Taken(self))
+        // Not `then_some`: it would drop the value, which takes the lock.
+        (!std::mem::replace(&mut *taken, true)).then(|| Taken(self))
     }
 }
 
