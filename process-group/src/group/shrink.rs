@@ -134,8 +134,8 @@ impl ProcessGroup {
             }
         }
         let name = format!("{} without {}", self.name, Ranges(excluded));
-        // Its path is set when the group has its number. Its vigil knows the losses that ended this group, and a further
-        // one ends the meeting.
+        // Its path is set when the group has its number. Its health monitor knows the losses that ended this group, and
+        // a further one ends the meeting.
         let mut seat = self.seat(name, &left, String::new(), &config);
         let _unborn = self.counter.vigil.bear(&seat.vigil);
         let state = match (self.communicator.check(), mode) {
