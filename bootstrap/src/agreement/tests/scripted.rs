@@ -13,7 +13,10 @@ use super::{
     },
     sum::{Sum, seat},
 };
-use crate::store::{Deadline, HashStore, Result, Store, StoreError};
+use crate::{
+    store::{Deadline, HashStore, Result, Store, StoreError},
+    wire::Message,
+};
 
 const LONG: Duration = Duration::from_secs(60);
 
