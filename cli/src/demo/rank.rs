@@ -1,6 +1,9 @@
 //! One rank: opens its device, joins the job, and runs the stages.
 
+use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use cuda_driver::{Stream, StreamFlags};
@@ -17,6 +20,9 @@ use super::protocol::{Message, Reporter, Stage};
 use super::{buckets, diverge, launcher, reduce, replay};
 use crate::job_secret::store_of_environment;
 use crate::trace::Trace;
+
+/// Interval between checks of the world's health while its subgroups are destroyed.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// Runs the rank to its end, and reports its result to the launcher.
 pub(crate) fn run(options: &RankOptions) -> Result<()> {
@@ -90,13 +96,25 @@ fn stages(job: Job<'_>, trace: &Trace, budget: u64, reporter: &mut Reporter) -> 
     let mut reducer = None;
     // Errors are reported before the pool and the groups are dropped, because that may take a while.
     until_finish(&job, trace, budget, &mut reducer, reporter).map_err(|error| reporter.fail(error))?;
+    let limit = job.options.deadline;
     // Subgroups are destroyed before the group that they were split from, and all before the memory that they
     // registered.
-    for member in job.members.into_iter().rev() {
-        let destroyed = member.process_group.destroy(Deadline::after(job.options.deadline));
-        destroyed.map_err(|error| reporter.fail(error.into()))?;
-    }
-    Ok(())
+    let mut members = job.members.into_iter();
+    let world = members.next().context("a job without a world")?.process_group;
+    let destroyed = thread::scope(|scope| {
+        let mut subgroups = members.rev();
+        let destroying = scope.spawn(move || {
+            subgroups.try_for_each(|member| member.process_group.destroy(Deadline::after(limit)))
+        });
+        // NCCL takes up to a second for each. The death of a rank that is in none of them is reported meanwhile.
+        while !destroying.is_finished() {
+            world.check().map_err(|error| reporter.fail(error.into()))?;
+            thread::sleep(LOOK);
+        }
+        destroying.join().unwrap_or_else(|panic| resume_unwind(panic)).map_err(anyhow::Error::from)
+    });
+    destroyed.map_err(|error| reporter.fail(error))?;
+    world.destroy(Deadline::after(limit)).map_err(|error| reporter.fail(error.into()))
 }
 
 /// Runs all stages but the last; the pool outlives an error.
