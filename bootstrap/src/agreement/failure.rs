@@ -16,7 +16,7 @@ use crate::{
 pub struct Absentee {
     /// Its rank of the job.
     pub rank: u32,
-    /// The other agreements in which it waits now, one for each of its threads that wait.
+    /// The other agreements in which it waited then, one for each of its threads that waited.
     pub elsewhere: Vec<Place>,
 }
 wire_struct!(Absentee { rank, elsewhere });
@@ -47,7 +47,8 @@ impl fmt::Display for Spoken {
 pub enum Failure {
     /// Members had not posted their records when the patience of another member ended.
     Absent {
-        /// The members without a record, in ascending order of ranks.
+        /// The members without a record, in ascending order of ranks. If the search of another agreement's member has
+        /// failed this agreement: only those in the circle, in the order of the members.
         missing: Vec<Absentee>,
         /// The rank whose patience ended.
         by: u32,

@@ -8,9 +8,10 @@
 //! | entering | the member publishes the agreement that it waits in | no wait |
 //! | comparing | it compares its member list with that of the first member that came | no wait |
 //! | records | it posts its record and waits for the decision ([`Protocol::decide`]) | its own patience, from `begin` |
-//! | tracing | if its patience has ended: it searches for a circular wait | no wait |
+//! | tracing | if its patience has ended: it searches for a circular wait, and fails the agreements of it | no wait |
 //! | action | [`Output::Act`] | half of the longest patience, at most 10 min, at least [`Protocol::ACTION_FLOOR`] |
 //! | outcomes | it posts its outcome and waits for the verdict ([`Protocol::judge`]) | see below |
+//! | leaving | it removes the agreement from those that it waits in | no wait |
 //! | acknowledgement | it posts and counts that it has read the result; the last member removes the keys | no wait |
 //!
 //! The wait for the verdict is limited to a quarter of the longest patience, at least 5 s and at most 10 min,
@@ -44,8 +45,8 @@ pub struct Member {
     pub members: Vec<u32>,
     /// The generation of the object that the members agree on: how many times this rank has created the object.
     pub generation: u64,
-    /// How long this member waits for the records of the others. The limits of actions and outcomes follow from
-    /// the longest patience among the members.
+    /// How long this member waits for the records of the others, and repeats failed requests. The limits of actions
+    /// and outcomes follow from the longest patience among the members.
     pub patience: Duration,
 }
 
@@ -86,9 +87,9 @@ pub struct Conclusion<P: Protocol> {
     /// The keys to remove, because every member has acknowledged the result. Empty except on the last member.
     /// Remove them in this order. If the first key does not exist, another member removes them.
     pub read: Vec<String>,
-    /// The acknowledgement keys of the other members, if the agreement failed before an action. Wait briefly
-    /// until the members that came have acknowledged: if this process hosts the store and exits first, they
-    /// cannot read the reason.
+    /// The keys of the other members, if the agreement failed or was refused before an action. Wait briefly until the
+    /// members that came have acknowledged: if this process hosts the store and exits first, they cannot read the
+    /// reason.
     pub awaited: Vec<Awaited>,
     /// True if this member was asked to act. If there is no result, it has to undo its part.
     pub has_acted: bool,

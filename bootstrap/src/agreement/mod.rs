@@ -29,7 +29,7 @@
 //! - **Circular waits.** A member publishes the agreement that it waits in. A member whose patience ends follows
 //!   the waits of the missing ranks. If they lead back to it, it fails all agreements of the circle, and each
 //!   failure lists the whole circle. A rank whose threads wait in several agreements publishes all of them. While
-//!   one of them can go on, the rank is in no circle, because that thread may still post the missing record.
+//!   one of them can go on, the rank is in no circle, because the thread in it may still post the missing record.
 //! - **Retries and clean-up.** It is safe to send any request to the store twice. When all members have read the
 //!   result, the keys of the agreement are removed.
 //! - **The store's host** should outlive the agreement: a member that hosts the store and ends first leaves the

@@ -7,8 +7,8 @@
 //!
 //! A member that loses the store cannot remove its agreement from the list. While that agreement is undecided, it
 //! has to stay there: the member may have posted its record, so the others do not wait for it. After the decision
-//! it would hide circular waits of this rank. A thread that finds it then removes it. It recognizes it by
-//! [`RUNNING`]: no thread of this process takes part.
+//! it would hide circular waits of this rank. The next thread of the rank that enters an agreement then removes it:
+//! [`RUNNING`] shows that no thread of this process takes part in it.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -21,11 +21,11 @@ use crate::{
 
 /// The first interval at which a wait calls `goes_on`, and the pause before a retry.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// The interval of a long wait. Each turn costs several requests to the store.
+/// The longest such interval. The intervals of a wait double up to this one, because each costs several requests.
 const LONG_POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// The least time, from the first error, for which a member in doubt repeats a failed request.
 const RETRY_FLOOR: Duration = Duration::from_secs(5);
-/// The longest time that a member waits, after an agreement that has failed, for the others to read that.
+/// The longest time that a member waits, after an agreement without a result, until the others have read the reason.
 const FAREWELL: Duration = Duration::from_secs(3);
 
 /// An agreement that has no result on this member.
@@ -33,7 +33,7 @@ const FAREWELL: Duration = Duration::from_secs(3);
 pub struct Failed<P: Protocol> {
     /// The reason.
     pub ending: Ending<P>,
-    /// The store's error, if the store failed.
+    /// The store's error, if the store failed; [`StoreError::Argument`] if the agreement could not begin.
     pub store: Option<StoreError>,
     /// True if this member was asked to act. It then has to undo its part.
     pub has_acted: bool,
@@ -69,7 +69,7 @@ impl<P: Protocol<Refusal: fmt::Display>> std::error::Error for Failed<P> {
 ///
 /// Blocks until all members have posted their records, or until the patience of one has ended. After that it
 /// blocks for the action, for the outcomes of the others, and for retries after errors of the store. If the
-/// agreement fails before an action, it also waits up to 3 s at the end, until the others have read that. If the
+/// agreement fails or is refused before an action, it also waits up to 3 s, until the others have read that. If the
 /// store's host is gone, each retry takes as long as the store waits for an answer, twice: set
 /// [`TcpOptions::patience`](crate::store::TcpOptions::patience) to the patience of the agreement or less.
 ///
@@ -230,7 +230,7 @@ impl Session<'_> {
     }
 
     /// Waits until the other members that came have read the result, for at most [`FAREWELL`], because the store
-    /// may end with this process. Ends earlier if `goes_on` fails.
+    /// may end with this process. Ends earlier if `goes_on` or the store fails.
     fn stay(&self, awaited: &[Awaited], goes_on: &dyn Fn() -> Result<(), Gone>) {
         if self.failure.is_some() || awaited.is_empty() {
             return;

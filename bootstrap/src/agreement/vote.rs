@@ -78,7 +78,7 @@ pub enum Request {
 /// An answer of the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// The value is stored.
+    /// The change is stored.
     Stored,
     /// The key already has another value, and keeps it.
     Taken,

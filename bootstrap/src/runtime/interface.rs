@@ -43,7 +43,7 @@ impl Event {
         self.changed.notify_all();
     }
 
-    /// Blocks the thread of the operating system until the count is not `seen`, for at most `limit`.
+    /// Blocks the calling thread of the operating system until the count differs from `seen`, for at most `limit`.
     pub(super) fn park(&self, seen: u64, limit: Duration) {
         let waited = self.changed.wait_timeout_while(self.lock(), limit, |count| *count == seen);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
@@ -62,20 +62,22 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// Blocks the current thread for this time.
     fn sleep(&self, time: Duration);
 
-    /// Blocks the current thread until the count of `event` is not `seen`, for at most `limit`. With
+    /// Blocks the current thread until the count of `event` differs from `seen`, for at most `limit`. With
     /// [`Duration::MAX`] there is no limit.
     ///
-    /// Returns false, at once, if the thread cannot block and there is no limit. Callers must then give up.
+    /// Returns true after a notification, and after the limit. Returns false, at once, only if there is no limit and
+    /// the thread cannot block: a rank of a seeded world that unwinds from a panic. The caller must then give up.
     fn wait(&self, event: &Event, seen: u64, limit: Duration) -> bool;
 
-    /// Starts a thread. In `body`, this runtime is the current one.
+    /// Starts a thread that runs `body`. The implementation makes this runtime the current one in `body`. Exception:
+    /// outside a seeded world, `Seeded` starts a thread of [`Standard`](super::Standard).
     ///
     /// # Errors
     /// The operating system refuses another thread, or `name` contains a zero byte.
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<()>;
 
-    /// Lets a simulated runtime run another thread first. `label` names the place in its history. Real threads run
-    /// side by side anyway, so the default does nothing.
+    /// Lets a simulated runtime run another thread first. Its scheduler records `label` in the history of the run.
+    /// Real threads run side by side anyway, so the default does nothing.
     fn yield_point(&self, label: &'static str) {
         let _ = label;
     }

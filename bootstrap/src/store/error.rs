@@ -12,12 +12,12 @@ pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The deadline passed before the keys existed, or the queue had an element. The store stays usable.
+    /// At the deadline, some keys did not exist, or the queue was empty. The store stays usable.
     #[error("waited {waited:?} for {} that nobody has set; either the rank that sets it is late, or it never will", list(.keys))]
     Timeout {
         /// The missing keys of the wait, or all of its keys if it is not known which are missing.
         keys: Vec<String>,
-        /// The time waited.
+        /// The time since the deadline was created.
         waited: Duration,
     },
     /// The store's host answered earlier and can no longer be reached: its process has ended, and the store's
@@ -42,7 +42,7 @@ pub enum StoreError {
         address: String,
         /// The operation in progress.
         operation: String,
-        /// The time waited.
+        /// The time since the deadline was created.
         waited: Duration,
     },
     /// No process accepted a connection before the deadline.
@@ -54,7 +54,7 @@ pub enum StoreError {
         address: String,
         /// The number of attempts to connect.
         attempts: u32,
-        /// The time waited.
+        /// The time since the deadline was created.
         waited: Duration,
         /// The last attempt's error.
         source: Arc<io::Error>,
@@ -69,7 +69,7 @@ pub enum StoreError {
         address: String,
         /// The number of attempts to connect.
         attempts: u32,
-        /// The time waited.
+        /// The time since the deadline was created.
         waited: Duration,
         /// The last connection's error.
         source: Arc<io::Error>,
@@ -92,15 +92,16 @@ pub enum StoreError {
         /// The number of bytes found.
         found: usize,
     },
-    /// A variable or a file for the job's secret contains no valid one.
+    /// The job's secret cannot be used: the variable or the file contains no valid one, the file cannot be read or
+    /// gives others access, or both variables are set.
     #[error("the store's secret: {origin} {problem}")]
     Secret {
-        /// The variable or the file.
+        /// The name of the variable, or the path of the file.
         origin: String,
-        /// The value found, and the value expected.
+        /// A description of the problem, without the secret.
         problem: String,
     },
-    /// The process that answers at the address is not a store.
+    /// The process at the address is not a store: its answer is wrong, or did not come before the deadline.
     #[error("what listens at {address} is not a store: {found}; is the port right?")]
     NotAStore {
         /// The address.
@@ -108,22 +109,23 @@ pub enum StoreError {
         /// The data found instead.
         found: String,
     },
-    /// The host is running, but closed the connection in answer to a request.
+    /// The connection broke during an operation, and the host accepted another connection afterwards. It has probably
+    /// closed the connection because of the request.
     #[error("the store's host at {address} refused {operation}: {limits}")]
     Refused {
         /// The host's address.
         address: String,
         /// The refused operation.
         operation: String,
-        /// The possible reasons: the limits of a host.
+        /// A description of the possible reasons.
         limits: &'static str,
     },
-    /// Another process listens at the address.
+    /// The address is already in use.
     #[error(
         "cannot host a store at {address}: the port is in use; choose another, or port 0 for any that is free"
     )]
     PortInUse {
-        /// The address in use.
+        /// The address.
         address: String,
     },
     /// The host cannot listen at the address for another reason, or cannot start its thread.
@@ -152,10 +154,11 @@ pub enum StoreError {
         /// The data received, and the data expected.
         detail: String,
     },
-    /// A key, a value or a request exceeds the store's limits. Nothing was changed.
+    /// A key, a value, a request, its reply, or the store's contents after it would exceed the store's limits. Nothing
+    /// was changed.
     #[error("{what} of {size} {unit} exceeds the store's limit of {limit}")]
     TooLarge {
-        /// The part that is too large, with its key.
+        /// The part that is too large, with its key if that is known.
         what: String,
         /// The unit of `size` and `limit`: `bytes` or `keys`.
         unit: &'static str,
@@ -172,8 +175,8 @@ pub enum StoreError {
         /// The start of its value.
         value: String,
     },
-    /// Some ranks did not come to a meeting ([`rendezvous`](super::rendezvous())). Every rank that came gets the
-    /// same list.
+    /// Some ranks did not come to a meeting ([`rendezvous`](super::rendezvous()) or [`barrier`](super::barrier)). Every
+    /// rank that came gets the same list, unless the ranks expect different numbers of ranks.
     #[error("{} of {world} never arrived at {at:?} (waited {:.1} s)", Ranks(.ranks), .waited.as_secs_f64())]
     Absent {
         /// The ranks that are missing, ascending.
@@ -182,7 +185,7 @@ pub enum StoreError {
         world: usize,
         /// The name of the meeting.
         at: String,
-        /// The time that this rank waited.
+        /// The time since the deadline was created.
         waited: Duration,
     },
     /// Fewer workers connected than the store's host waited for.
@@ -194,7 +197,7 @@ pub enum StoreError {
         arrived: i64,
         /// The number of workers expected.
         expected: i64,
-        /// The time waited.
+        /// The time since the deadline was created.
         waited: Duration,
     },
     /// A rank will not come to a meeting: it has said so, or another rank has reported it.
@@ -273,7 +276,8 @@ pub enum StoreError {
         /// The path of the file.
         path: PathBuf,
     },
-    /// A store's file contains something other than records.
+    /// A store's file contains something other than records, or a record with a key or value above this process's
+    /// limits, or has become shorter.
     #[error(
         "the store's file {} holds no record at byte {offset} but {found}; it is another program's, or a writer was \
          killed and another went on behind what that one had begun: remove it and start again",
@@ -282,7 +286,7 @@ pub enum StoreError {
     FileCorrupt {
         /// The path of the file.
         path: PathBuf,
-        /// The position of the invalid data.
+        /// The position of the invalid data, in bytes.
         offset: u64,
         /// The data found there.
         found: String,

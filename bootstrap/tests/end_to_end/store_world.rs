@@ -1,5 +1,6 @@
-//! One server and several clients, all state machines, on one thread. A seed chooses the delivery and
-//! fragmentation of bytes, the passing of time, the connections that break, and the data that strangers send.
+//! One server and several clients, all of them state machines, on one thread. A seed chooses the operations of the
+//! clients, the delivery and fragmentation of bytes, the passing of time, and the connections that break. Strangers
+//! connect too: they send random bytes, and the server may close their connections.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -42,9 +43,9 @@ pub(crate) enum Op {
     Count,
     /// Replaces the register's value, if it is the last one that this rank saw.
     Swap { expected: Vec<u8>, new: Vec<u8> },
-    /// Sets a key that no other operation sets.
+    /// Sets one of [`KEYS`] keys. Every operation that sets a key gives it the same value.
     Set { key: Vec<u8> },
-    /// Waits for some of those keys and reads them.
+    /// Waits for some of the [`KEYS`] keys, and reads them.
     Wait { keys: Vec<Vec<u8>>, deadline: Duration },
     /// Waits for the queue, and takes no element.
     Watch { deadline: Duration },
@@ -97,7 +98,8 @@ pub(crate) struct Event {
     pub(crate) op: Op,
     pub(crate) called: Moment,
     pub(crate) ended: Option<Moment>,
-    /// `None` if its connection broke: then it may or may not have taken effect.
+    /// `None` while the operation is in progress, and if its connection broke. In both cases it may or may not have
+    /// taken effect.
     pub(crate) outcome: Option<Result<Option<Reply>, Failure>>,
 }
 

@@ -26,7 +26,7 @@ fn agree(store: &dyn Store, rank: u32, patience: Duration) -> Outcome {
     run::<Sum>(store, seat(rank, 2, patience), 3, |_, _, _| true, || Ok(()))
 }
 
-/// Returns what `goes_on` fails with if `rank` has ended the object.
+/// Returns the error of `goes_on` after `rank` has ended the object.
 fn gone(rank: u32) -> Gone {
     Gone { rank, cause: "it is dead".into() }
 }
@@ -204,7 +204,7 @@ fn a_rank_that_others_do_not_count_in_does_not_act() {
     });
 }
 
-/// Neither member waits for the ranks that are only in the other member list.
+/// Ranks 2 and 3 never come. Both members fail as soon as the second one finds that the lists differ.
 #[test]
 fn members_with_different_lists_are_told_when_the_second_one_comes() {
     let store = HashStore::new();
@@ -244,7 +244,7 @@ fn a_member_stays_until_the_others_have_read_that_one_is_absent() {
     });
 }
 
-/// The other member reads the result 200 ms after it is there, as if over the store of this process.
+/// A thread acts as rank 1: it acknowledges the result 200 ms after rank 0 has stored it. Rank 0 waits for that.
 #[test]
 fn a_member_stays_until_the_others_have_read_any_failure() {
     let store = HashStore::new();
@@ -405,7 +405,7 @@ fn the_end_of_the_object_ends_a_long_wait_within_a_second() {
     assert!(began.elapsed() < ends + Duration::from_secs(1), "{:?}", began.elapsed());
 }
 
-/// Retries go on for a least time, even if the patience has ended long before the first error.
+/// Retries go on for at least 5 s after the first error, even if the patience has ended before.
 #[test]
 fn a_store_that_fails_now_and_then_poisons_nothing_even_with_a_short_patience() {
     let store = flaky(|| StoreError::Timeout { keys: Vec::new(), waited: Duration::ZERO });

@@ -25,28 +25,29 @@ const FIRST_LOOK: Duration = Duration::from_millis(1);
 const LOOK: Duration = Duration::from_millis(10);
 const LONGEST_LOOK: Duration = Duration::from_millis(100);
 
-/// A store in a file: for ranks that share a disk and no network. Clones are the same store.
+/// A store in a file, for ranks that share a file system but no network. Clones are the same store.
 ///
 /// Ranks in Python may share the file (`torch.distributed.FileStore`). The file system must support `flock`; NFS
 /// does so with version 4, or with a lock daemon. The file only grows, up to [`Limits::store_bytes`]. Use a path
-/// for one job only, because a job cannot distinguish the data of an earlier job from its own. If a path is used
-/// again, a [`rendezvous`](super::rendezvous()) fails with [`RankTaken`](StoreError::RankTaken).
+/// for one job only, because a job cannot distinguish the data of an earlier job from its own. If the file of an
+/// earlier job is still there, a [`rendezvous`](super::rendezvous()) with a name of that job fails with
+/// [`RankTaken`](StoreError::RankTaken).
 ///
 /// Differences from PyTorch's store:
-/// - An incomplete record of a killed writer is ignored and removed. PyTorch's store waits in a loop for the
-///   record's end, while it holds the lock.
+/// - An incomplete record of a killed writer is ignored, and the next writer removes it. PyTorch's store waits in a
+///   loop for the record's end, while it holds the lock.
 /// - If another process does not release the lock, an operation fails after the [patience](FileOptions::patience).
-///   If the file is removed, it fails at once.
+///   If the file is removed, operations fail at once.
 /// - A symbolic link at the path is refused. A new file is accessible to its owner alone. A file of another user,
-///   or one that other users may write, is refused ([`FileUntrusted`](StoreError::FileUntrusted)). Its group may
-///   write it only if the group's id is the owner's user id.
-/// - [`append`](super::Store::append) and [`multi_set`](super::Store::multi_set) are atomic,
-///   [`delete`](super::Store::delete) returns the correct result, and [`num_keys`](super::Store::num_keys)
-///   counts keys only.
+///   or one that other users may write, is refused ([`FileUntrusted`](StoreError::FileUntrusted)). The file's group
+///   may write it only if the group's id is the owner's user id.
+/// - [`append`](super::Store::append) and [`multi_set`](super::Store::multi_set) are atomic, except that a process
+///   that is killed during `multi_set` may leave some of the keys set. [`delete`](super::Store::delete) returns true
+///   only if the key had a value. [`num_keys`](super::Store::num_keys) counts only keys that have a value.
 /// - PyTorch's store has no queues. Here, an element of a queue goes to the first process that pops it, which may
 ///   not be the one that has waited longest.
 ///
-/// Dropping the last clone blocks for at most 5 s, for the lock.
+/// Dropping the last clone closes the store. This waits for the lock, for at most 5 s.
 ///
 /// ```
 /// use bootstrap::store::{Deadline, FileStore, Store};
@@ -90,14 +91,15 @@ impl Default for FileOptions {
 
 impl FileOptions {
     /// Sets the size limits. [`Limits::store_bytes`] limits the file. If another process has written a larger key
-    /// or value, operations fail with [`StoreError::FileCorrupt`].
+    /// or value, operations fail with [`StoreError::FileCorrupt`] or [`StoreError::TooLarge`].
     #[must_use]
     pub fn limits(self, limits: Limits) -> Self {
         Self { limits, ..self }
     }
 
-    /// Sets how long an operation waits for a lock that another process holds (default 30 s). After that, it fails
-    /// with [`StoreError::FileLocked`].
+    /// Sets how long an operation waits for the file's lock while another process holds it (default 30 s). After that,
+    /// the operation fails with [`StoreError::FileLocked`]. An operation with a deadline waits for the lock only until
+    /// its deadline, or for 5 s if that is later, and never longer than the patience.
     #[must_use]
     pub fn patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
@@ -110,11 +112,13 @@ impl FileOptions {
         Self { workers: Some(workers), ..self }
     }
 
-    /// Opens the store in the file at `path`. Creates the file if it does not exist. Blocks for at most the
-    /// [patience](Self::patience), for the lock.
+    /// Opens the store in the file at `path`. Creates the file if it does not exist. Waits for the lock, for at most
+    /// the [patience](Self::patience).
     ///
     /// # Errors
-    /// [`StoreError::File`], [`StoreError::FileUntrusted`], [`StoreError::FileLocked`], [`StoreError::FileCorrupt`].
+    /// - [`StoreError::File`], [`StoreError::FileUntrusted`], [`StoreError::FileLocked`], [`StoreError::FileCorrupt`].
+    /// - [`StoreError::FileGone`] if other processes keep removing the file until the patience has ended.
+    /// - [`StoreError::TooLarge`] if the file would exceed the [limits](Self::limits).
     pub fn open(self, path: impl AsRef<Path>) -> Result<FileStore> {
         let deadline = Deadline::after(self.patience);
         let log = loop {
@@ -132,11 +136,11 @@ impl FileOptions {
 }
 
 impl FileStore {
-    /// Opens the store in the file at `path`; see [`FileOptions::open`]. The file stays after all processes have
-    /// left.
+    /// Opens the store in the file at `path` with the default options. The file stays after all processes have closed
+    /// the store.
     ///
     /// # Errors
-    /// [`StoreError::File`], [`StoreError::FileUntrusted`], [`StoreError::FileLocked`], [`StoreError::FileCorrupt`].
+    /// Those of [`FileOptions::open`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         FileOptions::default().open(path)
     }

@@ -1,4 +1,5 @@
-//! Limits the work that the server does for one client before other clients have their turn.
+//! Limits the work of one step of the server, so that no client delays the others for long. A [`Budget`] belongs to
+//! one step.
 //!
 //! A unit of work takes 0.1 to 0.2 µs: receiving a string, looking up a key, or copying a KiB.
 
@@ -31,8 +32,8 @@ impl Budget {
         Self { limit, spent: 0, first_is_free: true }
     }
 
-    /// Makes the budget of the work that is done as soon as a client's bytes arrive. No piece of work may exceed
-    /// the limit. The work that is left waits for a turn of the client.
+    /// Makes the budget of the work that is done as soon as a client's bytes arrive. Even the first indivisible piece
+    /// must fit, otherwise it waits for the client's turn.
     pub(super) fn at_once(limit: usize) -> Self {
         Self { limit, spent: 0, first_is_free: false }
     }

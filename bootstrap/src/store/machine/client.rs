@@ -66,7 +66,7 @@ pub enum Input<'a> {
     Tick,
 }
 
-/// An action that a [`Client`] requests; they are executed in order.
+/// An action that a [`Client`] requests. The caller executes the actions of a step in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
     /// Send bytes.
@@ -92,7 +92,7 @@ pub enum Failure {
     Distrust(Distrust),
     /// The answer is invalid. Contains a description of the data received.
     Protocol(String),
-    /// A call is in progress, or the connection is unusable.
+    /// The greeting or another call is in progress, or the connection is unusable.
     Busy,
 }
 
@@ -101,7 +101,7 @@ pub struct Client {
     limits: Limits,
     patience: Duration,
     nonce: u32,
-    /// The secret, and the client's block of the greeting.
+    /// The secret, and the challenge that the client sends in its greeting.
     secret: Option<(Secret, Block)>,
     decoder: ReplyDecoder,
     phase: Phase,
@@ -122,8 +122,8 @@ impl fmt::Debug for Client {
 enum Phase {
     /// Nothing was sent.
     New,
-    /// The greeting with a secret was sent. The server's block is due; if `server` is that block, the server's
-    /// proof is due.
+    /// The greeting with a secret was sent. The server's challenge is due. Once it has arrived as `server`, the
+    /// server's proof is due.
     Trusting { server: Option<Block>, due: Duration },
     /// The ping of the greeting, or the request of a call, was sent. Its answer is due. If a pop finds an empty
     /// queue, `retry` is the call to try again.
@@ -174,14 +174,15 @@ impl Client {
         Self { limits, patience, nonce, secret: None, decoder: ReplyDecoder::default(), phase: Phase::New }
     }
 
-    /// Makes this client prove to the server that it knows the secret, and demand the same. `block` is 32 random
-    /// bytes, new for each client.
+    /// Makes this client prove to the server that it knows the secret, and demand the same proof from the server.
+    /// `block` is the client's challenge: 32 random bytes, new for each client.
     #[must_use]
     pub fn with_secret(self, secret: Secret, block: [u8; 32]) -> Self {
         Self { secret: Some((secret, block)), ..self }
     }
 
-    /// Returns the time at which [`Input::Tick`] is due, if no other input precedes it.
+    /// Returns the time at which the caller must pass [`Input::Tick`], if no other input precedes it. `None` if no
+    /// answer or deadline is due.
     pub fn wake_at(&self) -> Option<Duration> {
         match &self.phase {
             Phase::New | Phase::Idle | Phase::Broken => None,

@@ -1,9 +1,10 @@
 //! Requests of clients, replies of stores, and the limits on their sizes.
 
-/// A key in wire format.
+/// The bytes of a key, without the length that precedes them on the wire.
 pub(super) type Key = Vec<u8>;
 
-/// A request to a store. Keys are bytes, because the protocol does not guarantee UTF-8.
+/// A request to a store. Keys are bytes, because the protocol does not guarantee UTF-8. A key *exists* if it has a
+/// value or a non-empty queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Request {
@@ -14,21 +15,23 @@ pub enum Request {
         /// Its new value.
         value: Vec<u8>,
     },
-    /// Sets a key if it holds the expected value. Answered by [`Reply::Bytes`].
+    /// Sets a key if it holds the expected value. Answered by [`Reply::Bytes`]: the new value if it was set,
+    /// otherwise the value held, or `expected` if the key has no value.
     CompareSet {
         /// The key.
         key: Vec<u8>,
-        /// The value that the key must hold; an empty value also matches an absent key.
+        /// The value that the key must hold; an empty value also matches a key without a value.
         expected: Vec<u8>,
         /// Its new value.
         new: Vec<u8>,
     },
-    /// Reads a key; an absent key reads as empty. Answered by [`Reply::Bytes`].
+    /// Reads a value; empty if the key has none. Answered by [`Reply::Bytes`].
     Get {
         /// The key.
         key: Vec<u8>,
     },
-    /// Adds to the decimal number under a key. Answered by [`Reply::Integer`]: the sum.
+    /// Adds to the decimal number under a key; a key without a value counts as 0. Answered by [`Reply::Integer`]: the
+    /// sum.
     Add {
         /// The key.
         key: Vec<u8>,
@@ -40,14 +43,15 @@ pub enum Request {
         /// The keys.
         keys: Vec<Vec<u8>>,
     },
-    /// Waits for all keys. Answered by [`Reply::Status`] 0 once they exist. A client can have one wait at a time.
+    /// Waits until all keys exist at the same time. With more than 1,024 keys, waits until each of them has existed
+    /// at some time during the wait. Answered by [`Reply::Status`] 0 then. A client can have one wait at a time.
     Wait {
         /// The keys.
         keys: Vec<Vec<u8>>,
     },
-    /// Counts the keys. Answered by [`Reply::Integer`].
+    /// Counts the keys that have a value. Answered by [`Reply::Integer`].
     NumKeys,
-    /// Removes a key. Answered by [`Reply::Integer`]: the number of keys removed.
+    /// Removes the value of a key. Its queue stays. Answered by [`Reply::Integer`]: 1 if there was a value, 0 if not.
     Delete {
         /// The key.
         key: Vec<u8>,
@@ -59,7 +63,7 @@ pub enum Request {
         /// The bytes to append.
         value: Vec<u8>,
     },
-    /// Reads several keys; an absent key reads as empty. Answered by [`Reply::Values`].
+    /// Reads several values; empty for a key that has none. Answered by [`Reply::Values`].
     MultiGet {
         /// The keys.
         keys: Vec<Vec<u8>>,
@@ -93,10 +97,10 @@ pub enum Request {
         /// The queue.
         key: Vec<u8>,
     },
-    /// Lists the keys. Answered by [`Reply::Keys`].
+    /// Lists the keys that have a value. Answered by [`Reply::Keys`].
     ListKeys,
-    /// Adds 1 to a key and waits until it holds at least `world`. Answered by [`Reply::Status`] 0. The key keeps
-    /// its number, so a later barrier with the same key ends at once.
+    /// Adds 1 to the number under a key, and waits until it is at least `world`. Answered by [`Reply::Status`] 0 then.
+    /// The key keeps its number, so a later barrier with the same key ends at once.
     Barrier {
         /// The key.
         key: Vec<u8>,
@@ -164,7 +168,7 @@ pub enum Reply {
     Status(u8),
     /// Values, in the order of the requested keys.
     Values(Vec<Vec<u8>>),
-    /// Keys: sorted from a [`Table`](super::Table), in any order from other stores.
+    /// Keys. A [`Table`](super::Table) returns them in ascending order, PyTorch's servers in any order.
     Keys(Vec<Vec<u8>>),
     /// The number that was sent.
     Nonce(u32),
@@ -181,10 +185,11 @@ pub struct Limits {
     pub value_bytes: usize,
     /// Keys of one request.
     pub keys_per_request: usize,
-    /// Bytes of all keys and values of one request, or of its reply, together.
+    /// Bytes of all keys and values of one request together. This is also the limit for one reply.
     pub request_bytes: usize,
-    /// Bytes of memory for a store's contents: keys, values and queues, with 384 bytes of overhead for each key
-    /// and each queue.
+    /// Bytes of memory for a store's contents: keys, the capacity of values, and queues. The overhead counts too: 384
+    /// bytes for each key and each queue, and 104 bytes for each element of a queue. For a
+    /// [`FileStore`](crate::store::FileStore), the bytes of the file.
     pub store_bytes: usize,
 }
 
@@ -207,12 +212,12 @@ impl Default for Limits {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// A part of the request exceeds a limit.
+    /// The request, its reply, or the store's contents after it would exceed a limit.
     #[error("{part} of {size} exceeds the limit of {limit}")]
     TooLarge {
         /// The part.
         part: Part,
-        /// The key concerned, if there is one.
+        /// The key concerned: its first 64 bytes if the key itself is too long. Empty if it is unknown.
         key: Vec<u8>,
         /// Its size: bytes, or a number of keys.
         size: usize,
@@ -228,7 +233,7 @@ pub enum Refusal {
     NotANumber {
         /// The key.
         key: Vec<u8>,
-        /// The first bytes of its value.
+        /// The first bytes of its value, at most 64.
         value: Vec<u8>,
     },
     /// The client already waits.
@@ -236,7 +241,7 @@ pub enum Refusal {
     AlreadyWaiting,
 }
 
-/// The parts of a request that have limits.
+/// The quantities that [`Limits`] limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Part {
@@ -287,8 +292,9 @@ impl Limits {
         keys.map(|key| self.key(key).map(|()| key.len())).sum()
     }
 
-    /// Checks the sizes of a request. A client calls this before it sends a request, and an in-process store
-    /// before it serves one.
+    /// Checks the sizes of a request. The caller of a [`Client`](super::Client) calls this before it passes a request.
+    /// [`Table::apply`](super::Table::apply) calls it itself. A [`Server`](super::Server) checks the sizes while the
+    /// bytes arrive.
     pub fn check(&self, request: &Request) -> Result<(), Refusal> {
         let total = match request {
             Request::Set { key, value }

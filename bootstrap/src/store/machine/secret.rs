@@ -1,8 +1,8 @@
 //! The secret that clients and server share, and the greeting in which each proves to the other that it knows the
 //! secret.
 //!
-//! Client and server each choose a block of 32 bytes that is never used again. Each then sends a proof: the
-//! HMAC-SHA-256 of both blocks, keyed with the secret. The proof includes a different word for each side, so that
+//! Client and server each choose a *challenge*: 32 bytes that are never used again. Each then sends a proof: the
+//! HMAC-SHA-256 of both challenges, keyed with the secret. The proof includes a different word for each side, so that
 //! neither can send back the other's proof. The client sends its proof first, so a process that only connects gets
 //! no data with which to test guesses of the secret. The later traffic is neither encrypted nor protected against
 //! changes.
@@ -18,7 +18,7 @@ use super::super::{Result, StoreError};
 /// has this number as its id.
 pub(super) const MAGIC: u32 = 0xA5C9_E3B1;
 
-/// The block of the client or the server, or a proof.
+/// A challenge of the client or the server, or a proof.
 pub(super) type Block = [u8; 32];
 
 /// A secret that only the processes of a job know.
@@ -92,7 +92,7 @@ impl Secret {
     }
 }
 
-/// Returns the server's block for the connection with this number. It is unpredictable without `seed`.
+/// Returns the server's challenge for the connection with this number. It is unpredictable without `seed`.
 pub(super) fn block(seed: &Block, number: u64) -> Block {
     HMAC::mac(number.to_le_bytes(), seed)
 }

@@ -1,15 +1,17 @@
 //! The server side of the protocol: bytes of many clients in, bytes and closed connections out.
 //!
-//! A connection that breaks the protocol is closed, without effect on others: a connection of another protocol at
-//! its first wrong byte, and one whose greeting is not complete in time. If there is a secret, a client that does
-//! not know it is not served.
+//! A client first sends its *greeting*: a fixed number and, if there is a secret, a proof that it knows the secret.
+//! Its requests follow. A connection is closed if its greeting is wrong or not complete in time, if it breaks the
+//! protocol, or if it exceeds a limit. [`Rejection`] lists all reasons.
 //!
-//! All memory is counted: the table, incomplete requests, waits, and unsent replies. A client that does not
-//! receive its replies is not served until it does. If a request needs more memory than is left, the connections
-//! that hold the most are closed, which may include the connection of that request.
+//! All memory is counted: the table, incomplete requests, waits, and unsent replies. A client with more than 1 MiB
+//! of unsent replies (`Client::BACKLOG`) is not served until it has received some of them. If a request needs more
+//! memory than is left, the connections that hold the most are closed, which may include the connection of that
+//! request.
 //!
-//! The work of one step is bounded too. A small request is served as soon as it arrives. A larger one is served in
-//! pieces, in turns of its client. Each [`Input::Tick`] gives turns, and other clients are served in between.
+//! The work of one step is limited too. A small request is served as soon as it arrives. A larger one is served in
+//! pieces: while work on it is left, its client is in a queue. Each [`Input::Tick`] gives the first clients of the
+//! queue a *turn*, in which they are served. Other requests are served between two ticks.
 //!
 //! - `client`: one connection and its greeting; `task`: a request that is being served; `pieces`: the work on
 //!   it
@@ -44,15 +46,15 @@ use super::{
 /// Limits of a [`Server`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServerLimits {
-    /// The sizes of keys, values and requests, and the memory of the table, which is at most half of
-    /// `memory`.
+    /// The sizes of keys, values and requests, and the memory of the table. If `store_bytes` exceeds half of
+    /// `memory`, the server uses half of `memory`.
     pub sizes: Limits,
     /// Bytes of memory for everything, including overhead: the table, incomplete requests, waiting clients,
     /// unsent replies, and 4 KiB for every connection.
     pub memory: usize,
-    /// The most connections at a time. A quarter of them, but at least 32, may be without a complete greeting. If
-    /// there are more of those, or if all connections are in use, a new connection replaces the one that has been
-    /// without a complete greeting for longest.
+    /// The most connections at a time. A quarter of them, but at least 32, may be without a complete greeting. A new
+    /// connection above one of these limits replaces the one that has been without a complete greeting for longest.
+    /// If all have greeted, the new connection is closed.
     pub clients: usize,
     /// The longest time from the start of a connection to the end of its greeting.
     pub greeting: Duration,
@@ -64,8 +66,8 @@ pub struct ServerLimits {
 }
 
 impl Default for ServerLimits {
-    /// The default sizes, 2 GiB of memory, 65,536 connections, 1 s for the greeting, turns of about 1 ms, and some
-    /// ten microseconds of work as soon as bytes arrive.
+    /// The default sizes, 2 GiB of memory, 65,536 connections, 1 s for the greeting, turns of about 1 ms, and at
+    /// most about 50 µs of work as soon as bytes arrive.
     fn default() -> Self {
         Self {
             sizes: Limits::default(),
@@ -102,7 +104,7 @@ pub enum Input<'a> {
     Tick,
 }
 
-/// An action that a [`Server`] requests; they are executed in order.
+/// An action that a [`Server`] requests. The caller executes the actions of a step in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
     /// Send a client its [unsent](Server::unsent) bytes.
@@ -119,12 +121,12 @@ const MANY: usize = 4 << 10;
 /// The server of a store.
 pub struct Server {
     limits: ServerLimits,
-    /// The secret, and the seed from which the server's blocks in greetings are computed.
+    /// The secret, and the seed of the challenges that the server sends in greetings.
     secret: Option<(Secret, Block)>,
     table: Table,
     clients: Clients<Client>,
-    /// Clients in the order in which their greetings are due. Those that have greeted since are still in it, and
-    /// are skipped.
+    /// Clients in the order in which their greetings are due. The entries of clients that have greeted or
+    /// disconnected are skipped.
     greetings: VecDeque<(Duration, ClientId)>,
     ungreeted: usize,
     turns: Turns,
@@ -145,7 +147,7 @@ impl Default for Server {
     }
 }
 
-/// Omits keys, values, the secret, and the seed of the server's blocks.
+/// Omits keys, values, the secret, and the seed of the challenges.
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Server")
@@ -185,17 +187,18 @@ impl Server {
         Self { secret: Some((secret, seed)), ..Self::new(limits) }
     }
 
-    /// Returns the number of connected clients.
+    /// Returns the number of connected clients, plus closed ones whose memory is not freed yet.
     pub fn clients(&self) -> usize {
         self.clients.len()
     }
 
-    /// Returns the memory in use, in bytes. It never exceeds [`ServerLimits::memory`].
+    /// Returns the memory in use, in bytes. It may exceed [`ServerLimits::memory`] for a short time: by bytes that
+    /// arrived before their client has its turn, and until the memory of a closed connection is freed.
     pub fn memory(&self) -> usize {
         self.table.memory() + self.held
     }
 
-    /// Returns the peak of the memory in use, in bytes.
+    /// Returns the most memory, in bytes, that was in use or about to be used when the limit was checked.
     pub fn most_memory(&self) -> usize {
         self.most
     }
@@ -211,19 +214,20 @@ impl Server {
         self.clients.get(&client).map_or(&[], |client| client.unsent.as_slice())
     }
 
-    /// Returns true if the server wants more bytes of a client. It wants none while the client is behind with
-    /// receiving its replies, or while work on its earlier requests is left.
+    /// Returns true if the server wants more bytes of a client. It wants none while more than 1 MiB of the client's
+    /// replies is unsent, or while work on the client's earlier requests is left.
     pub fn wants(&self, client: ClientId) -> bool {
         self.clients.get(&client).is_some_and(Client::is_wanted)
     }
 
-    /// Returns true if the client waits for keys or for a queue. The protocol then expects nothing from it except
-    /// a cancellation.
+    /// Returns true if the client waits for keys, a queue or a barrier. In this time a client normally sends only
+    /// [`CancelWait`](super::Request::CancelWait) or [`Ping`](super::Request::Ping).
     pub fn is_waiting(&self, client: ClientId) -> bool {
         self.table.is_waiting(client)
     }
 
-    /// Returns the time at which [`Input::Tick`] is due, if no other input precedes it. Zero while work is left.
+    /// Returns the time at which the caller must pass [`Input::Tick`]: zero while work is left, otherwise the time
+    /// at which the next greeting is due. `None` if neither is the case. Every step may change it.
     pub fn wake_at(&self) -> Option<Duration> {
         match self.turns.is_empty() {
             true => self.greetings.front().map(|(due, _)| *due),
@@ -417,7 +421,8 @@ impl Server {
         resumed != Resumed::Unfinished
     }
 
-    /// Queues clients whose waits may be over for a turn, except the one that has its turn now.
+    /// Adds woken clients, whose waits may have ended, to the queue of turns. Skips `current`, the client that is
+    /// being served or removed.
     fn wake(&mut self, current: ClientId, woken: &[ClientId]) {
         for id in woken.iter().filter(|id| **id != current) {
             self.add_turn(*id);
@@ -468,7 +473,8 @@ impl Server {
         self.part_with(client);
     }
 
-    /// Removes a client whose connection has ended. Frees its memory in a turn if it held much.
+    /// Removes a client whose connection has ended. If it holds more than [`MANY`] strings, frees them in a separate
+    /// turn.
     fn part_with(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         if client.strings() + self.table.wait_strings(id) > MANY {

@@ -4,8 +4,8 @@
 //! value wakes all clients that wait for its key. Adding an element to a queue wakes one client, the one that has
 //! waited longest. If that client does not take the element (its process may die), the next client is woken.
 //!
-//! All maps are trees, and queues are lists, so that no operation takes long, however many keys, elements or
-//! clients there are. (A hash table or a vector moves all of its contents in one step when it grows.)
+//! All maps are trees, and queues are lists, so that no operation on one key takes long, however many keys, elements
+//! or clients there are. (A hash table or a vector moves all of its contents in one step when it grows.)
 
 use std::collections::{BTreeMap, LinkedList};
 
@@ -326,7 +326,7 @@ impl Table {
         size_of::<u64>() + self.values.get(key).map_or(0, Vec::len)
     }
 
-    /// Returns the absent keys among those that `client` waits for.
+    /// Returns the absent keys among those that `client` waits for; for a barrier, its key.
     pub fn missing(&self, client: ClientId) -> Vec<Vec<u8>> {
         self.waits.missing(client, |key| self.is_there(key))
     }

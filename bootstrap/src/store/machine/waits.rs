@@ -1,8 +1,9 @@
 //! Waiting clients, and the changes that wake them.
 //!
-//! A client that waits for keys is in the [`Line`] of one absent key. When that key is set, the client is woken:
-//! it leaves the line, and its wait continues in its own turn, where its other keys are checked. Setting a key
-//! therefore costs little per waiting client.
+//! A client that waits for keys is in the [`Line`] of one absent key. When that key is set, or its queue gets an
+//! element, the client is woken: it leaves the line, and its wait continues in its own turn, where its other keys are
+//! checked. Setting a key therefore costs little per waiting client. A client that waits for a number (a barrier) is
+//! in the line of the number's key until the number is large enough.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,8 +24,8 @@ const EXACT: usize = 1024;
 pub(super) struct Waits {
     waits: BTreeMap<ClientId, Wait>,
     lines: BTreeMap<Key, Line>,
-    /// Clients that were woken for an element of a queue, with the name of the queue, until their next request or
-    /// their end.
+    /// Clients that were woken for an element of a queue, with the name of the queue. A client stays here until its
+    /// next request other than a ping, until it waits on for another key, or until it disconnects.
     called: BTreeMap<ClientId, Key>,
     /// The number of clients in `called`, by queue.
     calls: BTreeMap<Key, usize>,
@@ -65,7 +66,7 @@ struct Line {
 pub(super) enum Resumed {
     /// The client does not wait, or was not woken.
     Idle,
-    /// The budget is spent.
+    /// The budget does not allow the rest of the work.
     Unfinished,
     /// A key is absent. The client waits on.
     Waits,
@@ -214,7 +215,7 @@ impl Waits {
         Some(queue)
     }
 
-    /// Returns the absent keys among those that `client` waits for.
+    /// Returns the absent keys among those that `client` waits for; for a number, its key.
     pub(super) fn missing(&self, client: ClientId, is_there: impl Fn(&[u8]) -> bool) -> Vec<Key> {
         match self.waits.get(&client).map(|wait| &wait.condition) {
             Some(Condition::Keys { keys, .. }) => keys.iter().filter(|key| !is_there(key)).cloned().collect(),
@@ -267,7 +268,7 @@ fn end_of(keys: &[Key]) -> usize {
     WAKE + dropping(keys.len())
 }
 
-/// The budget is spent.
+/// The budget does not allow the rest of the work.
 struct Unfinished;
 
 /// Returns an absent key, and stores its index in `next`. Checks the keys from `next` on. If there are at most

@@ -1,6 +1,7 @@
 //! PyTorch's store protocol as bytes: little endian, no frames, no request numbers.
 //!
-//! A string or a value is a `u64` length and its bytes. A list is a `u64` count and its strings. Decoders accept
+//! A string or a value is a `u64` length and its bytes. A list is a `u64` count and its strings. The reply to a
+//! `MultiGet` has no count, because the client knows the number of keys. Decoders accept
 //! bytes in any fragmentation, process each byte once, and check every length before they keep any of the string.
 
 use super::{

@@ -1,6 +1,5 @@
-//! Random programs: several ranks take part in several agreements, some of them in two at a time, and some in different
-//! orders, with crashes, lost stores, lost replies, late members, and members of another version, generation or member
-//! list.
+//! Random programs: several ranks take part in several agreements. Some ranks have two threads, and so take part in two
+//! agreements at a time. Members may come late. Each run has at most one kind of [`Fault`].
 
 mod judge;
 
@@ -51,7 +50,7 @@ struct Rank {
     fails: bool,
 }
 
-/// The faults of a run.
+/// The kind of fault in a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
@@ -80,7 +79,7 @@ const FAULTS: [Fault; 9] = [
 struct Run {
     random: Random,
     fault: Fault,
-    /// The rank with the fault.
+    /// The rank with the fault. [`Fault::RepliesLost`] affects all ranks.
     culprit: usize,
     ranks: Vec<Rank>,
     store: Memory,
@@ -88,10 +87,11 @@ struct Run {
     results: BTreeMap<String, Vec<(usize, Outcome)>>,
     /// The members of each agreement.
     members: BTreeMap<String, Vec<u32>>,
-    /// The keys of the outcomes that were posted.
+    /// The keys of the outcomes of first actions that were posted.
     outcomes: BTreeSet<String>,
-    /// The circles that were found, and the first one of them that was none.
+    /// The circles that members have found.
     circles: Vec<Vec<Waiting>>,
+    /// A description of the first found circle that was none.
     wrong_circle: Option<String>,
     /// The agreement that the culprit enters with another generation or member list.
     changed: Option<String>,
@@ -345,7 +345,8 @@ fn crossing_agreements_fail_with_the_circle() {
 /// Two ranks with two threads each wait for each other in four agreements.
 #[test]
 fn crossing_agreements_of_several_threads_fail_with_the_circle() {
-    // No thread comes to the agreements of the others: some of them could agree before the search fails them.
+    // Each thread calls one agreement only. A thread that went on to another one could complete it before the search
+    // fails it.
     fail_with_the_circle([&[&["a"], &["b"]], &[&["c"], &["d"]]], &["a", "b", "c", "d"], 4);
 }
 
@@ -353,7 +354,8 @@ fn crossing_agreements_of_several_threads_fail_with_the_circle() {
 /// `waits` waits.
 fn fail_with_the_circle(ranks: [&[&[&str]]; 2], agreements: &[&str], waits: usize) {
     for seed in 1..200 {
-        // One search at a time: another one that begins while the agreements fail may find no circle.
+        // Only one agreement has a short patience, so only one member searches. Another search that begins while the
+        // agreements fail may find no circle.
         let impatient = agreements[seed as usize % agreements.len()];
         let member = |name: &str, rank: u32| Member {
             name: name.into(),

@@ -33,7 +33,7 @@ enum Greeting {
     /// The first part is incomplete.
     #[default]
     Due,
-    /// The first part has arrived, with this block of the client. The client's proof is due.
+    /// The first part has arrived, with this challenge of the client. The client's proof is due.
     Proof(Block),
     Done,
 }
@@ -66,7 +66,7 @@ impl Client {
         !self.is_behind() && !self.place.is_queued()
     }
 
-    /// Returns the memory of this connection, in bytes.
+    /// Returns the memory of this connection's buffers and of the request in service, in bytes.
     pub(super) fn buffers(&self) -> usize {
         self.decoder.memory() + self.unsent.memory() + self.task_memory
     }
