@@ -11,11 +11,12 @@ use serde::Serialize;
 use super::facts::{Facts, Tried};
 
 /// The crates of the workspace, lowest first, by the names of their folders.
-const CRATES: [&str; 9] = [
+const CRATES: [&str; 10] = [
     "dynload",
     "cuda-driver-sys",
     "nccl-sys",
     "gpu-sim",
+    "bootstrap",
     "cuda-driver",
     "caching-alloc",
     "process-group",
