@@ -13,11 +13,12 @@ use lockstep_cli::child;
 use crate::{lockstep, workspace};
 
 /// The crates, lowest first, by the names of their folders.
-const CRATES: [&str; 9] = [
+const CRATES: [&str; 10] = [
     "dynload",
     "cuda-driver-sys",
     "nccl-sys",
     "gpu-sim",
+    "bootstrap",
     "cuda-driver",
     "caching-alloc",
     "process-group",
