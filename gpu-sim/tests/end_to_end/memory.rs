@@ -204,6 +204,7 @@ rusty_fork_test! {
         let cuda = Cuda::of(&world);
         let a = cuda.alloc(8);
         ok!(cuda, cuMemsetD8_v2(a, 9, 8));
+        ok!(cuda, cuCtxSynchronize());
         let own = cuda.enter(1);
         let b = cuda.alloc(8);
         let mut first = std::ptr::null_mut();
