@@ -25,9 +25,7 @@ const SLACK: Duration = Duration::from_secs(10);
 
 /// The number of seeds: 200 times the variable `TEST_EFFORT`.
 fn seeds() -> u64 {
-    let effort: u64 =
-        std::env::var("TEST_EFFORT").map_or(1, |times| times.parse().expect("TEST_EFFORT is a whole number"));
-    200 * effort
+    200 * crate::test_effort()
 }
 
 /// Numbers from a seed (xorshift).

@@ -11,9 +11,7 @@ const STEPS: usize = 1000;
 
 /// The number of seeds: 500 times the variable `TEST_EFFORT`.
 fn seeds() -> u64 {
-    let effort: u64 =
-        std::env::var("TEST_EFFORT").map_or(1, |times| times.parse().expect("TEST_EFFORT is a whole number"));
-    500 * effort
+    500 * crate::test_effort()
 }
 
 fn run(seed: u64) -> World {
