@@ -274,11 +274,13 @@ fn variables(out: &mut String, variables: &[Variable]) {
 }
 
 fn verdicts(out: &mut String, examined: &Examined) {
+    let has_embedded_device = examined.facts.host.embedded_device.done().is_some();
     say!(out, "Crates");
     for verdict in &examined.crates {
         let outcome = match verdict.outcome {
             Outcome::Works => "works",
             Outcome::Limited => "works with limits",
+            Outcome::Unavailable if has_embedded_device => "works on the embedded device only",
             Outcome::Unavailable => "does not work here",
         };
         let why =
@@ -286,8 +288,8 @@ fn verdicts(out: &mut String, examined: &Examined) {
         say!(out, "  {:<16} {outcome}{why}", verdict.name);
     }
     let unavailable = examined.crates.iter().any(|verdict| verdict.outcome == Outcome::Unavailable);
-    if unavailable && examined.facts.host.embedded_device.done().is_some() {
-        say!(out, "  On the embedded device every crate works here, the demo and all tests with it.");
+    if unavailable && has_embedded_device {
+        say!(out, "  The demo and all tests run on the embedded device, which needs no GPU.");
     }
     say!(out, "");
 }
