@@ -6,7 +6,8 @@
 //! number of caches that existed at one time. A thread that remembers a cache's slot passes the cache's key to
 //! [`lock_of`](CacheSlot::lock_of), because another cache may use the slot now.
 
-use std::sync::PoisonError;
+use std::any::Any;
+use std::sync::{Arc, PoisonError};
 
 use super::block_meta::NO_USES;
 use super::heap::BlockId;
@@ -76,18 +77,25 @@ impl CacheSlot {
     }
 }
 
-/// Unlocks the cache after a free. Then delivers the waiting entries, if there are enough of them. If the last block of
-/// a closed pool's cache was freed, drops the reference that has kept the cache and the pool alive.
+/// Unlocks the cache after a free. Then delivers the waiting entries, if there are enough of them or the cache ends.
 #[cold]
 fn after_free(mut state: Open<'_>) {
-    let waiting = state.ring.waiting();
+    let (_keeper, waiting) = ending(&mut state);
     let cache = if waiting >= BATCH { state.owner_cache() } else { None };
-    let keeper = if state.counters.live() == 0 { state.keeper.take() } else { None };
     drop(state);
     if let Some(cache) = cache {
         cache.deliver(waiting);
     }
-    drop(keeper);
+}
+
+/// Returns the reference that keeps the cache of a closed pool, and the pool, alive, if the last block was freed now. Also
+/// returns the number of entries to deliver. It is the largest number if the cache ends, because all entries must be
+/// delivered then. The caller drops the reference after the delivery. So a thread that detaches a tracker finds the cache
+/// and waits for the delivery.
+fn ending(state: &mut CacheState) -> (Option<Arc<dyn Any + Send + Sync>>, usize) {
+    let keeper = if state.counters.live() == 0 { state.keeper.take() } else { None };
+    let waiting = if keeper.is_some() { usize::MAX } else { state.ring.waiting() };
+    (keeper, waiting)
 }
 
 /// Frees a block that other streams use, and records events for the ends of these uses.
@@ -95,12 +103,14 @@ fn after_free(mut state: Open<'_>) {
 fn free_used(mut state: Open<'_>, id: BlockId) {
     let streams = state.request_free(id);
     let cache = state.owner_cache();
-    let keeper = if state.counters.live() == 0 { state.keeper.take() } else { None };
+    let (_keeper, waiting) = ending(&mut state);
     drop(state);
     if let Some(cache) = cache {
         cache.await_uses(id, &streams);
+        if waiting >= BATCH {
+            cache.deliver(waiting);
+        }
     }
-    drop(keeper);
 }
 
 const IN_USE: &str = "a slot has its cache's state while the cache or a block of it is there";

@@ -4,13 +4,14 @@ use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use super::entry::{ActionKind, Entry};
 use super::error::{Fault, TrackError, TrackerError, chain};
+use super::registry::locked;
 use super::snapshot::Snapshot;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::per_thread;
+use crate::sync::{Condvar, Mutex, per_thread};
 
 /// An observer of the blocks and segments of an allocator.
 ///
@@ -114,6 +115,10 @@ pub(super) struct Slot {
     /// `None` if no entry of this device passes.
     pub(super) filter: Option<Filter>,
     pub(super) attached: AtomicBool,
+    /// The number of calls of the tracker that are running.
+    running: Mutex<usize>,
+    /// Notified when `running` becomes 0.
+    idle: Condvar,
 }
 
 /// A list of attached trackers: all of them, or those that receive block entries.
@@ -126,16 +131,47 @@ impl fmt::Debug for Slot {
 }
 
 impl Slot {
+    pub(super) fn new(tracker: Arc<dyn Tracker>, filter: Option<Filter>) -> Self {
+        Self { tracker, filter, attached: true.into(), running: Mutex::new(0), idle: Condvar::new() }
+    }
+
     /// Returns true if any block entries pass.
     pub(super) fn wants_blocks(&self) -> bool {
         self.filter.is_some_and(Filter::passes_blocks)
     }
 
-    /// Delivers the entries that pass the filter; returns the fault, if any.
+    /// Delivers the entries that pass the filter, unless the tracker is detached. Returns the fault, if any.
     pub(super) fn deliver(&self, entries: &[Entry]) -> Option<Fault> {
-        if !self.attached.load(Ordering::Acquire) {
-            return None;
+        {
+            let mut running = locked(&self.running);
+            if !self.attached.load(Ordering::Acquire) {
+                return None;
+            }
+            *running += 1;
         }
+        let fault = self.call(entries);
+        let mut running = locked(&self.running);
+        *running -= 1;
+        if *running == 0 {
+            self.idle.notify_all();
+        }
+        fault
+    }
+
+    /// Prevents later deliveries to the tracker.
+    pub(super) fn detach(&self) {
+        self.attached.store(false, Ordering::Release);
+    }
+
+    /// Waits for the deliveries that are running. The caller has detached the tracker, and is not inside a tracker.
+    pub(super) fn wait_until_idle(&self) {
+        let mut running = locked(&self.running);
+        while *running > 0 {
+            running = self.idle.wait(running).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn call(&self, entries: &[Entry]) -> Option<Fault> {
         let filter = self.filter?;
         let passes = |entry: &Entry| filter.passes(entry.action.kind());
         let passed: Vec<Entry>;

@@ -85,11 +85,7 @@ impl Engine {
         if tracker::inside() {
             return Err(TrackError::Reentrant { operation: "attaching a tracker" });
         }
-        let slot = Arc::new(Slot {
-            tracker,
-            filter: filter.of_device(self.registry.ordinal()),
-            attached: true.into(),
-        });
+        let slot = Arc::new(Slot::new(tracker, filter.of_device(self.registry.ordinal())));
         let register = |structure: &mut Structure, _: &[Arc<StreamCache>]| {
             let others = structure.trackers.iter().filter(|slot| slot.attached.load(Ordering::Acquire));
             structure.trackers = others.cloned().chain([slot.clone()]).collect();
@@ -108,8 +104,9 @@ impl Engine {
             self.registry.in_turn(turn, || slot.greet(&snapshot))
         });
         if let Err(error) = greeted {
-            slot.attached.store(false, Ordering::Release);
+            slot.detach();
             self.sweep();
+            slot.wait_until_idle();
             return Err(error);
         }
         Ok(slot)
@@ -142,30 +139,26 @@ impl Engine {
         for cache in self.caches() {
             cache.settle_entries();
         }
-        // The entries are taken out before the delivery: a tracker may free the last block of a pool, which locks
-        // `deferred`.
-        let last: Vec<_> =
-            locked(&self.registry.deferred).iter_mut().map(DeferredRelease::take_entries).collect();
-        for (slots, entries) in last {
-            self.registry.tell(&slots, &entries);
-        }
+        let left = self.registry.take_deferred_entries(&mut self.registry.structure());
+        self.registry.deliver_deferred(left);
     }
 
     /// Delivers all earlier entries to a tracker, and removes it.
     pub(in crate::core) fn detach(&self, slot: &Slot) -> Result<(), TrackError> {
         if tracker::inside() {
             // No delivery that begins after this calls the tracker. The next attach or detach removes the slot.
-            slot.attached.store(false, Ordering::Release);
+            slot.detach();
             return Err(TrackError::Reentrant { operation: "detaching a tracker" });
         }
         self.flush();
         let turn = self.registry.structure().turn();
-        self.registry.in_turn(turn, || slot.attached.store(false, Ordering::Release));
+        self.registry.in_turn(turn, || slot.detach());
         self.sweep();
+        slot.wait_until_idle();
         Ok(())
     }
 
-    /// Removes the slots of detached trackers. Waits for running deliveries of block entries to them.
+    /// Removes the slots of detached trackers.
     fn sweep(&self) {
         let remove = |structure: &mut Structure, caches: &[Arc<StreamCache>]| {
             let attached = structure.trackers.iter().filter(|slot| slot.attached.load(Ordering::Acquire));

@@ -1,6 +1,9 @@
 //! Small programs: few threads with few steps, so that a checker can try every order.
 
+use std::any::Any;
+
 use super::*;
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// The quick list, the cache of whole freed blocks, caches many blocks of the length `SHORT`, and at most one of the
 /// length `LONG`.
@@ -184,6 +187,107 @@ fn a_tracker_knows_every_segment_of_a_pool_that_goes() {
         attachment.detach().unwrap();
         reader.close();
         assert!(reader.books().segments.is_empty(), "{:?}", reader.books().segments);
+        program.end();
+    });
+}
+
+/// Frees a block in another thread, which then drops the last owner of the pool: a handle, or another block. Detaches a
+/// tracker meanwhile, and checks that it was told of the free if that came before.
+fn tell_of_frees_until_detached(last_is_handle: bool) {
+    let program = Program::new(8 * MIB);
+    let pool = program.pool(PoolSettings::default());
+    let [first, second] = [(); 2].map(|()| program.allocate_from(&pool, SHORT, 1));
+    let reader = Reader::new();
+    let attachment = program.allocator.attach(reader.clone(), Filter::all()).unwrap();
+    let last: Box<dyn Any + Send> = if last_is_handle {
+        drop(second);
+        Box::new(pool)
+    } else {
+        drop(pool);
+        Box::new(second)
+    };
+    let address = first.block().address();
+    let is_freed = Arc::new(AtomicBool::new(false));
+    let freed = is_freed.clone();
+    let other = thread::spawn(move || {
+        drop(first);
+        freed.store(true, Ordering::Release);
+        drop(last);
+    });
+    let was_freed = is_freed.load(Ordering::Acquire);
+    attachment.detach().unwrap();
+    reader.close();
+    assert!(!was_freed || !reader.books().is_out_at(address), "the free came before, and is not told");
+    other.join().unwrap();
+    reader.check();
+    program.end();
+}
+
+#[test]
+fn a_tracker_gets_the_frees_of_a_pool_whose_last_block_goes() {
+    check_within(3, || tell_of_frees_until_detached(false));
+}
+
+#[test]
+fn a_tracker_gets_the_frees_of_a_pool_whose_last_handle_goes() {
+    check_within(3, || tell_of_frees_until_detached(true));
+}
+
+/// A tracker that frees a block.
+struct Freeing(Mutex<Option<Owned>>);
+
+impl Tracker for Freeing {
+    fn name(&self) -> &str {
+        "freeing"
+    }
+
+    fn observe(&self, _: &[Entry]) -> Result<(), TrackerError> {
+        drop(self.0.lock().unwrap().take());
+        Ok(())
+    }
+}
+
+#[test]
+fn a_tracker_gets_the_entries_of_a_cache_that_another_tracker_ends() {
+    check_within(3, || {
+        let program = Program::new(8 * MIB);
+        let pool = program.pool(PoolSettings::default());
+        let block = program.allocate_from(&pool, SHORT, 1);
+        let address = block.block().address();
+        drop(pool);
+        let freeing = Arc::new(Freeing(Mutex::new(Some(block))));
+        let freeing = program.allocator.attach(freeing, Filter::structural()).unwrap();
+        let reader = Reader::new();
+        let attachment = program.allocator.attach(reader.clone(), Filter::all()).unwrap();
+        program.allocator.annotate("this frees the block").unwrap();
+        let here = program.clone();
+        let other = thread::spawn(move || _ = here.allocator.snapshot().unwrap());
+        attachment.detach().unwrap();
+        reader.close();
+        assert!(!reader.books().is_out_at(address), "the free is not told");
+        other.join().unwrap();
+        reader.check();
+        freeing.detach().unwrap();
+        program.end();
+    });
+}
+
+#[test]
+fn a_tracker_is_not_called_after_its_end_for_a_cache_that_is_retired() {
+    check_within(3, || {
+        let program = Program::remapping(16 * MIB);
+        let reader = Reader::new();
+        let attachment = program.allocator.attach(reader.clone(), Filter::all()).unwrap();
+        [1, 2].into_iter().for_each(|stream| drop(program.allocate(SHORT, stream)));
+        let here = program.clone();
+        let other = thread::spawn(move || _ = here.allocator.snapshot().unwrap());
+        // When stream 3 gets a cache, those of streams 1 and 2, which are empty, are retired.
+        let mine = program.allocate(SHORT, 3);
+        attachment.detach().unwrap();
+        reader.close();
+        other.join().unwrap();
+        reader.check();
+        drop(mine);
         program.end();
     });
 }

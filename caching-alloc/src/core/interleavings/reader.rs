@@ -41,7 +41,11 @@ impl Books {
     }
 
     pub(super) fn is_out(&self, block: &Block) -> bool {
-        self.blocks.get(&block.address()) == Some(&1)
+        self.is_out_at(block.address())
+    }
+
+    pub(super) fn is_out_at(&self, address: u64) -> bool {
+        self.blocks.get(&address) == Some(&1)
     }
 
     /// Adds `more`, 1 or -1, to the number of blocks at an address. Returns true if the result is consistent.

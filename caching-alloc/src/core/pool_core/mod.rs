@@ -21,7 +21,7 @@ use super::settings::PoolKind;
 use super::snapshot::AddressInfo;
 use super::stats::{Counters, Gauge, PastUsages, PoolUsages, Stats};
 use super::stream::StreamId;
-use super::stream_cache::{StreamCache, block_state};
+use super::stream_cache::{CacheOwner as _, StreamCache, block_state};
 use crate::sync::Mutex;
 
 /// A pool with its stream caches. It lives as long as any handle or block of the pool.
@@ -62,6 +62,8 @@ impl Drop for PoolHandle {
         for cache in caches {
             let keeper = Arc::new((cache.clone(), self.core.clone()));
             cache.close(keeper);
+            // A thread that detaches a tracker after this may no longer find the cache.
+            cache.deliver(usize::MAX);
         }
     }
 }

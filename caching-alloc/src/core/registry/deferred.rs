@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::structure::{Structure, Turn};
 use super::{Registry, StructureLock, locked};
 use crate::core::entry::Entry;
 use crate::core::error::{Fault, chain};
@@ -43,10 +44,20 @@ impl DeferredRelease {
         self.segments.iter().map(move |segment| SegmentState::whole(segment, usage))
     }
 
-    /// Takes the undelivered entries out, and returns them with the trackers that receive them.
-    pub(in crate::core) fn take_entries(&mut self) -> (Slots, Vec<Entry>) {
-        (self.slots.clone(), std::mem::take(&mut self.entries))
+    /// Takes the undelivered entries out, and returns them with the trackers that receive them. Returns `None` if
+    /// there are none.
+    fn take_entries(&mut self) -> Option<(Slots, Vec<Entry>)> {
+        (!self.entries.is_empty()).then(|| (self.slots.clone(), std::mem::take(&mut self.entries)))
     }
+}
+
+/// Undelivered block entries of dropped caches, with the trackers that receive them.
+#[derive(Debug)]
+#[must_use = "later deliveries wait for it"]
+pub(in crate::core) struct DeferredEntries {
+    batches: Vec<(Slots, Vec<Entry>)>,
+    /// `None` if there are no entries.
+    turn: Option<Turn>,
 }
 
 impl Registry {
@@ -66,10 +77,38 @@ impl Registry {
         }
     }
 
-    /// Releases deferred memory, after waiting on the host for its uses, and quarantined segments that are no longer
-    /// held. Memory that captured streams use stays deferred.
+    /// Takes out the undelivered entries of dropped caches. Their delivery has a turn, so that a tracker which is
+    /// detached meanwhile gets them first.
+    pub(in crate::core) fn take_deferred_entries(&self, structure: &mut Structure) -> DeferredEntries {
+        let mut deferred = locked(&self.deferred);
+        let batches: Vec<_> = deferred.iter_mut().filter_map(DeferredRelease::take_entries).collect();
+        let turn = (!batches.is_empty()).then(|| structure.turn());
+        DeferredEntries { batches, turn }
+    }
+
+    /// Delivers entries of dropped caches, after all earlier turns have ended. The caller holds neither the structure
+    /// lock nor one that a hit takes.
+    pub(in crate::core) fn deliver_deferred(&self, left: DeferredEntries) {
+        if let Some(turn) = left.turn {
+            self.in_turn(turn, || left.batches.iter().for_each(|(slots, entries)| self.tell(slots, entries)));
+        }
+    }
+
+    /// Delivers the entries of dropped caches. Then waits on the host for the uses of deferred memory, and releases it.
+    /// Also releases quarantined segments that are no longer held: those that were held when they should have been
+    /// released. Memory that captured streams use stays deferred.
     pub(in crate::core) fn reap(&self, structure: &mut StructureLock<'_>) {
-        let deferred = std::mem::take(&mut *locked(&self.deferred));
+        let deferred = loop {
+            let entries = self.take_deferred_entries(structure);
+            if entries.turn.is_some() {
+                structure.unlocked(|| self.deliver_deferred(entries));
+            }
+            // Other threads add to the list without the structure lock.
+            let mut deferred = locked(&self.deferred);
+            if deferred.iter().all(|left| left.entries.is_empty()) {
+                break std::mem::take(&mut *deferred);
+            }
+        };
         for left in deferred {
             self.release_deferred(structure, left);
         }
@@ -83,13 +122,9 @@ impl Registry {
         }
     }
 
-    /// Delivers the entries of a dropped cache, waits on the host for the uses of its memory, and releases the memory.
-    /// Defers it again if a stream is being captured or a wait fails.
+    /// Waits on the host for the uses of deferred memory, and releases it. Defers it again if a stream is being captured
+    /// or a wait fails. The entries are delivered already.
     fn release_deferred(&self, structure: &mut StructureLock<'_>, mut left: DeferredRelease) {
-        let (slots, entries) = left.take_entries();
-        if !slots.is_empty() && !entries.is_empty() {
-            structure.unlocked(|| self.tell(&slots, &entries));
-        }
         for pending in &mut left.pending {
             pending.waits.retain(|wait| !self.wait_for(wait));
         }
