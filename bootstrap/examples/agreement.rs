@@ -1,11 +1,12 @@
 //! Three processes agree on a port that is free on all of their hosts, or learn why there is none.
 //!
-//! `cargo run -p lockstep-bootstrap --example agreement` starts them. Each process offers three ports. If one port is
-//! offered by all, every process opens it; only if all of them succeed, it is agreed.
+//! `cargo run -p lockstep-bootstrap --example agreement` starts them. Each process offers three ports. If all processes
+//! offer a common port, every process opens it. The port is agreed if all of them succeed.
 //!
 //! On several hosts: `cargo run -p lockstep-bootstrap --example tcp_store -- serve 10.0.0.1:5000` on the first, whose
-//! address is 10.0.0.1, and `cargo run -p lockstep-bootstrap --example agreement -- 10.0.0.1:5000 RANK` on each, with the
-//! ranks 0 to 2. `bootstrap/tests/end_to_end/several_hosts.rs` runs it so, with a slow, lossy and broken network.
+//! address is 10.0.0.1, and `cargo run -p lockstep-bootstrap --example agreement -- 10.0.0.1:5000 RANK` on each, with
+//! the ranks 0 to 2. The test `bootstrap/tests/end_to_end/several_hosts.rs` does this over a slow, lossy or broken
+//! network.
 
 use std::{
     error::Error,
@@ -64,15 +65,16 @@ impl Protocol for Port {
     }
 }
 
-/// The part of one process.
+/// Takes part as `rank`, over the store at `address`. Returns the agreed port. `patience` limits the wait for the store
+/// and the wait for the other members.
 pub(crate) fn member(address: &str, rank: u32, patience: Duration) -> Result<u16, Box<dyn Error>> {
-    // A request waits for its answer as long as the agreement waits for the others, even if the host of the store is gone.
+    // The store should not wait longer for an answer than the agreement waits for the other members.
     let store = TcpStore::options().patience(patience).connect(address, Deadline::after(patience))?;
     let seat = Member { name: "port".into(), rank, members: (0..MEMBERS).collect(), generation: 1, patience };
-    // Each member offers other ports, and they have one in common.
+    // Only port 40010 is offered by all members.
     let offered = vec![40_000 + rank as u16, 40_010, 40_020 + rank as u16];
     let open = |port: &u16, _: Deadline, _: &dyn Fn() -> bool| {
-        // The members of this example share a host, so each opens the port on an address of its own.
+        // The members may share a host, so each opens the port on a loopback address of its own.
         TcpListener::bind((Ipv4Addr::new(127, 0, 1, rank as u8 + 1), *port))
             .err()
             .map(|error| error.to_string())

@@ -1,22 +1,26 @@
 //! A command line for a store between processes: one process hosts it, others send requests.
 //!
 //! ```text
-//! tcp_store serve 127.0.0.1:0                      prints the port that it listens on, alone on a line for scripts,
-//!                                                  and serves until it is ended
+//! tcp_store serve 127.0.0.1:0                      prints the port that it listens on, as its only output,
+//!                                                  and serves until the process is killed
 //! tcp_store client 127.0.0.1:PORT set KEY VALUE
-//! tcp_store client 127.0.0.1:PORT get KEY          waits for the key, at most 30 s
+//! tcp_store client 127.0.0.1:PORT get KEY          waits for the key
 //! tcp_store client 127.0.0.1:PORT add KEY NUMBER
 //! ```
 //!
-//! `--timeout SECONDS` as the first option limits every wait. With `--secret-file FILE`, or a secret in the
-//! variable `PROCESS_GROUP_STORE_SECRET` or the file that `PROCESS_GROUP_STORE_SECRET_FILE` names, only
-//! clients with the secret are served. It has at least 16 bytes. A newline at the file's end is not part of
-//! it.
+//! `--timeout SECONDS` limits every wait (default 30 s). It comes before the other options.
+//!
+//! With a secret, `serve` serves only clients that know the secret, and `client` uses it. The secret comes from the
+//! file of `--secret-file FILE`. Without this option, it comes from the environment variable
+//! `PROCESS_GROUP_STORE_SECRET`, or from the file that `PROCESS_GROUP_STORE_SECRET_FILE` names. It has at least 16
+//! bytes. A newline at the end of the file is ignored.
 //!
 //! `client` also supports `check KEY…`, `wait KEY…`, `compare_set KEY EXPECTED NEW`, `append KEY VALUE`,
 //! `multi_get KEY…`, `multi_set KEY VALUE …`, `delete KEY`, `list_keys`, `num_keys`, `queue_push KEY VALUE`,
 //! `queue_pop KEY`, `queue_try_pop KEY`, `queue_len KEY` and `barrier NAME RANK WORLD`. `queue_try_pop`
-//! prints nothing if the queue is empty. Without a secret, the other end may be PyTorch's `TCPStore`.
+//! prints nothing if the queue is empty.
+//!
+//! Without a secret, the server or the client may be PyTorch's `TCPStore` instead.
 
 use std::{error::Error, net::SocketAddr, process::ExitCode, thread, time::Duration};
 

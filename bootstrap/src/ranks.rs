@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Formats ascending ranks for messages: `rank 2`, `ranks 0-3, 7`.
+/// Formats ascending ranks for messages: `no rank`, `rank 2`, `ranks 0-3, 7`.
 #[derive(Debug, Clone, Copy)]
 pub struct Ranks<'a, R = u32>(pub &'a [R]);
 
@@ -16,7 +16,8 @@ impl<R: Copy + TryInto<u64>> fmt::Display for Ranks<'_, R> {
     }
 }
 
-/// Formats ascending numbers, such as `0-3, 7`.
+/// Formats ascending numbers, such as `0-3, 7`. Two successive numbers are not shortened: `0, 1`. An empty
+/// slice becomes an empty string.
 #[derive(Debug, Clone, Copy)]
 pub struct Ranges<'a, R = u32>(pub &'a [R]);
 

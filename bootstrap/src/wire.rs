@@ -5,8 +5,9 @@
 //! definition. A type that is sent by itself is a [`Message`]: a header with the protocol, its version and the kind of
 //! the message comes first.
 //!
-//! The decoder is strict. Unknown tags, lengths beyond the input, invalid UTF-8 and trailing bytes are errors and
-//! never panics. Memory is allocated only for bytes that are present, and never for an announced length alone.
+//! The decoder is strict and never panics. It returns an error for unknown tags, lengths beyond the input, invalid
+//! UTF-8, map entries out of order and trailing bytes. It allocates memory only for bytes that are present, and never
+//! for an announced length alone.
 //!
 //! ```
 //! use bootstrap::wire::{Malformed, Message, Protocol};
@@ -31,12 +32,12 @@
 
 use std::{collections::BTreeMap, convert::Infallible, fmt, time::Duration};
 
-/// Identifies a protocol and its version. Every message begins with it.
+/// Identifies a protocol and its version. Every message begins with these four bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Protocol {
-    /// The magic: the first bytes of every message.
+    /// The first bytes of every message.
     pub magic: [u8; 2],
-    /// The version of the whole protocol: its messages and their order. It follows the magic in every message.
+    /// The version of the messages and of the order in which they are sent. It follows the magic in every message.
     pub version: u16,
 }
 
@@ -44,13 +45,13 @@ pub struct Protocol {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Malformed {
-    /// The input does not begin like a message.
+    /// The input does not begin with the magic of the protocol.
     #[error("no message of this protocol: it begins with {found:02x?}")]
     NotAMessage {
-        /// The first bytes, at most eight.
+        /// The first bytes of the input, at most eight.
         found: Vec<u8>,
     },
-    /// A message of another protocol version.
+    /// The message has another protocol version.
     #[error("protocol version {found}, this rank speaks {spoken}; run the same release on every rank")]
     Version {
         /// The version that was found.
@@ -72,7 +73,7 @@ pub enum Malformed {
         /// The position of the incomplete integer, or of the content of the incomplete text or list.
         at: usize,
     },
-    /// A byte that is not a valid tag of a variant.
+    /// A tag byte has an unknown value. Enums, `bool` and `Option` have tags.
     #[error("{tag} at byte {at} is no {of}")]
     Tag {
         /// The position of the byte.
@@ -82,7 +83,8 @@ pub enum Malformed {
         /// The type that was being decoded.
         of: &'static str,
     },
-    /// Bytes that encode no value of the type.
+    /// The bytes encode no value of the type: a size that this machine cannot represent, a duration with too many
+    /// nanoseconds, a map with entries out of order, or any value of a type without values.
     #[error("the value at byte {at} is no {of}")]
     Value {
         /// The position of the value's first byte.
@@ -90,37 +92,39 @@ pub enum Malformed {
         /// The type that was being decoded.
         of: &'static str,
     },
-    /// Text that is not UTF-8.
+    /// A text is not UTF-8.
     #[error("text at byte {at} is not UTF-8")]
     Text {
         /// The position of the text's first byte.
         at: usize,
     },
-    /// A list of ranks, stored as runs of consecutive ranks, that is too long, or whose runs are not the only valid
-    /// ones: each as long as possible.
+    /// A list of ranks has too many ranks, or is not in its only valid form. The form is a list of runs of consecutive
+    /// ranks, where each run has at least one rank and is as long as possible. Types of other crates that contain such
+    /// a list return this error.
     #[error("the ranks at byte {at} are not runs of at most {most} ranks, each as long as can be")]
     Ranks {
         /// The position of the list's first byte.
         at: usize,
-        /// The greatest number of ranks in a list.
+        /// The maximum number of ranks in a list.
         most: u32,
     },
-    /// Bytes after the end of the message.
+    /// There are bytes after the end of the message.
     #[error("{left} bytes after the end of the message")]
     Trailing {
-        /// The number of bytes.
+        /// The number of these bytes.
         left: usize,
     },
 }
 
-/// Reads values from bytes, one after the other.
+/// Reads values from bytes, one after the other. Do not use it further after an error.
 pub struct Reader<'a> {
     bytes: &'a [u8],
+    /// The number of bytes read so far.
     at: usize,
 }
 
 impl<'a> Reader<'a> {
-    /// Starts at the first byte.
+    /// Makes a reader that starts at the first byte.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, at: 0 }
@@ -132,6 +136,7 @@ impl<'a> Reader<'a> {
         self.at
     }
 
+    /// Reads the next `count` bytes. Returns [`Malformed::Short`] if fewer are left.
     fn take(&mut self, count: usize) -> Result<&'a [u8], Malformed> {
         let taken = self.bytes.get(self.at..).and_then(|rest| rest.get(..count));
         let taken = taken.ok_or(Malformed::Short { at: self.at })?;
@@ -139,7 +144,7 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    /// Returns the error for a `tag` that was just read and is not valid for the type `of`.
+    /// Returns the error for a tag that is not valid for the type named `of`. The tag must be the last byte read.
     #[must_use]
     pub fn bad_tag(&self, tag: u8, of: &'static str) -> Malformed {
         Malformed::Tag { at: self.at.saturating_sub(1), tag, of }
@@ -152,7 +157,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A value with a binary form. An element of a list must take at least one byte.
+/// A type whose values have a binary form. Lists ([`Vec`] and [`BTreeMap`]) need elements that take at least one byte.
 pub trait Wire: Clone + fmt::Debug + Eq {
     /// Appends the value's binary form to `out`.
     fn write(&self, out: &mut Vec<u8>);
@@ -168,7 +173,7 @@ pub trait Wire: Clone + fmt::Debug + Eq {
 pub trait Message: Wire {
     /// The protocol that the message belongs to.
     const PROTOCOL: Protocol;
-    /// The kind of the message, which no other message of the protocol has.
+    /// The kind of the message. Each type of message in a protocol has its own.
     const KIND: u8;
 
     /// Returns the bytes of the message: header and value.
@@ -176,10 +181,10 @@ pub trait Message: Wire {
         to_message(Self::PROTOCOL, Self::KIND, self)
     }
 
-    /// Reads a message, which must take all of `bytes`.
+    /// Reads a message of this type, which must take all of `bytes`.
     ///
     /// # Errors
-    /// [`Malformed`] if `bytes` is anything else.
+    /// [`Malformed`] if `bytes` is not exactly such a message.
     fn from_bytes(bytes: &[u8]) -> Result<Self, Malformed> {
         from_message(Self::PROTOCOL, Self::KIND, bytes)
     }
@@ -194,7 +199,7 @@ pub(crate) fn to_message(protocol: Protocol, kind: u8, value: &impl Wire) -> Vec
     out
 }
 
-/// Reads a message of this protocol and kind.
+/// Reads a message of this protocol and kind, which must take all of `bytes`.
 pub(crate) fn from_message<V: Wire>(protocol: Protocol, kind: u8, bytes: &[u8]) -> Result<V, Malformed> {
     let Protocol { magic, version: spoken } = protocol;
     if !bytes.starts_with(&magic) {
@@ -267,7 +272,7 @@ impl Wire for Infallible {
     }
 }
 
-/// Takes eight bytes, as a `u64`.
+/// Takes eight bytes, as a `u64`. Reading fails if the number does not fit into a `usize`.
 impl Wire for usize {
     fn write(&self, out: &mut Vec<u8>) {
         (*self as u64).write(out);
@@ -307,6 +312,7 @@ impl<A: Wire, B: Wire> Wire for (A, B) {
     }
 }
 
+/// The elements without their number.
 impl<T: Wire + Copy + Default, const N: usize> Wire for [T; N] {
     fn write(&self, out: &mut Vec<u8>) {
         self.iter().for_each(|value| value.write(out));
@@ -321,7 +327,8 @@ impl<T: Wire + Copy + Default, const N: usize> Wire for [T; N] {
     }
 }
 
-/// Contains the entries in ascending order of their keys.
+/// The number of entries as a `u32`, then the entries in ascending order of their keys. Reading fails for another order
+/// and for repeated keys.
 impl<K: Wire + Ord, V: Wire> Wire for BTreeMap<K, V> {
     fn write(&self, out: &mut Vec<u8>) {
         (self.len() as u32).write(out);
@@ -353,6 +360,7 @@ impl<T: Clone + fmt::Debug + Eq + Default> Wire for Unsent<T> {
     }
 }
 
+/// The length in bytes as a `u32`, then the text in UTF-8.
 impl Wire for String {
     fn write(&self, out: &mut Vec<u8>) {
         (self.len() as u32).write(out);
@@ -367,6 +375,7 @@ impl Wire for String {
     }
 }
 
+/// One byte that is 1 for `Some` and 0 for `None`, then the value if there is one.
 impl<T: Wire> Wire for Option<T> {
     fn write(&self, out: &mut Vec<u8>) {
         self.is_some().write(out);
@@ -380,6 +389,7 @@ impl<T: Wire> Wire for Option<T> {
     }
 }
 
+/// The number of elements as a `u32`, then the elements.
 impl<T: Wire> Wire for Vec<T> {
     fn write(&self, out: &mut Vec<u8>) {
         (self.len() as u32).write(out);
@@ -403,7 +413,8 @@ impl<T: Wire> Wire for Vec<T> {
     }
 }
 
-/// Implements the binary form of a struct: its fields, one after the other.
+/// Implements [`Wire`] for a struct: its fields in the given order, one after the other. All fields
+/// must be listed.
 #[macro_export]
 macro_rules! wire_struct {
     ($name:ident $(<$parameter:ident>)? { $($field:ident),* $(,)? }) => {
@@ -423,8 +434,9 @@ macro_rules! wire_struct {
     };
 }
 
-/// Implements the binary form of an enum: the tag of the variant, one byte, then its fields. In the macro's input,
-/// a unit variant is `TAG => Variant {}`. A tuple variant must have exactly one field.
+/// Implements [`Wire`] for an enum: one byte with the tag of the variant, then the variant's fields
+/// in the given order. In the macro's input, a unit variant is `TAG => Variant {}`. A tuple variant must have exactly
+/// one field.
 #[macro_export]
 macro_rules! wire_enum {
     (

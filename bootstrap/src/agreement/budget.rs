@@ -2,20 +2,21 @@
 
 use std::time::Duration;
 
-/// The least time that members wait for each other's outcomes.
+/// The shortest limit of the wait for the outcomes of the other members.
 const OUTCOME_FLOOR: Duration = Duration::from_secs(5);
-/// The longest time for an action, and for the wait for its outcomes. It bounds how long the long patience of one
-/// member can block the others.
+/// The longest time for an action, unless its floor is longer, and for the wait for its outcomes. So a member with a
+/// very long patience cannot block the others for that long.
 const CAP: Duration = Duration::from_secs(600);
 
-/// Returns the time for an action. `patience`: the longest among the members. `floor`: the protocol's least time,
-/// which may exceed [`CAP`].
+/// Returns the time limit of an action: half of `patience`, at most [`CAP`], and at least `floor`. `patience` is the
+/// longest among the members. `floor` is [`Protocol::ACTION_FLOOR`](super::Protocol::ACTION_FLOOR), and may exceed
+/// [`CAP`].
 pub(super) fn action(patience: Duration, floor: Duration) -> Duration {
     (patience / 2).min(CAP).max(floor)
 }
 
-/// Returns the time to wait for the outcomes after the deadline of the action. `patience`: the longest among the
-/// members.
+/// Returns the time to wait for the outcomes after the deadline of the action: a quarter of `patience`, at least
+/// [`OUTCOME_FLOOR`] and at most [`CAP`]. `patience` is the longest among the members.
 pub(super) fn outcomes(patience: Duration) -> Duration {
     (patience / 4).clamp(OUTCOME_FLOOR, CAP)
 }

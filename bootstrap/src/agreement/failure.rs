@@ -14,21 +14,22 @@ use crate::{
 /// A member that had not posted its record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Absentee {
-    /// Its rank of the job.
+    /// The rank in the job.
     pub rank: u32,
-    /// The other agreements in which it waited then, one for each of its threads that waited.
+    /// The other agreements in which threads of the rank waited when the patience ended. If the search of a member of
+    /// another agreement has found the circular wait: only the agreements of the circle.
     pub elsewhere: Vec<Place>,
 }
 wire_struct!(Absentee { rank, elsewhere });
 
-/// The protocol that a member speaks.
+/// The protocol of a member's record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spoken {
     /// The magic of the protocol.
     pub magic: [u8; 2],
-    /// Its version.
+    /// The version of the protocol.
     pub version: u16,
-    /// The version of the messages that are the same in agreements of every kind.
+    /// The version of the messages that all kinds of agreements share.
     pub agreement: u16,
 }
 wire_struct!(Spoken { magic, version, agreement });
@@ -45,17 +46,18 @@ impl fmt::Display for Spoken {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Failure {
-    /// Members had not posted their records when the patience of another member ended.
+    /// Members had not posted their records when the patience of another member ended. Or members of this agreement and
+    /// of others wait for each other in a circle, and a member of one of these agreements has detected that.
     Absent {
-        /// The members without a record, in ascending order of ranks. If the search of another agreement's member has
-        /// failed this agreement: only those in the circle, in the order of the members.
+        /// The members without a record, in ascending order of ranks. If a member of another agreement has detected the
+        /// circle: only those members that wait in the circle, in the order of the member list.
         missing: Vec<Absentee>,
-        /// The rank whose patience ended.
+        /// The rank whose patience ended, in this agreement or in another one of the circle.
         by: u32,
         /// The time that rank `by` waited, in milliseconds.
         waited_ms: u64,
         /// The waits that form a circle, in ascending order of ranks and names. A rank with several threads may
-        /// be in it several times. Empty if there is no circle.
+        /// appear several times. Empty if no circle was found.
         circle: Vec<Waiting>,
     },
     /// Members use different protocols under one name, or different versions of one protocol.
@@ -65,7 +67,7 @@ pub enum Failure {
     },
     /// Members have different member lists.
     Members {
-        /// The list of the first member, and that of the first one that differs.
+        /// The list of the first member, and the list of the member that found the difference.
         lists: ValuesByRank<Vec<u32>>,
     },
     /// Members have different generations of the object: they have created it a different number of times.
@@ -85,11 +87,11 @@ pub enum Failure {
         /// The rank.
         rank: u32,
     },
-    /// A rank has left the agreement ([`leave`](super::leave)), or has ended the object that the members agree on.
+    /// A rank has left the agreement by [`leave`](super::leave), or has ended the object that the members agree on.
     Left {
         /// The rank.
         rank: u32,
-        /// Its reason.
+        /// The reason that it gave.
         cause: String,
     },
 }
@@ -109,8 +111,9 @@ impl Message for Failure {
 }
 
 impl Failure {
-    /// Returns the ranks that caused the failure. If values differ, these are the ranks outside the largest group
-    /// with equal values. Of groups of one size, the one with the lowest rank counts as the largest.
+    /// Returns the ranks that caused the failure: the missing ranks, the rank that the failure names, or, if values
+    /// differ, the ranks outside the largest group with equal values. If two groups have the same size, the group with
+    /// the lowest rank counts as the largest.
     #[must_use]
     pub fn culprits(&self) -> Vec<u32> {
         match self {

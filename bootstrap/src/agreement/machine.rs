@@ -1,21 +1,22 @@
-//! One member's part in one agreement, as a state machine: no thread, socket, clock or lock.
+//! One member's part in one agreement, as a state machine. It uses no thread, socket, clock or lock.
 //!
-//! The driver calls [`Agreement::begin`] once. It executes each output and passes the answer and the time to
-//! [`Agreement::step`], until the output is [`Output::Done`].
+//! The driver, such as [`run`](super::run), calls [`Agreement::begin`] once. It executes each output, and passes the
+//! answer and the time to [`Agreement::step`], until the output is [`Output::Done`].
 //!
 //! | phase | what happens | limit |
 //! |---|---|---|
 //! | entering | the member publishes the agreement that it waits in | no wait |
 //! | comparing | it compares its member list with that of the first member that came | no wait |
+//! | rejecting | if the lists differ, or another process has posted as its rank: it fails the agreement | no wait |
 //! | records | it posts its record and waits for the decision ([`Protocol::decide`]) | its own patience, from `begin` |
-//! | tracing | if its patience has ended: it searches for a circular wait, and fails the agreements of it | no wait |
+//! | tracing | if its patience has ended: it searches for a circular wait, and fails the agreements | no wait |
 //! | action | [`Output::Act`] | half of the longest patience, at most 10 min, at least [`Protocol::ACTION_FLOOR`] |
 //! | outcomes | it posts its outcome and waits for the verdict ([`Protocol::judge`]) | see below |
-//! | leaving | it removes the agreement from those that it waits in | no wait |
-//! | acknowledgement | it posts and counts that it has read the result; the last member removes the keys | no wait |
+//! | leaving | it publishes that it no longer waits in the agreement | no wait |
+//! | acknowledgement | it publishes that it has read the result; the last member removes the keys | no wait |
 //!
-//! The wait for the verdict is limited to a quarter of the longest patience, at least 5 s and at most 10 min,
-//! after the deadline of the action.
+//! The wait for the verdict ends a quarter of the longest patience after the deadline of the action, at least 5 s and
+//! at most 10 min after it. The verdict may ask for another action: then the phases action and outcomes are repeated.
 
 use std::time::Duration;
 
@@ -32,21 +33,22 @@ use crate::wire::{self, Malformed, Message, Reader, Wire, wire_struct};
 
 /// A member of an agreement.
 ///
-/// A rank may take part in several agreements at a time, on several threads. It publishes all of them, and is part
-/// of a circular wait only if none of its agreements can go on.
+/// A rank may take part in several agreements at a time, on several threads. It is part of a circular wait only if
+/// none of these agreements can complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// The name of the agreement, which is the prefix of its keys. A name serves one agreement: build it from the
-    /// object's name, the object's generation and the number of the call.
+    /// The name of the agreement, which is the prefix of its keys. Use a name only once: build it from the object's
+    /// name, the object's generation and the number of the call.
     pub name: String,
-    /// The rank of this member in the job.
+    /// The rank of this member in the job, one of `members`.
     pub rank: u32,
     /// All members, as ranks of the job, in the same order on every member.
     pub members: Vec<u32>,
     /// The generation of the object that the members agree on: how many times this rank has created the object.
     pub generation: u64,
-    /// How long this member waits for the records of the others, and repeats failed requests. The limits of actions
-    /// and outcomes follow from the longest patience among the members.
+    /// The longest time, from the start of the agreement, that this member waits for the records of the others. It also
+    /// limits the retries of failed requests, except that they go on for at least 5 s. The limits of actions and
+    /// outcomes follow from the longest patience among the members.
     pub patience: Duration,
 }
 
@@ -62,17 +64,17 @@ pub enum Input<P: Protocol> {
 /// A request of the state machine to its driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output<P: Protocol> {
-    /// A request to the store.
+    /// A request to the store. The answer is [`Input::Store`].
     Store(Request),
-    /// Execute the plan. The answer is [`Input::Acted`].
+    /// A request to execute the plan. The answer is [`Input::Acted`].
     Act {
         /// The plan.
         plan: P::Plan,
         /// The deadline of the action, on the clock of [`Agreement::step`].
         until: Duration,
-        /// The key of the verdict. If it has a value while this member still acts, the verdict no longer depends
-        /// on this member's outcome, and it may stop. Causes: a final outcome of another member, a timeout, or a
-        /// member that has left.
+        /// The key of the verdict. If this key has a value while this member still acts, the verdict no longer depends
+        /// on this member's outcome, and the member may stop its action. Possible causes: a final outcome of another
+        /// member, a timeout, or a member that has left.
         verdict: String,
     },
     /// The agreement has ended.
@@ -84,23 +86,25 @@ pub enum Output<P: Protocol> {
 pub struct Conclusion<P: Protocol> {
     /// The result, or the reason why there is none.
     pub result: Result<P::Agreed, Ending<P>>,
-    /// The keys to remove, because every member has acknowledged the result. Empty except on the last member.
-    /// Remove them in this order. If the first key does not exist, another member removes them.
+    /// The keys to remove, because every member has acknowledged the result. Remove them in this order. If the first
+    /// key does not exist, another member removes them. Empty on a member that does not see all acknowledgements.
     pub read: Vec<String>,
-    /// The keys of the other members, if the agreement failed or was refused before an action. Wait briefly until the
-    /// members that came have acknowledged: if this process hosts the store and exits first, they cannot read the
-    /// reason.
+    /// The keys of the other members, if the agreement failed or was refused before an action; otherwise empty. The
+    /// driver should wait briefly until the members that have posted a record acknowledge the result. If this process
+    /// hosts the store and exits before that, they cannot read the reason.
     pub awaited: Vec<Awaited>,
-    /// True if this member was asked to act. If there is no result, it has to undo its part.
+    /// True if this member was asked to act. If there is no result, this member has to undo its part of the action.
     pub has_acted: bool,
 }
 
 /// The keys of a member that may have to read the result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Awaited {
-    /// Exists if the member has come. If it is removed, all members have read the result.
+    /// The key of the member's record. It exists once the member has posted its record. It is removed after all members
+    /// have read the result.
     pub record: String,
-    /// Exists if the member has read the result.
+    /// The key of the member's acknowledgement. It exists once the member has read the result, until the keys are
+    /// removed.
     pub read: String,
 }
 
@@ -108,18 +112,21 @@ pub struct Awaited {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Ending<P: Protocol> {
-    /// The protocol has refused. All members get the same refusal.
+    /// [`Protocol::decide`] or [`Protocol::judge`] has found a reason why nothing is agreed. All members get the same
+    /// reason.
     Refused(P::Refusal),
-    /// The agreement has failed, in most cases with the same failure on all members. The others may have another
-    /// result after [`Failure::Taken`], and after [`Failure::Members`] if they had decided already.
+    /// The agreement has failed. All members that read a result get the same failure, with two exceptions: after
+    /// [`Failure::Taken`] or [`Failure::Members`], the others may have another result, because they had decided
+    /// already.
     Failed(Failure),
-    /// The store failed before this member posted its record, so the other members cannot act on it.
+    /// The store failed before this member posted its record, or rejected the record. So the other members cannot act
+    /// on the record. [`run`](super::run) also returns this for an invalid [`Member`].
     StoreFailed,
-    /// The store failed after this member had posted its record and before it read the result. The others may have
-    /// acted: the object must be treated as failed.
+    /// The store failed while or after this member posted its record, and before it read the result. Or the store
+    /// rejected its outcome. The others may have acted, so the object must be treated as failed.
     InDoubt,
-    /// A value in the store cannot be read: another program, or another release of this one, has written it. The
-    /// object must be treated as failed.
+    /// The member list, decision or verdict in the store cannot be read: another program, or another release of this
+    /// one, has written it. The object must be treated as failed.
     Unreadable(Malformed),
     /// The driver passed an input that does not answer the last output. The object must be treated as failed.
     OutOfStep,
@@ -128,9 +135,10 @@ pub enum Ending<P: Protocol> {
 /// A posted record with its header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Posted<R> {
-    /// The version of [`COMMON`]. It is the first field, so that every version can read it.
+    /// The version of [`COMMON`]. It is the first field, so that [`spoken`] can read it in records of every version.
     agreement: u16,
-    /// A random number of this run. It makes two records that are posted under one key differ.
+    /// A random number of this run. It makes the records of two processes with the same rank differ, so that the second
+    /// post is answered with [`Answer::Taken`].
     nonce: u64,
     generation: u64,
     patience: Duration,
@@ -153,7 +161,7 @@ struct Decided<D> {
 }
 wire_struct!(Decided<D> { patience, decision });
 
-/// The message kinds of a protocol.
+// The message kinds of a protocol.
 const RECORD: u8 = 0;
 const DECISION: u8 = 1;
 const OUTCOME: u8 = 2;
@@ -172,13 +180,13 @@ pub(super) fn sealed_failure(failure: Failure) -> Vec<u8> {
     failure.to_bytes()
 }
 
-/// Returns the failure in place of a decision or verdict, if there is one.
+/// Reads a failure that takes the place of a decision or verdict. Returns `None` if `bytes` is no failure.
 pub(super) fn told_failure(bytes: &[u8]) -> Option<Failure> {
     Failure::from_bytes(bytes).ok()
 }
 
-/// Returns true if `bytes` asks the members for an action. `is_decision`: `bytes` is a decision, otherwise a
-/// verdict.
+/// Returns true if `bytes` asks the members for an action. Returns false for every other value, also for one that
+/// cannot be read. If `is_decision` is true, `bytes` is the value of a decision key, otherwise of a verdict key.
 pub(super) fn asks_for_action<P: Protocol>(bytes: &[u8], is_decision: bool) -> bool {
     if is_decision {
         let decided = read::<P, Decided<Decision<P>>>(DECISION, bytes);
@@ -188,7 +196,7 @@ pub(super) fn asks_for_action<P: Protocol>(bytes: &[u8], is_decision: bool) -> b
     }
 }
 
-/// Reads a decision or verdict, or the failure in its place.
+/// Reads a decision or verdict, or the failure that takes its place.
 fn unseal<P: Protocol, V: Wire>(kind: u8, bytes: &[u8]) -> Result<Sealed<V>, Malformed> {
     match told_failure(bytes) {
         Some(failure) => Ok(Sealed::Failed(failure)),
@@ -196,7 +204,7 @@ fn unseal<P: Protocol, V: Wire>(kind: u8, bytes: &[u8]) -> Result<Sealed<V>, Mal
     }
 }
 
-/// Reads the protocol and the versions of a posted record.
+/// Reads the protocol and the versions of a posted record. Returns `None` if the record is too short.
 fn spoken(bytes: &[u8]) -> Option<Spoken> {
     let mut reader = Reader::new(bytes);
     let magic = <[u8; 2]>::read(&mut reader).ok()?;
@@ -204,6 +212,7 @@ fn spoken(bytes: &[u8]) -> Option<Spoken> {
     Some(Spoken { magic, version, agreement: u16::read(&mut reader).ok()? })
 }
 
+/// The phase of a member, see the table in the module docs.
 #[derive(Debug, Clone)]
 enum Phase<P: Protocol> {
     Begin,
@@ -213,7 +222,8 @@ enum Phase<P: Protocol> {
     Records(Vote),
     /// Searching for a circular wait through the missing members.
     Tracing(Vote, Trace, Vec<Absentee>),
-    /// Failing the other agreements of a circular wait, and then this one.
+    /// Failing the other agreements of a circular wait, with the requests that are not yet sent. Then this agreement
+    /// fails with the failure.
     Opening(Vote, Vec<Request>, Failure),
     Acting {
         plan: P::Plan,
@@ -233,16 +243,15 @@ enum Phase<P: Protocol> {
 /// The steps of an acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Acknowledging {
-    /// Publishing that this rank no longer waits in the agreement. This precedes the removal of keys: a published
-    /// agreement without a decision key looks like one that the rank waits in. `acknowledges` is false if the
-    /// other members may have another result.
-    Leaving {
-        acknowledges: bool,
-    },
+    /// Publishing that this rank no longer waits in the agreement. This precedes the removal of keys: if the decision
+    /// key were removed first, the agreement would look like one in which the rank still waits. `acknowledges` is false
+    /// if the other members may have another result. This is then the last step.
+    Leaving { acknowledges: bool },
+    /// Posting the acknowledgement.
     Posting,
-    /// Counting this acknowledgement. A repeated request may count it twice.
+    /// Counting the acknowledgement. A repeated request may count it twice.
     Counting,
-    /// Checking that all members have acknowledged, after the count says so.
+    /// Checking that all acknowledgements exist, after the counter has reached the number of members.
     Looking,
 }
 
@@ -252,19 +261,21 @@ pub struct Agreement<P: Protocol> {
     member: Member,
     record: P::Record,
     nonce: u64,
+    /// The time of [`Agreement::begin`].
     begun: Duration,
     /// This member's patience; from the decision on, the longest patience among the members.
     patience: Duration,
     /// The number of verdicts that asked for another action.
     actions: u32,
     has_acted: bool,
-    /// True if the others have decided without this member.
+    /// True if this member's list differs, and the others had decided before it came.
     is_outside: bool,
     phase: Phase<P>,
 }
 
 impl<P: Protocol> Agreement<P> {
-    /// Makes the state machine of `member`, which posts `record`. `nonce` is a random number.
+    /// Makes the state machine of `member`, which posts `record`. `nonce` is a random number. It tells this process
+    /// from another one that takes part as the same rank.
     ///
     /// # Errors
     /// A description of the problem with `member`: the rank is not among the members, a rank is named twice, or
@@ -308,15 +319,15 @@ impl<P: Protocol> Agreement<P> {
         &self.member.name
     }
 
-    /// Starts the agreement at the time `now`, and returns the first output. All times that are passed to this
-    /// member count from the same origin, and never decrease.
+    /// Starts the agreement at the time `now`, and returns the first output. The times passed to this and to
+    /// [`step`](Self::step) count from the same arbitrary origin, and must not decrease.
     pub fn begin(&mut self, now: Duration) -> Output<P> {
         self.begun = now;
         self.phase = Phase::Entering;
         Output::Store(Request::Enter { key: places_key(self.member.rank), place: self.place() })
     }
 
-    /// Returns true if this member has posted its record and has not read the result.
+    /// Returns true if this member may have posted its record, and has not read the result.
     #[must_use]
     pub fn is_in_doubt(&self) -> bool {
         match &self.phase {
@@ -331,7 +342,8 @@ impl<P: Protocol> Agreement<P> {
         }
     }
 
-    /// Processes the answer to the last output at the time `now`, and returns the next output.
+    /// Processes the answer to the last output at the time `now`, and returns the next output. An input that does not
+    /// answer the last output ends the agreement with [`Ending::OutOfStep`].
     pub fn step(&mut self, input: Input<P>, now: Duration) -> Output<P> {
         let is_in_doubt = self.is_in_doubt();
         match (std::mem::replace(&mut self.phase, Phase::Done), input) {
@@ -343,11 +355,11 @@ impl<P: Protocol> Agreement<P> {
             (Phase::Records(_), Input::Store(Answer::Taken)) => {
                 self.reject(Failure::Taken { rank: self.member.rank })
             }
-            // Do not leave the list of this rank's agreements: the other process uses the same key.
+            // Keep the agreement in this rank's list: the other process with this rank uses the same list.
             (Phase::Rejecting(failure @ Failure::Taken { .. }), Input::Store(_)) => {
                 self.end(Err(Ending::Failed(failure)), Vec::new())
             }
-            // The others wait for a record that does not come, and do not act.
+            // The record is not in the store. So the others do not act, and wait until their patience ends.
             (Phase::Records(_), Input::Store(Answer::Unsent)) => self.leave(Err(Ending::StoreFailed), false),
             (_, Input::Store(Answer::Unsent)) => self.end(Err(Ending::InDoubt), Vec::new()),
             // If another member's failure was stored first, report that one, so that all members report the same.
@@ -469,7 +481,8 @@ impl<P: Protocol> Agreement<P> {
         self.trace(vote, trace, missing, &[], now)
     }
 
-    /// Decides from the posted records of all members, in their order.
+    /// Decides from the posted records of all members, in the order of the member list. Returns the encoded decision,
+    /// or the failure in its place if protocols or generations differ or a record cannot be read.
     fn decide<'a>(&self, posted: impl Iterator<Item = &'a Vec<u8>> + Clone) -> Vec<u8> {
         let members = || self.member.members.iter().copied();
         let protocols =
@@ -496,6 +509,7 @@ impl<P: Protocol> Agreement<P> {
         message::<P>(DECISION, &Decided { patience, decision: P::decide(&records) })
     }
 
+    /// Continues the search for a circular wait. When it ends, fails the agreements of the circle, or only this one.
     fn trace(
         &mut self,
         vote: Vote,
@@ -526,7 +540,8 @@ impl<P: Protocol> Agreement<P> {
         Failure::Absent { missing, by: self.member.rank, waited_ms, circle }
     }
 
-    /// Fails the other agreements of a circular wait, and then this one.
+    /// Sends the last request of `rest`, which fails another agreement of a circular wait. If `rest` is empty, fails
+    /// this agreement.
     fn open(&mut self, vote: Vote, mut rest: Vec<Request>, failure: Failure) -> Output<P> {
         match rest.pop() {
             Some(ask) => {
@@ -602,7 +617,7 @@ impl<P: Protocol> Agreement<P> {
         Output::Store(ask)
     }
 
-    /// Proposes `failure` in place of the decision. If there is a decision already, the other members keep it.
+    /// Proposes `failure` in place of the decision. If the members have a decision already, they keep it.
     fn reject(&mut self, failure: Failure) -> Output<P> {
         let key = result_key(&records(&self.member.name));
         let value = sealed_failure(failure.clone());
@@ -614,14 +629,14 @@ impl<P: Protocol> Agreement<P> {
         self.leave(result, true)
     }
 
-    /// Publishes that this rank no longer waits in the agreement. `acknowledges`: all members have this result, so
-    /// acknowledge it next.
+    /// Publishes that this rank no longer waits in the agreement. If `acknowledges` is true, all members get this
+    /// result, and this member acknowledges it next. Otherwise the agreement then ends on this member.
     fn leave(&mut self, result: Result<P::Agreed, Ending<P>>, acknowledges: bool) -> Output<P> {
         self.phase = Phase::Acknowledging(Acknowledging::Leaving { acknowledges }, result);
         Output::Store(Request::Leave { key: places_key(self.member.rank), place: self.place() })
     }
 
-    /// Proposes a failure in place of the decision or verdict that this phase waits for.
+    /// Proposes `value`, an encoded failure, in place of the decision or verdict that `phase` waits for.
     fn propose_in(&mut self, phase: Phase<P>, value: Vec<u8>) -> Output<P> {
         match phase {
             Phase::Records(vote) => self.propose(vote, value),
@@ -650,9 +665,9 @@ impl<P: Protocol> Agreement<P> {
         format!("{}/read/count", self.member.name)
     }
 
-    /// Returns the keys of the agreement to remove, without the places of the ranks. The decision is the first: the
-    /// member that removes it removes the other keys. The acknowledgements are last: while they exist, every
-    /// member that looks finds them complete.
+    /// Returns the keys of the agreement, in the order in which to remove them. The lists of the ranks' agreements are
+    /// not among them. The decision is the first: the member that succeeds in removing it removes the other keys. The
+    /// acknowledgements and their counter are the last, because other members may still check them.
     fn all_keys(&self) -> Vec<String> {
         let Member { name, members, .. } = &self.member;
         let decision = result_key(&records(name));
@@ -667,8 +682,8 @@ impl<P: Protocol> Agreement<P> {
         keys
     }
 
-    /// Returns the keys for [`Conclusion::awaited`]. Nobody waits after an action, from which a member may
-    /// return late.
+    /// Returns the keys for [`Conclusion::awaited`]. There are none after an action, because a member may act for a
+    /// long time before it reads the result.
     fn awaited(&self, result: &Result<P::Agreed, Ending<P>>) -> Vec<Awaited> {
         if self.has_acted || self.is_outside || !matches!(result, Err(Ending::Failed(_) | Ending::Refused(_)))
         {

@@ -9,7 +9,7 @@ use crate::wire::{self, Message, Protocol, wire_struct};
 /// The protocol of the messages that agreements of every kind have in common.
 pub(super) const COMMON: Protocol = Protocol { magic: *b"AG", version: 1 };
 
-/// The message kind of a list of places. Kind 1 is [`Failure`](super::Failure).
+/// The message kind of a list of places. Kind 1 is [`Failure`](super::Failure), and kind 2 is [`Waiting`].
 const PLACES: u8 = 0;
 
 /// An agreement in which a rank waits.
@@ -32,43 +32,43 @@ impl Place {
 /// A rank, and an agreement in which it waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiting {
-    /// Its rank of the job.
+    /// The rank in the job.
     pub rank: u32,
     /// The agreement in which it waits.
     pub place: Place,
 }
 wire_struct!(Waiting { rank, place });
 
-/// The first member that comes to an agreement publishes its member list in this form.
+/// The message by which the first member of an agreement publishes its member list.
 impl Message for Waiting {
     const PROTOCOL: Protocol = COMMON;
     const KIND: u8 = 2;
 }
 
-/// Encodes the list of the agreements in which a rank waits.
+/// Encodes the list of the agreements in which a rank waits. An empty list becomes the empty value.
 pub(super) fn to_value(places: &[Place]) -> Vec<u8> {
     if places.is_empty() { Vec::new() } else { wire::to_message(COMMON, PLACES, &places.to_vec()) }
 }
 
-/// Reads a list of agreements in which a rank waits. Another program or release may have written a list that
-/// cannot be read. It counts as empty.
+/// Decodes the list of the agreements in which a rank waits. Returns an empty list if the key has no value, or if the
+/// value cannot be read because another program or release has written it.
 pub(super) fn from_value(value: Option<&[u8]>) -> Vec<Place> {
     value.and_then(|value| wire::from_message(COMMON, PLACES, value).ok()).unwrap_or_default()
 }
 
-/// Adds `place` to a list, unless the list contains it.
+/// Adds `place` to a list, unless the list contains an agreement with its name.
 pub(super) fn add(places: &mut Vec<Place>, place: &Place) {
     if !is_at(places, place) {
         places.push(place.clone());
     }
 }
 
-/// Removes `place` from a list.
+/// Removes the agreement with the name of `place` from a list.
 pub(super) fn remove(places: &mut Vec<Place>, place: &Place) {
     places.retain(|other| other.name != place.name);
 }
 
-/// Returns true if a rank with this list waits in the agreement `place`.
+/// Returns true if the list contains an agreement with the name of `place`.
 pub(super) fn is_at(places: &[Place], place: &Place) -> bool {
     places.iter().any(|other| other.name == place.name)
 }
@@ -78,7 +78,7 @@ pub(super) fn records(name: &str) -> String {
     format!("{name}/records")
 }
 
-/// Returns the prefix of the vote on the outcomes of the action with this number.
+/// Returns the prefix of the vote on the outcomes of the action with this number. The first action has the number 0.
 pub(super) fn outcomes(name: &str, action: u32) -> String {
     format!("{name}/outcomes{action}")
 }

@@ -5,18 +5,19 @@ use std::{convert::Infallible, fmt, time::Duration};
 use crate::wire::{self, Wire, wire_enum};
 
 /// A kind of agreement: its messages, and the pure functions that decide. The functions must depend on their
-/// arguments alone, so that they return the same on all members.
+/// arguments alone, because any member may call them for all.
 pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
     /// The magic and the version of the messages, a [`wire::Protocol`]. The magic `AG` is reserved.
     const PROTOCOL: wire::Protocol;
-    /// The least time limit of an action, however short the patience of the members is.
+    /// The shortest time limit of an action. Without this floor, the limit is half of the longest patience among the
+    /// members, and at most 10 min.
     const ACTION_FLOOR: Duration = Duration::from_secs(10);
     /// See [`PlainProtocol::KEEPS_MEMBERS`].
     const KEEPS_MEMBERS: bool = false;
 
     /// The data that each member contributes to the decision.
     type Record: Wire;
-    /// Everything that the members need for an action.
+    /// The data that the members need for an action.
     type Plan: Wire;
     /// The outcome of an action on one member.
     type Outcome: Wire;
@@ -25,15 +26,16 @@ pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
     /// The reason why nothing is agreed.
     type Refusal: Wire;
 
-    /// Decides from the records of all members, in the order of [`Member::members`](super::Member::members).
+    /// Decides from the records of all members. `records` contains the rank and the record of each, in the order of
+    /// [`Member::members`](super::Member::members).
     fn decide(records: &[(u32, Self::Record)]) -> Decision<Self>;
 
     /// Returns true if this outcome alone decides the verdict, so that no member has to wait for the other
     /// outcomes.
     fn is_final(outcome: &Self::Outcome) -> bool;
 
-    /// Decides on the result of the action with this plan, from the reports of all members, in the order of
-    /// [`Member::members`](super::Member::members).
+    /// Decides on the result of the action with this plan. `reports` contains the rank and the report of each member,
+    /// in the order of [`Member::members`](super::Member::members).
     fn judge(plan: &Self::Plan, reports: &[(u32, Report<Self::Outcome>)]) -> Verdict<Self>;
 }
 
@@ -41,8 +43,8 @@ pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
 pub trait PlainProtocol: Clone + fmt::Debug + Eq + 'static {
     /// The magic and the version of the messages, a [`wire::Protocol`]. The magic `AG` is reserved.
     const PROTOCOL: wire::Protocol;
-    /// True if the member list stays in the store. A rank that comes with another list after the agreement then gets
-    /// [`Failure::Members`](super::Failure::Members) too.
+    /// True if the member list stays in the store after the agreement. A rank that comes later, with another list, then
+    /// also gets [`Failure::Members`](super::Failure::Members). If false, such a rank waits until its patience ends.
     const KEEPS_MEMBERS: bool = false;
 
     /// The data that each member contributes to the decision.
@@ -52,8 +54,8 @@ pub trait PlainProtocol: Clone + fmt::Debug + Eq + 'static {
     /// The reason why nothing is agreed.
     type Refusal: Wire;
 
-    /// Decides from the records of all members, in the order of [`Member::members`](super::Member::members). Must
-    /// depend on `records` alone.
+    /// Decides from the records of all members. `records` contains the rank and the record of each, in the order of
+    /// [`Member::members`](super::Member::members). The function must depend on `records` alone.
     ///
     /// # Errors
     /// The reason why nothing is agreed.
@@ -93,8 +95,7 @@ pub enum Report<O> {
     /// No outcome yet. A [final](Protocol::is_final) outcome of another member ended the wait, so this member is
     /// not at fault.
     Pending,
-    /// No readable outcome before the limit. The member is dead, too slow, or has posted an outcome that cannot be
-    /// read.
+    /// No outcome before the time limit, because the member is dead or too slow. Also an outcome that cannot be read.
     Late,
 }
 

@@ -1,31 +1,34 @@
-//! Changes the list of the agreements in which a rank waits, in the store.
+//! Changes the list of the agreements in which a rank waits. The list is in the store.
 //!
-//! The threads of a rank change one key. Each change is a compare-and-set, which is repeated with the value that
-//! was found if another thread was faster. So no change is lost, no lock is held during a request, and the value
+//! The threads of a rank change one key. Each change is a compare-and-set. If another thread was faster, the change is
+//! repeated with the value that was found. So no change is lost, no lock is held during a request, and the value
 //! in the store is the only copy of the list. A rank that waits in one agreement at a time needs one request to
 //! enter and one to leave.
 //!
-//! A member that loses the store cannot remove its agreement from the list. While that agreement is undecided, it
-//! has to stay there: the member may have posted its record, so the others do not wait for it. After the decision
-//! it would hide circular waits of this rank. The next thread of the rank that enters an agreement then removes it:
-//! [`RUNNING`] shows that no thread of this process takes part in it.
+//! A member that loses the store cannot remove its agreement from the list. While that agreement is undecided, it must
+//! stay in the list: the member may have posted its record, and without the entry the rank would look like a missing
+//! one. After the decision, the entry must go: the search for circular waits assumes that a rank in a decided
+//! agreement can go on, so the entry would hide circular waits of this rank. The next thread of the rank that enters
+//! an agreement removes such entries: those that are decided, and that are not in [`RUNNING`].
 
 use std::sync::{Mutex, PoisonError};
 
 use super::place::{self, Place};
 use crate::store::{Result, Store};
 
-/// The agreements that run in this process: the key of the rank's list, and the name of the agreement. Ranks of
-/// different stores share this list. A name that runs in another store keeps an agreement in the list for longer.
+/// The agreements that run in this process: the key of the rank's list, and the name of the agreement. The table does
+/// not record the store. So if the same rank and name run over another store, [`enter`] keeps a decided agreement in
+/// the list. It is then removed later.
 static RUNNING: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
 
-/// Counts an agreement as running in this process until it is dropped.
+/// An entry of [`RUNNING`], which is removed on drop.
 pub(super) struct Running {
     key: String,
     name: String,
 }
 
 impl Running {
+    /// Registers that a thread of this process takes part in the agreement `name` as `rank`.
     pub(super) fn of(rank: u32, name: &str) -> Self {
         let it = Self { key: place::places_key(rank), name: name.to_owned() };
         RUNNING.lock().unwrap_or_else(PoisonError::into_inner).push((it.key.clone(), it.name.clone()));
@@ -46,13 +49,13 @@ impl Drop for Running {
     }
 }
 
-/// Returns true if a thread of this process takes part in the agreement.
+/// Returns true if a thread of this process takes part in the agreement `name`, as the rank whose list is under `key`.
 fn runs(key: &str, name: &str) -> bool {
     let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
     running.iter().any(|other| (&*other.0, &*other.1) == (key, name))
 }
 
-/// Adds `place` to the list under `key`.
+/// Adds `place` to the list under `key`. Removes the decided agreements in which no thread of this process takes part.
 ///
 /// # Errors
 /// Those of the store.
@@ -80,7 +83,11 @@ pub(super) fn leave(store: &dyn Store, key: &str, place: &Place) -> Result<()> {
     })
 }
 
-/// Changes the list under `key`. `found` is the value that it probably has.
+/// Replaces the list under `key` by the result of `to`. `found` is the value that the first compare-and-set expects,
+/// which saves a read. If another value is found, `to` is called again with that list.
+///
+/// # Errors
+/// Those of the store and of `to`.
 fn change(
     store: &dyn Store,
     key: &str,
@@ -96,7 +103,7 @@ fn change(
         if stands == new {
             return Ok(());
         }
-        // The store returns the expected value if the key has none.
+        // If the key has no value, `compare_set` returns the expected value.
         found = if stands == found { Vec::new() } else { stands };
     }
 }

@@ -19,13 +19,15 @@ use crate::{
     store::{Deadline, Store, StoreError, publish},
 };
 
-/// The first interval at which a wait calls `goes_on`, and the pause before a retry.
+/// The first interval at which a wait for a result calls `goes_on`. Also the pause before a retry, and the interval of
+/// [`Session::stay`].
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// The longest such interval. The intervals of a wait double up to this one, because each costs several requests.
+/// The longest interval at which a wait calls `goes_on`. The intervals double up to this one, because each interval
+/// costs requests to the store.
 const LONG_POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// The least time, from the first error, for which a member in doubt repeats a failed request.
+/// A member in doubt repeats a failed request for at least this time after the first error.
 const RETRY_FLOOR: Duration = Duration::from_secs(5);
-/// The longest time that a member waits, after an agreement without a result, until the others have read the reason.
+/// The longest time that a member waits for the others to read that the agreement has failed or was refused.
 const FAREWELL: Duration = Duration::from_secs(3);
 
 /// An agreement that has no result on this member.
@@ -33,9 +35,10 @@ const FAREWELL: Duration = Duration::from_secs(3);
 pub struct Failed<P: Protocol> {
     /// The reason.
     pub ending: Ending<P>,
-    /// The store's error, if the store failed; [`StoreError::Argument`] if the agreement could not begin.
+    /// The store's error, if the store failed. It may accompany every ending, because the store may also fail while
+    /// this member acknowledges the ending. [`StoreError::Argument`] if the agreement could not begin.
     pub store: Option<StoreError>,
-    /// True if this member was asked to act. It then has to undo its part.
+    /// True if `act` was called. The caller then has to undo the effects of `act`.
     pub has_acted: bool,
 }
 
@@ -69,17 +72,25 @@ impl<P: Protocol<Refusal: fmt::Display>> std::error::Error for Failed<P> {
 ///
 /// Blocks until all members have posted their records, or until the patience of one has ended. After that it
 /// blocks for the action, for the outcomes of the others, and for retries after errors of the store. If the
-/// agreement fails or is refused before an action, it also waits up to 3 s, until the others have read that. If the
-/// store's host is gone, each retry takes as long as the store waits for an answer, twice: set
-/// [`TcpOptions::patience`](crate::store::TcpOptions::patience) to the patience of the agreement or less.
+/// agreement fails or is refused before an action, it also waits up to 3 s for the others to read the reason.
 ///
-/// `act` executes a plan until the deadline. Its third argument returns true once the verdict no longer depends on
-/// this member's outcome, because another member has failed, timed out or left. Poll it to stop early. `goes_on`
-/// fails once the object of the agreement has ended on this rank. This member then tells the others which rank
-/// ended it and why, and stops waiting.
+/// If the store's host is gone, each attempt of a request may block for twice the
+/// [`TcpOptions::patience`](crate::store::TcpOptions::patience) of the store. Set that patience to the patience of
+/// the agreement or less.
+///
+/// `record` is this member's contribution to the decision. `act` executes a plan until the deadline, and returns the
+/// outcome. It is called once per action, so never for an agreement without one. Its third argument returns true
+/// once the verdict no longer depends on this member's outcome, because another member has failed, timed out or
+/// left. `act` can poll it to stop early.
+///
+/// `goes_on` is polled during waits and retries, but not during `act`. It returns an error once the object that the
+/// members agree on has ended on this rank. A wait for the others then ends: the agreement fails with
+/// [`Failure::Left`] on all members, unless its result is already stored. Retries of a failed request also end, and
+/// the store's error is returned.
 ///
 /// # Errors
-/// [`Failed`]. Its `store` is [`StoreError::Argument`] if `member` is invalid.
+/// [`Failed`]. If `member` is invalid, its `ending` is [`Ending::StoreFailed`] and its `store` is
+/// [`StoreError::Argument`].
 pub fn run<P: Protocol>(
     store: &dyn Store,
     member: Member,
@@ -117,6 +128,7 @@ pub fn run<P: Protocol>(
     }
 }
 
+/// Returns a random number from the operating system.
 fn nonce() -> Result<u64, StoreError> {
     let mut bytes = [0; 8];
     match getrandom(&mut bytes, GetRandomFlags::empty()) {
@@ -125,9 +137,11 @@ fn nonce() -> Result<u64, StoreError> {
     }
 }
 
-/// Ends the waits of the other members of the agreement with this name: `rank` will not come, or will not go on.
-/// If the agreement has its result, the members keep it. If its keys were removed, one small key stays in the
-/// store.
+/// Fails the agreement `name` with [`Failure::Left`] of `rank` and `cause`, because `rank` will not take part in it, or
+/// will not complete its action. So the other members stop waiting for `rank`. Waits for no other member.
+///
+/// If the agreement already has its result, the members keep that result. If the keys of the agreement were already
+/// removed, the key with this failure stays in the store.
 ///
 /// # Errors
 /// Those of the store.
@@ -147,6 +161,7 @@ pub fn leave<P: Protocol>(store: &dyn Store, name: &str, rank: u32, cause: &str)
 /// Sends the requests of a state machine to the store.
 struct Session<'a> {
     store: &'a dyn Store,
+    /// The time 0 of the state machine's clock.
     begun: Instant,
     /// The store's error, if the store failed.
     failure: Option<StoreError>,
@@ -158,9 +173,10 @@ impl Session<'_> {
         Deadline::after(until.saturating_sub(self.begun.elapsed()))
     }
 
-    /// Sends a request to the store. With `retries`, sends it again after a temporary error, until `retries` after
-    /// the start and for at least [`RETRY_FLOOR`] after the first error, while `goes_on` succeeds. It is safe to
-    /// send any request twice.
+    /// Sends a request to the store, and returns the answer. With `retries`, sends the request again after a temporary
+    /// error while `goes_on` succeeds: until the time `retries` after the start, and for at least [`RETRY_FLOOR`]
+    /// after the first error. After other errors and after the last retry, stores the error in `failure`, and returns
+    /// [`Answer::StoreFailed`], or [`Answer::Unsent`] if the store rejected a post.
     fn ask(
         &mut self,
         request: &Request,
@@ -191,6 +207,7 @@ impl Session<'_> {
         }
     }
 
+    /// Sends a request once, and waits for the answer. During a [`Request::Await`], calls `goes_on` at intervals.
     fn attempt(
         &self,
         request: &Request,
@@ -229,8 +246,9 @@ impl Session<'_> {
         }
     }
 
-    /// Waits until the other members that came have read the result, for at most [`FAREWELL`], because the store
-    /// may end with this process. Ends earlier if `goes_on` or the store fails.
+    /// Waits until the other members that posted a record have read the result, because this process may host the
+    /// store. Waits for at most [`FAREWELL`], and not at all after an error of the store. Stops if `goes_on` or a
+    /// request fails.
     fn stay(&self, awaited: &[Awaited], goes_on: &dyn Fn() -> Result<(), Gone>) {
         if self.failure.is_some() || awaited.is_empty() {
             return;
@@ -240,7 +258,8 @@ impl Session<'_> {
         let came: Vec<&Awaited> = awaited.iter().filter(|member| exists(&member.record)).collect();
         let Some(first) = came.first() else { return };
         let keys: Vec<&str> = came.iter().map(|member| &*member.read).collect();
-        // The acknowledgements are removed when all members have read the result, and the records before them.
+        // When all members have read the result, the last one removes the records and then the acknowledgements. So
+        // a record that is gone also ends the wait.
         while !deadline.expired()
             && goes_on().is_ok()
             && matches!(
@@ -251,9 +270,9 @@ impl Session<'_> {
         {}
     }
 
-    /// Removes the keys of an agreement that all members have acknowledged, unless another member does: then
-    /// the first key is gone. Errors are ignored, because keys that remain cost only a few bytes in the
-    /// store.
+    /// Removes the keys of an agreement that all members have acknowledged. If the first key is gone, another member
+    /// removes the keys, and this does nothing. It also does nothing after an error of the store. Errors are ignored,
+    /// because keys that remain cost only a few bytes in the store.
     fn remove(&self, keys: &[String]) {
         if self.failure.is_none()
             && let Some((first, rest)) = keys.split_first()
@@ -279,11 +298,11 @@ fn may_pass(error: &StoreError) -> bool {
     )
 }
 
-/// Reads keys without waiting for those that have no value.
+/// Reads keys without waiting. Returns their values in order, and `None` for a key without a value.
 fn fetch(store: &dyn Store, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
     let names: Vec<&str> = keys.iter().map(String::as_str).collect();
-    // Usually all keys have values, and two requests suffice. If one was removed after the check, each key is read
-    // by itself.
+    // Usually all keys have values, and two requests suffice. Otherwise, or if a key is removed after the check, each
+    // key is read by itself.
     if store.check(&names)? {
         match store.multi_get(&names, Deadline::now()) {
             Err(StoreError::Timeout { .. }) => {}

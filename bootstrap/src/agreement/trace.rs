@@ -1,29 +1,32 @@
-//! Detects a circular wait: ranks wait for each other, each in other agreements.
+//! Detects a circular wait: ranks wait for each other in different agreements.
 //!
-//! Before a rank waits, it publishes its place: the agreement that it waits in. A rank with several threads may
+//! Before a rank waits in an agreement, it publishes that agreement as its *place*. A rank with several threads may
 //! have several places. A rank whose patience has ended follows the places of the missing ranks from agreement to
-//! agreement. If they lead back to its own agreement, more waiting cannot help. The rank then fails all agreements
+//! agreement. If they lead back to its own agreement, waiting longer cannot help. The rank then fails all agreements
 //! of the circle, each with the complete list of waits. If it failed only its own agreement, other ranks of the
 //! circle would go on, and timing would determine which agreements fail.
 //!
-//! An agreement is *blocked* if it has no decision, and a blocked rank has not come to it. A rank is *blocked* if
-//! it waits, and all agreements in which it waits are blocked. If one of them can go on, the thread that waits
-//! there may come to the others. The blocked ranks are the greatest set with this property: the search starts with
-//! all ranks that wait, and removes ranks until the rest has it. An agreement is in the circle if it can be reached
-//! from this rank's own agreement, and the own one from it. Each step leads from a blocked agreement, through a
-//! blocked rank that has not come to it, to an agreement in which that rank waits. A rank has come to an agreement
-//! when it has published that it waits there, because it then posts its record without waiting for other ranks.
+//! A rank has *come* to an agreement when it has published that it waits there, because it then posts its record
+//! without waiting for other ranks. An agreement is *blocked* if it has no decision, and a blocked rank has not come
+//! to it. A rank is *blocked* if it waits, and all agreements in which it waits are blocked. If one of them can
+//! complete, the thread that waits there may come to the missing agreements afterwards. The two definitions refer to
+//! each other, and mean the largest set of ranks that satisfies them: the search starts with all ranks that wait, and
+//! removes ranks until all that remain are blocked.
 //!
-//! The places are read twice. If no place of the blocked ranks and no decision has changed, these ranks waited in
-//! the same agreements from the first read to the second, because the name of an agreement is used once. So all of
-//! them waited at the same moment. A circular wait ends only with the patience of a rank or the end of an object,
-//! and its agreements have no result.
+//! A step leads from a blocked agreement, through a blocked rank that has not come to it, to an agreement in which that
+//! rank waits. An agreement is in the circle if steps lead from this rank's own agreement to it, and from it back to
+//! this rank's own agreement.
+//!
+//! The places and decisions are read twice. If both reads return the same, the blocked ranks waited in the same
+//! agreements from the first read to the second, because the name of an agreement is used once. So all of them waited
+//! at the same moment. A circular wait ends only if the patience of a rank or the object of an agreement ends, and the
+//! agreements of the circle then fail.
 //!
 //! Several ranks may search for the same circle at a time. If an agreement has already failed with a circle that
-//! contains this rank's current wait, this rank reports that circle. Its own search is then incomplete, because
-//! decided agreements do not count as waits. The agreements of a circle fail one after the other. A search that
-//! begins in between may find that ranks have moved on, and no circle. Then the agreement of that search fails
-//! without the circle.
+//! contains this rank's current wait, this rank reports that circle. Its own search could no longer find the circle,
+//! because agreements with a decision do not count as waits. The agreements of a circle fail one after the other. A
+//! search that begins in between may find no circle, because ranks have stopped waiting. Then the agreement of that
+//! search fails without a circle.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,28 +41,31 @@ use super::{
 #[derive(Debug, Clone)]
 pub(super) struct Trace {
     rank: u32,
-    /// The agreement whose wait has ended.
+    /// The agreement in which this rank's patience has ended.
     own: Place,
-    /// The places read so far.
+    /// The places read so far, by rank.
     seen: BTreeMap<u32, Vec<Place>>,
     /// The decision keys read so far; true if the key has a value.
     decided: BTreeMap<String, bool>,
     asked: Asked,
 }
 
+/// The pending request of a search.
 #[derive(Debug, Clone)]
 enum Asked {
     Nothing,
-    /// The places of these ranks, and these decision keys.
+    /// The first read of the places of these ranks, and of these decision keys.
     More(Vec<u32>, Vec<String>),
-    /// The second read of a circle: the places of these blocked ranks, and this number of decision keys.
+    /// The second read, which confirms this circle: the places of these blocked ranks, and this number of decision
+    /// keys.
     Again(Vec<Waiting>, Vec<u32>, usize),
 }
 
 /// The next step of a trace.
 pub(super) enum Traced {
+    /// Send this request, and pass the values to [`Trace::step`].
     Ask(Request),
-    /// The circle in ascending order of ranks and names, or empty if there is none.
+    /// The search has ended: the circle in ascending order of ranks and names, or empty if there is none.
     Circle(Vec<Waiting>),
     /// The values do not match the pending request.
     Unasked,
@@ -69,14 +75,15 @@ pub(super) enum Traced {
 type Missing<'a> = BTreeMap<&'a Place, Vec<u32>>;
 
 impl Trace {
-    /// Makes the search of `rank`, which waits at `own`. `seen` contains the places of the members of `own`.
+    /// Makes the search of `rank`, which waits in `own`. `seen` contains the places of the members of `own`.
     pub(super) fn new(rank: u32, own: Place, seen: impl IntoIterator<Item = (u32, Vec<Place>)>) -> Self {
         let mut seen: BTreeMap<u32, Vec<Place>> = seen.into_iter().collect();
         place::add(seen.entry(rank).or_default(), &own);
         Self { rank, own, seen, decided: BTreeMap::new(), asked: Asked::Nothing }
     }
 
-    /// Processes the values of the keys that the last step requested. The first call passes no values.
+    /// Processes the values of the keys that the last step requested, and returns the next step. The first call passes
+    /// no values.
     pub(super) fn step(&mut self, values: &[Option<Vec<u8>>]) -> Traced {
         let places = |value: &Option<Vec<u8>>| place::from_value(value.as_deref());
         match std::mem::replace(&mut self.asked, Asked::Nothing) {
@@ -103,9 +110,10 @@ impl Trace {
         }
     }
 
+    /// Continues the breadth-first search: requests all places and decisions that were reached and not yet read. If
+    /// there are none, looks for a circle, and requests the second read of it.
     fn go_on(&mut self) -> Traced {
         let missing = self.missing();
-        // Breadth-first search: each step reads all places and decisions that were reached and not yet read.
         let ranks: BTreeSet<u32> =
             missing.values().flatten().copied().filter(|rank| !self.seen.contains_key(rank)).collect();
         let keys: BTreeSet<String> = missing
@@ -139,8 +147,8 @@ impl Trace {
         Traced::Ask(Request::Fetch { keys })
     }
 
-    /// Returns the circle with which one of these agreements has failed, if this rank's current wait is part of
-    /// the circle.
+    /// If one of these decisions is a failure with a circle that contains this rank's current wait, returns that
+    /// circle.
     fn found_by_others(&self, decisions: &[Option<Vec<u8>>]) -> Option<Vec<Waiting>> {
         let told = |decision: &Vec<u8>| match told_failure(decision)? {
             Failure::Absent { circle, .. } => Some(circle),
@@ -150,13 +158,13 @@ impl Trace {
         decisions.iter().flatten().filter_map(told).find(|circle| circle.iter().any(is_own))
     }
 
-    /// Returns the places of a rank; none if they are not read.
+    /// Returns the places of a rank. The list is empty if they were not read.
     fn places(&self, rank: u32) -> &[Place] {
         self.seen.get(&rank).map_or(&[], |places| places)
     }
 
-    /// Returns the undecided agreements that can be reached from the own one, through ranks that are blocked or
-    /// not.
+    /// Returns the undecided agreements that can be reached from the own one, through ranks that are blocked or not. An
+    /// agreement whose decision was not read yet counts as undecided.
     fn missing(&self) -> Missing<'_> {
         let (mut all, mut front) = (Missing::new(), vec![&self.own]);
         while let Some(place) = front.pop() {
@@ -171,7 +179,7 @@ impl Trace {
         all
     }
 
-    /// Returns the blocked ranks.
+    /// Returns the blocked ranks, see the module docs.
     fn blocked(&self, missing: &Missing<'_>) -> BTreeSet<u32> {
         let mut blocked: BTreeSet<u32> =
             self.seen.iter().filter(|(_, places)| !places.is_empty()).map(|(rank, _)| *rank).collect();
@@ -189,7 +197,8 @@ impl Trace {
         }
     }
 
-    /// Returns the places of the blocked ranks that have not come to `place`.
+    /// Returns the agreements that one step leads to from `place`. These are the places of the blocked ranks that have
+    /// not come to `place`.
     fn next<'a>(
         &'a self,
         place: &Place,
@@ -200,7 +209,7 @@ impl Trace {
         ranks.flat_map(|rank| self.places(*rank))
     }
 
-    /// Returns the blocked agreements that can be reached from the own one through blocked ranks, and the own one.
+    /// Returns the own agreement, and the blocked agreements that steps lead to from it.
     fn reached<'a>(&'a self, missing: &'a Missing<'_>, blocked: &BTreeSet<u32>) -> BTreeSet<&'a Place> {
         let (mut reached, mut front) = (BTreeSet::from([&self.own]), vec![&self.own]);
         while let Some(place) = front.pop() {
@@ -209,7 +218,8 @@ impl Trace {
         reached
     }
 
-    /// Returns the waits in those agreements of `reached` from which the own one can be reached.
+    /// Returns the waits in the agreements of the circle: the own one, and those of `reached` from which the own one
+    /// can be reached. Empty if there is no such other agreement.
     fn circle(
         &self,
         missing: &Missing<'_>,
@@ -239,8 +249,8 @@ impl Trace {
     }
 }
 
-/// Returns the agreements of a circle other than `own`, each once, with the members that have not come to it and
-/// wait in other agreements of the circle.
+/// Returns the agreements of a circle other than `own`, each once. With each agreement, returns its missing members:
+/// those that wait in other agreements of the circle, and not in this one.
 pub(super) fn others(circle: &[Waiting], own: &Place) -> Vec<(Place, Vec<Absentee>)> {
     let mut others: Vec<(Place, Vec<Absentee>)> = Vec::new();
     for Waiting { place, .. } in circle {

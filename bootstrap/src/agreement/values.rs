@@ -12,8 +12,8 @@ pub struct Entry<V> {
 }
 wire_struct!(Entry<V> { value, ranks });
 
-/// The values that ranks hold, each with its ranks. The value that most ranks hold comes first. Of values with
-/// equally many ranks, that of the lowest rank comes first.
+/// The values that ranks hold, each with its ranks. The value that most ranks hold comes first. If two values have
+/// equally many ranks, the value of the lowest rank comes first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ValuesByRank<V> {
     /// The entries. No two have the same value.
@@ -50,8 +50,8 @@ impl<V: PartialEq> ValuesByRank<V> {
         self.entries.len() <= 1
     }
 
-    /// Returns the ranks outside the first entry, ascending. If a majority holds the intended value, these are the
-    /// ranks that differ from it.
+    /// Returns the ranks outside the first entry, ascending. If most ranks hold the intended value, these are the ranks
+    /// with another value.
     #[must_use]
     pub fn minority(&self) -> Vec<u32> {
         let mut ranks: Vec<u32> =

@@ -1,9 +1,9 @@
 //! One vote: every member posts its value, and the store keeps one result for all of them.
 //!
-//! A member posts its value, increments a counter, and waits for the result. The member whose increment completes
-//! the count reads all posts and proposes a result. A member whose wait times out reads the posts that exist and
-//! also proposes a result. The store keeps the first proposal, and every member takes that one as the result. So
-//! all members get the same result, even if the wait of one member times out while the last member posts.
+//! A member posts its value, increments a counter, and waits for the result. The member that increments the counter to
+//! the number of members reads all posts and proposes a result. A member whose wait times out reads the posts that
+//! exist and also proposes a result. The store keeps the first proposal, and every member takes that one as the result.
+//! So all members get the same result, even if the wait of one member times out while the last member posts.
 //!
 //! Keys: `PREFIX/RANK`, written once, by that rank only; `PREFIX/count`, the counter; `PREFIX/result`, written
 //! once.
@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use super::place::{Place, result_key};
 
-/// A request of a state machine to the store. It is safe to send any request twice.
+/// A request of a state machine to the store. It is safe to send any request twice. Every request may also be answered
+/// with [`Answer::StoreFailed`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
     /// Adds an agreement to the list of those in which this rank waits. Answer: [`Answer::Stored`].
@@ -36,8 +37,8 @@ pub enum Request {
         /// Its value.
         value: Vec<u8>,
     },
-    /// Sets a key that only this rank writes, and only once. Answer: [`Answer::Stored`], [`Answer::Taken`] if
-    /// the key already has another value, or [`Answer::Unsent`].
+    /// Sets a key that only this rank writes, and only once. Answer: [`Answer::Stored`] if the key now has this value,
+    /// [`Answer::Taken`] if the key already has another value, or [`Answer::Unsent`] if the store rejects the value.
     Post {
         /// The key.
         key: String,
@@ -59,14 +60,14 @@ pub enum Request {
         /// The keys.
         keys: Vec<String>,
     },
-    /// Sets a key unless it has a value. Answer: [`Answer::Result`].
+    /// Sets a key unless it has a value. Answer: [`Answer::Result`] with the value that the key has then.
     Propose {
         /// The key.
         key: String,
         /// The proposed value.
         value: Vec<u8>,
     },
-    /// Waits for a key. Answer: [`Answer::Result`], [`Answer::Expired`] or [`Answer::Over`].
+    /// Waits until a key has a value. Answer: [`Answer::Result`], [`Answer::Expired`] or [`Answer::Over`].
     Await {
         /// The key.
         key: String,
@@ -88,27 +89,28 @@ pub enum Answer {
     Count(u64),
     /// The values of the keys, in order; `None` for a key without a value.
     Values(Vec<Option<Vec<u8>>>),
-    /// The value of the key now.
+    /// The value of the key: the awaited value, or the value after a proposal.
     Result(Vec<u8>),
-    /// The wait has ended without a value.
+    /// The time limit of the wait has passed, and the key has no value.
     Expired,
-    /// This rank stops waiting, because the object that the members agree on has ended on this rank.
+    /// The wait was stopped, because the object that the members agree on has ended on this rank.
     Over(Gone),
-    /// The store refused the request on this rank, for example because of its size, and has not sent it.
+    /// The store rejected the value of a [`Request::Post`], for example because of its size, and has not stored it.
     Unsent,
     /// The store failed. The request may have taken effect.
     StoreFailed,
 }
 
-/// The end of the object that the members agree on.
+/// The end of the object that the members agree on: for example, a process group that was aborted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gone {
     /// The rank that ended the object: this rank, or another one.
     pub rank: u32,
-    /// Its reason.
+    /// The reason why it did so.
     pub cause: String,
 }
 
+/// The state of a vote, named after the request whose answer is awaited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Unposted,
@@ -116,7 +118,7 @@ enum State {
     Counting,
     Waiting,
     Gathering(Gathering),
-    /// [`Step::Propose`] was returned, and [`Vote::propose`] is due.
+    /// No request is pending: [`Step::Propose`] was returned, and the caller has to call [`Vote::propose`].
     Holding,
     Proposing,
 }
@@ -124,9 +126,9 @@ enum State {
 /// The reason why a member reads the posts and proposes a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gathering {
-    /// The counter says that all members have posted.
+    /// The counter has reached the number of members.
     Counted,
-    /// This member's post alone decides the result.
+    /// This member's post alone decides the result, see [`Vote::proposes_now`].
     Now,
     /// The wait for the others has timed out.
     Expired,
@@ -134,14 +136,11 @@ pub(super) enum Gathering {
 
 /// The next step of a vote.
 pub(super) enum Step {
+    /// Send this request, and pass the answer to [`Vote::step`].
     Ask(Request),
     /// Call [`Vote::propose`] with a result. `posted`: the posts in the order of the members; `None` if missing.
-    /// `further`: the values of the keys passed to [`Vote::reads`].
-    Propose {
-        posted: Vec<Option<Vec<u8>>>,
-        further: Vec<Option<Vec<u8>>>,
-        why: Gathering,
-    },
+    /// `further`: the values of the keys passed to [`Vote::reads`]. `why`: the reason why this member proposes.
+    Propose { posted: Vec<Option<Vec<u8>>>, further: Vec<Option<Vec<u8>>>, why: Gathering },
     /// The stored result.
     Result(Vec<u8>),
     /// The answer does not match the pending request.
@@ -154,15 +153,19 @@ pub(super) struct Vote {
     prefix: String,
     rank: u32,
     members: Vec<u32>,
+    /// The value that this member posts.
     posted: Vec<u8>,
+    /// The end of the wait for the result.
     until: Duration,
     proposes_now: bool,
+    /// Further keys to read with the posts.
     further: Vec<String>,
     state: State,
 }
 
 impl Vote {
-    /// Makes a vote in which `rank`, one of `members`, posts `posted` and waits for the others until `until`.
+    /// Makes a vote in which `rank`, one of `members`, posts `posted` and waits for the others until `until`, on the
+    /// clock of [`Agreement::step`](super::Agreement::step).
     pub(super) fn new(
         prefix: String,
         rank: u32,
@@ -198,7 +201,7 @@ impl Vote {
         Request::Post { key: self.key(self.rank), value: self.posted.clone() }
     }
 
-    /// Processes the answer to the last request.
+    /// Processes the answer to the last request, and returns the next step.
     pub(super) fn step(&mut self, answer: Answer) -> Step {
         let (state, ask) = match (self.state, answer) {
             (State::Posting, Answer::Stored) if self.proposes_now => {
@@ -215,7 +218,8 @@ impl Vote {
             (State::Waiting | State::Proposing, Answer::Result(value)) => return Step::Result(value),
             (State::Gathering(why), Answer::Values(mut posted)) if posted.len() == self.asked() => {
                 let further = posted.split_off(self.members.len());
-                // A repeated increment may count one member twice, so the count can be complete before the posts are.
+                // A repeated increment may count one member twice. So the counter may reach the number of members
+                // while posts are missing.
                 if why == Gathering::Counted && posted.iter().any(Option::is_none) {
                     self.state = State::Waiting;
                     return Step::Ask(self.wait());

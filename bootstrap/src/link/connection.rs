@@ -26,8 +26,8 @@ use super::{
 };
 use crate::{runtime, store::Deadline};
 
-/// The size of a message in bytes: the receiver's token, the tag of the descriptor, and the sender's place (the
-/// number that the caller assigned to the sender).
+/// The size of a message in bytes: the receiver's token, the tag of the descriptor, and the sender's place. A place
+/// is the number of a process, as the callers of [`exchange`](super::exchange()) assign it.
 const MESSAGE_BYTES: usize = size_of::<Token>() + size_of::<Tag>() + size_of::<u64>();
 
 /// The pause between attempts to connect while the listener's accept queue is full.
@@ -35,10 +35,15 @@ const CROWDED: Duration = Duration::from_millis(1);
 
 /// A connection to a process. Each side knows the other's token.
 pub struct Link {
+    /// Non-blocking, of type `SOCK_SEQPACKET`.
     socket: OwnedFd,
+    /// The place of this process.
     me: u64,
+    /// The place of the process at the other end.
     place: u64,
+    /// This process's token, which every received message must contain.
     own: Token,
+    /// The other process's token, which every sent message contains.
     theirs: Token,
 }
 
@@ -54,11 +59,12 @@ impl fmt::Debug for Link {
 pub(super) struct Message {
     pub(super) token: Token,
     pub(super) tag: Tag,
+    /// The sender's place, according to the sender.
     pub(super) place: u64,
     pub(super) descriptor: OwnedFd,
 }
 
-/// Splits an endpoint into the token and the path of the socket.
+/// Splits an endpoint into the token and the path of the socket. Returns the problem if the endpoint is malformed.
 pub(super) fn parse_endpoint(endpoint: &[u8]) -> Result<(Token, &str), String> {
     let (token, path) =
         endpoint.split_first_chunk::<16>().ok_or("malformed endpoint: missing 16-byte token")?;
@@ -67,7 +73,13 @@ pub(super) fn parse_endpoint(endpoint: &[u8]) -> Result<(Token, &str), String> {
 }
 
 impl Link {
-    /// Connects to the process at `place`, whose endpoint is `endpoint`.
+    /// Connects to the process at `place`, whose endpoint is `endpoint`. `me` and `own` are the place and the token of
+    /// this process. Blocks while the accept queue of the other process is full.
+    ///
+    /// # Errors
+    /// [`LinkError::Gone`] if no process listens; [`LinkError::Absent`] if the queue is still full at the deadline;
+    /// [`LinkError::Unexpected`] if the endpoint is malformed, other users can enter the folder of its socket, another
+    /// user listens, or connecting fails for another reason; [`LinkError::System`] if this process can make no socket.
     pub(super) fn connect(
         me: u64,
         own: Token,
@@ -109,7 +121,11 @@ impl Link {
         }
     }
 
-    /// Wraps an accepted connection of the process at `place`, whose endpoint is `endpoint`.
+    /// Wraps an accepted connection of the process at `place`, whose endpoint is `endpoint`. The caller has checked
+    /// the token in the first message, which said that the sender is at `place`.
+    ///
+    /// # Errors
+    /// [`LinkError::Unexpected`] if the endpoint is malformed.
     pub(super) fn accepted(
         socket: OwnedFd,
         me: u64,
@@ -129,8 +145,8 @@ impl Link {
     }
 
     /// Opens a descriptor of the process at the other end (a pidfd). It becomes readable when that process ends.
-    /// Returns `None` if the kernel is older than Linux 5.3, if the process has ended, or if this process may open
-    /// no more descriptors.
+    /// Returns `None` if the kernel refuses it: Linux before 5.3 has no pidfds, the process may no longer exist, or
+    /// this process may open no more descriptors.
     ///
     /// # Errors
     /// [`LinkError::System`] if the kernel does not return the process id of the other end.
@@ -139,7 +155,8 @@ impl Link {
         Ok(pidfd_open(id, PidfdFlags::empty()).ok())
     }
 
-    /// Returns the socket. It reports a hang-up once the other process has closed its end, or has ended.
+    /// Returns the socket, to be used with `poll`: it reports a hang-up once the other process has closed its end, or
+    /// has ended.
     #[must_use]
     pub fn into_socket(self) -> OwnedFd {
         self.socket
@@ -148,8 +165,8 @@ impl Link {
     /// Sends a descriptor, which stays open in this process. Blocks while the socket's buffer is full.
     ///
     /// # Errors
-    /// [`LinkError::Gone`] if the other end is closed; [`LinkError::Absent`] if the buffer is full until the
-    /// deadline; [`LinkError::System`].
+    /// [`LinkError::Gone`] if the other end is closed; [`LinkError::Absent`] if the buffer is still full at the
+    /// deadline; [`LinkError::System`] if a system call fails otherwise.
     pub fn send(&self, tag: Tag, descriptor: BorrowedFd<'_>, deadline: Deadline) -> Result<(), LinkError> {
         let message = [&self.theirs[..], &tag.0, &self.me.to_le_bytes()].concat();
         loop {
@@ -171,8 +188,9 @@ impl Link {
     /// Receives the next descriptor, which must have this tag. Blocks until it arrives.
     ///
     /// # Errors
-    /// [`LinkError::Gone`] if the connection has ended; [`LinkError::Absent`] if no descriptor arrives until the
-    /// deadline; [`LinkError::Unexpected`] for another tag or an invalid message.
+    /// [`LinkError::Gone`] if the connection has ended or failed; [`LinkError::Absent`] if no descriptor has arrived
+    /// at the deadline; [`LinkError::Unexpected`] for another tag, another token, another sender or a malformed
+    /// message; [`LinkError::System`] if waiting fails.
     pub fn receive(&self, tag: Tag, deadline: Deadline) -> Result<OwnedFd, LinkError> {
         let fail = |problem: String| LinkError::Unexpected { place: self.place, problem };
         loop {
@@ -198,6 +216,8 @@ impl Link {
         LinkError::Gone { place: self.place, problem: problem.to_owned() }
     }
 
+    /// Waits until the socket is ready for `what`, the deadline passes, or a signal arrives. The caller then tries
+    /// again. Returns [`LinkError::Absent`] if the deadline had passed before the call.
     fn until(&self, what: PollFlags, deadline: Deadline) -> Result<(), LinkError> {
         if deadline.expired() {
             return Err(LinkError::Absent { places: vec![self.place], waited: deadline.waited() });
@@ -207,7 +227,8 @@ impl Link {
     }
 }
 
-/// Returns true if the message contains `token`. The comparison takes the same time for every input.
+/// Returns true if the message contains `token`. The comparison takes the same time for every input, so that its
+/// duration tells a sender nothing about the token.
 pub(super) fn has_token(message: &Message, token: Token) -> bool {
     message.token.iter().zip(token).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
@@ -221,14 +242,14 @@ pub(super) fn new_socket() -> io::Result<OwnedFd> {
 pub(super) enum ReceiveError {
     /// Nothing has arrived yet.
     Nothing,
-    /// The data is not a valid message.
+    /// The received bytes or descriptors are not a valid message. The text says what was found.
     Malformed(String),
     /// The connection failed.
     Broken(io::Error),
 }
 
-/// Receives the next message without waiting; `None` if the connection has ended. Closes all received descriptors
-/// that it does not return.
+/// Receives the next message without waiting. Returns `None` if the other end is closed. Closes all received
+/// descriptors that it does not return.
 pub(super) fn receive_message(socket: &OwnedFd) -> Result<Option<Message>, ReceiveError> {
     let mut message = [0; MESSAGE_BYTES + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];

@@ -10,23 +10,24 @@ use crate::store::{Deadline, StoreError};
 pub struct Peer {
     /// The connection to that process.
     pub link: Link,
-    /// The descriptors that it sent, in the order of `own`.
+    /// The descriptors that it sent, in the order of the argument `own` of [`exchange()`].
     pub descriptors: Vec<OwnedFd>,
 }
 
 /// Sends the descriptors `own` to each of `others`, and receives as many descriptors from each, with the same tags
-/// in the same order. All of these processes must call it. The place of a process is any number that no other one
-/// has, for example its rank: `me` is the place of this process, and `others` are those of the other processes.
-/// `endpoint` returns the [endpoint](Listener::endpoint) of the process at a place, and may block until there is
-/// one. Use a listener for one exchange only.
+/// in the same order. All of these processes must call this function. The place of a process is any number that no
+/// other process has, for example its rank: `me` is the place of this process, and `others` are those of the other
+/// processes. `endpoint` returns the [endpoint](Listener::endpoint) of the process at a place, and may block until
+/// that process has published it. Use a listener for one exchange only.
 ///
-/// Blocks until the descriptors of all others have arrived, at most until `deadline`, apart from calls of
-/// `endpoint`. Returns the other processes in no particular order. If `own` is empty, returns no processes, without
-/// connecting.
+/// Blocks until the descriptors of all others have arrived, at most until `deadline`. Only the calls of `endpoint`
+/// may take longer, because the deadline does not apply to them. Returns the other processes in no particular order.
+/// If `own` is empty, returns no processes, without connecting.
 ///
 /// # Errors
-/// [`LinkError`] names the processes that did not come, are gone, or sent something unexpected.
-/// [`LinkError::Store`] is the error of `endpoint`. Descriptors received until then are closed.
+/// [`LinkError::Absent`], [`LinkError::Gone`] and [`LinkError::Unexpected`] name the processes that did not come, are
+/// gone, or sent something unexpected. [`LinkError::Store`] is the error of `endpoint`, and [`LinkError::System`] that
+/// of a system call. After an error, all descriptors received so far are closed.
 pub fn exchange(
     listener: &Listener,
     me: u64,

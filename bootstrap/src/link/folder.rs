@@ -3,8 +3,8 @@
 //! A folder's owner holds a lock on it, which the kernel releases when the process ends. The owner makes its socket
 //! only after it has the lock. A folder with a socket and without a lock therefore has no owner.
 //!
-//! A folder is opened once, checked, and from then on used through its descriptor. So another folder that is
-//! renamed to its path is not used in its place.
+//! A process that connects opens the folder once, checks it, and then uses it only through the descriptor. So a
+//! folder that another user moves to the same path after the check is never used.
 
 use std::{
     fs, io,
@@ -26,13 +26,14 @@ use rustix::{
 
 use super::{LinkError, fresh_token};
 
+/// The names of all folders begin with this.
 const PREFIX: &str = "lockstep-link-";
 
 /// The name of the socket in its folder.
 const SOCKET: &str = "socket";
 
-/// The age from which a folder without a socket counts as left by a killed process. The owner of a younger folder
-/// may not have made the socket yet.
+/// An unlocked folder without a socket that is older than this counts as left by a killed process. A younger one may
+/// be new: its owner takes the lock and makes the socket after it has made the folder.
 const BIRTH: Duration = Duration::from_secs(60);
 
 /// A folder that only this user can enter. It is removed when this value is dropped.
@@ -43,6 +44,12 @@ pub(super) struct Folder {
 }
 
 impl Folder {
+    /// Makes a folder with a random name in [`home`], and takes its lock. The first call in a process also removes the
+    /// folders of killed processes.
+    ///
+    /// # Errors
+    /// [`LinkError::Folder`] if the folder cannot be made, locked or protected from other users;
+    /// [`LinkError::System`] if the system has no random numbers.
     pub(super) fn create() -> Result<Self, LinkError> {
         static SWEPT: Once = Once::new();
         SWEPT.call_once(sweep);
@@ -52,7 +59,8 @@ impl Folder {
         let no_folder = |source| LinkError::Folder { path: path.clone(), source };
         check_home(&home).map_err(no_folder)?;
         fs::DirBuilder::new().mode(0o700).create(&path).map_err(no_folder)?;
-        // Waits for the lock without a deadline: only a sweep of another process may hold it, and only briefly.
+        // Waits for the lock without a deadline: only a call of `sweep` in another process or thread may hold it, and
+        // only briefly.
         let locked = locked(&path, FlockOperation::LockExclusive).map_err(io::Error::from);
         let locked = locked.and_then(|folder| check_own(&folder).map_err(io::Error::other).map(|()| folder));
         match locked {
@@ -75,19 +83,23 @@ impl Folder {
     }
 }
 
-/// The folder of a peer's socket, checked so that only this user can enter it.
+/// The folder of another process's socket. It has been checked: only this user can enter it.
 pub(super) struct PeerFolder {
     folder: OwnedFd,
+    /// The name of the socket in the folder.
     socket: String,
 }
 
 /// The reason why a peer's folder cannot be used.
 pub(super) enum Unfit {
+    /// It does not exist, so the peer no longer listens.
     Absent,
+    /// It cannot be opened, or other users can enter it. The text says what was found.
     Refused(String),
 }
 
 impl PeerFolder {
+    /// Opens and checks the folder that contains the socket with the path `socket`.
     pub(super) fn open(socket: &str) -> Result<Self, Unfit> {
         let refused = |problem: &str| Unfit::Refused(problem.to_owned());
         let path = Path::new(socket);
@@ -104,13 +116,14 @@ impl PeerFolder {
         Ok(Self { folder, socket: name.to_owned() })
     }
 
+    /// Returns the address to connect to.
     pub(super) fn address(&self) -> rustix::io::Result<SocketAddrUnix> {
         address(self.folder.as_fd(), &self.socket)
     }
 }
 
-/// Returns the address of a socket in an open folder. The address uses the descriptor, so the folder's path is not
-/// resolved again, and may be longer than a socket address.
+/// Returns the address of a socket in an open folder. The address names the descriptor instead of the folder's path.
+/// So the path is not resolved again, and it may be longer than a socket address.
 fn address(folder: BorrowedFd<'_>, socket: &str) -> rustix::io::Result<SocketAddrUnix> {
     SocketAddrUnix::new(format!("/proc/self/fd/{}/{socket}", folder.as_raw_fd()))
 }
@@ -127,7 +140,8 @@ fn check_own(folder: &OwnedFd) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that other users, except the owner of the folder `home`, cannot rename this user's entries in it.
+/// Checks that other users cannot rename this user's entries in the folder `home`: only this user can write to it, or
+/// it has the sticky bit. The owner of `home` is trusted.
 pub(super) fn check_home(home: &Path) -> io::Result<()> {
     let mode = fs::metadata(home)?.mode() & 0o7777;
     if mode & 0o022 != 0 && mode & 0o1000 == 0 {
@@ -145,18 +159,21 @@ impl Drop for Folder {
     }
 }
 
-/// Removes a folder and its socket. Failures are ignored.
+/// Removes a folder and its socket. Ignores errors. A folder with other entries stays.
 fn remove(path: &Path, folder: &OwnedFd) {
     let _ = unlinkat(folder, SOCKET, AtFlags::empty());
     let _ = fs::remove_dir(path);
 }
 
+/// Returns the folder in which listeners make their folders: `XDG_RUNTIME_DIR` if that is a folder, otherwise the
+/// folder for temporary files (`TMPDIR` or `/tmp`).
 fn home() -> PathBuf {
     let folder = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|folder| folder.is_dir());
     folder.unwrap_or_else(std::env::temp_dir)
 }
 
-/// Opens the folder and takes its lock.
+/// Opens the folder and takes its lock, which the returned descriptor holds. `how` says whether to wait for the lock.
+/// Does not follow a symbolic link at `path`.
 fn locked(path: &Path, how: FlockOperation) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
     let folder = open(path, flags, Mode::empty())?;
@@ -164,8 +181,10 @@ fn locked(path: &Path, how: FlockOperation) -> rustix::io::Result<OwnedFd> {
     Ok(folder)
 }
 
-/// Removes the folders of killed processes of this user. Ignores all errors. The first
-/// [`Listener`](super::Listener) of a process calls this. A process may also call it when it has just lost a peer.
+/// Removes the folders that killed processes of this user have left. Waits for no lock, and ignores all errors.
+///
+/// The first [`Listener::open`](super::Listener::open) in a process calls this. A process may also call it after the
+/// death of another process, whose folder is then removed at once.
 pub fn sweep() {
     let Ok(entries) = fs::read_dir(home()) else { return };
     for entry in entries.flatten() {

@@ -16,16 +16,18 @@ use super::{
 };
 use crate::store::Deadline;
 
-/// Maximum number of open connections that have sent nothing yet.
+/// The maximum number of open connections that have sent nothing yet.
 const MAX_UNIDENTIFIED: usize = 64;
 
-/// A listening socket, in a folder that only its user can enter. Socket and folder are removed when this value is
-/// dropped.
+/// A listening socket, in a folder that only its user can enter. The socket and its folder are removed when this value
+/// is dropped.
 pub struct Listener {
+    /// The path of the socket.
     path: String,
+    /// The secret in the endpoint. Every message to this process must contain it.
     pub(super) token: Token,
     socket: OwnedFd,
-    /// Dropped after the socket: a peer that finds no folder can conclude that the process no longer listens.
+    /// Dropped after the socket, so that a peer that finds no folder knows that the process no longer listens.
     _folder: Folder,
 }
 
@@ -43,8 +45,8 @@ impl Listener {
         Ok(Self { path: path.to_string_lossy().into_owned(), token: fresh_token()?, socket, _folder: folder })
     }
 
-    /// Returns the endpoint that peers need to connect: the token and the path. The token is a secret: publish the
-    /// endpoint only in a store that only members read.
+    /// Returns the endpoint that peers need to connect: the 16 bytes of the token, then the path of the socket. The
+    /// token is a secret. Publish the endpoint only in a store that only members read.
     #[must_use]
     pub fn endpoint(&self) -> Vec<u8> {
         [&self.token[..], self.path.as_bytes()].concat()
@@ -70,9 +72,10 @@ fn listening(folder: &Folder) -> io::Result<OwnedFd> {
 pub(super) struct Unidentified(Vec<OwnedFd>);
 
 impl Unidentified {
-    /// Waits for a connection whose first message has the token, and returns the connection and the message.
-    /// Returns `None` once the deadline has passed. A connection that sends anything else is closed. Silent
-    /// connections stay open, up to [`MAX_UNIDENTIFIED`]; beyond that number, the oldest is closed.
+    /// Waits for a connection whose first message has the listener's token, and returns the connection and the
+    /// message. Returns `None` once the deadline has passed and no socket is readable. A connection that sends anything
+    /// else is closed. Silent connections stay open until the next call. At most [`MAX_UNIDENTIFIED`] are open: a
+    /// further one replaces the oldest.
     pub(super) fn next(
         &mut self,
         listener: &Listener,
@@ -100,6 +103,7 @@ impl Unidentified {
         }
     }
 
+    /// Accepts one connection, if it can. Closes it at once if it is from another user.
     fn accept(&mut self, listener: &Listener) {
         if let Ok(socket) = accept_with(&listener.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
             && socket_peercred(&socket).is_ok_and(|who| who.uid == geteuid())
@@ -111,7 +115,8 @@ impl Unidentified {
         }
     }
 
-    /// Returns the indices of the readable sockets. The listening socket has index 0, and the connections follow.
+    /// Waits until a socket is readable, and returns the indices of all readable ones. The listening socket has index
+    /// 0, and the connections follow. Returns no index after the deadline or a signal.
     fn ready(&self, listener: &Listener, deadline: Deadline) -> io::Result<Vec<usize>> {
         let all = std::iter::once(&listener.socket).chain(&self.0);
         let mut all: Vec<_> = all.map(|socket| PollFd::new(socket, PollFlags::IN)).collect();

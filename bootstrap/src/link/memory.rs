@@ -15,17 +15,19 @@ use rustix::{
 /// The seals that fix the size of the memory, so that a mapping of it stays valid.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// A mapping of memory that processes of a host share. The memory starts at a page boundary, and contains zeros
-/// when it is made. It is freed when its last mapping and its last descriptor are gone. Other processes may write
+/// A mapping of memory that processes of a host share. The mapping starts at a page boundary, and the memory contains
+/// zeros when it is made. It is freed when its last mapping and its last descriptor are gone. Other processes may write
 /// to it at any time, so read it only through atomics, and check every value.
 pub struct SharedMemory {
     base: NonNull<u8>,
+    /// The length of the mapping.
     bytes: usize,
 }
 
-// SAFETY: the value is an address and a length. An access to the bytes needs `unsafe` of its own.
+// SAFETY: the value is an address and a length, which every thread may unmap. Each access to the bytes needs an unsafe
+// block of the caller.
 unsafe impl Send for SharedMemory {}
-// SAFETY: as above.
+// SAFETY: the methods only return the address and the length.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
@@ -42,7 +44,8 @@ impl SharedMemory {
     }
 
     /// Makes `bytes` bytes of memory that only this mapping can write. Other processes [map](Self::open_read_only)
-    /// it read-only. From Linux 5.1 on, the kernel refuses them a writable mapping; an older kernel does not.
+    /// it read-only. Linux 5.1 and later refuses them a writable mapping, and older kernels do not. Also returns the
+    /// descriptor for the other processes.
     ///
     /// # Errors
     /// As for [`create`](Self::create).
@@ -59,15 +62,18 @@ impl SharedMemory {
     /// Maps memory that another process made with [`create`](Self::create). `bytes` is its expected size.
     ///
     /// # Errors
-    /// A description of the problem: another size, no sealed memory file, or the error of a system call.
+    /// A description of the problem: the memory has another size, it is not a memory file with a sealed size, or a
+    /// system call failed. Linux 5.1 and later refuses to map memory of
+    /// [`create_read_only`](Self::create_read_only) in this way.
     pub fn open(memory: BorrowedFd<'_>, bytes: usize) -> Result<Self, String> {
         Self::open_with(memory, bytes, ProtFlags::READ | ProtFlags::WRITE)
     }
 
-    /// Like [`open`](Self::open), but read-only: a write through the mapping raises `SIGSEGV`.
+    /// Like [`open`](Self::open), but read-only: a write through the mapping raises `SIGSEGV`. Works for the memory of
+    /// both [`create`](Self::create) and [`create_read_only`](Self::create_read_only).
     ///
     /// # Errors
-    /// As for [`open`](Self::open).
+    /// A description of the problem, as for [`open`](Self::open).
     pub fn open_read_only(memory: BorrowedFd<'_>, bytes: usize) -> Result<Self, String> {
         Self::open_with(memory, bytes, ProtFlags::READ)
     }
@@ -85,12 +91,13 @@ impl SharedMemory {
     }
 
     fn map(memory: BorrowedFd<'_>, bytes: usize, protection: ProtFlags) -> io::Result<Self> {
-        // SAFETY: a new mapping. The memory has this length, and keeps it.
+        // SAFETY: this makes a new mapping and replaces none. The memory has this length. Its seals fix the length
+        // before another process gets a descriptor.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, memory, 0) }?;
         Ok(Self { base: NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?, bytes })
     }
 
-    /// Returns the address of the mapping, which is valid as long as this value.
+    /// Returns the address of the mapping, which is valid until this value is dropped.
     #[must_use]
     pub fn start(&self) -> NonNull<u8> {
         self.base

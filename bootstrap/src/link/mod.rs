@@ -6,9 +6,9 @@
 //! descriptors, one per message, each with a [`Tag`] for its kind. Every process has a place, a number that the
 //! caller assigns. Of two processes, the one with the lower place connects.
 //!
-//! A process of another user, or without the token, receives nothing. No exchange waits for it, whatever it sends.
-//! Every wait for another process has a deadline. The errors distinguish a process that is gone from one that is
-//! late.
+//! A process of another user, or without the token, receives nothing. An exchange does not wait for such a process,
+//! whatever it sends. Every wait for another process has a deadline. The errors distinguish a process that is gone
+//! ([`LinkError::Gone`]) from one that is late ([`LinkError::Absent`]).
 //!
 //! [`SharedMemory`] is memory that two processes use to communicate without system calls.
 //!
@@ -62,7 +62,8 @@ pub use self::{
 };
 use crate::{hash::fnv64, store::StoreError};
 
-/// The kind of a descriptor, chosen by its sender. The receiver closes a descriptor with an unexpected tag.
+/// The kind of a descriptor, chosen by its sender. A descriptor with a tag that the receiver does not expect is closed,
+/// and [`LinkError::Unexpected`] is returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tag(pub [u8; 4]);
 
@@ -79,40 +80,40 @@ pub enum LinkError {
     /// The folder for this process's socket, or the socket, cannot be made.
     #[error("no socket {}: {source}; XDG_RUNTIME_DIR or TMPDIR must name a folder that can be written to", path.display())]
     Folder {
-        /// The folder or the socket.
+        /// The path of the folder or of the socket.
         path: PathBuf,
         /// The operating system's error.
         #[source]
         source: io::Error,
     },
-    /// A process sent something unexpected.
+    /// A process sent something unexpected, or its endpoint is malformed or cannot be trusted.
     #[error("place {place}: {problem}")]
     Unexpected {
-        /// The process.
+        /// The place of that process.
         place: u64,
-        /// The expected and the found value.
+        /// The found value, and the expected value where there is one.
         problem: String,
     },
-    /// A process that has ended, or no longer listens.
+    /// A process has ended, no longer listens, or has closed the connection.
     #[error("place {place} is gone: {problem}")]
     Gone {
-        /// The process.
+        /// The place of that process.
         place: u64,
         /// How this process noticed it.
         problem: String,
     },
-    /// Processes that did not connect, send or receive before the deadline.
+    /// Processes did not connect, send or receive before the deadline.
     #[error("places {places:?} did not come within {waited:.1?}")]
     Absent {
-        /// The processes.
+        /// The places of those processes.
         places: Vec<u64>,
-        /// The time waited.
+        /// The time since the deadline was set.
         waited: Duration,
     },
     /// A system call failed.
     #[error("handing descriptors to the processes of this host: {0}")]
     System(#[from] io::Error),
-    /// The store failed while this process waited for an endpoint.
+    /// The function `endpoint` that the caller passed to [`exchange()`] failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -125,8 +126,8 @@ impl From<rustix::io::Errno> for LinkError {
 
 /// Returns a number that identifies this host: a hash of the kernel's boot id, the network namespace and the host
 /// name. Processes with the same number share a kernel, which shared memory needs, and a network namespace, which
-/// NCCL needs to pass descriptors over abstract sockets. If the variable `NCCL_HOSTID` is set, its hash is the
-/// number, as in NCCL.
+/// NCCL needs to pass descriptors over abstract sockets. If the environment variable `NCCL_HOSTID` is set and not
+/// empty, its hash is the number, as in NCCL. A part that cannot be read counts as empty.
 #[must_use]
 pub fn host() -> u64 {
     if let Some(name) = env::var_os("NCCL_HOSTID").filter(|name| !name.is_empty()) {
@@ -141,14 +142,15 @@ pub fn host() -> u64 {
 /// The secret in an endpoint. Only processes that can read the endpoint in the store know it.
 type Token = [u8; 16];
 
+/// Returns 16 random bytes of the kernel. Also makes the names of folders.
 fn fresh_token() -> io::Result<Token> {
     let mut token = Token::default();
     getrandom(&mut token, GetRandomFlags::empty())?;
     Ok(token)
 }
 
-/// Waits until a descriptor is ready, for at most `patience`, and at most an hour. Returns false after a timeout or
-/// a signal.
+/// Waits until a descriptor is ready, for at most `patience`, and at most an hour. Returns true if one is ready, and
+/// false after a timeout or a signal. Callers repeat the call until their deadline.
 fn poll_all(what: &mut [PollFd<'_>], patience: Duration) -> io::Result<bool> {
     let patience = Timespec::try_from(patience.min(Duration::from_secs(3600))).unwrap_or_default();
     match poll(what, Some(&patience)) {

@@ -56,15 +56,17 @@ fn file(text: &str) -> File {
     file
 }
 
+/// Returns the contents of a file.
 fn read(descriptor: &OwnedFd) -> String {
-    // All processes with the descriptor share its file position, so this does not use the position.
+    // All processes with the descriptor share its file position, so this neither uses nor moves the position.
     let file = File::from(descriptor.try_clone().unwrap());
     let mut text = vec![0; file.metadata().unwrap().len() as usize];
     file.read_exact_at(&mut text, 0).unwrap();
     String::from_utf8(text).unwrap()
 }
 
-/// Runs one member among `listeners`. Returns the other members with their descriptors, in the order of places.
+/// Runs the exchange of the member at place `me`, with one file per tag. Each member has one of `listeners`. Returns
+/// the other members with their descriptors, in ascending order of places.
 fn member(
     listeners: &[Listener],
     me: usize,
@@ -110,13 +112,14 @@ fn path(listener: &Listener) -> PathBuf {
     PathBuf::from(std::str::from_utf8(&listener.endpoint()[16..]).unwrap())
 }
 
+/// Connects to the listener, and sends nothing.
 fn knock(listener: &Listener) -> OwnedFd {
     let socket = new_socket().unwrap();
     connect(&socket, &SocketAddrUnix::new(path(listener)).unwrap()).unwrap();
     socket
 }
 
-/// Sends `message` with `count` descriptors.
+/// Sends `message` with `count` descriptors. Ignores errors, because the listener may have closed the connection.
 fn say(socket: &OwnedFd, message: &[u8], count: usize) {
     let file = file("garbage");
     let attached = vec![file.as_fd(); count];
@@ -222,7 +225,7 @@ fn the_folder_goes_with_the_listener_and_after_its_death() {
     drop(listener);
     assert!(!folder.exists());
 
-    // A killed process leaves a folder with a socket and without a lock.
+    // A killed process leaves a folder with a socket, which nobody has locked.
     fs::create_dir(&folder).unwrap();
     sweep();
     assert!(folder.exists(), "it may be one that is being made");
@@ -236,13 +239,15 @@ fn the_folder_goes_with_the_listener_and_after_its_death() {
 /// The user id of the user `nobody`.
 const NOBODY: u32 = 65534;
 
-/// Set for a process that runs as another user.
+/// The variable that is set for a process that runs as another user. For `another_users_listener`, it contains the
+/// path of the socket.
 const OTHER: &str = "PROCESS_GROUP_TEST_OTHER_USER";
 
-/// The output of the other user's process: it could not enter the folder, or it could and has connected.
+/// The output of `another_user`: it could not enter the folder, or it has entered and has connected.
 const PLACES: [&str; 2] = ["outside", "inside"];
 
-/// The other user's process of the test below. It connects to the given endpoint and sends the message of member 0.
+/// The process that [`start_as_nobody`] starts. It reads an endpoint from its input, connects, and sends the message
+/// of member 0. The listener must close the connection.
 #[test]
 #[ignore = "the body of a process that a test starts"]
 fn another_user() {
@@ -262,6 +267,7 @@ fn another_user() {
     assert!(matches!(message, Ok((_, 0)) | Err(Errno::CONNRESET)), "{message:?}");
 }
 
+/// Starts `another_user` as the user `nobody`.
 fn start_as_nobody() -> io::Result<Child> {
     test_command(concat!(module_path!(), "::another_user"))?
         .env(OTHER, "1")
@@ -281,8 +287,8 @@ fn another_user_enters_no_folder_and_is_ignored_by_every_listener() {
     if !geteuid().is_root() {
         return println!("skipped: who is not root cannot be another user");
     }
-    // First the folder has its own mode. Then its mode lets every user in, so that the listener itself has to
-    // check the peer's user.
+    // First the folder has the mode with which it was made. Then its mode lets every user in, so that the listener
+    // itself has to check the peer's user.
     for place in PLACES {
         if place == PLACES[1] {
             fs::set_permissions(folder, Permissions::from_mode(0o755)).unwrap();
@@ -301,7 +307,7 @@ fn another_user_enters_no_folder_and_is_ignored_by_every_listener() {
         let mut lines = BufReader::new(other.stdout.take().unwrap()).lines().map_while(io::Result::ok);
         let said = lines.find_map(|line| PLACES.into_iter().find(|place| line.ends_with(place)));
         assert_eq!(said, Some(place));
-        // Members connect only through a folder that no other user can enter.
+        // Members refuse to connect through a folder that other users can enter, so its mode is restored.
         fs::set_permissions(folder, Permissions::from_mode(0o700)).unwrap();
         all_meet(&listeners);
         lines.for_each(drop);
@@ -309,7 +315,9 @@ fn another_user_enters_no_folder_and_is_ignored_by_every_listener() {
     }
 }
 
-/// The other user's process of the test below. It listens at the given path, and prints whether it received anything.
+/// The process of the test `a_listener_of_another_user_is_given_nothing`. It starts as root, listens at the path in
+/// [`OTHER`] as the user `nobody`, and prints whether it received anything. If the folder does not exist, it makes the
+/// folder as `nobody`.
 #[test]
 #[ignore = "the body of a process that a test starts"]
 fn another_users_listener() {
@@ -383,7 +391,7 @@ fn a_folder_that_others_can_enter_or_replace_is_refused() {
     check_home(home.path()).unwrap();
 }
 
-/// A symbolic link in place of the listener's folder is not followed.
+/// Members do not follow a symbolic link in place of the listener's folder.
 #[test]
 fn a_folder_that_is_swapped_is_seen() {
     let listeners = listeners(2);

@@ -8,15 +8,16 @@ use super::{
 };
 
 thread_local! {
-    /// The runtime of this thread; [`Standard`] if there is none.
+    /// The current runtime of this thread. `None` means [`Standard`].
     static CURRENT: RefCell<Option<Arc<dyn Runtime>>> = const { RefCell::new(None) };
 }
 
-/// Makes `runtime` the current one of this thread until the result is dropped.
+/// Makes `runtime` the current one of this thread until the returned guard is dropped. Drop the guards of nested calls
+/// in reverse order.
 ///
 /// Threads that [`spawn`](super::spawn) starts have the runtime of their parent. Threads that the standard library
-/// starts have [`Standard`]. The ranks of a seeded world share one thread, and so its current runtime: enter it
-/// before the world is started, and not in each rank.
+/// starts have [`Standard`]. The ranks of a seeded world share one thread, and therefore one current runtime: call this
+/// function before the world is started, and not in each rank.
 pub fn enter(runtime: Arc<dyn Runtime>) -> Entered {
     Entered { before: CURRENT.replace(Some(runtime)), _not_send: PhantomData }
 }
@@ -25,8 +26,9 @@ pub fn enter(runtime: Arc<dyn Runtime>) -> Entered {
 #[derive(Debug)]
 #[must_use = "the runtime is left when this value is dropped"]
 pub struct Entered {
+    /// The previous runtime. `None` means [`Standard`].
     before: Option<Arc<dyn Runtime>>,
-    /// The value belongs to the thread that has called [`enter`].
+    /// Keeps the guard on the thread that has called [`enter`].
     _not_send: PhantomData<*const ()>,
 }
 
@@ -36,35 +38,37 @@ impl Drop for Entered {
     }
 }
 
-/// Calls `f` with the current runtime. The runtime is borrowed from no thread-local variable then, so `f` may wait.
+/// Calls `f` with the current runtime. The thread-local variable is not borrowed during the call, so `f` may wait while
+/// other ranks on this thread use the variable.
 pub(super) fn with<R>(f: impl FnOnce(&dyn Runtime) -> R) -> R {
-    // A destructor may call this when the thread-local variables of its thread are gone.
+    // `try_with` fails if a destructor calls this after the thread's thread-local variables were destroyed.
     match CURRENT.try_with(|current| current.borrow().clone()) {
         Ok(Some(runtime)) => f(&*runtime),
         _ => f(&Standard),
     }
 }
 
-/// Blocks the current thread for this time.
+/// Blocks the current thread for this time, on the clock of its runtime.
 pub fn sleep(time: Duration) {
     with(|runtime| runtime.sleep(time));
 }
 
-/// Blocks until the count of `event` is not `seen`, for at most `limit`. [`Duration::MAX`] means no limit.
+/// Blocks until the count of `event` differs from `seen`, for at most `limit`. [`Duration::MAX`] means no limit.
 ///
-/// Returns false, at once, if the thread cannot block and there is no limit. Only a rank of a seeded world that
-/// unwinds from a panic gets this. The caller must then give up.
+/// Returns true after a notification, and also after the limit. Returns false, without blocking, only if there is no
+/// limit and the caller is a rank of a seeded world that unwinds from a panic, and so cannot block. The caller must
+/// then stop waiting.
 pub fn wait(event: &Event, seen: u64, limit: Duration) -> bool {
     with(|runtime| runtime.wait(event, seen, limit))
 }
 
-/// Lets a seeded scheduler run another rank first. `label` names the place in its history. Does nothing on
-/// [`Standard`].
+/// Lets a seeded scheduler run another rank first. The scheduler records `label` in the history of the run. Does
+/// nothing on [`Standard`].
 pub fn yield_point(label: &'static str) {
     with(|runtime| runtime.yield_point(label));
 }
 
-/// A time on the clock of the current runtime. Times of different runtimes cannot be compared.
+/// A time on the clock of the current runtime. A comparison of times of different runtimes has no meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Instant {
     since_origin: Duration,

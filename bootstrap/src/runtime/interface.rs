@@ -6,11 +6,11 @@ use std::{
     time::Duration,
 };
 
-/// Something that threads wait for: a count of notifications.
+/// A count of notifications, which threads use to wait for a condition.
 ///
-/// Read [`count`](Event::count), then check the condition, then [`wait`](super::wait) with that count. So a
-/// notification between the check and the wait is not missed. Code that changes the data of the condition calls
-/// [`notify_all`](Event::notify_all) afterwards.
+/// Read [`count`](Event::count), then check the condition, then call [`wait`](super::wait) with that count. The wait
+/// then returns at once if a notification came after the count was read. Code that changes the data of the condition
+/// calls [`notify_all`](Event::notify_all) afterwards.
 #[derive(Debug)]
 pub struct Event {
     name: &'static str,
@@ -19,13 +19,13 @@ pub struct Event {
 }
 
 impl Event {
-    /// Makes an event. `name` completes the sentence "… waits for", in reports of a simulated runtime.
+    /// Makes an event. `name` completes the sentence "rank 0 waits for …" in reports of a simulated runtime.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
         Self { name, count: Mutex::new(0), changed: Condvar::new() }
     }
 
-    /// Returns the name.
+    /// Returns the name given to [`new`](Event::new).
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.name
@@ -43,7 +43,8 @@ impl Event {
         self.changed.notify_all();
     }
 
-    /// Blocks the calling thread of the operating system until the count differs from `seen`, for at most `limit`.
+    /// Blocks the calling thread of the operating system until the count differs from `seen`, for at most `limit`. A
+    /// simulated runtime must not call this, because it would block all ranks.
     pub(super) fn park(&self, seen: u64, limit: Duration) {
         let waited = self.changed.wait_timeout_while(self.lock(), limit, |count| *count == seen);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
@@ -65,19 +66,22 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// Blocks the current thread until the count of `event` differs from `seen`, for at most `limit`. With
     /// [`Duration::MAX`] there is no limit.
     ///
-    /// Returns true after a notification, and after the limit. Returns false, at once, only if there is no limit and
-    /// the thread cannot block: a rank of a seeded world that unwinds from a panic. The caller must then give up.
+    /// Returns true after a notification, and also after the limit. Returns false, without blocking, only if there is
+    /// no limit and the caller is a rank of a seeded world that unwinds from a panic, and so cannot block. The caller
+    /// must then stop waiting.
     fn wait(&self, event: &Event, seen: u64, limit: Duration) -> bool;
 
-    /// Starts a thread that runs `body`. The implementation makes this runtime the current one in `body`. Exception:
-    /// outside a seeded world, `Seeded` starts a thread of [`Standard`](super::Standard).
+    /// Starts a thread with this name that runs `body`, and detaches it. The implementation makes this runtime the
+    /// current one in `body`. Exception: outside a seeded world, `Seeded` starts a thread of
+    /// [`Standard`](super::Standard).
     ///
     /// # Errors
-    /// The operating system refuses another thread, or `name` contains a zero byte.
+    /// Those of [`Standard`](super::Standard): the operating system refuses another thread, or `name` contains a zero
+    /// byte.
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<()>;
 
-    /// Lets a simulated runtime run another thread first. Its scheduler records `label` in the history of the run.
-    /// Real threads run side by side anyway, so the default does nothing.
+    /// Lets a simulated runtime run another thread first. Its scheduler records `label` in the history of the run. The
+    /// default does nothing, because the operating system can switch between real threads at any point.
     fn yield_point(&self, label: &'static str) {
         let _ = label;
     }

@@ -6,7 +6,7 @@
 //! - `Seeded`, with the feature `simulation`: the seeded scheduler of `gpu_sim::sched`. All ranks of a program run
 //!   on one thread, in an order that a seed decides, and the clock is virtual.
 //!
-//! [`enter`] selects the runtime of a thread.
+//! [`enter`] sets the current runtime of a thread.
 //!
 //! Sockets are not part of the interface. The host of a `TcpStore` sleeps in epoll over thousands of descriptors, so
 //! the interface would have to copy epoll. Its protocol already consists of state machines without I/O
@@ -14,7 +14,8 @@
 //! [`HashStore`](crate::store::HashStore) or [`FileStore`](crate::store::FileStore).
 //!
 //! Invariant: no lock is held during a call of [`sleep`], [`wait`], [`yield_point`] or [`JoinHandle::join`].
-//! The other ranks of a seeded world share the thread, and would block it for ever if they took the lock.
+//! All ranks of a seeded world share one thread. A rank that tried to take a lock which another rank holds would block
+//! this thread for ever.
 //!
 //! ```
 //! use bootstrap::runtime::{self, Event, Instant};
@@ -31,7 +32,7 @@
 //! })?;
 //! let (begun, limit) = (Instant::now(), Duration::from_secs(30));
 //! loop {
-//!     // Read before the condition: a notification between the check and the wait then ends the wait.
+//!     // The count is read before the condition, so that no notification after the check is missed.
 //!     let seen = ready.1.count();
 //!     if ready.0.load(Ordering::SeqCst) || begun.elapsed() >= limit {
 //!         break;

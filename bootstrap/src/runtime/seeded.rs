@@ -16,9 +16,11 @@ use super::{
 };
 
 /// Runs on the seeded scheduler of `gpu_sim::sched`: ranks and threads are coroutines on one thread, the seed chooses
-/// the one that runs, and the clock is virtual. On a thread without a seeded world it behaves as [`Standard`].
+/// the one that runs, and the clock is virtual. On a thread that runs no ranks of a seeded world it behaves as
+/// [`Standard`].
 ///
-/// Enter it on the thread that starts the world, before the world is started. It is then left after the world's end.
+/// Call [`enter`](super::enter) on the thread that starts the world, before the world is started, and drop the guard
+/// after the end of the world. Make one runtime for each world.
 ///
 /// ```
 /// use bootstrap::{runtime::{self, Seeded}, store::{Deadline, HashStore, Store, StoreError}};
@@ -44,25 +46,28 @@ use super::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A wait unwinds, like a panic but without a message, if the world ends or if no rank can go on (a deadlock, which
+/// A wait unwinds, like a panic but without a message, if the world ends or if no rank can continue (a deadlock, which
 /// [`run_actors`](gpu_sim::World::run_actors) reports).
 ///
-/// The scheduler cannot suspend a rank that unwinds from a panic. If a destructor waits then, the clock advances by
-/// the limit of the wait, and no other rank runs.
+/// The scheduler cannot suspend a rank that unwinds from a panic. If a destructor waits during that time, no other rank
+/// runs. The clock advances by the limit of the wait, and a wait without a limit returns false.
 #[derive(Debug, Default)]
 pub struct Seeded {
-    /// The sum of the waits of ranks that were unwinding, in nanoseconds. The clock is the world's clock plus this.
+    /// The sum of the limits of all waits of ranks that were unwinding, in nanoseconds. The clock of this runtime is
+    /// the world's clock plus this sum.
     skipped: AtomicU64,
 }
 
 impl Seeded {
-    /// Makes the runtime. Its clock starts with the next world.
+    /// Makes the runtime. In a seeded world, its clock starts at zero.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Ends a wait that the scheduler has refused. Returns false if there is no limit.
+    /// Handles the error of a wait, and returns the result of [`Runtime::wait`]. Returns true if the limit has passed.
+    /// Unwinds if the world has ended or is in a deadlock. If the rank unwinds already, advances the clock by the limit
+    /// and returns true, or returns false if there is no limit.
     fn end(&self, error: &WaitError, limit: Duration) -> bool {
         if matches!(error, WaitError::TimedOut { .. }) {
             return true;
@@ -98,7 +103,7 @@ impl Runtime for Seeded {
         if !sched::is_seeded() {
             return Standard.wait(event, seen, limit);
         }
-        // The scheduler checks the conditions of all waits before each step, so that nobody notifies this signal.
+        // The scheduler checks the conditions of all waits before each step, so this signal needs no notification.
         let signal = Signal::new();
         let until = (limit != Duration::MAX).then(|| sched::now().saturating_add(limit));
         let waited = sched::wait(&signal, || event.name().to_owned(), until, || event.count() != seen);

@@ -13,7 +13,7 @@ use super::interface::{Event, Runtime};
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Standard;
 
-/// The origin of the clock: its first use in this process.
+/// The origin of the clock: the time of its first use in this process.
 static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 impl Runtime for Standard {

@@ -13,7 +13,7 @@ use super::{
     interface::Event,
 };
 
-/// Starts a thread of the current runtime, which is also the runtime of the new thread.
+/// Starts a thread of the current runtime. The new thread has the same current runtime.
 ///
 /// # Errors
 /// The operating system refuses another thread, or `name` contains a zero byte.
@@ -32,13 +32,15 @@ pub fn spawn<T: Send + 'static>(
     Ok(JoinHandle { ended })
 }
 
-/// The end of a thread that [`spawn`] has started. The thread goes on if this is dropped.
+/// A handle to a thread that [`spawn`] has started. Dropping it detaches the thread.
 pub struct JoinHandle<T> {
     ended: Arc<Ended<T>>,
 }
 
 struct Ended<T> {
+    /// The result of the body. `None` until the body has ended.
     result: Mutex<Option<thread::Result<T>>>,
+    /// Notified after `result` is set.
     event: Event,
 }
 
@@ -60,7 +62,7 @@ impl<T> JoinHandle<T> {
     ///
     /// # Errors
     /// The payload of the panic that ended the body. If the caller is a rank of a seeded world that unwinds from a
-    /// panic, it cannot wait, and the error is a text that says so.
+    /// panic, it cannot wait. If the body has not ended yet, the error is then a `&'static str` that says so.
     pub fn join(self) -> thread::Result<T> {
         loop {
             let seen = self.ended.event.count();

@@ -17,25 +17,27 @@ use crate::runtime::Instant;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadline {
+    /// The time at which the deadline was created.
     set: Instant,
     timeout: Duration,
 }
 
 impl Deadline {
-    /// The longest deadline: a century, so that adding it to any clock is safe.
+    /// The longest timeout: 100 years. It can be added to any `Instant` without overflow.
     const FURTHEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-    /// Returns the deadline `timeout` from now.
+    /// Returns the deadline `timeout` from now. A timeout of more than 100 years is shortened to 100 years.
     pub fn after(timeout: Duration) -> Self {
         Self { set: Instant::now(), timeout: timeout.min(Self::FURTHEST) }
     }
 
-    /// Returns a deadline that has passed. A wait with it makes one attempt and does not block.
+    /// Returns a deadline that has passed. An operation with it checks its keys once and does not wait for them. It may
+    /// still block until the store answers.
     pub fn now() -> Self {
         Self::after(Duration::ZERO)
     }
 
-    /// Returns the time left; zero once the deadline has passed.
+    /// Returns the time left. It is zero once the deadline has passed.
     pub fn remaining(&self) -> Duration {
         self.timeout.saturating_sub(self.set.elapsed())
     }
@@ -45,7 +47,7 @@ impl Deadline {
         self.remaining().is_zero()
     }
 
-    /// Returns the time from the creation of this deadline to the deadline.
+    /// Returns the time between the creation of this deadline and the time at which it passes.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -55,7 +57,7 @@ impl Deadline {
         self.set.elapsed()
     }
 
-    /// Returns the earlier of this deadline and `timeout` from now.
+    /// Returns a new deadline `timeout` from now if that is earlier than this deadline, otherwise this deadline.
     #[must_use]
     pub fn at_most(self, timeout: Duration) -> Self {
         let other = Self::after(timeout);

@@ -15,13 +15,14 @@ pub enum StoreError {
     /// At the deadline, some keys did not exist, or the queue was empty. The store stays usable.
     #[error("waited {waited:?} for {} that nobody has set; either the rank that sets it is late, or it never will", list(.keys))]
     Timeout {
-        /// The missing keys of the wait, or all of its keys if it is not known which are missing.
+        /// The missing keys of the wait, or all of its keys if it is not known which are missing. For a queue, its
+        /// name.
         keys: Vec<String>,
         /// The time since the deadline was created.
         waited: Duration,
     },
-    /// The store's host answered earlier and can no longer be reached: its process has ended, and the store's
-    /// contents are lost, or its machine is cut off.
+    /// The store's host answered earlier and can no longer be reached. Either its process has ended, and the store's
+    /// contents are lost, or its machine cannot be reached.
     #[error(
         "the store's host at {address} died during {operation}: its process ended or its machine is cut off"
     )]
@@ -33,7 +34,8 @@ pub enum StoreError {
         /// The operating system's error.
         source: Arc<io::Error>,
     },
-    /// The host holds the connection open but does not answer.
+    /// The host holds the connection open but did not answer in time: within the patience, or, for an operation with a
+    /// deadline, soon after the deadline. See [`TcpOptions::patience`](super::TcpOptions::patience).
     #[error(
         "the store's host at {address} did not answer {operation} within {waited:?}; it is stopped or overloaded"
     )]
@@ -42,10 +44,10 @@ pub enum StoreError {
         address: String,
         /// The operation in progress.
         operation: String,
-        /// The time since the deadline was created.
+        /// The time since the deadline was created. For an operation without a deadline, the time since its start.
         waited: Duration,
     },
-    /// No process accepted a connection before the deadline.
+    /// No connection to the store was possible before the deadline. At the last attempt, no process accepted one.
     #[error(
         "no store at {address} after {waited:?} and {attempts} attempts; is its host (rank 0) running, and the address right?"
     )]
@@ -59,7 +61,8 @@ pub enum StoreError {
         /// The last attempt's error.
         source: Arc<io::Error>,
     },
-    /// Until the deadline, the host accepted connections, but closed each before its greeting was complete.
+    /// No connection to the store was possible before the deadline. At the last attempt, a process accepted one but
+    /// closed it before the greeting was complete.
     #[error(
         "the store at {address} has turned this process away {attempts} times within {waited:?}; it has as many clients \
          as it may have (its limit, or `ulimit -n`), or it is no store"
@@ -82,14 +85,14 @@ pub enum StoreError {
         /// The reason.
         source: Distrust,
     },
-    /// A key that only one process writes, and only once, holds another value.
+    /// [`publish`](super::publish) found another value under its key.
     #[error(
         "{key} holds {found} bytes that this process has not written; another process has taken its place"
     )]
     Taken {
         /// The key.
         key: String,
-        /// The number of bytes found.
+        /// The length of that value, in bytes.
         found: usize,
     },
     /// The job's secret cannot be used: the variable or the file contains no valid one, the file cannot be read or
@@ -101,12 +104,13 @@ pub enum StoreError {
         /// A description of the problem, without the secret.
         problem: String,
     },
-    /// The process at the address is not a store: its answer is wrong, or did not come before the deadline.
+    /// The process at the address accepts connections, but does not behave as a store: its answer to the greeting is
+    /// invalid, or it did not answer before the deadline.
     #[error("what listens at {address} is not a store: {found}; is the port right?")]
     NotAStore {
         /// The address.
         address: String,
-        /// The data found instead.
+        /// A description of the invalid answer, or of the time without an answer.
         found: String,
     },
     /// The connection broke during an operation, and the host accepted another connection afterwards. It has probably
@@ -120,7 +124,7 @@ pub enum StoreError {
         /// A description of the possible reasons.
         limits: &'static str,
     },
-    /// The address is already in use.
+    /// The host cannot listen at the address because its port is already in use.
     #[error(
         "cannot host a store at {address}: the port is in use; choose another, or port 0 for any that is free"
     )]
@@ -141,7 +145,7 @@ pub enum StoreError {
     Address {
         /// The address given.
         address: String,
-        /// The error of the name look-up.
+        /// The error of the parser or of the name look-up.
         source: Arc<io::Error>,
     },
     /// The host answered with bytes that the protocol does not allow.
@@ -164,7 +168,7 @@ pub enum StoreError {
         unit: &'static str,
         /// The size of the part.
         size: usize,
-        /// The largest that is accepted.
+        /// The largest size that is accepted.
         limit: usize,
     },
     /// The value to add to is not a number, or the sum is out of range.
@@ -172,7 +176,7 @@ pub enum StoreError {
     NotANumber {
         /// The key.
         key: String,
-        /// The start of its value.
+        /// The start of its value, at most 64 bytes.
         value: String,
     },
     /// Some ranks did not come to a meeting ([`rendezvous`](super::rendezvous()) or [`barrier`](super::barrier)). Every
@@ -188,19 +192,21 @@ pub enum StoreError {
         /// The time since the deadline was created.
         waited: Duration,
     },
-    /// Fewer workers connected than the store's host waited for.
+    /// The store's host waited for its workers until the deadline, and not all have connected. See
+    /// [`TcpOptions::workers`](super::TcpOptions::workers).
     #[error("only {arrived} of {expected} workers have connected to the store at {address} after {waited:?}")]
     Workers {
         /// The store's address.
         address: String,
-        /// The number of workers that have connected, including the host.
+        /// The number of workers that have connected, including the host; 0 if it could not be read.
         arrived: i64,
         /// The number of workers expected.
         expected: i64,
         /// The time since the deadline was created.
         waited: Duration,
     },
-    /// A rank will not come to a meeting: it has said so, or another rank has reported it.
+    /// A rank will not come to a meeting. It has said so itself, or another rank has reported it. The operations of
+    /// this module never return this error. Protocols that use a store do.
     #[error("rank {rank} has left the meeting at {at:?}: {cause}")]
     GivenUp {
         /// The rank.
@@ -210,7 +216,7 @@ pub enum StoreError {
         /// The reason.
         cause: String,
     },
-    /// Two processes use one rank, or a name was used for a second meeting.
+    /// One rank came to a meeting twice: two processes use this rank, or the meeting's name was used before.
     #[error(
         "rank {rank} has come to {at:?} twice; do two processes run with this rank, or is the name used twice?"
     )]
@@ -230,7 +236,7 @@ pub enum StoreError {
         /// The operating system's error.
         source: Arc<io::Error>,
     },
-    /// The system refuses an operation on a store's file.
+    /// A system call on a store's file failed, or the path does not name a regular file.
     #[error("cannot {operation} the store's file {}", .path.display())]
     File {
         /// The path of the file.
@@ -251,12 +257,13 @@ pub enum StoreError {
         path: PathBuf,
         /// The user id of the file's owner.
         owner: u32,
-        /// The mode of the file.
+        /// The mode of the file: its permission bits, including set-user-ID, set-group-ID and sticky.
         mode: u32,
-        /// The user id of this process.
+        /// The effective user id of this process.
         user: u32,
     },
-    /// Another process does not release the lock of a store's file.
+    /// Another process did not release the lock of a store's file within the time that
+    /// [`FileOptions::patience`](super::FileOptions::patience) describes.
     #[error(
         "{operation} waited {waited:?} for the lock of the store's file {}; the process that has it is stopped or \
          hangs (`lslocks` names it)",
@@ -267,7 +274,7 @@ pub enum StoreError {
         path: PathBuf,
         /// The operation in progress.
         operation: String,
-        /// The time waited.
+        /// The time that the operation has waited for the lock.
         waited: Duration,
     },
     /// A store's file was removed while this process used it.
@@ -276,7 +283,7 @@ pub enum StoreError {
         /// The path of the file.
         path: PathBuf,
     },
-    /// A store's file contains something other than records, or a record with a key or value above this process's
+    /// A store's file contains something other than records, contains a record with a key or value above this process's
     /// limits, or has become shorter.
     #[error(
         "the store's file {} holds no record at byte {offset} but {found}; it is another program's, or a writer was \
@@ -288,10 +295,10 @@ pub enum StoreError {
         path: PathBuf,
         /// The position of the invalid data, in bytes.
         offset: u64,
-        /// The data found there.
+        /// A description of the data found there.
         found: String,
     },
-    /// An argument is invalid, or the text describes another error for which a retry is useless.
+    /// An argument is invalid, or an error has no variant of its own. The message describes it. A retry cannot succeed.
     #[error("{0}")]
     Argument(String),
 }
@@ -312,7 +319,7 @@ impl From<Refusal> for StoreError {
     }
 }
 
-/// Formats a key or a value for a message.
+/// Formats a key or a value for a message. Replaces bytes that are not UTF-8.
 pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
@@ -322,7 +329,7 @@ pub(super) fn into_text(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes).unwrap_or_else(|error| text(error.as_bytes()))
 }
 
-/// Formats the first few keys.
+/// Formats the first eight keys, and the number of the others.
 fn list(keys: &[String]) -> String {
     const SHOWN: usize = 8;
     let names: Vec<_> = keys.iter().take(SHOWN).map(|key| format!("{key:?}")).collect();

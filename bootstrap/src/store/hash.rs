@@ -36,7 +36,7 @@ pub struct HashStore {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// Notified when `State::woken` has changed.
+    /// Notified when clients were added to `State::woken`.
     woken: Event,
 }
 
@@ -49,8 +49,9 @@ impl Default for Shared {
 #[derive(Debug, Default)]
 struct State {
     table: Table,
-    /// Each call to the table uses a new client id.
+    /// The client id that was used last. Each request to the table uses a new one.
     clients: ClientId,
+    /// The clients whose wait has ended in the table, but whose thread has not noticed it yet.
     woken: HashSet<ClientId>,
 }
 
@@ -60,7 +61,7 @@ impl HashStore {
         Self::default()
     }
 
-    /// Returns an empty store with these limits.
+    /// Returns an empty store with other limits.
     pub fn with_limits(limits: Limits) -> Self {
         let state = State { table: Table::new(limits), ..State::default() };
         Self { shared: Arc::new(Shared { state: Mutex::new(state), ..Shared::default() }) }
@@ -70,9 +71,9 @@ impl HashStore {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Releases the lock until a client is woken, for at most `limit`.
+    /// Releases the lock, waits until any client is woken, for at most `limit`, and takes the lock again.
     fn unlocked<'a>(&'a self, state: MutexGuard<'a, State>, limit: Duration) -> MutexGuard<'a, State> {
-        // Read under the lock: a client that is woken after its release ends the wait.
+        // The count is read under the lock. So a notification after the lock is released ends the wait.
         let seen = self.shared.woken.count();
         drop(state);
         runtime::wait(&self.shared.woken, seen, limit);
@@ -89,7 +90,8 @@ impl State {
         Ok(reply)
     }
 
-    /// Serves the first request of a new client.
+    /// Serves the first request of a new client. Returns the client's id and the reply. The reply is `None` if the
+    /// request has none, or if the client now waits.
     fn join(&mut self, request: Request) -> Result<(ClientId, Option<Reply>)> {
         self.clients += 1;
         let client = self.clients;
@@ -98,12 +100,14 @@ impl State {
         Ok((client, self.note(client, replies)))
     }
 
+    /// Removes a client from the table, and ends its wait.
     fn leave(&mut self, client: ClientId) {
         let mut replies = Vec::new();
         self.table.leave(client, &mut replies);
         self.note(client, replies);
     }
 
+    /// Returns the reply to `client`, if there is one, and adds the other clients in `replies` to `woken`.
     fn note(&mut self, client: ClientId, replies: Vec<(ClientId, Reply)>) -> Option<Reply> {
         let mut own = None;
         for (to, reply) in replies {
@@ -150,8 +154,8 @@ impl Service for HashStore {
                 state = self.unlocked(state, left);
                 there = state.woken.remove(&client);
             }
-            // Other threads may have changed the keys since this client was woken, so they are checked again under
-            // this lock.
+            // Other threads may have changed the keys after this client was woken and before it took the lock, so the
+            // keys are checked again.
             let still_there = state.serve(Request::Check { keys: keys.clone() });
             let reply = match (still_there, &request) {
                 (Ok(Some(Reply::Status(0))), Some(request)) => state.serve(request.clone()).map(Some),

@@ -8,7 +8,8 @@
 //!   serves the processes of a job, and is compatible with PyTorch's store on the wire. [`FileStore`] serves
 //!   processes that share a disk, and is compatible with PyTorch's file. [`PrefixStore`] is a namespace in
 //!   another store.
-//! - [`rendezvous()`], [`barrier`]: wait for all ranks. If some do not come, all others get the same list of them.
+//! - [`rendezvous()`], [`barrier`]: wait for all ranks. If some ranks do not come, every rank that came gets the same
+//!   list of the missing ones.
 //! - [`machine`]: the semantics and the protocol as state machines without I/O. Every store uses them.
 //!
 //! Invariants: every wait has a [`Deadline`]. If the process that hosts a store has ended, or the file of a store
@@ -37,11 +38,12 @@ pub use rendezvous::{barrier, rendezvous};
 pub use setting::SecretSetting;
 pub use tcp::{HostReport, TcpOptions, TcpStore};
 
-/// Writes `value` under a key that only one process writes, and only once, such as its address. It is safe to call
-/// this twice with one value. An empty value is like none: another value replaces it.
+/// Sets `key` to `value`, unless `key` already holds a non-empty value. Use it for a key that one process writes once,
+/// such as the key of its address. A second call with the same value succeeds and changes nothing.
 ///
 /// # Errors
-/// [`StoreError::Taken`] if the key already holds another value, which it keeps. Those of the store.
+/// - [`StoreError::Taken`] if the key already holds another value that is not empty. The key keeps that value.
+/// - The errors of [`Store::compare_set`].
 pub fn publish(store: &dyn Store, key: &str, value: &[u8]) -> Result<()> {
     let stands = store.compare_set(key, b"", value)?;
     if stands != value {
@@ -52,19 +54,20 @@ pub fn publish(store: &dyn Store, key: &str, value: &[u8]) -> Result<()> {
 
 /// A shared table of keys, counters and queues.
 ///
-/// Keys are UTF-8 and may be empty. Values are bytes and may be empty. [`machine::Limits`] limits their sizes; an
+/// Keys are UTF-8 and may be empty. Values are bytes and may be empty. [`machine::Limits`] limits their sizes. An
 /// operation above the limits fails and changes nothing. Operations are linearizable: those of all clients take
 /// effect in one order, and an operation that has returned precedes every later one.
 ///
 /// An operation with a deadline waits until its keys exist, or its queue is not empty. It fails with
 /// [`StoreError::Timeout`] once the deadline has passed. An operation without a deadline blocks only until the
-/// store has served it. Every operation can fail with an error of its store.
+/// store has served it. [`TcpOptions::patience`] and [`FileOptions::patience`] limit that time. Every operation can
+/// fail with an error of its store.
 ///
 /// Exception: with its default limits, the host of a [`TcpStore`] may serve a request for more than 1,000 keys, or
-/// for more than 4 MiB, in pieces, and serve other clients in between. The other clients may then see a part of a
-/// [`multi_set`](Store::multi_set), and the part stays if the rest fails. The reply to the large request may
-/// contain some of the changes that they make meanwhile, and miss some. A [`wait`](Store::wait) for more than 1,000
-/// keys may end when each key has existed at some time.
+/// for more than 4 MiB, in pieces. It serves other clients in between.
+/// - Other clients may see a part of a [`multi_set`](Store::multi_set). The part stays if the rest fails.
+/// - The reply to the large request may contain some of the changes of other clients, and miss others.
+/// - A [`wait`](Store::wait) for more than 1,024 keys ends when each key has existed at some time during the wait.
 pub trait Store: Send + Sync {
     /// Sets `key` to `value`. Replaces an earlier value.
     fn set(&self, key: &str, value: &[u8]) -> Result<()>;
@@ -72,13 +75,14 @@ pub trait Store: Send + Sync {
     /// Waits until `key` exists, and returns its value. If only a queue has this name, the value is empty.
     fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>>;
 
-    /// Returns true if all of `keys` exist. A key exists if it has a value, or if a queue of its name is not empty.
+    /// Returns true if all of `keys` exist, without a wait. A key exists if it has a value, or if a queue of its name
+    /// is not empty.
     fn check(&self, keys: &[&str]) -> Result<bool>;
 
     /// Waits until all of `keys` exist.
     ///
     /// # Errors
-    /// [`StoreError::Timeout`] with the missing keys, once `deadline` has passed.
+    /// [`StoreError::Timeout`] if keys are missing at `deadline`.
     fn wait(&self, keys: &[&str], deadline: Deadline) -> Result<()>;
 
     /// Adds `delta` to the decimal number at the start of the value of `key`, which is 0 if the key is absent. The
@@ -112,16 +116,16 @@ pub trait Store: Send + Sync {
     /// Returns the keys in ascending order. Queues are not listed.
     fn list_keys(&self) -> Result<Vec<String>>;
 
-    /// Appends `value` to the queue `key`, and wakes the client that has waited longest for it (of a [`FileStore`],
-    /// any client). Queues have their own namespace: the same name may also be a key.
+    /// Appends `value` to the queue `key`, and wakes the client that has waited longest for it. With a [`FileStore`],
+    /// any of the waiting clients may take the value. Queues have their own namespace: the same name may also be a key.
     fn queue_push(&self, key: &str, value: &[u8]) -> Result<()>;
 
     /// Removes and returns the first value of the queue `key`. Waits until there is one.
     fn queue_pop(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>>;
 
-    /// Removes and returns the first value of the queue `key`, or returns `None` when it is empty.
+    /// Removes and returns the first value of the queue `key`. Returns `None`, without a wait, if the queue is empty.
     fn queue_try_pop(&self, key: &str) -> Result<Option<Vec<u8>>>;
 
-    /// Returns the length of the queue `key`; 0 if it does not exist.
+    /// Returns the number of values in the queue `key`. It is 0 if the queue does not exist.
     fn queue_len(&self, key: &str) -> Result<u64>;
 }

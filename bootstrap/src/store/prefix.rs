@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::{Deadline, Result, Store};
 
-/// Puts a prefix and `/` before every key of another store, as PyTorch's `PrefixStore` does. May be nested.
+/// A store whose keys and queues lie in another store, with a prefix and `/` before each name. PyTorch's `PrefixStore`
+/// uses the same names. The other store may be a `PrefixStore` too.
 ///
 /// ```
 /// use bootstrap::store::{Deadline, HashStore, PrefixStore, Store};
@@ -21,12 +22,13 @@ use super::{Deadline, Result, Store};
 /// ```
 #[derive(Clone)]
 pub struct PrefixStore {
+    /// The prefix, with the `/`.
     prefix: String,
     store: Arc<dyn Store>,
 }
 
 impl PrefixStore {
-    /// Returns a store of the keys in `store` that begin with `prefix` and `/`.
+    /// Returns a store of the keys and queues in `store` whose names begin with `prefix` and `/`.
     pub fn new(prefix: &str, store: Arc<dyn Store>) -> Self {
         Self { prefix: format!("{prefix}/"), store }
     }

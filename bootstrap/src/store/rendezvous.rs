@@ -1,8 +1,9 @@
-//! Meetings of all ranks, each under a name. If some ranks do not come, all others get the same list of them.
+//! Meetings of all ranks, each under a name. If some ranks do not come, every rank that came gets the same list of the
+//! missing ranks.
 //!
-//! Each rank has its own deadline: without further rules, one rank might give up on a meeting that another sees
-//! succeed. So the outcome is written to the store once, by compare-and-set. The last rank to arrive writes it, or
-//! the first rank whose deadline passes. All ranks follow the stored outcome.
+//! Each rank has its own deadline. If each rank decided alone, one could fail while another succeeds. So the outcome is
+//! written to the store once, by compare-and-set. The last rank to arrive writes it, or the first rank whose deadline
+//! passes, or a rank that finds its own number in use. All ranks follow the stored outcome.
 
 use std::time::Duration;
 
@@ -10,10 +11,10 @@ use super::{Deadline, Result, Store, StoreError, publish};
 
 /// Waits until all ranks of a job have come to the meeting `name`: ranks 0 to `world` - 1. Publishes this rank's
 /// `card` (an address, a device, any small value) and returns the cards of all ranks, in the order of ranks. The
-/// earliest of the ranks' deadlines applies to all. After a meeting that fails, blocks for up to 3 s more, until
-/// the others have read the outcome.
+/// earliest of the ranks' deadlines applies to all. If the meeting fails, blocks for up to 3 s more, until the others
+/// have read the outcome.
 ///
-/// Use a name for one meeting only.
+/// Use a name for one meeting only. The meeting uses the keys that begin with `name` and `/`.
 ///
 /// ```
 /// use bootstrap::store::{Deadline, HashStore, rendezvous};
@@ -28,12 +29,14 @@ use super::{Deadline, Result, Store, StoreError, publish};
 /// ```
 ///
 /// # Errors
-/// - [`StoreError::Absent`] if ranks did not come. Every rank that came gets the same list, and so does a listed rank
-///   that comes too late. If the world sizes of the ranks differ, each rank lists the cards that it misses.
-/// - [`StoreError::RankTaken`] if two processes use one rank: on every rank that came, or only on the second
-///   process if the meeting had its outcome already.
-/// - [`StoreError::Argument`] if `rank` is not below `world`.
-/// - Those of the store.
+/// - [`StoreError::Absent`] if ranks did not come. Every rank that came gets the same list of the missing ranks. A
+///   missing rank that comes too late gets it too. If the ranks expect different world sizes, the lists may differ:
+///   each rank lists the ranks whose cards it has not found.
+/// - [`StoreError::RankTaken`] if two processes use one rank. If the meeting has no outcome yet when the second one
+///   comes, every rank that came gets this error. Otherwise only the second process gets it.
+/// - [`StoreError::Argument`] if `rank` is not below `world`, or if the stored outcome was not written by a meeting.
+/// - [`StoreError::Taken`] if another process has written to the key of this rank's card.
+/// - The errors of the store's operations.
 pub fn rendezvous(
     store: &dyn Store,
     name: &str,
@@ -65,15 +68,18 @@ pub fn barrier(store: &dyn Store, name: &str, rank: usize, world: usize, deadlin
     meeting.outcome()
 }
 
-/// The longest time that a rank waits after a failed meeting until the others have read the outcome, because the
-/// store may end with its process.
+/// The longest time that a rank waits, after a failed meeting, until the others have read the outcome. It waits because
+/// its process may host the store, which would end with the process.
 const FAREWELL: Duration = Duration::from_secs(3);
 
+/// The outcome of a meeting to which all ranks came.
 const COMPLETE: &[u8] = b"complete";
+/// The prefix of the outcome of a meeting with missing ranks. The ranks follow, separated by commas.
 const ABSENT: &str = "absent ";
-/// The prefix of the outcome of a meeting to which two processes came with one rank.
+/// The prefix of the outcome of a meeting to which two processes came with one rank. The rank follows.
 const TAKEN: &str = "taken ";
 
+/// The arguments of [`rendezvous`] or [`barrier`], except the card.
 struct Meeting<'a> {
     store: &'a dyn Store,
     name: &'a str,
@@ -83,21 +89,24 @@ struct Meeting<'a> {
 }
 
 impl Meeting<'_> {
+    /// Returns the store's key for `what` of this meeting.
     fn key(&self, what: &str) -> String {
         format!("{}/{what}", self.name)
     }
 
+    /// Returns the store's key for the card of `rank`.
     fn card(&self, rank: usize) -> String {
         format!("{}/card/{rank}", self.name)
     }
 
+    /// Publishes this rank's card and counts the rank. The last rank to arrive writes the outcome.
     fn arrive(&self, card: &[u8]) -> Result<()> {
         let (rank, world) = (self.rank, self.world);
         if rank >= world {
             return Err(StoreError::Argument(format!("rank {rank} is not below the world size {world}")));
         }
         if self.store.add(&format!("{}/rank/{rank}", self.name), 1)? != 1 {
-            // It is not known which of the two processes is the right one, so the meeting fails.
+            // Nothing tells which of the two processes should have this rank, so the meeting fails.
             self.decide(format!("{TAKEN}{rank}").as_bytes())?;
             return Err(self.taken(rank));
         }
@@ -118,6 +127,8 @@ impl Meeting<'_> {
         self.store.compare_set(&self.key("outcome"), b"", outcome)
     }
 
+    /// Waits for the outcome until the deadline, and then proposes one. Returns `Ok` if all ranks came. If the meeting
+    /// failed, waits until the others have read the outcome, and returns the error.
     fn outcome(&self) -> Result<()> {
         let outcome = match self.store.get(&self.key("outcome"), self.deadline) {
             Err(StoreError::Timeout { .. }) => self.decide(&self.opinion()?)?,
@@ -148,7 +159,7 @@ impl Meeting<'_> {
         }
     }
 
-    /// Returns the ranks that have not come so far.
+    /// Returns the ranks whose card is not in the store, in ascending order.
     fn without_card(&self) -> Result<Vec<usize>> {
         let mut absent = Vec::new();
         for rank in 0..self.world {
@@ -159,6 +170,7 @@ impl Meeting<'_> {
         Ok(absent)
     }
 
+    /// Returns the missing ranks that `outcome` lists. Fails if `outcome` is not such a list.
     fn absent(&self, outcome: &[u8]) -> Result<Vec<usize>> {
         std::str::from_utf8(outcome)
             .ok()
@@ -171,8 +183,8 @@ impl Meeting<'_> {
             })
     }
 
-    /// Waits until `present` ranks have read the outcome, for at most [`FAREWELL`]. Errors are ignored, because
-    /// the outcome is decided.
+    /// Counts this rank as one that has read the outcome. Then waits, for at most [`FAREWELL`], until `present` ranks
+    /// have read it. Errors are ignored, because the outcome is decided.
     fn part(&self, present: usize) {
         let all = self.key("told/all");
         let told = self.store.add(&self.key("told"), 1);

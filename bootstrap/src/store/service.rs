@@ -1,5 +1,5 @@
-//! Converts operations of [`Store`] to requests, and replies to results. All stores but
-//! [`PrefixStore`](super::PrefixStore) use this.
+//! Implements [`Store`] for every [`Service`]: converts operations to requests, and replies to results. All stores of
+//! this crate except [`PrefixStore`](super::PrefixStore) use this.
 
 use super::{
     Deadline, Result, Store, StoreError,
@@ -7,14 +7,17 @@ use super::{
     machine::{Reply, Request},
 };
 
-/// Passes requests to the table of a store.
+/// Serves requests to a store.
 pub trait Service: Send + Sync {
-    /// Serves a request that does not wait. Once the request has taken effect, returns its reply, or `None` if it
-    /// has none.
+    /// Serves a request that does not wait. Returns after the request has taken effect, with its reply, or with `None`
+    /// if this kind of request has no reply.
     fn call(&self, request: Request) -> Result<Option<Reply>>;
 
-    /// Waits until all `keys` exist, then serves `request`, if there is one, and returns its reply. If `request`
-    /// pops a queue that another client has emptied meanwhile, waits again.
+    /// Waits until all `keys` exist, then serves `request`, and returns its reply. If `request` is `None`, returns
+    /// `None` after the wait. If `request` pops a queue that is empty after the wait, waits again.
+    ///
+    /// # Errors
+    /// [`StoreError::Timeout`] if keys are missing, or the queue is empty, at `deadline`. Other errors of the store.
     fn call_when_there(
         &self,
         keys: Keys,
@@ -22,13 +25,15 @@ pub trait Service: Send + Sync {
         deadline: Deadline,
     ) -> Result<Option<Reply>>;
 
-    /// Returns the error for a reply of the wrong kind.
+    /// Returns the error for a `reply` of the wrong kind to the operation named `request`.
     fn unexpected(&self, request: &'static str, reply: Option<Reply>) -> StoreError;
 }
 
+/// The keys of a request, as bytes.
 pub(super) type Keys = Vec<Vec<u8>>;
 
-/// Returns `$value` if the reply matches `$pattern`, otherwise the service's error.
+/// Returns `$value` if the reply matches `$pattern`. Otherwise returns the error of [`Service::unexpected`] for the
+/// operation `$name`. Returns an error in `$reply` from the calling function.
 macro_rules! expect {
     ($self:ident, $name:literal, $reply:expr, $pattern:pat => $value:expr) => {
         match $reply? {

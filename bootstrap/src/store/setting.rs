@@ -13,32 +13,35 @@ use rustix::process::geteuid;
 
 use super::{Result, Secret, StoreError};
 
-/// The environment's setting for the secret of the job's store.
+/// The setting of the secret of the job's store in the environment variables [`Secret::VARIABLE`] and
+/// [`Secret::FILE_VARIABLE`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum SecretSetting {
     /// Neither variable is set.
     #[default]
     Unset,
-    /// No secret, on purpose: `PROCESS_GROUP_STORE_SECRET=none`.
+    /// The user has chosen a store without a secret: `PROCESS_GROUP_STORE_SECRET=none`.
     None,
-    /// A secret.
+    /// The secret that a variable contains, or the file that it names.
     Secret(Secret),
 }
 
-/// The largest secret file, in bytes.
+/// The largest size of a secret's file, in bytes.
 const MOST: u64 = 4096;
 
 impl SecretSetting {
-    /// Reads [`Secret::VARIABLE`] or [`Secret::FILE_VARIABLE`] of this process's environment.
+    /// Reads the variables in this process's environment.
     ///
     /// # Errors
-    /// [`StoreError::Secret`] if the value is not a secret, or is too short, or if both variables are set. Those of
-    /// [`Secret::read_file`].
+    /// - [`StoreError::Secret`] if both variables are set, or if the value of [`Secret::VARIABLE`] is empty, is not
+    ///   UTF-8, or is shorter than [`Secret::LEAST`] bytes and not `none`.
+    /// - The errors of [`Secret::read_file`].
     pub fn from_environment() -> Result<Self> {
         Self::from_variables(env::var_os)
     }
 
-    /// Like [`from_environment`](Self::from_environment), but `variable` returns the value of each variable.
+    /// Like [`from_environment`](Self::from_environment), but calls `variable` with a variable's name to get its value,
+    /// or `None` if the variable is not set.
     ///
     /// # Errors
     /// As for [`from_environment`](Self::from_environment).
@@ -62,7 +65,7 @@ impl SecretSetting {
         }
     }
 
-    /// Returns the secret, if there is one.
+    /// Returns the secret, or `None` for [`Unset`](Self::Unset) and [`None`](Self::None).
     #[must_use]
     pub fn secret(&self) -> Option<&Secret> {
         match self {
@@ -73,20 +76,21 @@ impl SecretSetting {
 }
 
 impl Secret {
-    /// The environment variable that contains the secret, or `none` for a job without one.
+    /// The name of the environment variable that contains the secret, or `none` for a job without one.
     /// [`SecretSetting::from_environment`] reads it.
     pub const VARIABLE: &'static str = "PROCESS_GROUP_STORE_SECRET";
 
-    /// The environment variable that contains the path of a file with the secret. Set at most one of the two.
+    /// The name of the environment variable that contains the path of a file with the secret. Set this variable or
+    /// [`VARIABLE`](Self::VARIABLE), not both.
     pub const FILE_VARIABLE: &'static str = "PROCESS_GROUP_STORE_SECRET_FILE";
 
-    /// Reads the secret in a file of UTF-8, at most 4,096 bytes. The file must belong to this user or to root. Its
-    /// group must not be able to write it, and other users must have no access. Newlines at its end are not part of
-    /// the secret.
+    /// Reads the secret from a regular file, which contains at most 4,096 bytes of UTF-8. The file must belong to the
+    /// effective user of this process or to root. Its group must not be able to write it, and other users must have no
+    /// access. Line ends (`\n`, `\r`) at the end of the file are not part of the secret.
     ///
     /// # Errors
-    /// [`StoreError::Secret`] if the file cannot be read, gives others access, or contains no secret or a shorter
-    /// one than [`LEAST`](Self::LEAST).
+    /// [`StoreError::Secret`] if the file cannot be read or does not meet these conditions, or if the secret is shorter
+    /// than [`LEAST`](Self::LEAST).
     pub fn read_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let wrong = |problem: String| StoreError::Secret { origin: path.display().to_string(), problem };

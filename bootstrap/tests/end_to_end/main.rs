@@ -21,8 +21,7 @@ mod store_tcp;
 mod store_torch;
 mod store_world;
 
-/// Returns the factor by which random searches are longer than in the checks of a change: the variable `TEST_EFFORT`,
-/// or 1.
+/// Returns the factor by which tests multiply their number of seeds: the environment variable `TEST_EFFORT`, or 1.
 fn test_effort() -> u64 {
     std::env::var("TEST_EFFORT").map_or(1, |times| times.parse().expect("TEST_EFFORT is a whole number"))
 }

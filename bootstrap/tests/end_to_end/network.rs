@@ -1,5 +1,6 @@
-//! Several hosts on one machine: network namespaces, and an Ethernet switch between them that delays, loses and blocks
-//! frames. It does the work of `tc netem`, which few kernels of build machines have.
+//! Several hosts on one machine: each is a network namespace with a TAP device. Threads of this process are the
+//! Ethernet switch between them, which delays, loses and blocks frames. The usual tool for this, `tc netem`, is missing
+//! in the kernels of most build machines.
 
 use std::{
     collections::BTreeMap,
@@ -26,19 +27,20 @@ use rustix::{
 /// The conditions of the network.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Conditions {
-    /// The least time that a frame takes.
+    /// The minimum time from the sending of a frame to its delivery.
     pub(crate) delay: Duration,
-    /// The most time that a frame takes in addition, at random.
+    /// The maximum of a random time that is added to the delay of each frame.
     pub(crate) jitter: Duration,
-    /// The percentage of frames that are lost.
+    /// The percentage of frames that are lost, at random.
     pub(crate) loss: u64,
 }
 
-/// The number of networks that this process has made.
+/// The number of networks that this process has made. It makes the names of devices unique.
 static MADE: AtomicUsize = AtomicUsize::new(0);
 
 /// Hosts that a switch connects. Dropping this removes them.
 pub(crate) struct Network {
+    /// The name of each host's namespace.
     namespaces: Vec<String>,
     switch: Arc<Switch>,
     threads: Vec<thread::JoinHandle<()>>,
@@ -46,19 +48,24 @@ pub(crate) struct Network {
 
 struct Switch {
     conditions: Conditions,
+    /// The connection to each host.
     ports: Vec<Port>,
     /// Frames in transit, by their time of arrival and a number that makes the key unique.
     flying: Mutex<BTreeMap<(Instant, u64), Frame>>,
+    /// True if the switch's threads must end.
     is_over: AtomicBool,
 }
 
 struct Frame {
+    /// The receiving host.
     to: usize,
     bytes: Vec<u8>,
 }
 
 struct Port {
+    /// The descriptor of the host's TAP device.
     device: File,
+    /// True if frames from and to the host are dropped.
     is_cut: AtomicBool,
 }
 
@@ -70,14 +77,16 @@ struct Request {
     rest: [u8; 22],
 }
 
+/// `IFF_TAP | IFF_NO_PI`: Ethernet frames without a header in front of them.
 const TAP_WITHOUT_HEADER: u16 = 0x0002 | 0x1000;
+/// `TUNSETIFF`.
 const SET_INTERFACE: u32 = opcode::write::<i32>(b'T', 202);
 
 impl Network {
-    /// Makes `count` hosts.
+    /// Makes `count` hosts, numbered from 0, and starts the switch.
     ///
     /// # Errors
-    /// The reason why this machine cannot have the hosts.
+    /// The reason why this process cannot make them, such as missing privileges or no program `ip`.
     pub(crate) fn new(count: usize, conditions: Conditions) -> Result<Self, String> {
         let mut network = Self {
             namespaces: Vec::new(),
@@ -114,12 +123,12 @@ impl Network {
         Ok(network)
     }
 
-    /// Returns the address of a host in the network.
+    /// Returns the IPv4 address of a host in the network.
     pub(crate) fn address(&self, host: usize) -> String {
         format!("10.77.0.{}", host + 1)
     }
 
-    /// Returns a command that runs another one on a host.
+    /// Returns a command that runs `command` on a host, with its arguments and environment.
     pub(crate) fn on(&self, host: usize, command: &Command) -> Command {
         let mut on = Command::new("ip");
         on.args(["netns", "exec", &self.namespaces[host]])
@@ -148,7 +157,8 @@ impl Drop for Network {
 }
 
 impl Switch {
-    /// Receives the frames of a host. Each goes to all other hosts, which ignore frames for other addresses.
+    /// Receives the frames of host `from` until the switch ends. Sends each to all other hosts, which ignore frames for
+    /// other addresses. Decides here which frames are lost, and when the others arrive.
     fn receive(&self, from: usize) {
         let mut frame = [0; 1 << 16];
         let mut number = from as u64;
@@ -179,7 +189,7 @@ impl Switch {
         }
     }
 
-    /// Delivers the frames that are due.
+    /// Delivers frames when they are due, until the switch ends.
     fn deliver(&self) {
         while !self.is_over.load(Ordering::Acquire) {
             let due = {
@@ -211,6 +221,7 @@ fn open(name: &str) -> io::Result<OwnedFd> {
     Ok(tap)
 }
 
+/// Runs the program `ip`. Returns its error output if it fails.
 fn ip(arguments: &[&str]) -> Result<(), String> {
     let output = Command::new("ip").args(arguments).output().map_err(|error| format!("no `ip`: {error}"))?;
     let said = String::from_utf8_lossy(&output.stderr);

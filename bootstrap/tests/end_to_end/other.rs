@@ -1,12 +1,12 @@
-//! Processes that a test starts and talks to by lines.
+//! Processes that a test starts, and with which it exchanges lines over standard input and output.
 
 use std::{
     io::{BufRead, BufReader, Write},
     process::{Child, ChildStdout, Command, Stdio},
 };
 
-/// A process that a test has started. Its lines for the test contain a mark, and the message after it. Dropping
-/// this kills the process.
+/// A process that a test has started. A line for the test consists of any text, the mark, and a message. Dropping this
+/// kills the process.
 pub(crate) struct Other {
     child: Child,
     output: BufReader<ChildStdout>,
@@ -20,7 +20,7 @@ impl Other {
         Self { child, output, mark }
     }
 
-    /// Sends a line, and returns its answer.
+    /// Sends a line, and returns the next message.
     pub(crate) fn ask(&mut self, line: &str) -> String {
         writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
         self.said()
@@ -31,7 +31,8 @@ impl Other {
         self.said().split_whitespace().map(str::to_owned).collect()
     }
 
-    /// Returns the next message. Skips lines without the mark, which are those of the test harness.
+    /// Waits for the next message, and returns it. Skips lines without the mark, which are those of the test harness.
+    /// Panics if the process closes its output.
     pub(crate) fn said(&mut self) -> String {
         loop {
             let mut line = String::new();

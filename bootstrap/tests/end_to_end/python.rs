@@ -1,5 +1,5 @@
-//! The Python interpreter for tests with PyTorch: the one that the variable `PYTHON` names, else the one made by
-//! `cargo xtask torch-env`, else `python3`.
+//! The Python interpreter for tests with PyTorch: the one that the environment variable `PYTHON` names, else the one
+//! that `cargo xtask torch-env` has installed, else `python3`.
 
 use std::{
     env,
@@ -8,6 +8,7 @@ use std::{
     sync::OnceLock,
 };
 
+/// Returns a command that starts the interpreter.
 pub(crate) fn python() -> Command {
     let made = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/xtask/torch-2.15.0/bin/python");
     let usual = if Path::new(made).exists() { made } else { "python3" };

@@ -17,18 +17,19 @@ use bootstrap::{
 use gpu_sim::{RunError, Step, World};
 
 const HOUR: Duration = Duration::from_secs(3600);
-/// The patience of agreements that fail. They poll the store twice a second until then.
+/// The patience of agreements that fail. It is short, because their members poll the store until it ends, and each poll
+/// costs steps.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// More than the time that a run takes beside its planned sleeps and deadlines: up to 3 s after a failure, and a
-/// microsecond for each step.
+/// The maximum virtual time that a run takes in addition to its sleeps and deadlines. After a failure, members wait up
+/// to 3 s for each other, and each step of the scheduler takes a microsecond.
 const SLACK: Duration = Duration::from_secs(10);
 
-/// The number of seeds: 200 times the variable `TEST_EFFORT`.
+/// Returns the number of seeds: 200 times the environment variable `TEST_EFFORT`, or 200.
 fn seeds() -> u64 {
     200 * crate::test_effort()
 }
 
-/// Numbers from a seed (xorshift).
+/// A random number generator (xorshift).
 struct Random(u64);
 
 impl Random {
@@ -48,7 +49,7 @@ impl Random {
     }
 }
 
-/// One world is alive in a process at a time.
+/// Takes the lock that a test holds while its world exists, because a process can have only one world at a time.
 fn turn() -> MutexGuard<'static, ()> {
     static ONE_WORLD: Mutex<()> = Mutex::new(());
     ONE_WORLD.lock().unwrap_or_else(PoisonError::into_inner)
@@ -73,6 +74,7 @@ fn try_run<T: Send + 'static>(
     (results, history)
 }
 
+/// Like [`try_run`], but panics if the run fails.
 fn run_ranks<T: Send + 'static>(
     seed: u64,
     ranks: u32,
@@ -81,7 +83,7 @@ fn run_ranks<T: Send + 'static>(
     try_run(seed, ranks, body).0.unwrap_or_else(|error| panic!("seed {seed}: {error}"))
 }
 
-/// Members add numbers, and act on the sum.
+/// A protocol in which members agree on the sum of their numbers. The plan is the sum, with which each member acts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Sum;
 
@@ -112,7 +114,8 @@ impl Protocol for Sum {
 
 type Outcome = Result<u64, Ending<Sum>>;
 
-/// The part of `rank` in an agreement of the ranks below `size` on the sum of their ranks. Its action takes `time`.
+/// Runs the part of `rank` in an agreement of the ranks below `size` on the sum of their ranks. Its action takes
+/// `time`, and fails if the deadline of the action passes meanwhile.
 fn agree(
     store: &dyn Store,
     name: &str,
@@ -154,7 +157,8 @@ fn ranks_agree_on_every_schedule_and_remove_the_keys() {
     }
 }
 
-/// A late rank either comes before a patience ends, or gets the failure that names it, as all others do.
+/// A late rank either arrives before the patience of another rank ends, or gets the same failure as all others, which
+/// names it.
 #[test]
 fn a_late_rank_gets_the_result_of_the_others() {
     let (mut agreed, mut failed) = (0, 0);
@@ -227,7 +231,8 @@ fn ranks_that_wait_for_each_other_get_the_circle() {
     }
 }
 
-/// Ranks meet in a store. With `absent`, one of them does not come.
+/// Runs three meetings of all ranks in a store, each followed by a barrier. The rank `absent` leaves after the first
+/// meeting. Returns a text for the result of each meeting and barrier.
 fn meet(store: Arc<dyn Store>, rank: usize, size: usize, absent: Option<usize>) -> Vec<String> {
     let store = PrefixStore::new("job", store);
     let mut met = Vec::new();
@@ -289,10 +294,10 @@ fn a_rank_that_leaves_is_missing_in_later_meetings() {
     }
 }
 
-/// What a rank of [`program`] has met and agreed, and the time that this took.
+/// The results of a rank of [`program`]: those of [`meet`] and of [`agree`], and the virtual time that they took.
 type Seen = (Vec<String>, Outcome, Duration);
 
-/// A small program with every kind of wait.
+/// Runs a small program with every kind of wait. Returns the results of all ranks and the scheduling decisions.
 fn program(seed: u64) -> (Vec<Seen>, Vec<Step>) {
     let store = HashStore::new();
     let (results, history) = try_run(seed, 3, move |rank| {
@@ -331,7 +336,7 @@ fn the_end_of_the_world_ends_service_threads() {
     struct Last(Arc<Event>);
     impl Drop for Last {
         fn drop(&mut self) {
-            // A wait in a destructor, while the service unwinds.
+            // The service unwinds while it runs this destructor, which waits.
             runtime::sleep(Duration::from_secs(1));
             self.0.notify_all();
         }

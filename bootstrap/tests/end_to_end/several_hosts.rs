@@ -1,4 +1,4 @@
-//! The example `agreement` on three hosts, over a network that is slow, loses frames, or breaks.
+//! The example `agreement` on three simulated hosts, over a network that is slow, loses frames, or breaks.
 
 use std::{
     env, io,
@@ -25,11 +25,12 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// for the outcomes. The rest is for the start of processes and for lost frames.
 const LONGEST: Duration = Duration::from_secs(40);
 
-/// The variable for the role of a process that a test starts. `host ADDRESS` hosts the store. `posted STORE VOTE`
-/// waits until two members have posted. `RANK STORE PATIENCE` is a member, with its patience in ms.
+/// The environment variable for the role of a process that a test starts. `host ADDRESS` hosts the store. `posted STORE
+/// VOTE` waits until two members have posted a record to that vote. `RANK STORE PATIENCE` is a member, with its
+/// patience in milliseconds.
 const ROLE: &str = "BOOTSTRAP_SEVERAL_HOSTS_ROLE";
 
-/// The body of such a process.
+/// The body of the processes that [`start`] starts.
 #[test]
 #[ignore = "the body of a process that a test starts"]
 fn role() {
@@ -61,13 +62,13 @@ fn role() {
     }
 }
 
-/// Starts a process with a role on a host.
+/// Starts a process on a host, with the value `role` for the variable [`ROLE`].
 fn start(network: &Network, host: usize, role: &str) -> Other {
     let mut command = test_command(concat!(module_path!(), "::role")).unwrap();
     Other::start(&mut network.on(host, command.env(ROLE, role)), "said: ")
 }
 
-/// Three hosts, with a store on the first.
+/// Three hosts, with a store on host 0.
 struct Hosts {
     _store: Other,
     address: String,
@@ -75,7 +76,8 @@ struct Hosts {
 }
 
 impl Hosts {
-    /// Returns `None`, and prints the reason, if this machine cannot have them.
+    /// Makes the hosts and starts the store. If this machine cannot have network namespaces, prints the reason and
+    /// returns `None`.
     fn new(conditions: Conditions) -> Option<Self> {
         let network = match Network::new(MEMBERS as usize, conditions) {
             Ok(network) => network,
@@ -120,8 +122,8 @@ fn a_host_that_cannot_be_reached_is_named() {
     assert!(said[2].starts_with("no store at "), "{}", said[2]);
 }
 
-/// The link of host 2 is cut while its member waits for the others. The others act on its record, and find it lost.
-/// It cannot know what they have agreed on.
+/// The link of host 2 is cut after its member has posted its record and while it waits for the others. The other
+/// members use that record, and then find that rank 2 is lost. Rank 2 cannot know whether they have agreed.
 #[test]
 fn a_host_that_is_cut_off_is_in_doubt_and_the_others_lose_it() {
     let Some(hosts) = Hosts::new(Conditions::default()) else { return };

@@ -1,6 +1,6 @@
-//! Malicious clients. No step of the server is much work, and a client with a small request is answered in the step
-//! in which it asks, however much work is left for the others. Work is counted in units. Time is not measured,
-//! except for a limit that only a server with quadratic work reaches.
+//! Malicious clients. The work of each step of the server is bounded. A client with a small request is answered in the
+//! step in which it asks, however much work is left for the others. Work is counted in units
+//! ([`ServerLimits::turn`]). Time is not measured, except for a limit that only a server with quadratic work reaches.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -15,13 +15,14 @@ use proptest::{collection::vec, prelude::*};
 
 const GREETING: &[u8] = b"\0\xce\xf7\x85\x3c";
 const NOW: Duration = Duration::ZERO;
-/// The number of bytes that arrive at a time.
+/// The size in bytes of the pieces in which [`Siege::send`] delivers requests.
 const PIECE: usize = 64 << 10;
-/// The keys of the largest request.
+/// The number of keys in the largest request.
 const MANY: usize = 128 << 10;
-/// The most work of one step, in units. It is one turn whose last piece removes a client with two lists of keys.
+/// The maximum work of one step, in units: a turn, as much again for its last indivisible piece of work, and the
+/// removal of a client with two lists of [`MANY`] keys, where 8 keys are one unit.
 const MOST: u64 = (8 << 10) + (8 << 10) + 2 * MANY as u64 / 8;
-/// The time limit of a whole test.
+/// The time limit of a server in a test.
 const HANGS: Duration = Duration::from_secs(300);
 
 /// The client that makes small requests, and must be answered at once.
@@ -34,6 +35,7 @@ struct Siege {
     up: BTreeMap<ClientId, VecDeque<Vec<u8>>>,
     /// Bytes sent to clients.
     down: BTreeMap<ClientId, Vec<u8>>,
+    /// The connections that the server has closed, in this order.
     closed: Vec<(ClientId, Rejection)>,
     begun: Instant,
 }
@@ -47,12 +49,14 @@ impl Siege {
         siege
     }
 
+    /// Connects a client and sends its greeting.
     fn connect(&mut self, client: ClientId) {
         self.step(Input::Accepted(client), NOW);
         self.step(Input::Received(client, GREETING), NOW);
     }
 
-    /// Runs one step, and checks that it is not much work. Clients read the bytes that are sent to them.
+    /// Runs one step, and checks that it is at most [`MOST`] units of work. Clients read the bytes that are sent to
+    /// them.
     fn step(&mut self, input: Input<'_>, now: Duration) {
         let before = self.server.work();
         let mut outputs = VecDeque::from(self.server.step(input, now));
@@ -73,15 +77,15 @@ impl Siege {
         assert!(self.begun.elapsed() < HANGS, "the server hangs");
     }
 
-    /// Sends requests of a client. `settle` delivers them when the server wants them.
+    /// Sends requests of a client. [`settle`](Self::settle) delivers them when the server wants them.
     fn send(&mut self, client: ClientId, requests: &[Request]) {
         let mut bytes = Vec::new();
         requests.iter().for_each(|request| request.encode(&mut bytes));
         self.up.entry(client).or_default().extend(bytes.chunks(PIECE).map(<[u8]>::to_vec));
     }
 
-    /// Delivers and serves everything. After every step, checks that the probe is answered in the step in which it
-    /// asks. Returns the number of steps.
+    /// Delivers everything that was sent, and lets the server complete its work. After every step, checks that the
+    /// probe is answered in the step in which it asks. Returns the number of steps, without those of the probe.
     fn settle(&mut self) -> usize {
         for steps in 0.. {
             let ready = self.up.keys().copied().find(|client| self.server.wants(*client));
@@ -97,7 +101,7 @@ impl Siege {
         unreachable!("steps are counted without end")
     }
 
-    /// Returns the next bytes of a client.
+    /// Takes the next bytes of a client, and returns them with the client. Returns `None` if none are left.
     fn next(&mut self, client: ClientId) -> Option<(ClientId, Vec<u8>)> {
         let pieces = self.up.get_mut(&client)?;
         let piece = pieces.pop_front();
@@ -107,6 +111,7 @@ impl Siege {
         Some((client, piece?))
     }
 
+    /// Sends the probe's requests, and checks that it is answered in this step.
     fn probe(&mut self) {
         let mut bytes = Vec::new();
         let (key, value) = (b"probe".to_vec(), b"value".to_vec());
@@ -116,12 +121,12 @@ impl Siege {
         assert_eq!(self.taken(PROBE), [&5u64.to_le_bytes()[..], &value].concat());
     }
 
-    /// Returns the bytes sent to a client since the previous call.
+    /// Returns the bytes that the server has sent to a client since the previous call.
     fn taken(&mut self, client: ClientId) -> Vec<u8> {
         self.down.remove(&client).unwrap_or_default()
     }
 
-    /// Connects several clients, numbered from 1.
+    /// Connects `count` clients, numbered from 1, and returns their numbers.
     fn several(&mut self, count: u64) -> std::ops::RangeInclusive<ClientId> {
         (1..=count).for_each(|client| self.connect(client));
         1..=count
@@ -144,7 +149,8 @@ fn set_all(keys: &[Vec<u8>]) -> Request {
     Request::MultiSet { entries: keys.iter().map(|key| (key.clone(), b"value".to_vec())).collect() }
 }
 
-/// A value is not read again for each client that waits for its number, nor for each byte that is appended.
+/// Clients in a barrier wait for the number in a value. When bytes are appended, the server does not read the whole
+/// value again, neither for each client nor for each append.
 #[test]
 fn appending_to_a_value_that_many_wait_for() {
     let mut siege = Siege::new(ServerLimits::default());
@@ -159,14 +165,15 @@ fn appending_to_a_value_that_many_wait_for() {
     siege.settle();
     let work = siege.server.work() - before;
     assert!(work < 40_000 + 2 * (8 << 10), "{work} units for 4,000 bytes");
-    // The number is now 1100. Half of the clients wait for at most that.
+    // The number is now 1100. The clients wait for 1001 to 1200, so half of the waits end.
     siege.send(300, &[Request::Append { key: key("zeros"), value: key("1100") }]);
     siege.settle();
     let over = (1..=200).filter(|client| siege.taken(*client) == [0]).count();
     assert_eq!(over, 100);
 }
 
-/// The first of very many keys is set and deleted often. A wait for all of them still checks each key once.
+/// Clients wait for very many keys, of which the first is set and deleted often. The work is still about one check per
+/// client and key.
 #[test]
 fn waiting_for_many_keys_of_which_two_come_and_go() {
     let mut siege = Siege::new(ServerLimits::default());
@@ -249,13 +256,13 @@ fn thousands_that_cancel_and_leave() {
     assert_eq!(siege.server.clients(), 1);
 }
 
-/// The memory of many keys is released over several turns.
+/// Clients that hold many keys disconnect. The server frees their memory over several turns.
 #[test]
 fn leaving_with_many_keys() {
     let mut siege = Siege::new(ServerLimits::default());
     for client in siege.several(8) {
         siege.send(client, &[Request::Wait { keys: keys(MANY) }]);
-        // Another request without its last bytes.
+        // Then an incomplete request: its last piece is not sent.
         siege.send(client, &[Request::Check { keys: keys(MANY) }]);
         siege.up.get_mut(&client).unwrap().pop_back();
     }
@@ -303,7 +310,8 @@ fn reading_large_values_all_the_time() {
     assert!((1..=8).all(|client| siege.taken(client).len() == 6 * (8 + VALUE)));
 }
 
-/// A request that is too large to be served at once gets its turn before those of clients that had many turns.
+/// A request that is too large to be served at once must wait for its turn. The client gets this turn before clients
+/// that have already had many turns.
 #[test]
 fn a_turn_comes_soon_for_who_had_little() {
     const BUSY: u64 = 50;
@@ -329,7 +337,8 @@ fn a_turn_comes_soon_for_who_had_little() {
     assert_eq!(siege.taken(100), [1]);
 }
 
-/// Connections without a greeting give way to newer ones, and are closed after a second.
+/// If there are too many connections without a greeting, newer ones replace the oldest. The rest are closed after one
+/// second.
 #[test]
 fn silent_connections_keep_nobody_out() {
     let mut siege = Siege::new(ServerLimits { clients: 960, ..ServerLimits::default() });
@@ -346,7 +355,7 @@ fn silent_connections_keep_nobody_out() {
     siege.send(2000, &[Request::Ping { nonce: 7 }]);
     siege.settle();
     assert_eq!(siege.taken(2000), 7u32.to_le_bytes());
-    // Clients that have greeted take the other places, and none of them gives way.
+    // Clients that have sent a greeting fill the remaining places, and none of them is closed.
     (3000..3720).for_each(|client| siege.connect(client));
     let rejections = closed(&mut siege);
     assert!(rejections.iter().all(|(client, _)| *client <= 1500), "{rejections:?}");
@@ -374,7 +383,7 @@ fn any_list() -> impl Strategy<Value = Request> {
 }
 
 proptest! {
-    /// The length of a turn changes neither a client's replies nor the reason why its connection is closed.
+    /// The limits of work per turn change neither a client's replies nor the reason why its connection is closed.
     #[test]
     fn turns_change_no_answer(
         requests in vec(any_list(), 1..20), turn in 0..60usize, at_once in 0..60usize,
@@ -391,7 +400,8 @@ proptest! {
                     None => break,
                 }
             }
-            // Bytes that are unsent when a connection closes are lost.
+            // Bytes that are unsent when a connection closes are lost, so the replies are compared only if it stays
+            // open.
             (siege.taken(1).into_iter().filter(|_| siege.closed.is_empty()).collect::<Vec<_>>(), siege.closed)
         };
         let small = ServerLimits { turn, at_once, ..ServerLimits::default() };

@@ -1,4 +1,4 @@
-//! The store in a file: PyTorch's format, and changes to the file by others.
+//! The store in a file: PyTorch's format, and files that other processes change, lock or remove.
 
 use std::{
     fs,
@@ -30,8 +30,8 @@ fn record(key: &str, value: &str) -> Vec<u8> {
     [part(key), part(value)].concat()
 }
 
-/// The file's contents equal those of PyTorch's store after the same calls. (That store also writes when a
-/// removed key is removed again.)
+/// The file's contents equal those of PyTorch's store after the same calls. One difference is known: PyTorch's store
+/// also writes a record when a removed key is removed again.
 #[test]
 fn the_file_is_pytorchs() {
     let (_folder, path) = place();
@@ -88,7 +88,7 @@ fn additions_through_many_openings_are_all_counted_and_waits_end() {
     assert!(path.exists(), "nobody has said how many there are");
 }
 
-/// A killed writer has left the first bytes of its record, for each number of bytes.
+/// A killed writer has left only the first bytes of its last record. All numbers of bytes are tested.
 #[test]
 fn a_torn_record_is_passed_over_and_mended() {
     let torn = record("/later", "a value");
@@ -113,7 +113,7 @@ fn a_lock_that_is_not_given_back_is_an_error() {
     let store = FileStore::options().patience(Duration::from_millis(30)).open(&path).unwrap();
     let other = fs::File::open(&path).unwrap();
     flock(&other, FlockOperation::LockShared).unwrap();
-    // Readers do not exclude each other.
+    // The store reads under a shared lock too.
     assert_eq!(store.num_keys().unwrap(), 0);
     let error = store.set("k", b"v").unwrap_err();
     assert!(matches!(&error, StoreError::FileLocked { operation, .. } if operation == "set"), "{error}");
@@ -178,7 +178,8 @@ fn a_file_that_others_may_write_is_refused() {
         println!("skipped: only root can give a file to another user");
         return;
     }
-    // The file's group may write it only if the group is the owner's private one.
+    // The file's group may have write permission only if the group id equals the owner's user id. The group is then
+    // taken to be the owner's private group.
     const NOBODY: u32 = 65534;
     allow(0o664);
     FileStore::open(&path).unwrap();
@@ -191,7 +192,7 @@ fn a_file_that_others_may_write_is_refused() {
     assert_eq!(fs::read(&path).unwrap(), before);
 }
 
-/// The counts of processes in the file have extreme values.
+/// The counts of processes that have opened and closed the file have extreme values.
 #[test]
 fn counts_at_the_integers_limits_are_no_panic() {
     for count in [i64::MAX, i64::MIN] {
@@ -239,7 +240,7 @@ fn garbage() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    /// With any file contents, every operation ends, and invalid data is reported and left unchanged.
+    /// A file with any contents is either used as a store or reported as corrupt. A corrupt file is not changed.
     #[test]
     fn a_foreign_file_is_an_error_or_a_store(pieces in vec(garbage(), 0..8)) {
         let (_folder, path) = place();

@@ -1,4 +1,5 @@
-//! Invalid bytes: neither end panics, and only the connection that they came on is closed.
+//! Invalid bytes: neither the server nor the client panics, and the server closes only the connection that they came
+//! on.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -10,14 +11,13 @@ use proptest::{collection::vec, prelude::*, sample::Index};
 const GREETING: &[u8] = b"\0\xce\xf7\x85\x3c";
 const NOW: Duration = Duration::ZERO;
 
-/// The number of cases per property: 2,500, or the value of the variable `STORE_FUZZ_CASES`.
+/// Returns the configuration of the properties: 2,500 cases each, or as many as the variable `STORE_FUZZ_CASES` says.
 fn cases() -> ProptestConfig {
     let cases = std::env::var("STORE_FUZZ_CASES").ok().and_then(|cases| cases.parse().ok());
     ProptestConfig { cases: cases.unwrap_or(2500), ..ProptestConfig::default() }
 }
 
-/// Random bytes, most of them small, like lengths and kinds; or requests of every kind with some bytes
-/// changed.
+/// Random bytes, most of them small like those of lengths and kinds, or valid requests with some bytes changed.
 fn garbage() -> impl Strategy<Value = Vec<u8>> {
     let random = vec(prop_oneof![4 => Just(0u8), 3 => 0..20u8, 1 => any::<u8>()], 0..200);
     let changes = vec((any::<Index>(), any::<u8>()), 0..4);
@@ -79,8 +79,8 @@ fn request() -> impl Strategy<Value = Request> {
     ]
 }
 
-/// Returns all bytes that the server sends to client 1 when it receives `pieces`; `None` when it closes the
-/// connection.
+/// Returns all bytes that a new server sends to client 1 when it receives `pieces` from it. Returns `None` if the
+/// server closes the connection.
 fn answers<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Option<Vec<u8>> {
     let mut server = Server::new(ServerLimits::default());
     server.step(server::Input::Accepted(1), NOW);
@@ -103,7 +103,7 @@ fn answers<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Option<Vec<u8>> {
     Some(sent)
 }
 
-/// Sends all bytes that a server has for a client.
+/// Moves all unsent bytes for a client to `to`, and confirms them. Returns the outputs of the server.
 fn send(server: &mut Server, client: ClientId, to: &mut Vec<u8>) -> Vec<server::Output> {
     to.extend(server.unsent(client));
     server.step(server::Input::Sent(client, server.unsent(client).len()), NOW)
@@ -161,7 +161,8 @@ proptest! {
         prop_assert_eq!(server.unsent(1), [0]);
     }
 
-    /// Lengths beyond a limit are refused when they arrive, before the memory is allocated.
+    /// A length beyond a limit is refused when it arrives, before the memory is allocated. The requests of four kinds
+    /// contain no length.
     #[test]
     fn a_length_alone_is_enough_to_refuse(kind in 1..19u8, length in (1u64 << 33)..) {
         let bytes = [GREETING, &[kind], &length.to_le_bytes()].concat();
@@ -205,7 +206,7 @@ proptest! {
             take(machine.step(client::Input::Tick, now));
         }
         prop_assert_eq!(ended, calls);
-        // If the machine says that it is not idle, a further call must fail.
+        // If the machine is still not idle after all calls have ended, it must refuse a further call.
         if !machine.is_idle() {
             let outputs = machine.step(client::Input::Call(Call::Now(Request::NumKeys)), now);
             prop_assert_eq!(outputs, [client::Output::Done(Err(Failure::Busy))]);
@@ -213,8 +214,8 @@ proptest! {
     }
 }
 
-/// The host alone decides the length of a list of keys, so the client counts the list's memory before it keeps any
-/// of it.
+/// The host alone decides how long the reply to `ListKeys` is. So the client checks its memory limit before it stores
+/// each part of the list.
 #[test]
 fn a_list_that_takes_more_memory_than_allowed_is_refused() {
     let limits = Limits { request_bytes: 1 << 20, ..Limits::default() };

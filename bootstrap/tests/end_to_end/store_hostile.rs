@@ -1,4 +1,4 @@
-//! A host in its own process, malicious connections from another, and a client that keeps working meanwhile.
+//! A host in its own process, malicious connections, and a well-behaved client that must be served at all times.
 
 use bootstrap::store::{
     Deadline, Store, TcpStore,
@@ -21,9 +21,10 @@ use crate::other::Other;
 const GREETING: &[u8] = b"\0\xce\xf7\x85\x3c";
 /// The host's memory limit, in bytes.
 const LIMIT: usize = 128 << 20;
-/// The most that the host's process grows beyond that, in bytes: its threads' stacks, and memory that the allocator
-/// does not return.
+/// The maximum growth of the host's process beyond [`LIMIT`], in bytes: its threads' stacks, and memory that the
+/// allocator does not return to the system.
 const SLACK: usize = 32 << 20;
+/// The number of connections that [`idle`] opens.
 const IDLE: usize = 10_000;
 const LONG: Duration = Duration::from_secs(60);
 
@@ -31,24 +32,25 @@ fn soon() -> Deadline {
     Deadline::after(LONG)
 }
 
-/// Returns a line of `/proc/self/status`, in bytes.
+/// Returns the value of a line of `/proc/self/status` in bytes. The line must be in kB.
 fn status(name: &str) -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
     line.trim_start_matches(':').trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
 }
 
-/// Raises this process's limit on descriptors to the maximum.
+/// Raises this process's limit on descriptors to the maximum, and returns the maximum.
 fn raise_descriptors() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     limit.maximum.unwrap_or(u64::MAX)
 }
 
-/// The variable for the role of a process that a test starts.
+/// The environment variable for the role of a process that a test starts: `host`, `host-of-few`, or the address of a
+/// host to which [`idle`] connects.
 const ROLE: &str = "PROCESS_GROUP_HOSTILE_ROLE";
 
-/// The body of such a process.
+/// The body of the processes that [`start`] starts.
 #[test]
 #[ignore = "the body of a process that a test starts"]
 fn role() {
@@ -59,7 +61,9 @@ fn role() {
     }
 }
 
-/// Hosts a store. Answers every line with its report, and with the growth of its process in bytes.
+/// Hosts a store, and prints its address and the limit on descriptors. Answers every line of its input with the number
+/// of clients, the peak of the counted memory in bytes, the number of rejected connections, and the peak growth of the
+/// process in bytes.
 fn host() {
     let descriptors = raise_descriptors();
     let limits = ServerLimits { memory: LIMIT, ..ServerLimits::default() };
@@ -73,7 +77,8 @@ fn host() {
     }
 }
 
-/// Opens connections. Nine in ten send a greeting, and the others nothing. Holds them until the input ends.
+/// Opens [`IDLE`] connections. Nine in ten send a greeting, and the others nothing. Prints their number, and keeps them
+/// open until the input ends.
 fn idle(address: &str) {
     raise_descriptors();
     let connections: Vec<_> = (0..IDLE)
@@ -99,11 +104,13 @@ struct Host {
     descriptors: usize,
     /// A well-behaved client.
     client: TcpStore,
+    /// The number of checks so far.
     asked: i64,
 }
 
 struct Usage {
     clients: usize,
+    /// The number of connections that the host has rejected since its start.
     rejected: usize,
 }
 
@@ -116,7 +123,7 @@ impl Host {
         Self { process, address, descriptors, client, asked: 0 }
     }
 
-    /// Checks that the client is served, and that the host is within its memory limit.
+    /// Checks that the client is served, and that the host is within its memory limit. Returns the host's report.
     fn check(&mut self) -> Usage {
         self.asked += 1;
         assert_eq!(self.client.add("asked", 1).unwrap(), self.asked);
@@ -139,11 +146,13 @@ impl Host {
     }
 }
 
-/// Sends the bytes that the host accepts; it may have closed the connection.
+/// Sends bytes. Ignores errors, because the host may have closed the connection.
 fn send(stream: &mut TcpStream, bytes: &[u8]) {
     let _ = stream.write_all(bytes);
 }
 
+/// Returns true if the host closes the connection before it sends anything. Returns false if a byte arrives, or after
+/// the read timeout of the socket.
 fn is_closed(mut stream: TcpStream) -> bool {
     match stream.read(&mut [0; 1]) {
         Ok(0) => true,
@@ -164,7 +173,7 @@ fn ten_thousand_idle_connections_disturb_nobody() {
     }
     let mut idle = start(&host.address.clone(), "idle: ");
     assert_eq!(idle.words(), [IDLE.to_string()]);
-    // Connections are accepted in their order, so all earlier ones are accepted now.
+    // The host accepts connections in their order. When this one is served, all earlier ones are accepted.
     drop(TcpStore::connect(&host.address, soon()).unwrap());
     let usage = host.check();
     assert!(usage.clients + usage.rejected >= IDLE, "{}", usage.clients);
@@ -192,7 +201,7 @@ fn half_received_requests_end_the_connections_that_hold_most() {
         .collect();
     let usage = host.check();
     assert!(usage.rejected >= 40 - LIMIT / (8 << 20), "{}", usage.rejected);
-    // The other connections are intact.
+    // Only the rejected connections are closed.
     let closed = streams.into_iter().filter(|stream| {
         stream.set_nonblocking(true).unwrap();
         is_closed(stream.try_clone().unwrap())
@@ -233,7 +242,7 @@ fn garbage_ends_its_connection_at_once() {
     harmful.push([GREETING, &[10], &2u64.to_le_bytes(), &1u64.to_le_bytes(), b"k", &huge].concat());
     harmful.push([GREETING, &[255]].concat());
     harmful.push([GREETING, GREETING].concat());
-    // A web client, TLS, SSH, the length before another store's first message.
+    // The first bytes of an HTTP client, of TLS, of SSH, and of another binary protocol.
     harmful.push(b"POST / HTTP/1.1\r\nHost: store\r\n\r\n".to_vec());
     harmful.push(b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03".to_vec());
     harmful.push(b"SSH-2.0-OpenSSH_9.6\r\n".to_vec());
@@ -281,20 +290,20 @@ fn half_open_connections_are_closed_without_harm() {
     assert_eq!(usage.rejected, 0);
 }
 
-/// A process without a free descriptor rejects clients with a reason, instead of letting them wait.
+/// A host whose process has no free descriptor rejects clients and reports the reason. It does not let them wait.
 #[test]
 fn too_few_descriptors_are_told() {
     let mut process = start("host-of-few", "host: ");
     let address = process.words()[0].clone();
     let first = TcpStore::connect(&address, soon()).unwrap();
     too_many(&address, &mut process, "no more are allowed");
-    // Now the process may have fewer descriptors than the host found at its start.
+    // The host has read the limit on descriptors at its start. Now the limit becomes lower.
     process.ask("40");
     too_many(&address, &mut process, "no descriptor left");
     first.set("key", b"value").unwrap();
 }
 
-/// Silent connections take all places, and are closed for clients that greet.
+/// Silent connections fill the host's limit. The host closes them for clients that send a greeting.
 #[test]
 fn silent_connections_make_place_for_others() {
     let mut process = start("host-of-few", "host: ");
@@ -306,8 +315,8 @@ fn silent_connections_make_place_for_others() {
     assert!(told.starts_with("no greeting yet"), "{told}");
 }
 
-/// For a while, the host cannot even reject clients, because it cannot open its reserve descriptor again. Later it
-/// can.
+/// The host keeps a reserve descriptor, which it closes and opens again to accept and reject a client when no other
+/// descriptor is free. For a while, it cannot open the reserve descriptor again. Later it must reject clients again.
 #[test]
 fn too_few_descriptors_are_told_again() {
     let mut process = start("host-of-few", "host: ");
@@ -322,7 +331,8 @@ fn too_few_descriptors_are_told_again() {
     first.set("key", b"value").unwrap();
 }
 
-/// Opens more connections than the host has descriptors for. Checks that the host reports `why`.
+/// Opens more connections than the host has descriptors for. Checks that the last rejection that the host reports
+/// contains the reason `why`.
 fn too_many(address: &str, host: &mut Other, why: &str) {
     let is_answered = |mut stream: &TcpStream| {
         let mut greeting = GREETING.to_vec();
@@ -332,7 +342,7 @@ fn too_many(address: &str, host: &mut Other, why: &str) {
     };
     let mut streams = std::iter::repeat_with(|| TcpStream::connect(address).unwrap())
         .map(|stream| (is_answered(&stream), stream));
-    // The host may reject some, until it notices that the connections of an earlier call have ended.
+    // The host may reject the first ones, until it notices that the connections of an earlier call have ended.
     let first = streams.find(|(is_answered, _)| *is_answered).unwrap();
     let others: Vec<_> = streams.take(100).collect();
     assert!(!others[99].0);
@@ -341,8 +351,8 @@ fn too_many(address: &str, host: &mut Other, why: &str) {
     assert!(told.contains(why) && told.contains("ulimit -n"), "{told}");
 }
 
-/// Hosts a store in a process with a limit of 120 descriptors. A line with a number sets a new limit. Any other
-/// line is answered with the last rejection.
+/// Hosts a store in a process with a limit of 120 descriptors, and prints its address. A line of input with a number
+/// sets a new limit, and is answered with the number. Any other line is answered with the reason of the last rejection.
 fn host_of_few() {
     let allow = |descriptors| {
         let limit = getrlimit(Resource::Nofile);

@@ -1,4 +1,4 @@
-//! A server's memory stays below its limit under any requests, and clients that hold little are served.
+//! The server's memory stays below its limit whatever clients request, and clients that hold little memory are served.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -10,6 +10,7 @@ use proptest::{collection::vec, prelude::*};
 
 const GREETING: &[u8] = b"\0\xce\xf7\x85\x3c";
 const NOW: Duration = Duration::ZERO;
+/// The server's memory limit, in bytes.
 const LIMIT: usize = 512 << 10;
 
 /// A server with little memory, and its clients, which have sent their greeting.
@@ -30,7 +31,7 @@ impl Host {
         host
     }
 
-    /// Handles one input, and the turns that follow.
+    /// Handles one input, and ticks until the server has no work left. Checks the memory after each of these steps.
     fn step(&mut self, input: Input<'_>) {
         let mut outputs = self.server.step(input, NOW);
         loop {
@@ -65,7 +66,7 @@ impl Host {
 /// An action of a client.
 #[derive(Debug, Clone)]
 enum Act {
-    /// Sends a request, or only this fraction of it.
+    /// Sends this fraction of the bytes of a request, from 0 to 1.
     Send(Request, f64),
     /// Reads up to this many bytes.
     Take(usize),
@@ -74,7 +75,7 @@ enum Act {
 }
 
 fn act() -> impl Strategy<Value = Act> {
-    // Drawing every byte of a long key would take most of the test's time.
+    // A long key repeats 20 random bytes. Making every byte at random would take most of the test's time.
     let long_key = || {
         (vec(any::<u8>(), 20), 5000..8000usize)
             .prop_map(|(part, length)| part.into_iter().cycle().take(length).collect())
@@ -123,7 +124,7 @@ proptest! {
                     host.step(Input::Received(*id, GREETING));
                 }
             }
-            // A client with small requests that reads its replies is served throughout.
+            // Client 0 makes small requests and reads its replies, so it must always be served.
             host.ask(0, &Request::Ping { nonce: 7 });
             prop_assert_eq!(host.server.unsent(0), 7u32.to_le_bytes());
             host.take(0, usize::MAX);
@@ -131,14 +132,14 @@ proptest! {
         for (client, why) in &host.closed {
             prop_assert_ne!(*client, 0, "{}", why);
         }
-        // The memory of clients is freed when they disconnect.
+        // The memory of clients is freed when they disconnect. The table's values remain.
         (0..next).for_each(|client| host.step(Input::Gone(client)));
         prop_assert_eq!(host.server.clients(), 0);
         prop_assert!(host.server.memory() <= LIMIT / 2);
     }
 }
 
-/// Pipelined requests are served only as fast as the client reads the replies.
+/// A client sends many requests at once. The server serves them only as fast as the client reads the replies.
 #[test]
 fn who_takes_no_replies_is_not_served() {
     const VALUE: usize = 60_000;
@@ -168,7 +169,8 @@ fn who_takes_no_replies_is_not_served() {
     assert!(server.wants(1));
 }
 
-/// If a request finds no memory, the connection that holds most is closed. That may be the requesting one.
+/// If there is no memory for a request, the server closes the connection that holds most. That may be the connection of
+/// the request.
 #[test]
 fn the_greediest_goes() {
     let mut host = Host::new(LIMIT, 9);
@@ -182,7 +184,7 @@ fn the_greediest_goes() {
         panic!("{:?}", host.closed)
     };
     assert!(held > 64_000, "{held}");
-    // A small request of another client is still served: a connection that holds more is closed for it.
+    // Another client holds less. Its request is served, because the server closes a connection that holds more.
     host.ask(0, &Request::Wait { keys: vec![vec![b'w'; 8000]; 6] });
     let closed: Vec<_> = host.closed.iter().map(|(client, _)| *client).collect();
     assert!(matches!(closed[..], [8, 1..8]), "{closed:?}");

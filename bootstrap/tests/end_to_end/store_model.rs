@@ -1,4 +1,4 @@
-//! The semantics against a naive model: the table with its waiting clients, and every store that uses it.
+//! Compares random operations with simple models: those of every store, and waits in the server's table.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -59,7 +59,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The result of an operation, comparable between stores; `None` for an error.
+/// The result of an operation, in a form that can be compared between stores. `None` means an error.
 type Outcome = Option<Vec<Vec<u8>>>;
 
 fn number(n: impl ToString) -> Outcome {
@@ -82,7 +82,8 @@ impl Model {
         self.values.get(&key).cloned().unwrap_or_default()
     }
 
-    /// Parses the decimal number at the start of a value: blanks, a sign, digits.
+    /// Parses the decimal number at the start of a value: white space, an optional sign, digits. Returns 0 for an
+    /// absent key, and `None` if the value has no digits there.
     fn number(&self, key: u8) -> Option<i128> {
         let Some(value) = self.values.get(&key) else { return Some(0) };
         let text: String = value.iter().map(|byte| *byte as char).collect();
@@ -155,7 +156,7 @@ fn perform(store: &dyn Store, op: &Op) -> Outcome {
             return Some(vec![store.compare_set(&name(*key), expected, new).unwrap()]);
         }
         Op::Append(key, value) => done(store.append(&name(*key), value)),
-        // A queue's name can be waited for like a key, but has no value.
+        // A wait for the name of a queue ends like one for a key, but the name has no value: the read returns no bytes.
         Op::MultiGet(keys) => return store.multi_get(&refs(&names(keys)), now).ok(),
         Op::MultiSet(entries) => {
             let names = names(&entries.iter().map(|(key, _)| *key).collect::<Vec<_>>());
@@ -194,7 +195,7 @@ proptest! {
     fn all_stores_do_what_the_model_does(ops in vec(op(), 1..40), case in any::<u64>()) {
         let (host, client) = tcp();
         let folder = tempfile::tempdir().unwrap();
-        // One file, opened twice and used in turn.
+        // The file is opened twice, and the operations alternate between the two stores.
         let files = [(); 2].map(|()| FileStore::open(folder.path().join("store")).unwrap());
         let stores: [(&str, Arc<dyn Store>); 4] = [
             ("hash", Arc::new(HashStore::new())),
@@ -213,7 +214,7 @@ proptest! {
     }
 }
 
-/// An action of a table's client that can begin or end a wait.
+/// An action of a client of the table. It can begin or end waits. A `u64` is the number of the client.
 #[derive(Debug, Clone)]
 enum Step {
     Set(u8),
@@ -237,7 +238,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// A wait ends exactly in the step in which the last of its keys is set.
+    /// A wait ends exactly in the step in which the last of its keys is set, and a barrier in the step in which enough
+    /// clients have arrived.
     #[test]
     fn waits_end_exactly_when_all_keys_are_there(steps in vec(step(), 1..200)) {
         const WRITER: u64 = 100;
@@ -245,6 +247,7 @@ proptest! {
         let key = |key: &u8| vec![*key];
         let mut table = Table::new(Limits::default());
         let (mut there, mut arrived) = (std::collections::BTreeSet::new(), 0);
+        // The waiting clients: `Ok` with the keys of a wait, or `Err` with the number of arrivals that end a barrier.
         let mut waiting: BTreeMap<u64, Result<Vec<u8>, i64>> = BTreeMap::new();
         for step in steps {
             let mut replies = Vec::new();

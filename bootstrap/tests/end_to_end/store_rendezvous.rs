@@ -1,4 +1,4 @@
-//! Meetings of all ranks, all of which get the same outcome.
+//! [`rendezvous`] and [`barrier`]: all ranks of a meeting get the same outcome.
 
 use std::{sync::Arc, thread, time::Duration};
 
@@ -26,13 +26,15 @@ fn ranks_exchange_their_cards_in_order() {
     });
 }
 
-/// Waits until these ranks have come to a meeting, so that they are not absent when a deadline then passes.
+/// Waits until these ranks have arrived at a meeting. If another rank's deadline passes after that, they are not
+/// absent.
 fn wait_for(store: &dyn Store, name: &str, ranks: &[usize]) {
     let cards: Vec<_> = ranks.iter().map(|rank| format!("{name}/card/{rank}")).collect();
     store.wait(&cards.iter().map(String::as_str).collect::<Vec<_>>(), soon()).unwrap();
 }
 
-/// Tests that the first deadline that passes decides for all ranks, and for one that comes later.
+/// Tests that the first deadline that passes decides the outcome, both for ranks that wait and for one that arrives
+/// later. `store_of` makes a store for a rank.
 fn absentees(store_of: impl Fn() -> Arc<dyn Store> + Sync) {
     let absent = [2, 5, 6];
     let meet = |rank: usize, deadline: Deadline| {
@@ -60,7 +62,7 @@ fn every_rank_that_came_is_told_who_did_not() {
     absentees(|| Arc::new(TcpStore::connect(&host.address(), soon()).unwrap()));
 }
 
-/// Rank 0 hosts the store and leaves as soon as it knows the outcome. The others must still learn it.
+/// Rank 0 hosts the store, and drops it as soon as it knows the outcome. The other ranks must still get the outcome.
 #[test]
 fn the_host_does_not_take_the_news_with_it() {
     let host = TcpStore::host(0).unwrap();
@@ -79,7 +81,8 @@ fn the_host_does_not_take_the_news_with_it() {
     }
 }
 
-/// Ranks that came earlier, and ranks that come later, are told too.
+/// Two processes have the same rank. All ranks get the error, also those that arrived before and those that arrive
+/// later.
 #[test]
 fn every_rank_is_told_of_two_that_came_as_one() {
     let store = HashStore::new();

@@ -1,4 +1,4 @@
-//! Hosts and clients with a secret: a process without the secret gets an error, and is not served before.
+//! Hosts and clients with a secret. A process that does not know the secret gets an error instead of being served.
 
 use std::{
     io::{Read, Write},
@@ -55,7 +55,7 @@ fn only_who_knows_the_secret_is_served() {
 fn a_host_without_the_secret_is_not_trusted() {
     let host = TcpStore::host(0).unwrap();
     assert_eq!(distrust(with(OURS).connect(&host.address(), soon())), Distrust::NotKept);
-    // The first host sends a false proof, and the second one nothing.
+    // The host sends a false proof over the first connection, and nothing over the second.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let pretending = thread::spawn(move || {
@@ -78,7 +78,8 @@ fn a_secret_is_long_and_not_shown() {
     assert_eq!(format!("{:?}", with(OURS)).find("horse"), None);
 }
 
-/// Debug output also omits the seed of greetings and the contents of stores, because ranks publish tokens there.
+/// Debug output omits the secret and the seed of greetings. It also omits the contents of stores, because ranks publish
+/// tokens there.
 #[test]
 fn nothing_secret_is_shown_for_debugging() {
     let secret = Secret::new(OURS).unwrap();
@@ -105,7 +106,8 @@ fn nothing_secret_is_shown_for_debugging() {
         .for_each(|text| shown(token, text));
 }
 
-/// A client's proof that was recorded in one greeting is refused in another, like any wrong proof.
+/// An attacker repeats the bytes that a client sent in an earlier greeting. The host refuses the old proof like any
+/// wrong proof.
 #[test]
 fn nothing_that_was_sent_can_be_used_again() {
     let host = with(OURS).host(0, soon()).unwrap();
@@ -143,8 +145,9 @@ fn client() -> Client {
     Client::new(Limits::default(), Duration::from_secs(1), 7).with_secret(Secret::new(OURS).unwrap(), [3; 32])
 }
 
-/// Runs a greeting between a client and a server. The server's bytes arrive in pieces of these lengths, with
-/// one byte changed.
+/// Runs a greeting between a client with the secret [`OURS`] and a server with `secret`. All bytes arrive in pieces of
+/// these lengths, in turn. The byte at the index `changed` of the server's bytes is changed on the way. Returns the
+/// client's result.
 fn greet(secret: &str, lengths: &[usize], changed: Option<usize>) -> Result<(), Failure> {
     const NOW: Duration = Duration::ZERO;
     let mut host = Server::with_secret(ServerLimits::default(), Secret::new(secret).unwrap(), [5; 32]);
@@ -197,7 +200,8 @@ proptest! {
         prop_assert_eq!(greet("another secret of theirs", &lengths, None), Err(Failure::Distrust(Distrust::Refused)));
     }
 
-    /// The host's part: a first byte and its block of 32 bytes; a byte and its proof of 32 bytes; a nonce.
+    /// The host's part of a greeting: byte 0 and a challenge in bytes 1 to 32, byte 33 and a proof in bytes 34 to 65,
+    /// and a nonce in bytes 66 to 69.
     #[test]
     fn a_changed_byte_is_found(at in 0..70usize) {
         let outcome = greet(OURS, &[100], Some(at));
@@ -209,7 +213,7 @@ proptest! {
     }
 }
 
-/// PyTorch's clients are rejected at once, and its servers are not trusted.
+/// PyTorch's stores have no secrets: its clients are rejected at once, and its servers are not trusted.
 #[test]
 fn torch_knows_no_secret() {
     if !torch_is_there() {

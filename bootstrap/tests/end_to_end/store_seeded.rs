@@ -1,6 +1,5 @@
-//! The store's state machines under every schedule that a seed can choose. The results that ranks see are
-//! consistent with one order of operations, nothing is lost, and strangers or broken connections do not
-//! affect other clients.
+//! The store's state machines under schedules that seeds choose ([`World`]). The results that ranks see are consistent
+//! with one order of operations, nothing is lost, and strangers or broken connections do not affect other clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,11 +8,12 @@ use bootstrap::store::machine::{Failure, Reply, Request};
 
 const STEPS: usize = 1000;
 
-/// The number of seeds: 500 times the variable `TEST_EFFORT`.
+/// Returns the number of seeds: 500 times the environment variable `TEST_EFFORT`, or 500.
 fn seeds() -> u64 {
     500 * crate::test_effort()
 }
 
+/// Runs the world of a seed. At every hundredth step, checks that no rank waits without need.
 fn run(seed: u64) -> World {
     let mut world = World::new(seed, 2 + (seed % 5) as usize);
     for step in 1..=STEPS {
@@ -46,7 +46,7 @@ fn what_ranks_see_is_one_order() {
         check_waits(seed, &world.history);
         ended += world.history.iter().filter(|event| matches!(event.outcome, Some(Ok(_)))).count();
     }
-    // Most schedules let operations complete.
+    // On average, at least 20 operations of a run must complete. Otherwise the checks would show little.
     println!("{ended} operations in {seeds} runs");
     assert!(ended as u64 > seeds * 20, "{ended}");
 }
@@ -76,8 +76,9 @@ fn before(a: &Event, b: &Event) -> bool {
     a.ended.is_some_and(|ended| ended < b.called)
 }
 
-/// Asserts that positions in the store's order agree with real time: an operation that ended before another
-/// was called has the lower position.
+/// Asserts that the positions in the store's order of operations agree with the order in time: an operation that ended
+/// before another was called must not have a higher position. If `strictly`, the same applies to operations with equal
+/// positions, in the order in which `placed` lists them.
 fn assert_in_order(seed: u64, mut placed: Vec<(&Event, usize)>, strictly: bool) {
     placed.sort_by_key(|(_, position)| *position);
     for (i, (later, high)) in placed.iter().enumerate() {
@@ -105,7 +106,8 @@ fn check_counter(seed: u64, world: &mut World) {
     assert_in_order(seed, sums, true);
 }
 
-/// Every new value replaced a known one, so the order of all values is found backwards from the last one.
+/// Checks the register. Every new value has replaced a known value, so the order of all values can be found by going
+/// backwards from the last value.
 fn check_register(seed: u64, world: &mut World) {
     let Reply::Bytes(mut value) = world.ask(Request::Get { key: REGISTER.into() }) else { panic!() };
     let swaps = || {
@@ -159,7 +161,7 @@ fn check_queue(seed: u64, world: &mut World) {
     }
     assert!(gone <= lost_pops, "seed {seed}: {gone} elements are lost, but only {lost_pops} pops");
     assert!(pops.keys().all(|token| pushes.contains_key(*token)), "seed {seed}: popped, but never pushed");
-    // First in, first out: of two elements pushed in order, the second is not popped first.
+    // First in, first out: if one push ended before another began, the second element is not popped before the first.
     for (first, (push, _)) in &pushes {
         for (second, pop) in &pops {
             let (other, _) = &pushes[*second];

@@ -1,4 +1,4 @@
-//! The store between processes: sockets, dead hosts, foreign clients, limits.
+//! The store over TCP: waits, dead hosts, clients of other protocols, limits, and the bytes of the protocol.
 
 use std::{
     io::{Read, Write},
@@ -25,7 +25,7 @@ fn pair() -> (TcpStore, TcpStore) {
     (host, client)
 }
 
-/// Reads until the other end closes the connection.
+/// Reads until the other end closes the connection, and returns the bytes read.
 fn until_closed(stream: &mut TcpStream) -> Vec<u8> {
     stream.set_read_timeout(Some(LONG)).unwrap();
     let mut bytes = Vec::new();
@@ -40,8 +40,8 @@ fn until_closed(stream: &mut TcpStream) -> Vec<u8> {
 fn threads_wait_on_one_client_at_the_same_time() {
     let (host, client) = pair();
     thread::scope(|scope| {
-        // There are more waits than kept connections. At first only the last wait can end, and each end allows
-        // another.
+        // There are more waits than connections that a client keeps for later calls. At first only the last wait can
+        // end. Each thread then sets the key for which the previous one waits.
         let waits: Vec<_> = (0..12)
             .map(|i| {
                 let client = &client;
@@ -74,7 +74,8 @@ fn a_timeout_names_the_missing_keys_and_the_client_goes_on() {
     );
 }
 
-/// A value under the queue's name ends a wait for the name, although nothing can be popped.
+/// A key and a queue have the same name, so the wait for the queue's name ends although the queue is empty. A pop must
+/// then wait again, until its deadline or until an element arrives.
 #[test]
 fn a_queue_is_waited_for_also_where_a_key_has_its_name() {
     let (host, client) = pair();
@@ -157,7 +158,7 @@ fn what_is_no_store_is_recognised() {
     assert!(matches!(error, StoreError::NotAStore { .. }), "{error}");
 }
 
-/// The host answers the greeting, and then nothing more, like a stopped process.
+/// The host answers the greeting and nothing after it, like a stopped process.
 #[test]
 fn a_host_that_does_not_answer_is_told_from_a_key_that_does_not_come() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -212,7 +213,7 @@ fn bytes(text: &str) -> Vec<u8> {
     text.split_whitespace().flat_map(token).collect()
 }
 
-/// The bytes of PyTorch's client, and its server's answers.
+/// The bytes that PyTorch's client sends, each with the answer of PyTorch's server, in the form that [`bytes`] parses.
 const DIALOGUE: &[(&str, &str)] = &[
     ("00 ce f7 85 3c 0d #1337", "#1337"),
     (r#"01 "/k" "abc" 03 "/k""#, r#""abc""#),
@@ -220,10 +221,11 @@ const DIALOGUE: &[(&str, &str)] = &[
     (r#"04 "/n" -2"#, "+3"),
     (r#"05 +2 "/k" "/n""#, "00"),
     (r#"05 +1 "/x""#, "01"),
-    // A wait, a ping that is answered meanwhile, and the cancellation; a wait for no keys.
+    // A wait, a ping that is answered during the wait, and the cancellation of the wait. Then a wait for no keys.
     (r#"06 +1 "/x" 0d #1 0c"#, "#1 01"),
     ("06 +0 0c", "00 01"),
-    // Compare and set: the key is absent, but a value is expected; absent as expected; other value; expected value.
+    // Compare and set, four cases: a value is expected but the key is absent, no value is expected and the key is
+    // absent, another value is expected, and the present value is expected.
     (r#"02 "c" "e" "n""#, r#""e""#),
     (r#"02 "c" "" "n""#, r#""n""#),
     (r#"02 "c" "x" "m""#, r#""n""#),
@@ -233,7 +235,7 @@ const DIALOGUE: &[(&str, &str)] = &[
     (r#"09 "/k" "d" 0a +1 "/k""#, r#""abcd""#),
     ("0a +0 0d #7", "#7"),
     (r#"0b +1 "m" "1" 03 "m""#, r#""1""#),
-    // A queue is not a key, but can be waited for like one.
+    // A queue is not a key, but a client can wait for it as for a key.
     (r#"0e "q" "a" 10 "q" 05 +1 "q""#, "+1 00"),
     (r#"03 "q" 08 "q""#, r#""" +0"#),
     (r#"0f "q" 0f "q""#, r#"+1 "a" +0"#),
@@ -243,7 +245,7 @@ const DIALOGUE: &[(&str, &str)] = &[
     (r#"12 "b" +2 03 "b""#, r#"00 "2""#),
 ];
 
-/// Runs the dialogue with the server at `address`, which receives it in pieces of `fragment` bytes.
+/// Runs [`DIALOGUE`] with the server at `address`, in pieces of at most `fragment` bytes. Returns the open connection.
 pub(crate) fn converse_in_bytes(address: &str, fragment: usize) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_nodelay(true).unwrap();
@@ -315,7 +317,7 @@ fn more_clients_than_allowed_are_turned_away() {
     TcpStore::connect(&host.address(), soon()).unwrap();
 }
 
-/// A client that is connected opens a further connection, which the host rejects at first.
+/// A connected client needs a further connection, which the host rejects at first because it has too many clients.
 #[test]
 fn who_is_turned_away_for_a_moment_comes_again() {
     let limits = ServerLimits { clients: 3, ..ServerLimits::default() };
@@ -324,7 +326,7 @@ fn who_is_turned_away_for_a_moment_comes_again() {
     let full = TcpStore::connect(&host.address(), soon()).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| client.get("late", soon()));
-        // Goes on until the host has rejected a connection of the client.
+        // Each of these calls needs a second connection. They are repeated until the host has rejected one.
         while host.report().unwrap().rejected == 0 {
             if let Err(error) = client.wait(&["never"], Deadline::after(Duration::from_millis(1))) {
                 let expected = matches!(error, StoreError::Timeout { .. } | StoreError::TurnedAway { .. });

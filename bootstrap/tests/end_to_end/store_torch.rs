@@ -1,4 +1,5 @@
-//! This crate's stores and PyTorch's, each as the host of the other. Needs a Python that can import torch.
+//! This crate's stores together with PyTorch's. Clients of each connect to hosts of the other, and both use one file.
+//! The tests need a Python that can import `torch`, and are skipped without it.
 
 use std::{
     io::{BufRead, BufReader, Lines, Read, Write},
@@ -20,8 +21,8 @@ fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
-/// Returns true if PyTorch's TCPStore has every request of this crate's; otherwise prints "skipped". PyTorch 2.11 has no
-/// barrier.
+/// Returns true if PyTorch is installed and its TCPStore has the request for barriers. Otherwise prints "skipped".
+/// PyTorch 2.11 has no such request.
 fn torchs_store_has_barriers() -> bool {
     if !torch_is_there() {
         return false;
@@ -76,7 +77,7 @@ impl Drop for Peer {
     }
 }
 
-/// The counterpart of `converse` in `store_torch_peer.py`.
+/// The counterpart of `converse` in `store_torch_peer.py`. `queues` says whether the peer's store has queues.
 fn converse(store: &dyn Store, queues: bool) -> Result<(), StoreError> {
     store.set("rs/hello", b"from rust")?;
     assert_eq!(store.get("py/hello", soon())?, b"from python");
@@ -148,7 +149,7 @@ fn we_connect_to_torchs_hosts() {
         let address = format!("127.0.0.1:{}", peer.line());
         let store = TcpStore::options().workers(2).connect(&address, soon()).unwrap();
         converse(&store, queues).unwrap();
-        // A read of an absent key must not wake the clients that wait for the key.
+        // Several clients wait for an absent key at the same time. No client may get a value before the key is set.
         thread::scope(|scope| {
             let late: Vec<_> = (0..4).map(|_| scope.spawn(|| store.get("late", soon()).unwrap())).collect();
             thread::sleep(Duration::from_millis(100));
@@ -169,7 +170,7 @@ fn one_file_serves_torch_and_us() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     let store = FileStore::options().workers(2).open(&path).unwrap();
-    // PyTorch's store ignores records that exist only here.
+    // PyTorch's FileStore has no queues, and must ignore their records.
     store.queue_push("queue", b"element").unwrap();
     assert_eq!(store.queue_pop("queue", soon()).unwrap(), b"element");
     let peer = Peer::start(&["file", path.to_str().unwrap()]);
@@ -177,14 +178,15 @@ fn one_file_serves_torch_and_us() {
     drop(store);
     assert!(path.exists());
     peer.finish();
-    // PyTorch's store, the last to leave, has counted this one, and has removed the file.
+    // Both stores count the processes that close the file. PyTorch's store was the last, and has removed the file.
     assert!(!path.exists());
 }
 
-/// The bytes sent over one connection, and the bytes received.
+/// The bytes that the client has sent over one connection, and the bytes that it has received.
 type Wire = (Vec<u8>, Vec<u8>);
 
-/// Forwards connections to `upstream` and records their bytes. Returns the port.
+/// Forwards connections to the address `upstream`, and records their bytes. Returns the port that accepts connections,
+/// and the records of all connections.
 fn recorder(upstream: String) -> (u16, Arc<Mutex<Vec<Wire>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -212,6 +214,7 @@ fn recorder(upstream: String) -> (u16, Arc<Mutex<Vec<Wire>>>) {
     (port, wires)
 }
 
+/// Copies bytes from one connection to the other until either ends. Calls `record` for the bytes before it sends them.
 fn pass_on(mut from: TcpStream, mut to: TcpStream, mut record: impl FnMut(&[u8])) {
     let mut bytes = vec![0; 64 << 10];
     while let Ok(length @ 1..) = from.read(&mut bytes) {
@@ -255,8 +258,8 @@ fn every_request() -> Vec<Request> {
     ]
 }
 
-/// All 19 types of requests (the greeting is two of them), from PyTorch's client to its own server and to
-/// this crate's.
+/// PyTorch's client makes each of the 19 types of requests (its greeting is two of them) to its own server and to this
+/// crate's server. Both must receive and send the same bytes.
 #[test]
 fn torchs_client_finds_the_same_bytes_at_our_host() {
     if !torchs_store_has_barriers() {
@@ -278,7 +281,7 @@ fn torchs_client_finds_the_same_bytes_at_our_host() {
     assert_eq!(*at_us, *at_torch);
 }
 
-/// All 19 types of requests, as this crate encodes them, to PyTorch's server.
+/// PyTorch's server gives the same answers as this crate's server to all 19 types of requests.
 #[test]
 fn torchs_server_answers_as_ours() {
     if !torchs_store_has_barriers() {

@@ -1,5 +1,12 @@
-"""The other end of store_torch.rs: PyTorch's TCPStore as host ("libuv", "legacy") or client ("client PORT"), or its
-FileStore ("file PATH"); "serve" serves without a word, "wire PORT…" makes each kind of request to each port."""
+"""The Python side of store_torch.rs. The first argument is the role:
+
+- "libuv", "legacy": hosts PyTorch's TCPStore, with or without libuv, and runs `converse`
+- "client PORT": connects PyTorch's TCPStore to a host, and runs `converse`
+- "file PATH": opens PyTorch's FileStore, and runs `converse`
+- "serve": hosts PyTorch's TCPStore, and makes no requests
+- "wire PORT...": makes each kind of request to the host at each port
+
+Hosts print their port first. Every role prints "agreed" at its end."""
 
 import sys
 from datetime import timedelta
@@ -36,7 +43,7 @@ def converse(store, queues):
 
     store.set("py/gone", "")
     assert store.delete_key("py/gone")
-    # PyTorch's FileStore removes what is not there, too.
+    # PyTorch's FileStore also returns True if the key is absent.
     assert store.delete_key("py/gone") == isinstance(store, FileStore)
     large = bytes(8 << 20)
     store.set("py/large", large)
@@ -83,7 +90,7 @@ if role == "wire":
     for port in sys.argv[2:]:
         every_request(TCPStore("127.0.0.1", int(port), is_master=False, timeout=MINUTE))
 elif role == "client":
-    # With a world size it counts itself, and the host waits for that.
+    # With a world size, the client counts itself in the store, and the host waits for that.
     store = TCPStore("127.0.0.1", int(sys.argv[2]), world_size=2, is_master=False, timeout=MINUTE)
 elif role == "file":
     store = FileStore(sys.argv[2], 2)
@@ -94,5 +101,5 @@ else:
 if role not in ("wire", "serve"):
     converse(store, queues=role in ("client", "libuv"))
 print("agreed", flush=True)
-# A host stays until the other end has heard it.
+# A host must not end before the test has read its last replies. The test then closes this input.
 sys.stdin.read()

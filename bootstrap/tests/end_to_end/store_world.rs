@@ -1,6 +1,6 @@
 //! One server and several clients, all of them state machines, on one thread. A seed chooses the operations of the
 //! clients, the delivery and fragmentation of bytes, the passing of time, and the connections that break. Strangers
-//! connect too: they send random bytes, and the server may close their connections.
+//! connect too: they are clients that send random bytes, and the server may close their connections.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -27,31 +27,34 @@ impl Random {
         z ^ (z >> 31)
     }
 
+    /// Returns a number from 0 to `bound - 1`.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound as u64) as usize
     }
 
+    /// Returns true with a probability of 1/`n`.
     pub(crate) fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 }
 
-/// The operations of ranks on the store. Tokens are unique in a run.
+/// The operations of ranks on the store. Deadlines are times of the world's clock. No two operations of a run have the
+/// same `new` or `token`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Op {
     /// Adds 1 to the counter.
     Count,
-    /// Replaces the register's value, if it is the last one that this rank saw.
+    /// Sets the register to `new` if it contains `expected`, which is the last value that this rank saw there.
     Swap { expected: Vec<u8>, new: Vec<u8> },
-    /// Sets one of [`KEYS`] keys. Every operation that sets a key gives it the same value.
+    /// Sets one of [`KEYS`] keys. The value is always the name of the key.
     Set { key: Vec<u8> },
-    /// Waits for some of the [`KEYS`] keys, and reads them.
+    /// Waits for some of the [`KEYS`] keys, possibly none, and reads them.
     Wait { keys: Vec<Vec<u8>>, deadline: Duration },
-    /// Waits for the queue, and takes no element.
+    /// Waits until the queue has an element, and leaves it there.
     Watch { deadline: Duration },
-    /// Pushes to the queue.
+    /// Pushes `token` to the queue.
     Push { token: Vec<u8> },
-    /// Waits for the queue, and pops an element.
+    /// Waits until the queue has an element, and pops it.
     Pop { deadline: Duration },
 }
 
@@ -68,6 +71,7 @@ impl Op {
             }
             Op::Set { key } => Call::Now(Request::Set { value: key.clone(), key }),
             Op::Wait { keys, deadline } => {
+                // The number of keys decides between the two kinds of wait.
                 let then = Request::MultiGet { keys: keys.clone() };
                 match keys.len() % 2 {
                     0 => Call::WhenThere { keys, then: Some(then), deadline },
@@ -84,7 +88,8 @@ impl Op {
     }
 }
 
-/// A moment in a run. The step defines the order of moments. Deadlines are compared with the time.
+/// A moment in a run. The step defines the order of moments. The time is that of the world's clock, with which
+/// deadlines are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment {
     pub(crate) step: u64,
@@ -97,16 +102,19 @@ pub(crate) struct Event {
     pub(crate) rank: usize,
     pub(crate) op: Op,
     pub(crate) called: Moment,
+    /// The time at which the operation completed, failed, or lost its connection. `None` while it is in progress.
     pub(crate) ended: Option<Moment>,
-    /// `None` while the operation is in progress, and if its connection broke. In both cases it may or may not have
-    /// taken effect.
+    /// `None` while the operation is in progress, and if its connection broke. In both cases it is unknown whether the
+    /// operation has taken effect.
     pub(crate) outcome: Option<Result<Option<Reply>, Failure>>,
 }
 
 /// The bytes in transit on one connection.
 #[derive(Default)]
 struct Link {
+    /// Bytes to the server.
     up: VecDeque<u8>,
+    /// Bytes to the client.
     down: VecDeque<u8>,
 }
 
@@ -115,25 +123,30 @@ struct Rank {
     connection: ClientId,
     /// The index in the history of the operation in progress; `None` while greeting and when idle.
     doing: Option<usize>,
+    /// The last value of the register that the rank saw. Empty if it saw none.
     seen: Vec<u8>,
 }
 
+/// The server, the ranks, the strangers, and everything in transit between them.
 pub(crate) struct World {
     random: Random,
     seed: u64,
     now: Moment,
     server: Server,
     ranks: Vec<Rank>,
+    /// The connections to the server, both of ranks and of strangers.
     links: BTreeMap<ClientId, Link>,
     strangers: BTreeSet<ClientId>,
+    /// The number of the last connection.
     next: ClientId,
+    /// The number of tokens made so far.
     tokens: u64,
-    /// The weights with which ranks choose operations. They differ from run to run.
+    /// The weights with which ranks choose operations. The seed decides them.
     weights: [usize; 7],
     pub(crate) history: Vec<Event>,
 }
 
-/// The default limits, but with a long time for the greeting, so that slow ranks are not rejected.
+/// The default limits, except that a greeting may take a minute, so that slow ranks are not rejected.
 fn limits() -> ServerLimits {
     ServerLimits { greeting: Duration::from_secs(60), ..ServerLimits::default() }
 }
@@ -157,7 +170,7 @@ impl World {
             history: Vec::new(),
         };
         if world.random.one_in(2) {
-            // Small turns, so that requests are served in pieces.
+            // In half of the runs, the server does little work per turn, so that it serves requests in pieces.
             let [turn, at_once] = [(); 2].map(|()| 1 + world.random.below(24));
             world.server = Server::new(ServerLimits { turn, at_once, ..limits() });
         }
@@ -182,7 +195,8 @@ impl World {
         self.next
     }
 
-    /// Runs one random step.
+    /// Runs one random step: delivers bytes, begins an operation, lets time pass, breaks a connection, or connects a
+    /// stranger. Some steps do nothing.
     pub(crate) fn step(&mut self) {
         self.now.step += 1;
         match self.random.below(32) {
@@ -198,7 +212,7 @@ impl World {
         }
     }
 
-    /// Delivers all bytes in transit. No time passes.
+    /// Delivers all bytes in transit and lets the server complete its work. No time passes.
     pub(crate) fn settle(&mut self) {
         loop {
             self.now.step += 1;
@@ -214,7 +228,7 @@ impl World {
         }
     }
 
-    /// Lets time pass until every operation has ended.
+    /// Lets time pass until every operation has ended. Panics if one cannot end.
     pub(crate) fn finish(&mut self) {
         self.settle();
         while let Some(due) = self.ranks.iter().filter_map(|rank| rank.machine.wake_at()).min() {
@@ -235,7 +249,7 @@ impl World {
         self.ranks.iter().filter_map(|rank| Some(&self.history[rank.doing?].op))
     }
 
-    /// Sends a request over a new connection, and returns the reply.
+    /// Sends a request over a new connection that delivers bytes at once, and returns the reply.
     pub(crate) fn ask(&mut self, request: Request) -> Reply {
         let id = self.accept();
         let mut machine = self.client();
@@ -270,6 +284,7 @@ impl World {
         }
     }
 
+    /// Delivers some bytes on a random connection, or gives the server a turn.
     fn deliver_some(&mut self) {
         if self.is_busy() && self.random.one_in(2) {
             return self.serve(server::Input::Tick);
@@ -312,7 +327,7 @@ impl World {
         }
     }
 
-    /// Begins an operation on an idle rank.
+    /// Begins a random operation on a random rank. Does nothing if that rank is not idle.
     fn begin(&mut self) {
         let rank = self.random.below(self.ranks.len());
         if !self.ranks[rank].machine.is_idle() {
@@ -352,6 +367,8 @@ impl World {
         format!("key {}", self.random.next() % KEYS).into_bytes()
     }
 
+    /// Breaks the connection of a random rank. The bytes in transit are lost, or in half of the cases only those to the
+    /// rank. Then the rank connects again.
     fn break_connection(&mut self) {
         let rank = self.random.below(self.ranks.len());
         let old = self.ranks[rank].connection;
@@ -379,10 +396,11 @@ impl World {
                 if self.random.one_in(2) { self.random.below(20) } else { self.random.below(256) } as u8
             );
         }
-        // So few random bytes practically never contain the name of a rank's key.
+        // A request with these random bytes practically never contains the name of a key that ranks use.
         self.links.get_mut(&id).unwrap().up.extend(bytes);
     }
 
+    /// Gives a rank's client an input, and handles its outputs. Panics if an operation fails, except by its deadline.
     fn drive(&mut self, rank: usize, input: client::Input<'_>) {
         let seed = self.seed;
         for output in self.ranks[rank].machine.step(input, self.now.time) {
@@ -406,11 +424,12 @@ impl World {
         }
     }
 
-    /// Returns true if the server has work left.
+    /// Returns true if the server has work that it can do now.
     fn is_busy(&self) -> bool {
         self.server.wake_at() == Some(Duration::ZERO)
     }
 
+    /// Gives the server an input, and handles its outputs. Panics if the server closes a rank's connection.
     fn serve(&mut self, input: server::Input<'_>) {
         let mut outputs = VecDeque::from(self.server.step(input, self.now.time));
         while let Some(output) = outputs.pop_front() {

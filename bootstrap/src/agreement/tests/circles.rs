@@ -1,4 +1,4 @@
-//! Circular waits of ranks whose threads wait in several agreements at a time.
+//! Tests of circular waits of ranks whose threads wait in several agreements at a time.
 
 use std::{collections::BTreeMap, thread, time::Duration};
 
@@ -23,30 +23,32 @@ fn member(rank: u32, name: &str, members: &[u32], patience: Duration) -> Member 
     Member { name: name.into(), rank, members: members.into(), generation: 1, patience }
 }
 
-/// Threads of ranks. Each takes part in agreements, one after the other.
+/// The threads of several ranks. Each thread takes part in agreements, one after the other.
 #[derive(Default)]
 struct Threads {
     store: Memory,
     all: Vec<Thread>,
+    /// The results of the members that have ended, by the name of the agreement.
     results: BTreeMap<String, Vec<Result<u64, Ending<Sum>>>>,
 }
 
 struct Thread {
     rank: u32,
-    /// The agreements in which it has still to take part, with their members. The last one is next.
+    /// The agreements in which the thread has still to take part. The last one is next.
     program: Vec<Place>,
+    /// The current agreement, and its output that is not yet executed.
     running: Option<(Agreement<Sum>, Output<Sum>)>,
 }
 
 impl Threads {
-    /// Adds a thread, and runs all until they wait.
+    /// Adds a thread of `rank`, and runs all threads until they wait or have ended.
     fn add(&mut self, rank: u32, program: &[(&str, &[u32])]) {
         let program = program.iter().rev().map(|(name, members)| place(name, members)).collect();
         self.all.push(Thread { rank, program, running: None });
         self.run(None);
     }
 
-    /// Executes one step of a thread. Returns false if it waits, or has ended.
+    /// Executes one step of the thread at `index`. Returns false if the thread waits or has ended.
     fn step(&mut self, index: usize) -> bool {
         let thread = &mut self.all[index];
         let Some((_, output)) = &thread.running else {
@@ -69,6 +71,7 @@ impl Threads {
         true
     }
 
+    /// Passes `input` to the agreement of the thread at `index`.
     fn give(&mut self, index: usize, input: Input<Sum>) {
         let thread = &mut self.all[index];
         let (machine, output) = thread.running.as_mut().expect("it runs");
@@ -82,7 +85,7 @@ impl Threads {
         }
     }
 
-    /// Runs all threads except `held` until they wait or have ended.
+    /// Runs all threads except the one at `held` until they wait or have ended.
     fn run(&mut self, held: Option<usize>) {
         while (0..self.all.len()).any(|index| Some(index) != held && self.step(index)) {}
     }
@@ -95,8 +98,8 @@ impl Threads {
         }
     }
 
-    /// Ends the patience of a thread, and runs it until it proposes something. Calls `before` with the number of
-    /// each read of its search.
+    /// Ends the patience of a thread, and runs the thread until a proposal is pending. Calls `before` before each
+    /// request of its search, with the number of the request, from 0.
     fn expire(&mut self, index: usize, mut before: impl FnMut(&mut Self, usize)) {
         self.give(index, Input::Store(Answer::Expired));
         let mut reads = 0;
@@ -107,7 +110,8 @@ impl Threads {
         }
     }
 
-    /// Returns the circles of an agreement that has failed on all members that came.
+    /// Returns the circle that each member of the agreement has got. Panics if a member has a result other than
+    /// [`Failure::Absent`].
     fn circles(&self, name: &str) -> Vec<Vec<Waiting>> {
         let circle = |result: &Result<u64, Ending<Sum>>| match result {
             Err(Ending::Failed(Failure::Absent { circle, .. })) => circle.clone(),
@@ -125,7 +129,7 @@ fn crossing() -> Vec<Waiting> {
         .into()
 }
 
-/// Two threads of rank 0 wait for rank 1, whose two threads wait for rank 0.
+/// Two threads of rank 0 wait for rank 1. Two threads of rank 1 wait for rank 0.
 #[test]
 fn all_agreements_of_ranks_with_several_threads_fail_with_the_circle() {
     for searching in 0..4 {
@@ -138,12 +142,12 @@ fn all_agreements_of_ranks_with_several_threads_fail_with_the_circle() {
         for name in ["a", "b", "c", "d"] {
             assert_eq!(threads.circles(name), [crossing()], "{name}, searched by thread {searching}");
         }
-        // The lists of the agreements in which the ranks wait.
+        // Both ranks have removed all agreements from their lists.
         assert_eq!((threads.store.places("places/0"), threads.store.places("places/1")), (vec![], vec![]));
     }
 }
 
-/// The same with two searches at a time. Neither sees a failure of the other before its own search ends.
+/// The same waits as above, but a thread of each rank searches. Both searches end before the first failure is stored.
 #[test]
 fn two_ranks_that_search_at_a_time_find_the_same_circle() {
     let mut threads = Threads::default();
@@ -158,8 +162,8 @@ fn two_ranks_that_search_at_a_time_find_the_same_circle() {
     }
 }
 
-/// Rank 0 waits in `a` for rank 1, which waits in `c` for rank 0. Another thread of rank 0 waits in `b`, which rank 2
-/// will join, and comes to `c` then.
+/// Rank 0 waits in `a` for rank 1, which waits in `c` for rank 0. Another thread of rank 0 waits in `b` for rank 2.
+/// Once rank 2 has come, that thread takes part in `c`.
 #[test]
 fn a_rank_of_which_one_thread_can_go_on_is_in_no_circle() {
     let mut threads = Threads::default();
@@ -172,7 +176,7 @@ fn a_rank_of_which_one_thread_can_go_on_is_in_no_circle() {
     let Some(Failure::Absent { missing, circle, .. }) = failure else { panic!("{failure:?}") };
     assert_eq!((&**key, circle), ("a/records/result", vec![]));
     assert_eq!((missing[0].rank, &missing[0].elsewhere), (1, &vec![place("c", BOTH)]));
-    // The others are faster than this proposal.
+    // All agreements succeed before the proposal of thread 0 is stored, which then has no effect.
     threads.all.push(Thread { rank: 2, program: vec![place("b", &[0, 2])], running: None });
     threads.run(Some(0));
     threads.run(None);
@@ -181,7 +185,8 @@ fn a_rank_of_which_one_thread_can_go_on_is_in_no_circle() {
     assert!(threads.results.len() == 3 && threads.results.values().all(agreed), "{:?}", threads.results);
 }
 
-/// Rank 0 also waits in `b`, where rank 2 waits for it in `e`: both of its agreements are blocked.
+/// Rank 0 waits in `a` for rank 1, and in `b` for rank 2. Rank 1 waits in `c` for rank 0, and rank 2 in `e`. So both
+/// agreements in which rank 0 waits are blocked.
 #[test]
 fn a_circle_leads_through_all_agreements_of_a_rank() {
     let mut threads = Threads::default();
@@ -198,7 +203,8 @@ fn a_circle_leads_through_all_agreements_of_a_rank() {
     }
 }
 
-/// A thread that begins to wait between the two reads may come to an agreement of the circle later.
+/// Rank 0 waits in `a` for rank 1, which waits in `c` for rank 0. Between the two reads of the search, a second thread
+/// of rank 1 begins to wait in `d`. This thread might come to `a` later.
 #[test]
 fn a_search_during_which_a_blocked_rank_moves_finds_no_circle() {
     let mut threads = Threads::default();
@@ -207,7 +213,7 @@ fn a_search_during_which_a_blocked_rank_moves_finds_no_circle() {
     let mut reads = 0;
     threads.expire(0, |threads, read| {
         reads = read;
-        // The reads: the records and places, the decisions, the second read.
+        // Request 0 reads the records and places, request 1 the decisions. Request 2 is the second read of the circle.
         if read == 2 {
             threads.all.push(Thread { rank: 1, program: vec![place("d", &[1, 2])], running: None });
             threads.run(Some(0));
@@ -219,7 +225,7 @@ fn a_search_during_which_a_blocked_rank_moves_finds_no_circle() {
     assert!(!threads.results.contains_key("c"));
 }
 
-/// Real threads over a store.
+/// The circular wait of two ranks with two threads each, with real threads over a store.
 #[test]
 fn threads_over_a_store_fail_with_the_circle() {
     let store = HashStore::new();
@@ -263,7 +269,7 @@ fn changes_of_several_threads_are_not_lost() {
     assert_eq!(list(), []);
 }
 
-/// A member that lost the store has left an agreement in the list of its rank.
+/// Rank 7 once lost the store, so two agreements in which it no longer takes part are still in its list.
 #[test]
 fn an_agreement_that_this_rank_could_not_leave_is_removed_once_it_is_decided() {
     let store = HashStore::new();

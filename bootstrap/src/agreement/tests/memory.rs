@@ -1,4 +1,4 @@
-//! The in-memory store of the tests `model` and `seeds`.
+//! The in-memory store of the tests `model`, `seeds` and `circles`.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::super::{
     place::{self, Place},
 };
 
-/// A store in memory.
+/// A store in memory that executes the requests of a state machine. It maps each key to its value.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Memory(pub(super) BTreeMap<String, Vec<u8>>);
 
@@ -57,7 +57,7 @@ impl Memory {
         place::from_value(self.0.get(key).map(|value| &**value))
     }
 
-    /// Removes keys, unless the first one is gone: then another member removes them.
+    /// Removes keys. If the first one does not exist, another member has removed them, and this does nothing.
     pub(super) fn remove(&mut self, keys: &[String]) {
         if keys.first().is_some_and(|first| !self.0.contains_key(first)) {
             return;

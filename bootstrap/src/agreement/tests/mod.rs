@@ -1,5 +1,6 @@
 //! Tests of agreements: all interleavings of small agreements ([`model`]), random agreements ([`seeds`]), single
-//! cases ([`scripted`]), circular waits ([`circles`]), and messages.
+//! cases ([`scripted`]), circular waits ([`circles`]), and the encoding and text of failures (in this file). [`sum`]
+//! and [`memory`] are the protocol and the store of the tests.
 
 mod circles;
 mod memory;

@@ -1,38 +1,40 @@
-//! Every order of the steps of a small agreement, with crashes, time-outs, a lost store and repeated requests.
+//! Visits every order of the steps of a small agreement, with crashes, timeouts, a lost store and repeated requests.
 //!
 //! # Reduction
-//! A step of a member is *local* if the steps that other members can take before it neither change it nor depend on
-//! it. If a member has a local step, only this member's steps are visited: the step itself, and the member's faults
-//! at this point. If no member has one, the steps of all members are visited. This loses no result:
+//! A *world* is the state of all members and of the store. The next step of a member is *local* if it is independent of
+//! all steps that other members can take before it: neither changes the effect of the other. If the next step of a
+//! member is local, only this member's steps are visited: the step itself, and the faults that the member can have
+//! instead. If no member has a local step, the steps of all members are visited. This loses no result:
 //!
 //! - A local step stays possible until its member takes a step or has a fault. So every complete order contains such
 //!   a step or fault. Moved to the front of the order, it leads to the same result, because it is independent of
 //!   all steps before it.
-//! - A fault of another member changes only the state of that member. Before or after the local step, it leads to
-//!   the same world, so it suffices to visit it after the local step.
+//! - A fault of another member changes only the state of that member, or has the effect of its step on the store.
+//!   Before or after the local step, it leads to the same world, so it suffices to visit it after the local step.
 //! - A member with a local step does not wait. So no other member times out because all members wait.
-//! - Every step brings its member forward or uses up a fault, so no member is put off for ever.
+//! - Every step advances its member or consumes a fault. Both are finite, so the steps of every member are visited in
+//!   the end.
 //!
 //! | step | local, because |
 //! |---|---|
 //! | action | it uses no key |
 //! | reads a result that exists | results do not change, and are removed after this member has acknowledged |
-//! | proposes its member list | the others use only the list, which is the same whoever is first |
+//! | proposes its member list | all members propose the same list, so it does not matter who is first |
 //!
-//! If no wait ends early and no request is repeated, then a wait times out only if no member can take a step, and a
-//! count is complete only if all members have posted. So at most one member is between the end of its wait and its
-//! proposal, and all others wait meanwhile, or have ended. Therefore these steps are local, too:
+//! If no wait ends early and no request is repeated, a wait times out only if no member can take a step, and a counter
+//! reaches the number of members only if all of them have posted. So at most one member at a time reads the posts and
+//! proposes a result. All others wait meanwhile, or have ended. Therefore these steps are local, too:
 //!
 //! | step | local, because |
 //! |---|---|
-//! | adds its place, posts | another member reads it after this member has counted, or when no member can take a step |
+//! | adds its place, posts | others read them after this member has counted, or when no member can take a step |
 //! | reads posts and places, proposes | all others wait for this result |
-//! | removes its place | there is a decision, so nobody reads places again |
-//! | acknowledges | another member reads it after this member has counted |
+//! | removes its place | there is a decision, so no member reads places again |
+//! | acknowledges | others read the acknowledgement after this member has counted |
 //! | checks all acknowledgements | all others have ended |
 //!
 //! If actions fail, members read the outcomes early. Then posts, reads and proposals of outcomes are not local.
-//! Counting is never local: the member that counts last reads the posts.
+//! Counting is never local, because the order of counting determines the member that reads the posts.
 
 use std::{
     collections::HashSet,
@@ -55,22 +57,24 @@ struct Faults {
     crashes: u32,
     /// Members that may lose the store permanently.
     losses: u32,
-    /// Requests whose reply is lost, so that they are sent again.
+    /// Requests whose reply is lost. The member sends them again.
     repeats: u32,
-    /// Waits that may end although other members will still come.
+    /// Waits that may time out although other members can still take steps.
     expiries: u32,
     /// Members whose action fails.
     failures: u32,
 }
 
+/// The state of a member.
 #[derive(Debug)]
 enum State {
+    /// The member's state machine, and its output that is not yet executed.
     Running(Box<Agreement<Sum>>, Output<Sum>),
     Crashed,
     Ended(Result<u64, Ending<Sum>>),
 }
 
-/// A state with its hashes. Two 64-bit hashes make a collision improbable.
+/// A state with two 64-bit hashes. Two make a collision improbable.
 #[derive(Debug)]
 struct Hashed {
     state: State,
@@ -93,7 +97,7 @@ fn hashers() -> [DefaultHasher; 2] {
     })
 }
 
-/// Hashes text in place of storing it.
+/// Hashes the text that is written to it.
 struct HashText([DefaultHasher; 2]);
 
 impl fmt::Write for HashText {
@@ -103,6 +107,7 @@ impl fmt::Write for HashText {
     }
 }
 
+/// The state of all members and of the store.
 #[derive(Debug, Clone)]
 struct World {
     members: Vec<Rc<Hashed>>,
@@ -111,7 +116,7 @@ struct World {
     faults: Faults,
     /// The faults of the whole run.
     all_faults: Faults,
-    /// The number of members that were to remove the keys.
+    /// The number of members that were asked to remove the keys.
     removers: u32,
 }
 
@@ -129,7 +134,8 @@ impl World {
         Self { members, store, faults, all_faults: faults, removers: 0 }
     }
 
-    /// Executes a request. Returns `None` for a wait that goes on.
+    /// Executes a request. Returns `None` for a wait for a key without a value. Panics if two values are posted under
+    /// one key.
     fn execute(&mut self, request: &Request) -> Option<Answer> {
         if let Request::Await { key, .. } = request
             && !self.store.0.contains_key(key)
@@ -141,7 +147,7 @@ impl World {
         answer
     }
 
-    /// Gives `input` to the member at `index`.
+    /// Passes `input` to the member at `index`, and returns the world after that.
     fn give(mut self, index: usize, input: Input<Sum>) -> Self {
         let State::Running(machine, _) = &self.members[index].state else { panic!("it does not run") };
         let mut machine = machine.clone();
@@ -159,7 +165,7 @@ impl World {
         self
     }
 
-    /// Returns all worlds that one step leads to. With `reduces`, leaves out worlds as the module docs explain.
+    /// Returns all worlds that one step leads to. If `reduces` is true, applies the reduction of the module docs.
     fn next(&self, reduces: bool) -> Vec<Self> {
         let mut members = 0..self.members.len();
         match members.clone().find(|index| reduces && self.is_local(*index)) {
@@ -168,7 +174,7 @@ impl World {
         }
     }
 
-    /// Returns true if the next step of this member is local, see the module docs.
+    /// Returns true if the next step of the member at `index` is local, see the module docs.
     fn is_local(&self, index: usize) -> bool {
         let State::Running(_, output) = &self.members[index].state else { return false };
         let Faults { repeats, expiries, failures, .. } = self.all_faults;
@@ -192,7 +198,8 @@ impl World {
         }
     }
 
-    /// Returns the worlds that one step of this member leads to.
+    /// Returns the worlds that one step or fault of the member at `index` leads to. There is none if the member has
+    /// ended, or waits while another member can take a step.
     fn steps(&self, index: usize) -> Vec<Self> {
         let mut all = Vec::new();
         if let State::Running(_, output) = &self.members[index].state {
@@ -216,14 +223,14 @@ impl World {
                         let mut world = self.clone();
                         world.faults.losses -= 1;
                         all.push(world.clone().give(index, Input::Store(Answer::StoreFailed)));
-                        // The request arrived, and only its answer was lost.
+                        // The request has taken effect, and only its answer is lost.
                         if world.execute(request).is_some() {
                             all.push(world.give(index, Input::Store(Answer::StoreFailed)));
                         }
                     }
                     let mut world = self.clone();
                     let Some(answer) = world.execute(request) else {
-                        // A wait times out if all running members wait, or earlier, as an injected fault.
+                        // A wait times out if all running members wait. As an injected fault, it times out earlier.
                         if self.faults.expiries > 0 || self.is_stuck() {
                             let mut world = self.clone();
                             world.faults.expiries = world.faults.expiries.saturating_sub(1);
@@ -257,13 +264,14 @@ impl World {
         self.members.iter().map(|member| &member.state)
     }
 
-    /// Checks the results so far.
+    /// Panics if two members have different results, or if a result is [`Ending::OutOfStep`] or
+    /// [`Ending::Unreadable`].
     fn check(&self) {
         let results = self.states().filter_map(|state| match state {
             State::Ended(result) => Some(result),
             _ => None,
         });
-        // The results of the members that have ended, except those that lost the store before they read a result.
+        // Members that lost the store before they read a result have none to compare.
         let told: Vec<_> =
             results.filter(|result| !matches!(result, Err(Ending::InDoubt | Ending::StoreFailed))).collect();
         assert!(told.windows(2).all(|pair| pair[0] == pair[1]), "two results: {self:?}");
@@ -289,8 +297,8 @@ fn progress_needs_no_time_out() {
     }
 }
 
-/// Visits every reachable world, or with `reduces` enough of them to find all results. Returns the number of
-/// worlds, and the final ones.
+/// Visits every reachable world, or, if `reduces` is true, fewer worlds that have the same final worlds. Checks each.
+/// Returns the number of visited worlds, and the final ones, in which no member runs.
 fn explore(first: World, reduces: bool) -> (usize, Vec<World>) {
     let (mut seen, mut open, mut ends) = (HashSet::new(), vec![first], Vec::new());
     while let Some(world) = open.pop() {
@@ -338,7 +346,7 @@ fn without_faults_all_agree() {
             world.states().all(|member| matches!(member, State::Ended(Ok(found)) if *found == sum))
         };
         assert!(!ends.is_empty() && ends.iter().all(all), "{:?}", results(&ends));
-        // The last member that acknowledges removes all keys except the places.
+        // One member, the last that acknowledges, removes all keys except the places.
         assert!(ends.iter().all(|world| world.removers == 1));
         let is_clean = |world: &World| world.store.0.keys().all(|key| key.starts_with("places/"));
         assert!(ends.iter().all(is_clean), "{:?}", ends[0].store.0.keys());
@@ -353,8 +361,8 @@ fn without_faults_all_agree() {
     assert!(ends.iter().all(|world| world.states().all(refused)));
 }
 
-/// Visits all worlds, and then fewer with the reduction. Checks that both find the same results. Returns the number
-/// of worlds.
+/// Visits all worlds, and then fewer with the reduction. Checks that both find the same final worlds. Returns the
+/// number of all worlds.
 fn explore_both(size: u32, numbers: &[u64], faults: Faults) -> usize {
     let first = World::new(size, numbers, faults);
     let ((all, ends), (few, reduced)) = (explore(first.clone(), false), explore(first, true));
@@ -403,7 +411,8 @@ fn three_members_never_differ() {
     }
 }
 
-/// Visits all worlds if the variable `TEST_EFFORT` is above 1. Waits that end early are always reduced.
+/// Uses the reduction. If the environment variable `TEST_EFFORT` is above 1, also visits all worlds for some faults,
+/// and tests a wait that times out early, with the reduction only.
 #[test]
 fn four_members_never_differ() {
     let effort: u64 =
@@ -448,7 +457,7 @@ fn a_member_that_lost_the_store_is_in_doubt_only_between_its_record_and_the_resu
         };
         let doubt = world.states().find_map(lost);
         let agreed = world.states().any(|member| matches!(member, State::Ended(Ok(_))));
-        // A member that lost the store without being in doubt has posted no record, so the other one cannot agree.
+        // A member that has lost the store and is not in doubt has posted no record. So the other one cannot agree.
         assert!(doubt != Some(false) || !agreed, "{world:?}");
     }
     assert!(

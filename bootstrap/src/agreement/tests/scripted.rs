@@ -1,4 +1,4 @@
-//! Single cases: time limits, members that leave, names that are used twice, stores that fail.
+//! Single cases: time limits, leaving members, names used twice, failing stores.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},
@@ -26,7 +26,7 @@ fn agree(store: &dyn Store, rank: u32, patience: Duration) -> Outcome {
     run::<Sum>(store, seat(rank, 2, patience), 3, |_, _, _| true, || Ok(()))
 }
 
-/// Returns the error of `goes_on` after `rank` has ended the object.
+/// Returns the error that `goes_on` returns after `rank` has ended the object.
 fn gone(rank: u32) -> Gone {
     Gone { rank, cause: "it is dead".into() }
 }
@@ -52,7 +52,7 @@ fn a_member_whose_object_has_ended_says_so_and_nobody_else_is_blamed() {
     }
 }
 
-/// Rank 1 learns that rank 0 is dead while it waits for rank 0.
+/// While rank 1 waits for rank 0, it learns that rank 0 is dead.
 #[test]
 fn the_rank_that_ended_the_object_is_named() {
     let store = HashStore::new();
@@ -67,7 +67,7 @@ fn a_member_that_leaves_ends_the_waits_before_and_after_the_decision() {
     let outcome = agree(&store, 0, LONG);
     assert!(failure(&outcome).to_string().contains("rank 1 has left: it has no memory"), "{outcome:?}");
 
-    // Rank 1 leaves while both act. The action of rank 0 learns that it may stop.
+    // Rank 1 leaves while both ranks act. The action of rank 0 sees that, and stops.
     let store = HashStore::new();
     let began = Instant::now();
     let leaves = |_: &u64, _, _: &dyn Fn() -> bool| {
@@ -90,7 +90,7 @@ fn a_member_that_leaves_ends_the_waits_before_and_after_the_decision() {
     });
     assert!(began.elapsed() < LONG / 2);
 
-    // After the result, leaving changes no outcome.
+    // Leaving after the result has no effect on the result.
     let store = HashStore::new();
     thread::scope(|scope| {
         let other = scope.spawn(|| agree(&store, 1, LONG));
@@ -154,7 +154,7 @@ fn members_that_make_no_sense_are_refused_at_once() {
     assert_eq!(store.num_keys().unwrap(), 0);
 }
 
-/// The limits of the steps after the decision follow from the longest patience.
+/// One member has a patience of 1 s, the other one of 100 s. The time limit of the action is half of the longer one.
 #[test]
 fn a_short_patience_shortens_no_action() {
     let mut machine = Agreement::<Sum>::new(seat(0, 2, Duration::from_secs(1)), 3, 0).unwrap();
@@ -187,7 +187,7 @@ fn a_short_patience_shortens_no_action() {
     assert!(machine.is_in_doubt());
 }
 
-/// The others have decided without rank 2, which is only in its own member list.
+/// Rank 2 is only in its own member list. It comes after the others have decided.
 #[test]
 fn a_rank_that_others_do_not_count_in_does_not_act() {
     let store = HashStore::new();
@@ -204,7 +204,8 @@ fn a_rank_that_others_do_not_count_in_does_not_act() {
     });
 }
 
-/// Ranks 2 and 3 never come. Both members fail as soon as the second one finds that the lists differ.
+/// The member list of rank 1 is 0 to 2, and that of rank 0 is 0 to 3. Ranks 2 and 3 never come. Ranks 0 and 1 fail as
+/// soon as rank 0 finds that the lists differ.
 #[test]
 fn members_with_different_lists_are_told_when_the_second_one_comes() {
     let store = HashStore::new();
@@ -226,7 +227,8 @@ fn members_with_different_lists_are_told_when_the_second_one_comes() {
     });
 }
 
-/// The process of a member whose patience ends may host the store, so it has to wait for the others.
+/// Rank 2 never comes, and the patience of rank 0 ends. The process of rank 0 may host the store, so rank 0 waits until
+/// rank 1 has read the failure.
 #[test]
 fn a_member_stays_until_the_others_have_read_that_one_is_absent() {
     let store = HashStore::new();
@@ -244,7 +246,8 @@ fn a_member_stays_until_the_others_have_read_that_one_is_absent() {
     });
 }
 
-/// A thread acts as rank 1: it acknowledges the result 200 ms after rank 0 has stored it. Rank 0 waits for that.
+/// A thread takes the part of rank 1: it acknowledges the result 200 ms after rank 0 has stored it. Rank 0 waits for
+/// this acknowledgement.
 #[test]
 fn a_member_stays_until_the_others_have_read_any_failure() {
     let store = HashStore::new();
@@ -293,8 +296,8 @@ fn a_member_whose_object_ends_does_not_stay() {
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
 }
 
-/// A store that counts most of its requests. With `error`, every eighth of these fails, by turns before and after
-/// it has taken effect.
+/// A store that counts most of its requests. If `error` is set, every eighth counted request fails with it. These
+/// requests fail alternately before and after they take effect.
 struct Flaky {
     inner: HashStore,
     count: AtomicU32,
@@ -333,7 +336,7 @@ impl Store for Flaky {
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> Result<Vec<u8>> {
-        // These requests precede the record. If they failed, the agreement would end without retries.
+        // These requests precede or follow the time in doubt. If they failed, they would not be repeated.
         if key.starts_with("places/") || key.ends_with("/members") {
             self.inner.compare_set(key, expected, new)
         } else {
@@ -405,7 +408,7 @@ fn the_end_of_the_object_ends_a_long_wait_within_a_second() {
     assert!(began.elapsed() < ends + Duration::from_secs(1), "{:?}", began.elapsed());
 }
 
-/// Retries go on for at least 5 s after the first error, even if the patience has ended before.
+/// Retries go on for at least 5 s after the first error, even if the patience ends earlier.
 #[test]
 fn a_store_that_fails_now_and_then_poisons_nothing_even_with_a_short_patience() {
     let store = flaky(|| StoreError::Timeout { keys: Vec::new(), waited: Duration::ZERO });
@@ -419,11 +422,11 @@ fn a_store_that_fails_now_and_then_poisons_nothing_even_with_a_short_patience() 
     });
 }
 
-/// The store refuses the record on this rank, so the others never see it.
+/// The store rejects the record, so the other members never see it.
 #[test]
 fn a_record_that_is_refused_here_leaves_no_doubt() {
     let store = flaky(|| StoreError::Argument("it is too long".into()));
-    // Makes the first counted request fail: the one that posts the record.
+    // The first counted request fails. It posts the record.
     store.count.store(3, Ordering::Relaxed);
     let failed = agree(&store, 0, LONG).unwrap_err();
     assert!(matches!(failed.ending, Ending::StoreFailed) && failed.store.is_some(), "{failed:?}");

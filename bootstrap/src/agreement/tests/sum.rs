@@ -5,8 +5,9 @@ use std::time::Duration;
 use super::super::{Decision, Member, Protocol, Report, Verdict};
 use crate::wire;
 
-/// Members add their numbers. A sum of 0 is refused. A sum of 1 needs no action. A sum that is a multiple of 8
-/// needs a second action, whose plan is half of the sum.
+/// Members agree on the sum of their numbers. A sum of 0 is refused. A sum of 1 needs no action. Every other sum is the
+/// plan of an action. If the plan is a multiple of 8, another action follows, whose plan is half of it. The last plan
+/// is the result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sum;
 
@@ -42,7 +43,7 @@ impl Protocol for Sum {
     }
 }
 
-/// Returns the member `rank` of an agreement among the ranks below `size`.
+/// Returns the member `rank` of the agreement `sum`, whose members are the ranks 0 to `size - 1`.
 pub(super) fn seat(rank: u32, size: u32, patience: Duration) -> Member {
     Member { name: "sum".into(), rank, members: (0..size).collect(), generation: 1, patience }
 }

@@ -1,4 +1,5 @@
-//! The file: records that are appended and never changed, under a lock of the whole file.
+//! The file of a [`FileStore`](super::FileStore). Processes append records under a lock of the whole file, and never
+//! change a complete record.
 //!
 //! A record is a key and a value, each a `u32` length (little endian) and its bytes. The key selects the
 //! operation:
@@ -8,7 +9,9 @@
 //! | `/K` | sets K |
 //! | `-/K` | removes K |
 //! | `refcount/`, `cleanup/` | sets the number of processes that have the store open, or have left it (decimal) |
-//! | `push/K`, `pop/K` | adds a value to the queue K, takes one from it; PyTorch's store counts these keys, and does nothing else with them |
+//! | `push/K`, `pop/K` | appends the value to the queue K, or removes the first value of the queue K |
+//!
+//! PyTorch's store has no queues. It counts the keys of the queue records as keys, and otherwise ignores them.
 //!
 //! A writer that is killed while it writes leaves an incomplete record at the end. Only the holder of the lock
 //! writes, so the next holder knows that this record will not be completed. Readers stop before it, and the next
@@ -48,41 +51,47 @@ const LEFT: &[u8] = b"cleanup/";
 /// The mode bits that let the file's group, or all users, write.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// The most bytes that are read at a time.
+/// The most bytes of the file that one system call reads.
 const PIECE: u64 = 1 << 20;
 
-/// The first and the longest pause between attempts to take a lock that another process holds. Each pause is twice
-/// as long as the one before.
+/// The first pause between two attempts to take a lock that another process holds. Each later pause is twice as long as
+/// the one before, up to [`PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_micros(50);
+/// The longest pause between two attempts to take the lock.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The id of the table's only client.
+/// The client id of all requests to the table. The table has only one client, because waits poll the file.
 const ONLY: u64 = 0;
 
 /// The access to the file that an operation needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
+    /// Reads records, under a shared lock.
     Read,
+    /// Reads and appends records, under an exclusive lock.
     Write,
 }
 
-/// A value at the start of some bytes, and the bytes after it; `None` if the value is incomplete.
+/// The value at the start of a byte string, and the bytes after it. `None` if the byte string ends before the value
+/// does.
 type First<'a, T> = Option<(T, &'a [u8])>;
 
-/// The file, and the state that its records describe, as far as they were read.
+/// The file, and the state that the records before `end` describe.
 #[derive(Debug)]
 pub(super) struct Log {
     path: PathBuf,
     file: Arc<File>,
     limits: Limits,
-    /// The position of the first record that was not read.
+    /// The end of the records that were read, in bytes from the start of the file.
     end: u64,
     table: Table,
+    /// The number of times that the store is open now, in all processes.
     opened: i64,
+    /// The number of times that the store was closed, in all processes.
     left: i64,
 }
 
-/// Releases the lock when dropped.
+/// The lock of the file. Dropping it releases the lock.
 struct Locked(Arc<File>);
 
 impl Drop for Locked {
@@ -92,8 +101,13 @@ impl Drop for Locked {
     }
 }
 
-/// Runs `body` under the lock of the file, after all records were read. While another process has that lock, the
-/// mutex is free.
+/// Takes the lock of the file, reads all new records, and runs `body`. While this waits for the lock of the file, other
+/// threads can lock the mutex. `operation` names the caller's operation in errors.
+///
+/// # Errors
+/// - [`StoreError::FileLocked`] if another process still has the lock at `deadline`.
+/// - [`StoreError::FileGone`] if the file was removed, [`StoreError::FileCorrupt`], [`StoreError::File`].
+/// - [`StoreError::TooLarge`] if a record is above the limits, and the errors of `body`.
 pub(super) fn locked<T>(
     log: &Mutex<Log>,
     access: Access,
@@ -118,13 +132,14 @@ pub(super) fn locked<T>(
     }
 }
 
+/// Locks the mutex, even if another thread has panicked while it held the mutex.
 pub(super) fn lock(log: &Mutex<Log>) -> MutexGuard<'_, Log> {
     log.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Log {
-    /// Opens the file, or creates it with access for its owner alone. Fails if other users may write the file.
-    /// Reads nothing yet.
+    /// Opens the file, or creates it with access for its owner alone. Fails if the file belongs to another user, or if
+    /// other users may write it. Does not read the file.
     pub(super) fn open(path: &Path, limits: Limits) -> Result<Self> {
         let failed = |source| failed(path, "open", source);
         // Links are not followed, because other users can guess names in shared folders and place links there.
@@ -136,8 +151,8 @@ impl Log {
             return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")));
         }
         let (owner, mode, user) = (found.uid(), found.mode() & 0o7777, geteuid().as_raw());
-        // If the file's group id equals its owner's user id, the group is taken to be the owner's private group, without
-        // other members. Where users have such groups, the umask is often 002, so that files have mode 0664.
+        // If the file's group id equals its owner's user id, the group is taken to be the owner's private group,
+        // without other members. Where users have such groups, the umask is often 002, so that files have mode 0664.
         let writable = if found.gid() == owner { mode & 0o002 } else { mode & OTHERS_WRITE };
         if owner != user || writable != 0 {
             return Err(StoreError::FileUntrusted { path: path.to_owned(), owner, mode, user });
@@ -150,7 +165,8 @@ impl Log {
         &self.path
     }
 
-    /// Reads all records, and then runs `body`. `_locked` is the lock of the file, which is released afterwards.
+    /// Reads all new records, and then runs `body`. With [`Access::Write`], first removes an incomplete record at the
+    /// end. `_locked` is the lock of the file, which is released afterwards.
     fn under<T>(
         &mut self,
         _locked: Locked,
@@ -169,7 +185,8 @@ impl Log {
         body(self)
     }
 
-    /// Takes the lock of the file. Returns `None` if another process has it.
+    /// Takes the lock of the file that `access` requires, without a wait. Returns `None` if another process, or another
+    /// [`Log`] of this process, holds a conflicting lock.
     fn try_lock(&self, access: Access) -> Result<Option<Locked>> {
         let wanted = match access {
             Access::Read => FlockOperation::NonBlockingLockShared,
@@ -185,7 +202,8 @@ impl Log {
         }
     }
 
-    /// Reads the complete records up to `size`.
+    /// Reads the complete records from `end` to the file's size, `size` bytes, and applies them to the table. Does not
+    /// consume an incomplete record at the end.
     fn read(&mut self, size: u64) -> Result<()> {
         if size < self.end {
             let found = format!("the file ends here, and {} bytes of it were read before", self.end);
@@ -211,8 +229,8 @@ impl Log {
         }
     }
 
-    /// Returns the key and the value at the start of `bytes`, and the bytes after them; `None` if they are
-    /// incomplete.
+    /// Returns the key and the value at the start of `bytes`, and the bytes after them. Returns `None` if the record is
+    /// incomplete, and an error if its key or value is above the limits.
     fn first_record<'a>(&self, bytes: &'a [u8]) -> Result<First<'a, [&'a [u8]; 2]>> {
         let Some((key, rest)) = self.first_part(bytes, "key", self.limits.key_bytes + OPENED.len())? else {
             return Ok(None);
@@ -221,6 +239,8 @@ impl Log {
         Ok(value.map(|(value, rest)| ([key, value], rest)))
     }
 
+    /// Returns the key or the value at the start of `bytes`, and the bytes after it. `what` names it in the error if it
+    /// is longer than `limit` bytes.
     fn first_part<'a>(&self, bytes: &'a [u8], what: &str, limit: usize) -> Result<First<'a, &'a [u8]>> {
         let Some((length, rest)) = bytes.split_first_chunk() else { return Ok(None) };
         let length = u32::from_le_bytes(*length) as usize;
@@ -231,6 +251,7 @@ impl Log {
         Ok(rest.split_at_checked(length))
     }
 
+    /// Applies a record of the file to the table and the counts.
     fn take_in(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         let starts = |prefix: &[u8]| key.strip_prefix(prefix).map(<[u8]>::to_vec);
         let request = if key == OPENED || key == LEFT {
@@ -264,7 +285,8 @@ impl Log {
         keys.iter().filter(|key| !self.table.is_there(key)).map(|key| text(key)).collect()
     }
 
-    /// Serves a request and appends its changes. Call this under the lock that [`access`] requires.
+    /// Serves a request, and appends records of its changes to the file. Call this under the lock that [`access`]
+    /// requires. Returns `None` if the request has no reply, and an error if it would have to wait.
     pub(super) fn serve(&mut self, request: Request) -> Result<Option<Reply>> {
         if matches!(request, Request::Wait { .. } | Request::Barrier { .. } | Request::CancelWait) {
             return Err(StoreError::Argument(format!("a file does not serve {}", request.name())));
@@ -295,7 +317,7 @@ impl Log {
         Ok(reply)
     }
 
-    /// Counts this process as one that has the store open.
+    /// Adds 1 to the number of times that the store is open.
     pub(super) fn join(&mut self) -> Result<()> {
         self.opened = self.opened.saturating_add(1);
         let mut records = Vec::new();
@@ -303,8 +325,8 @@ impl Log {
         self.append(&records)
     }
 
-    /// Counts this process as one that has left. Removes the file if no process has it open and `workers`
-    /// processes have left.
+    /// Counts that the store is closed once. Removes the file if nobody has the store open now, and it was closed
+    /// `workers` times or more. If `workers` is `None`, the file stays.
     pub(super) fn leave(&mut self, workers: Option<u64>) -> Result<()> {
         self.left = self.left.saturating_add(1);
         self.opened = self.opened.saturating_sub(1);
@@ -319,7 +341,7 @@ impl Log {
         self.append(&records)
     }
 
-    /// Removes the file, unless its name now belongs to another file.
+    /// Removes the file, unless its path now names another file.
     fn remove(&self) -> Result<()> {
         let failed = |error| failed(&self.path, "remove", error);
         let (ours, there) =
@@ -330,8 +352,8 @@ impl Log {
         Ok(())
     }
 
-    /// Appends changes that the table already has. After an error, cuts the file back to its old contents
-    /// if possible. The next operation reads the whole file again.
+    /// Appends `records`, whose changes the table already contains. After an error, truncates the file to its old
+    /// length if possible, and clears the table, so that the next operation reads the whole file again.
     fn append(&mut self, records: &[u8]) -> Result<()> {
         if records.is_empty() {
             return Ok(());
@@ -350,9 +372,8 @@ impl Log {
         match written {
             Ok(()) => self.end += records.len() as u64,
             Err(_) => {
-                // If this fails too, a part of the records is left, as after a writer that was killed.
+                // If this fails too, a part of the records stays in the file, as if this writer had been killed.
                 let _ = self.file.set_len(self.end);
-                // The next operation reads the file again.
                 (self.end, self.table, self.opened, self.left) = (0, table(self.limits), 0, 0);
             }
         }
@@ -360,13 +381,13 @@ impl Log {
     }
 }
 
-/// Makes a table for the file's contents. It has no limit on its total size, because `append` limits the size of the
-/// file instead.
+/// Makes an empty table for the file's contents. It has no limit on its total size, because `append` limits the size of
+/// the file instead.
 fn table(limits: Limits) -> Table {
     Table::new(Limits { store_bytes: usize::MAX, ..limits })
 }
 
-/// Returns the access that a request needs.
+/// Returns the access that a request needs. It is `Read` only if the request never changes the table.
 pub(super) fn access(request: &Request) -> Access {
     match request {
         Request::Get { .. }
@@ -380,11 +401,11 @@ pub(super) fn access(request: &Request) -> Access {
     }
 }
 
-/// Writes a record. Its key is given in parts.
+/// Appends a record to `out`. Its key is the concatenation of the parts in `key`.
 fn record(out: &mut Vec<u8>, key: &[&[u8]], value: &[u8]) {
     let key = key.concat();
     for part in [&key[..], value] {
-        // Key and value are within the limits, which were checked before, so their lengths fit.
+        // Each length fits in a `u32`, unless the caller has set limits above 4 GiB.
         out.extend_from_slice(&u32::try_from(part.len()).unwrap_or(u32::MAX).to_le_bytes());
         out.extend_from_slice(part);
     }

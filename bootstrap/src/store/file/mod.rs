@@ -1,6 +1,7 @@
 //! A store in a file that all ranks can open, compatible with PyTorch's `FileStore`.
 //!
-//! - `log`: the file's records, its lock and repairs. [`FileStore`]: the operations, and waits for keys.
+//! `log` contains the format of the file, its lock, and the repair of an incomplete record. [`FileStore`] contains the
+//! operations and the waits for keys.
 
 mod log;
 
@@ -19,10 +20,12 @@ use super::{
 };
 use crate::runtime;
 
-/// The pause between two reads of a wait: the first, and the limits for later ones. It doubles after each read, up
-/// to a limit that grows from `LOOK` to `LONGEST_LOOK` with the time waited.
+/// A wait reads the file repeatedly. This is the pause after the first read. The pause doubles after each read, up to a
+/// limit that grows from [`LOOK`] to [`LONGEST_LOOK`] with the time waited.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
+/// The limit of the pause at the start of a wait.
 const LOOK: Duration = Duration::from_millis(10);
+/// The largest limit of the pause, in a wait of more than 6.4 s.
 const LONGEST_LOOK: Duration = Duration::from_millis(100);
 
 /// A store in a file, for ranks that share a file system but no network. Clones are the same store.
@@ -30,12 +33,12 @@ const LONGEST_LOOK: Duration = Duration::from_millis(100);
 /// Ranks in Python may share the file (`torch.distributed.FileStore`). The file system must support `flock`; NFS
 /// does so with version 4, or with a lock daemon. The file only grows, up to [`Limits::store_bytes`]. Use a path
 /// for one job only, because a job cannot distinguish the data of an earlier job from its own. If the file of an
-/// earlier job is still there, a [`rendezvous`](super::rendezvous()) with a name of that job fails with
+/// earlier job is still there, a [`rendezvous`](super::rendezvous()) under a name that the earlier job used fails with
 /// [`RankTaken`](StoreError::RankTaken).
 ///
 /// Differences from PyTorch's store:
-/// - An incomplete record of a killed writer is ignored, and the next writer removes it. PyTorch's store waits in a
-///   loop for the record's end, while it holds the lock.
+/// - If a process is killed while it writes, the other processes ignore its incomplete record, and the next writer
+///   removes it. PyTorch's store waits in a loop for the record's end, while it holds the lock.
 /// - If another process does not release the lock, an operation fails after the [patience](FileOptions::patience).
 ///   If the file is removed, operations fail at once.
 /// - A symbolic link at the path is refused. A new file is accessible to its owner alone. A file of another user,
@@ -47,7 +50,8 @@ const LONGEST_LOOK: Duration = Duration::from_millis(100);
 /// - PyTorch's store has no queues. Here, an element of a queue goes to the first process that pops it, which may
 ///   not be the one that has waited longest.
 ///
-/// Dropping the last clone closes the store. This waits for the lock, for at most 5 s.
+/// Dropping the last clone closes the store. This waits for the lock, for at most 5 s. It removes the file if
+/// [`FileOptions::workers`] says so.
 ///
 /// ```
 /// use bootstrap::store::{Deadline, FileStore, Store};
@@ -90,8 +94,8 @@ impl Default for FileOptions {
 }
 
 impl FileOptions {
-    /// Sets the size limits. [`Limits::store_bytes`] limits the file. If another process has written a larger key
-    /// or value, operations fail with [`StoreError::FileCorrupt`] or [`StoreError::TooLarge`].
+    /// Sets the size limits. [`Limits::store_bytes`] limits the size of the file. If another process has written a key
+    /// or value above the limits, operations fail with [`StoreError::FileCorrupt`] or [`StoreError::TooLarge`].
     #[must_use]
     pub fn limits(self, limits: Limits) -> Self {
         Self { limits, ..self }
@@ -105,8 +109,8 @@ impl FileOptions {
         Self { patience, ..self }
     }
 
-    /// Sets the number of times that the store is opened in total. The last process that closes it removes the
-    /// file. Without this setting, the file stays.
+    /// Sets how often the store will be opened in total, for example once by each process of the job. The file is
+    /// removed when the store was closed that often and nobody has it open. Without this setting, the file stays.
     #[must_use]
     pub fn workers(self, workers: u64) -> Self {
         Self { workers: Some(workers), ..self }
@@ -125,8 +129,8 @@ impl FileOptions {
             let log = Mutex::new(Log::open(path.as_ref(), self.limits)?);
             match log::locked(&log, Access::Write, "open", deadline, Log::join) {
                 Ok(()) => break log,
-                // The last process of an earlier job has removed the file between opening and locking. The next
-                // attempt creates a new file.
+                // Another process, which closed the store, has removed the file after this process opened it and before
+                // this process locked it. The next attempt creates a new file.
                 Err(StoreError::FileGone { .. }) if !deadline.expired() => {}
                 Err(error) => return Err(error),
             }
@@ -145,7 +149,7 @@ impl FileStore {
         FileOptions::default().open(path)
     }
 
-    /// Returns options to open a store with other settings.
+    /// Returns the default options, to open a store with other settings.
     pub fn options() -> FileOptions {
         FileOptions::default()
     }
@@ -159,7 +163,7 @@ impl FileStore {
 impl Drop for Inner {
     fn drop(&mut self) {
         let (deadline, workers) = (Deadline::after(GRACE), self.options.workers);
-        // If the count cannot be updated, the file stays.
+        // If this fails, the file still counts this store as open, so no process removes the file.
         let _ = log::locked(&self.log, Access::Write, "close", deadline, |log| log.leave(workers));
     }
 }

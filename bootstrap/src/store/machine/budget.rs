@@ -1,9 +1,11 @@
-//! Limits the work of one step of the server, so that no client delays the others for long. A [`Budget`] belongs to
-//! one step.
+//! Limits the work of one step of the server, so that no client delays the others for long. Each step has its own
+//! [`Budget`].
 //!
-//! A unit of work takes 0.1 to 0.2 µs: receiving a string, looking up a key, or copying a KiB.
+//! Work is counted in *units*. Receiving a string, looking up a key, or copying a KiB is one unit, and takes 0.1 to
+//! 0.2 µs.
 
-/// The units for ending a wait. Most of that work is the system call that sends the reply.
+/// The units for ending a wait, or for handling a part of the greeting. Most of that work is the system call that sends
+/// the reply.
 pub(super) const WAKE: usize = 16;
 
 /// Returns the units for copying or reading through `bytes`.
@@ -16,24 +18,24 @@ pub(super) fn dropping(strings: usize) -> usize {
     strings / 8
 }
 
-/// A limited amount of work.
+/// A limited amount of work, in units.
 #[derive(Debug)]
 pub(super) struct Budget {
     limit: usize,
     spent: usize,
-    /// True if the first piece of work may exceed the limit.
+    /// True if a piece of work may exceed the limit as long as nothing is spent.
     first_is_free: bool,
 }
 
 impl Budget {
-    /// Makes the budget of one tick, which the turns of several clients may share. The first piece of work may exceed
-    /// the limit, so that every tick makes progress.
+    /// Makes the budget of one `Input::Tick`, which several clients share. The first piece of work may exceed the
+    /// limit, so that every tick makes progress.
     pub(super) fn turn(limit: usize) -> Self {
         Self { limit, spent: 0, first_is_free: true }
     }
 
-    /// Makes the budget of the work that is done as soon as a client's bytes arrive. Even the first indivisible piece
-    /// must fit, otherwise it waits for the client's turn.
+    /// Makes the budget of the work that is done as soon as a client's bytes arrive. A piece of work that exceeds the
+    /// limit, even the first one, is left for the client's turn in a tick.
     pub(super) fn at_once(limit: usize) -> Self {
         Self { limit, spent: 0, first_is_free: false }
     }
@@ -43,11 +45,12 @@ impl Budget {
         Self::turn(usize::MAX)
     }
 
-    /// Returns true if an indivisible piece of work of so many units may begin.
+    /// Returns true if an indivisible piece of work of this many units may begin.
     pub(super) fn allows(&self, units: usize) -> bool {
         self.spent.saturating_add(units) <= self.limit || (self.first_is_free && self.spent == 0)
     }
 
+    /// Counts work that is done or about to be done. The sum may exceed the limit.
     pub(super) fn spend(&mut self, units: usize) {
         self.spent = self.spent.saturating_add(units);
     }

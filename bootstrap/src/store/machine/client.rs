@@ -8,47 +8,53 @@ use super::{
     wire::{Expect, ReplyDecoder, greeting, kind},
 };
 
-/// The most time after the deadline of a wait to cancel it at the server, and to find the missing keys.
+/// The time after the deadline of a wait in which the client must have cancelled it at the server and found the
+/// missing keys. The stores also allow at least this time for opening a connection or locking a file, even if the
+/// deadline is sooner.
 pub(in super::super) const GRACE: Duration = Duration::from_secs(5);
 
-/// The interval at which an empty queue is polled if its name is also a key. A wait of the protocol would end at
-/// once then, because the key exists.
+/// The interval at which an empty queue is polled if a key of the same name has a value. The protocol's `Wait` is of
+/// no use then: it ends at once, because the key exists.
 pub(in super::super) const PAUSE: Duration = Duration::from_millis(10);
 
 /// A call of a client. Deadlines are times of the caller's clock (see the [module](super)).
+///
+/// A successful call returns the reply to its request, or `None` if it has no request or the request has no reply.
+/// A call that waits checks its keys at least once, even if its deadline has passed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
-    /// Send one request that does not wait. The call ends when the request has taken effect.
+    /// Send one request other than `Wait`, `Barrier` and `Ping`. The call ends when the request has taken effect.
     Now(Request),
-    /// Wait until the keys exist, then send the request, if there is one. If the request pops a queue that another
-    /// client has emptied in between, the wait starts again.
+    /// Wait until all keys exist, then send the request, if there is one. If the request pops a queue that another
+    /// client has emptied in the meantime, the client waits again, until the same deadline.
     WhenThere {
-        /// The keys.
+        /// The keys to wait for.
         keys: Vec<Vec<u8>>,
-        /// The request that follows.
+        /// The request to send after the wait.
         then: Option<Request>,
-        /// The end of the wait.
+        /// The time at which the wait fails with [`Failure::TimedOut`].
         deadline: Duration,
     },
-    /// Like `WhenThere`, but takes one round trip if the keys exist: the request is sent together with a check of
-    /// the keys. This holds for `Get`, `MultiGet` and `QueuePop`; for other requests it is the same as
-    /// `WhenThere`. Do not use it with the older of PyTorch's servers, which closes the connection when a request
-    /// reads an absent key.
+    /// Like `WhenThere`, but takes one round trip if the keys exist: a `Get`, `MultiGet` or `QueuePop` is sent
+    /// together with a check of the keys. With any other request, `Peek` is the same as `WhenThere`. Do not use it
+    /// with PyTorch's older server (the one without libuv), which closes the connection when a request reads an
+    /// absent key.
     Peek {
-        /// The keys.
+        /// The keys to wait for.
         keys: Vec<Vec<u8>>,
         /// The request.
         then: Request,
-        /// The end of the wait.
+        /// The time at which the wait fails with [`Failure::TimedOut`].
         deadline: Duration,
     },
-    /// Add 1 to a key and wait until it holds at least `world`.
+    /// Add 1 to the number under a key, and wait until it is at least `world`. After a timeout, the number stays
+    /// increased.
     Barrier {
         /// The key.
         key: Vec<u8>,
         /// The number to wait for.
         world: i64,
-        /// The end of the wait.
+        /// The time at which the wait fails with [`Failure::TimedOut`].
         deadline: Duration,
     },
 }
@@ -56,23 +62,23 @@ pub enum Call {
 /// An event for a [`Client`].
 #[derive(Debug, Clone)]
 pub enum Input<'a> {
-    /// The connection exists. The greeting must be complete before this time.
+    /// The connection is established. This is the first input. The greeting must be complete before the given time.
     Connected(Duration),
-    /// A call, after the previous one is done.
+    /// Start a call. It fails with [`Failure::Busy`] unless the client [is idle](Client::is_idle).
     Call(Call),
     /// Bytes have arrived, in any fragmentation.
     Received(&'a [u8]),
-    /// Time has passed.
+    /// Only time has passed. See [`Client::wake_at`].
     Tick,
 }
 
 /// An action that a [`Client`] requests. The caller executes the actions of a step in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
-    /// Send bytes.
+    /// Send bytes to the server.
     Send(Vec<u8>),
-    /// The greeting or the call has ended. After a [`Failure`] other than `TimedOut` and `Busy` the
-    /// connection is unusable.
+    /// The greeting or the call has ended. A successful greeting gives `None`; [`Call`] says what a call gives.
+    /// After a [`Failure`] other than `TimedOut` and `Busy`, the connection is unusable.
     Done(Result<Option<Reply>, Failure>),
 }
 
@@ -80,26 +86,32 @@ pub enum Output {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Failure {
-    /// Some keys did not exist at the deadline, or the queue was empty.
+    /// Some keys did not exist at the deadline, the queue was empty, or the number of a barrier was too small.
     TimedOut {
-        /// The missing keys of the call. If the call has more than 1,024 keys, all of its keys.
+        /// The keys that did not exist. If a pop found an empty queue, or the call has more than 1,024 keys: all
+        /// keys of the call. For a barrier: its key.
         missing: Vec<Vec<u8>>,
     },
-    /// The server has not answered in time: the greeting before its deadline, a request within the client's
-    /// patience, or the end of a wait within 5 s after its deadline.
+    /// The server has not answered in time. It must complete the greeting before the greeting's deadline, and answer
+    /// each request within the client's patience. For a call that waits, it must also give its last answer within
+    /// 5 s after the deadline.
     Unresponsive,
-    /// The client and the server do not share a secret.
+    /// The greeting has failed because of the secret: the two sides do not have the same one, or only one side has
+    /// one, or the server has not answered a greeting with a secret.
     Distrust(Distrust),
-    /// The answer is invalid. Contains a description of the data received.
+    /// The server has sent bytes that are not a valid answer. Contains a description of them.
     Protocol(String),
-    /// The greeting or another call is in progress, or the connection is unusable.
+    /// The input was refused, because the greeting is not complete, another call is in progress, or the connection is
+    /// unusable. A call in progress continues.
     Busy,
 }
 
 /// The client side of one connection.
 pub struct Client {
     limits: Limits,
+    /// The most time for an answer to a request that does not wait.
     patience: Duration,
+    /// The number in the last ping. The server must answer with the same number.
     nonce: u32,
     /// The secret, and the challenge that the client sends in its greeting.
     secret: Option<(Secret, Block)>,
@@ -119,40 +131,43 @@ impl fmt::Debug for Client {
     }
 }
 
+/// The state of a connection. In each phase, `due` is the time by which the next answer must arrive.
 enum Phase {
     /// Nothing was sent.
     New,
-    /// The greeting with a secret was sent. The server's challenge is due. Once it has arrived as `server`, the
-    /// server's proof is due.
+    /// The greeting with a secret was sent. While `server` is `None`, the client waits for the server's challenge.
+    /// Afterwards `server` is that challenge, and the client waits for the server's proof.
     Trusting { server: Option<Block>, due: Duration },
-    /// The ping of the greeting, or the request of a call, was sent. Its answer is due. If a pop finds an empty
-    /// queue, `retry` is the call to try again.
+    /// The ping of the greeting, or the request of a call, was sent. `expect` is the kind of its answer. If the
+    /// request is the pop of a call that waits, and the queue is empty, the call `retry` starts again.
     Answer { expect: Expect, due: Duration, retry: Option<Pending> },
     /// No call is in progress.
     Idle,
-    /// A check of a call's keys was sent together with the call's request. `there` is the answer to the check,
-    /// once it has arrived; the answer to the request follows.
+    /// A check of a call's keys was sent together with the call's request. `there` is `None` until the check is
+    /// answered, then true if all keys exist. The answer to the request follows.
     Peeking { pending: Pending, there: Option<bool>, due: Duration },
-    /// The queue that a call pops is empty, but its name is a key. The client polls.
+    /// The queue that a call pops is empty, but a key of the same name has a value. The client pops again at the time
+    /// `until`.
     Pausing { pending: Pending, until: Duration },
-    /// A wait was sent.
+    /// A `Wait` or a `Barrier` was sent.
     Waiting(Pending),
-    /// The wait has timed out, and a cancellation was sent, whose answer is due. `woken`: the end of the wait has
-    /// arrived before that answer.
+    /// The wait has timed out, and a `CancelWait` was sent. `woken` is true if the wait has ended successfully before
+    /// the answer to `CancelWait` has arrived.
     Cancelling { pending: Pending, woken: bool, due: Duration },
-    /// A check for each key was sent, to find the missing keys. `asked` are the keys whose answers are due.
+    /// One check for each key was sent, to find the missing keys. `asked` are the keys whose answers have not arrived.
     Surveying { pending: Pending, asked: VecDeque<Vec<u8>>, missing: Vec<Vec<u8>>, due: Duration },
     /// The connection is unusable.
     Broken,
 }
 
-/// A call that waits.
+/// A call that waits. The first three fields are those of [`Call::WhenThere`].
 #[derive(Clone)]
 struct Pending {
     keys: Vec<Vec<u8>>,
     then: Option<Request>,
     deadline: Duration,
-    /// The time by which all answers must have arrived.
+    /// The time by which the server must have given the last answer: [`GRACE`] after the deadline, or after the start
+    /// of the call or of the cancellation if that is later.
     limit: Duration,
 }
 
@@ -163,26 +178,27 @@ impl Pending {
 }
 
 impl Client {
-    /// The most keys of a timed-out wait that are checked one at a time. If there are more keys, none is checked,
-    /// and all are reported as missing.
+    /// The most keys of a timed-out wait that are checked one by one. If there are more keys, none is checked, and
+    /// all are reported as missing.
     const SURVEYED: usize = 1024;
 
-    /// Makes a client that accepts no replies above `limits`. It does not check its requests: call
-    /// [`Limits::check`]. The client gives up if the server does not answer within `patience`, or a wait within 5 s
-    /// after its deadline. `nonce` is the number in the first ping, for example the process id.
+    /// Makes a client that accepts no replies above `limits`. It does not check the sizes of requests: the caller does,
+    /// with [`Limits::check`]. If the server does not answer a request within `patience`, or does not end a wait
+    /// within 5 s after its deadline, the call fails with [`Failure::Unresponsive`]. `nonce` is the number in the
+    /// first ping, for example the process id.
     pub fn new(limits: Limits, patience: Duration, nonce: u32) -> Self {
         Self { limits, patience, nonce, secret: None, decoder: ReplyDecoder::default(), phase: Phase::New }
     }
 
-    /// Makes this client prove to the server that it knows the secret, and demand the same proof from the server.
-    /// `block` is the client's challenge: 32 random bytes, new for each client.
+    /// Makes this client prove to the server that it knows the secret, and require the same proof from the server.
+    /// `block` is the client's challenge: 32 random bytes, new for each connection.
     #[must_use]
     pub fn with_secret(self, secret: Secret, block: [u8; 32]) -> Self {
         Self { secret: Some((secret, block)), ..self }
     }
 
-    /// Returns the time at which the caller must pass [`Input::Tick`], if no other input precedes it. `None` if no
-    /// answer or deadline is due.
+    /// Returns the time at which the caller must pass [`Input::Tick`], unless another input comes first. `None` if the
+    /// client waits for nothing.
     pub fn wake_at(&self) -> Option<Duration> {
         match &self.phase {
             Phase::New | Phase::Idle | Phase::Broken => None,
@@ -196,12 +212,12 @@ impl Client {
         }
     }
 
-    /// Returns true if a call may be made.
+    /// Returns true if the greeting has succeeded, no call is in progress, and the connection is usable.
     pub fn is_idle(&self) -> bool {
         matches!(self.phase, Phase::Idle)
     }
 
-    /// Handles one input. `now` never goes backwards.
+    /// Handles one input at the time `now`, and returns the actions for the caller.
     pub fn step(&mut self, input: Input<'_>, now: Duration) -> Vec<Output> {
         let mut outputs = Vec::new();
         match (input, &self.phase) {
@@ -211,7 +227,7 @@ impl Client {
             (Input::Received(bytes), _) => self.decoder.buffer.extend(bytes),
             (Input::Tick, _) => {}
         }
-        // This runs after every input, because some replies are complete without bytes.
+        // This runs after every input, because the reply to a `MultiGet` of no keys has no bytes.
         self.receive(now, &mut outputs);
         if self.wake_at().is_some_and(|due| due <= now) {
             self.late(now, &mut outputs);
@@ -219,6 +235,7 @@ impl Client {
         outputs
     }
 
+    /// Sends the first part of the greeting. The whole greeting must be complete at the time `due`.
     fn greet(&mut self, due: Duration, outputs: &mut Vec<Output>) {
         if let Some((_, block)) = &self.secret {
             let mut bytes = vec![kind::VALIDATE];
@@ -235,7 +252,8 @@ impl Client {
         self.phase = Phase::Answer { expect: Expect::Nonce, due, retry: None };
     }
 
-    /// Reads the server's part of the greeting with a secret. Returns true if the part was complete.
+    /// Reads the server's challenge or, if the challenge `server` has arrived, the server's proof. Returns false if
+    /// more bytes must arrive. Returns true if the greeting has advanced to its next phase or has failed.
     fn trust(&mut self, server: Option<Block>, due: Duration, outputs: &mut Vec<Output>) -> bool {
         let Some((secret, own)) = &self.secret else { return false };
         let buffer = &mut self.decoder.buffer;
@@ -271,6 +289,7 @@ impl Client {
         true
     }
 
+    /// Sends the first request of a call.
     fn call(&mut self, call: Call, now: Duration, outputs: &mut Vec<Output>) {
         match call {
             Call::Now(request) => self.ask(&request, None, now, outputs),
@@ -292,8 +311,8 @@ impl Client {
         }
     }
 
-    /// Sends the request of a call. If it has no reply, a ping follows, whose answer shows that the request has
-    /// taken effect. `retry`: the call to try again if a pop finds an empty queue.
+    /// Sends the request of a call. If the request has no reply, a ping follows: its answer shows that the request has
+    /// taken effect. `retry` is the call to start again if the request is a pop and finds an empty queue.
     fn ask(&mut self, request: &Request, retry: Option<Pending>, now: Duration, outputs: &mut Vec<Output>) {
         let mut bytes = Vec::new();
         request.encode(&mut bytes);
@@ -307,16 +326,16 @@ impl Client {
         self.phase = Phase::Answer { expect, due, retry };
     }
 
-    /// Returns the time by which an answer must arrive: within the patience, and before the limit of the waiting
-    /// call `pending`, if there is one.
+    /// Returns the time by which the next answer must arrive: the end of the patience or, if it is earlier, the limit
+    /// of the waiting call `pending`.
     fn due(&self, pending: Option<&Pending>, now: Duration) -> Duration {
         let patient = now.saturating_add(self.patience);
         pending.map_or(patient, |pending| patient.min(pending.limit))
     }
 
-    /// Sends a check that all keys exist, together with the request that reads them. (A `CompareSet` with an
-    /// expected value that no key holds would read a key in one request too. However, if the key is absent, one of
-    /// PyTorch's servers then wakes the clients that wait for the key.)
+    /// Sends a check that all keys exist, together with the request that reads them. (A `CompareSet` whose expected
+    /// value no key holds would also read one key in one round trip. However, if the key is absent, one of PyTorch's
+    /// servers then wakes the clients that wait for the key.)
     fn peek(&mut self, pending: Pending, now: Duration, outputs: &mut Vec<Output>) {
         let mut bytes = Vec::new();
         Request::Check { keys: pending.keys.clone() }.encode(&mut bytes);
@@ -326,6 +345,7 @@ impl Client {
         self.phase = Phase::Peeking { pending, there: None, due };
     }
 
+    /// Sends a `Wait` for the keys of a call.
     fn wait(&mut self, pending: Pending, outputs: &mut Vec<Output>) {
         let mut bytes = Vec::new();
         Request::Wait { keys: pending.keys.clone() }.encode(&mut bytes);
@@ -333,14 +353,14 @@ impl Client {
         self.phase = Phase::Waiting(pending);
     }
 
-    /// Continues a call whose keys exist.
+    /// Continues a call whose wait has succeeded: sends its request, or ends the call if it has none.
     fn go_on(&mut self, pending: Pending, now: Duration, outputs: &mut Vec<Output>) {
         match pending.then.clone() {
             Some(request) => self.ask(&request, Some(pending), now, outputs),
             None => {
-                // This changes nothing and has no answer. If the server has woken this client for an element of a
-                // queue, any further request shows that this client does not take the element, and the server
-                // wakes the next client.
+                // An empty `MultiSet` changes nothing and has no reply. The server may have woken this client for an
+                // element of a queue. Any request other than a pop tells the server that this client does not take the
+                // element, so the server wakes the next client.
                 let mut bytes = Vec::new();
                 Request::MultiSet { entries: Vec::new() }.encode(&mut bytes);
                 outputs.push(Output::Send(bytes));
@@ -349,6 +369,7 @@ impl Client {
         }
     }
 
+    /// Ends the greeting or the call. After a failure other than `TimedOut`, the connection is unusable.
     fn finish(&mut self, outcome: Result<Option<Reply>, Failure>, outputs: &mut Vec<Output>) {
         self.phase = match outcome {
             Ok(_) | Err(Failure::TimedOut { .. }) => Phase::Idle,
@@ -357,6 +378,7 @@ impl Client {
         outputs.push(Output::Done(outcome));
     }
 
+    /// Decodes and handles the received replies until more bytes must arrive.
     fn receive(&mut self, now: Duration, outputs: &mut Vec<Output>) {
         loop {
             let expect = match &self.phase {
@@ -380,7 +402,8 @@ impl Client {
                     return;
                 }
                 Phase::New | Phase::Idle => {
-                    // The server has sent bytes that answer no request. The next call fails with `Busy`.
+                    // The server has sent bytes that answer no request. There is no call that could fail now, so the
+                    // next one fails with `Busy`.
                     self.phase = Phase::Broken;
                     return;
                 }
@@ -393,6 +416,7 @@ impl Client {
         }
     }
 
+    /// Handles the reply that the current phase expects.
     fn reply(&mut self, reply: Reply, now: Duration, outputs: &mut Vec<Output>) {
         match (std::mem::replace(&mut self.phase, Phase::Broken), reply) {
             (Phase::Answer { expect: Expect::Nonce, .. }, Reply::Nonce(nonce)) if nonce == self.nonce => {
@@ -406,7 +430,8 @@ impl Client {
                 self.finish(Err(Failure::Protocol(found)), outputs);
             }
             (Phase::Answer { retry: Some(pending), .. }, Reply::Popped(None)) if pending.deadline > now => {
-                // Another client has taken the element, or the queue's name is a key and the queue is empty.
+                // Another client has taken the element, or the wait ended because a key of the queue's name has a
+                // value.
                 self.peek(pending, now, outputs);
             }
             (Phase::Answer { retry: Some(pending), .. }, Reply::Popped(None)) => {
@@ -451,7 +476,8 @@ impl Client {
         }
     }
 
-    /// Finds the missing keys of a wait that has timed out. A single key is missing without a further check.
+    /// Asks the server which keys of a timed-out wait are missing. Sends nothing and ends the call if there is only one
+    /// key, which must be the missing one, or if there are more than [`SURVEYED`](Self::SURVEYED) keys.
     fn survey(&mut self, pending: Pending, now: Duration, outputs: &mut Vec<Output>) {
         if pending.keys.len() == 1 || pending.keys.len() > Self::SURVEYED {
             self.finish(Err(Failure::TimedOut { missing: pending.keys }), outputs);
@@ -467,11 +493,13 @@ impl Client {
         self.phase = Phase::Surveying { pending, asked, missing: Vec::new(), due };
     }
 
+    /// Handles the end of the current phase's time. Cancels a wait, polls a queue again or times out, and otherwise
+    /// fails because the server has not answered.
     fn late(&mut self, now: Duration, outputs: &mut Vec<Output>) {
         match std::mem::replace(&mut self.phase, Phase::Broken) {
             Phase::Waiting(mut pending) => {
-                // This may run long after the deadline, for example because this process was stopped. The server
-                // still gets the whole `GRACE` to answer the cancellation.
+                // This may run long after the deadline, for example because this process was suspended. Even then
+                // the server has the whole `GRACE` to answer the cancellation.
                 pending.limit = now.saturating_add(GRACE);
                 let mut bytes = Vec::new();
                 Request::CancelWait.encode(&mut bytes);
@@ -497,7 +525,7 @@ mod tests {
 
     use super::*;
 
-    /// The client reads an existing value with one message in each direction.
+    /// `Peek` reads an existing value with one message in each direction.
     #[test]
     fn a_present_key_is_read_in_one_round_trip() {
         const NOW: Duration = Duration::ZERO;
@@ -513,7 +541,7 @@ mod tests {
         assert_eq!(done, [Output::Done(Ok(Some(Reply::Bytes(b"v".to_vec()))))]);
     }
 
-    /// The host answers at the last moment, and the next answer is due at the same time as that one was.
+    /// The server answers the cancellation just before the limit. Its next answers are due by the same limit.
     #[test]
     fn a_slow_host_is_given_up_as_soon_as_a_silent_one() {
         const DEADLINE: Duration = Duration::from_secs(3);
@@ -524,7 +552,7 @@ mod tests {
         let call = Call::WhenThere { keys, then: Some(then), deadline: DEADLINE };
         client.step(Input::Call(call), Duration::ZERO);
         client.step(Input::Tick, DEADLINE);
-        // The wait is cancelled; then both keys exist.
+        // Status 1 answers the cancellation. Then the checks find that both keys exist, so the client sends `Get`.
         let late = DEADLINE + GRACE - Duration::from_millis(1);
         for answer in [[1].as_slice(), &[0, 0]] {
             client.step(Input::Received(answer), late);
@@ -534,7 +562,8 @@ mod tests {
     }
 
     proptest! {
-        /// The host stops answering at any point of a call that waits.
+        /// The server stops answering at any point of a call that waits. The call fails at most `GRACE` after its
+        /// deadline.
         #[test]
         fn a_silent_host_is_given_up_soon_after_the_deadline(
             patience in 0..100u64, deadline in 0..100u64, peeks: bool, answers in 0..4usize,
@@ -549,7 +578,8 @@ mod tests {
                 false => Call::WhenThere { keys, then: Some(then), deadline },
             };
             let mut outputs = client.step(Input::Call(call), Duration::ZERO);
-            // Answers both kinds of call: the key exists, and the queue is empty.
+            // These bytes are valid answers to both kinds of call: status 0 for the wait or the check, then an empty
+            // queue.
             let mut empty = vec![0];
             Reply::Popped(None).encode(&mut empty);
             for answer in std::iter::repeat_n(&empty, answers) {

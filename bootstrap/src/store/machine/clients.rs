@@ -5,15 +5,16 @@ use std::{
     hash::{BuildHasherDefault, Hasher},
 };
 
-/// A client's id, assigned by the caller. An id is not used again.
+/// The id of a client, assigned by the caller of the state machine. An id must never be used for a second client.
 pub type ClientId = u64;
 
-/// A map from clients to values. Every request looks up its client several times, so the hash is one
-/// multiplication. The server assigns the ids by counting. An attacker gets ids with equal hashes only by opening
-/// very many connections and keeping a few of them. That slows the host down and has no other effect.
+/// A map from clients to values. Every request looks up its client several times, so the hash function is one
+/// multiplication. It needs no protection against chosen ids, because the store's host counts ids upwards. An attacker
+/// gets ids with colliding hashes only by opening very many connections and keeping a few of them. Collisions slow the
+/// host down and have no other effect.
 pub(in super::super) type Clients<T> = HashMap<ClientId, T, BuildHasherDefault<Spread>>;
 
-/// Spreads a number over all bits, because the map uses the lowest and the highest bits of a hash.
+/// A hasher that spreads a number over all bits, because the map uses both the lowest and the highest bits of a hash.
 #[derive(Debug, Default)]
 pub(in super::super) struct Spread(u64);
 
@@ -23,7 +24,7 @@ impl Hasher for Spread {
     }
 
     fn write_u64(&mut self, number: u64) {
-        // 2^64 divided by the golden ratio, rounded to an odd number: consecutive ids get distant hashes.
+        // 2^64 divided by the golden ratio, rounded to an odd number. It gives consecutive ids distant hashes.
         self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 

@@ -1,24 +1,24 @@
-//! Memory costs of objects in addition to their own bytes.
+//! Memory overhead of objects, in bytes: what they take in addition to their contents.
 //!
-//! The constants are upper bounds. They include the allocator's headers and rounding, trees with half-empty
-//! nodes, and vectors that have just doubled.
+//! The constants are upper bounds. They allow for the allocator's headers and rounding, half-empty nodes of trees, and
+//! vectors that have just doubled their capacity.
 
 /// An allocation: the allocator's header and rounding.
 pub(super) const ALLOCATION: usize = 32;
 
-/// A key in a map with its value: the overhead of two allocations, and an entry of the map.
+/// An entry of a map with a key and a value: the overhead of two allocations, and the entry in the map's node.
 pub(super) const ENTRY: usize = 384;
 
-/// A string in a list: the overhead of an allocation, and an element of a vector that doubles.
+/// A string in a vector: the overhead of its allocation, and its element in the vector, which may have spare capacity.
 pub(super) const PART: usize = ALLOCATION + 3 * size_of::<Vec<u8>>();
 
 /// An element of a queue: the overhead of its allocation, and its node in a linked list.
 pub(super) const ELEMENT: usize = 2 * ALLOCATION + 2 * size_of::<usize>() + size_of::<Vec<u8>>();
 
-/// A connection: its entries in all maps, and its buffers while they are small.
+/// A connection: its entries in all maps, and the overhead of its buffers.
 pub(super) const CLIENT: usize = 4096;
 
-/// Returns true if a collection's capacity is so much greater than its length that it should shrink.
+/// Returns true if a collection's capacity is above 64 and more than four times its length, so that it should shrink.
 pub(super) fn is_sparse(capacity: usize, length: usize) -> bool {
     capacity > 64 && capacity / 4 > length
 }

@@ -1,10 +1,12 @@
-//! The store's semantics and protocol without threads, sockets, clocks and locks.
+//! The store's semantics and protocol as state machines: without threads, sockets, clocks and locks.
 //!
-//! - [`Table`]: keys, queues and waiting clients. Takes one [`Request`] and returns [`Reply`]s.
-//! - [`Server`]: a table behind PyTorch's protocol. Takes the bytes of many clients and returns bytes.
+//! - [`Table`]: keys, queues and waiting clients. Takes one [`Request`] and returns [`Reply`]s. `HashStore` and
+//!   `FileStore` use it directly.
+//! - [`Server`]: a table behind the protocol of PyTorch's TCPStore. Takes the bytes of many clients and returns bytes.
 //! - [`Client`]: one connection to such a server. Takes a [`Call`] and returns its outcome.
 //!
-//! The caller passes time as a `Duration` since an arbitrary origin. It must never go backwards.
+//! The caller passes the current time to `Server` and `Client` as a `Duration` since an arbitrary origin. The time
+//! must never go backwards.
 
 mod budget;
 pub mod client;

@@ -1,36 +1,39 @@
-//! The integer at the start of a value.
+//! Parses the integer at the start of a value.
 
-/// Parses the integer at the start of bytes that arrive in pieces, as C's `strtoll` does: white space, a sign,
-/// digits. Reads each byte once, and stops at the first byte after the number.
+/// A parser for the integer at the start of a value that arrives in pieces. The format is that of C's `strtoll`:
+/// optional white space, an optional sign, and digits. Each byte is read once. Bytes after the number are ignored.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Number {
     part: Part,
     negative: bool,
-    /// The value of the digits, negated, because an `i64` can hold 2^63 only as a negative number. `None` before the first
-    /// digit, and after an overflow.
+    /// The value of the digits, negated: an `i64` can hold -2^63 but not 2^63. `None` before the first digit, and after
+    /// an overflow.
     sum: Option<i64>,
 }
 
+/// The part of the value that the next byte belongs to.
 #[derive(Debug, Clone, Copy, Default)]
 enum Part {
+    /// White space, a sign, or the first digit.
     #[default]
     Blanks,
+    /// The sign or a digit has been read.
     Digits,
-    /// The number is complete. Further bytes are ignored.
+    /// The number has ended, or there is none. Further bytes are ignored.
     End,
-    /// The number does not fit in 64 bits.
+    /// The number does not fit in an `i64`. Further bytes are ignored.
     TooLarge,
 }
 
 impl Number {
-    /// Returns the integer at the start of `value`.
+    /// Returns the integer at the start of `value`; `None` if there is none, or if it does not fit in an `i64`.
     pub(super) fn of(value: &[u8]) -> Option<i64> {
         let mut number = Self::default();
         number.take(value);
         number.value()
     }
 
-    /// Reads the next bytes.
+    /// Parses the next bytes of the value.
     pub(super) fn take(&mut self, mut bytes: &[u8]) {
         while let Some((&byte, rest)) = bytes.split_first() {
             bytes = rest;
@@ -54,14 +57,15 @@ impl Number {
         }
     }
 
-    /// Returns the integer so far; `None` if there is no digit, or if the integer does not fit in 64 bits.
+    /// Returns the integer in the bytes so far; `None` if there is no digit, or if the integer does not fit in an
+    /// `i64`.
     pub(super) fn value(&self) -> Option<i64> {
         if self.negative { self.sum } else { self.sum?.checked_neg() }
     }
 }
 
-/// Skips bytes equal to `byte`, in blocks of 64, because a client can send millions of blanks or zeros before a
-/// number.
+/// Returns `bytes` without the blocks of 64 bytes at its start in which each byte is `byte`. This makes it fast to skip
+/// the millions of blanks or zeros that a client can send before a number.
 fn beyond(byte: u8, bytes: &[u8]) -> &[u8] {
     let run = [byte; 64];
     let (pieces, _) = bytes.as_chunks();
@@ -74,7 +78,7 @@ mod tests {
 
     use super::*;
 
-    /// Parses the whole value with the standard library.
+    /// Parses the integer at the start of a complete value with the standard library.
     fn whole(value: &[u8]) -> Option<i64> {
         let blanks = value.iter().take_while(|byte| matches!(byte, b' ' | 9..=13)).count();
         let text = &value[blanks..];

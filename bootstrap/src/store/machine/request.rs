@@ -1,116 +1,123 @@
-//! Requests of clients, replies of stores, and the limits on their sizes.
+//! Requests of clients, replies of stores, and the limits on the sizes of both.
 
 /// The bytes of a key, without the length that precedes them on the wire.
 pub(super) type Key = Vec<u8>;
 
-/// A request to a store. Keys are bytes, because the protocol does not guarantee UTF-8. A key *exists* if it has a
-/// value or a non-empty queue.
+/// A request to a store. Keys are bytes, because the protocol does not guarantee UTF-8.
+///
+/// A value and a queue can have the same key. A key *exists* if it has a value or a non-empty queue. Only `Wait` and
+/// `Barrier` wait.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Request {
-    /// Sets a key. No reply.
+    /// Sets the value of a key. No reply.
     Set {
         /// The key.
         key: Vec<u8>,
-        /// Its new value.
+        /// The new value.
         value: Vec<u8>,
     },
-    /// Sets a key if it holds the expected value. Answered by [`Reply::Bytes`]: the new value if it was set,
-    /// otherwise the value held, or `expected` if the key has no value.
+    /// Sets the value of a key if the key has the expected value. Answered by [`Reply::Bytes`]: the new value if it was
+    /// set, otherwise the current value, or `expected` if the key has no value.
     CompareSet {
         /// The key.
         key: Vec<u8>,
-        /// The value that the key must hold; an empty value also matches a key without a value.
+        /// The value that the key must have. If it is empty, a key without a value matches too.
         expected: Vec<u8>,
-        /// Its new value.
+        /// The new value.
         new: Vec<u8>,
     },
-    /// Reads a value; empty if the key has none. Answered by [`Reply::Bytes`].
+    /// Reads a value. Answered by [`Reply::Bytes`], which is empty if the key has no value.
     Get {
         /// The key.
         key: Vec<u8>,
     },
-    /// Adds to the decimal number under a key; a key without a value counts as 0. Answered by [`Reply::Integer`]: the
-    /// sum.
+    /// Adds to the decimal number under a key. A key without a value counts as 0. Answered by [`Reply::Integer`]: the
+    /// sum. Refused with [`Refusal::NotANumber`] if the value is no number or the sum overflows.
     Add {
         /// The key.
         key: Vec<u8>,
         /// The number to add.
         delta: i64,
     },
-    /// Checks that all keys exist. Answered by [`Reply::Status`]: 0 if so, 1 if not.
+    /// Checks that all keys exist. Answered by [`Reply::Status`]: 0 if all exist, otherwise 1.
     Check {
         /// The keys.
         keys: Vec<Vec<u8>>,
     },
     /// Waits until all keys exist at the same time. With more than 1,024 keys, waits until each of them has existed
-    /// at some time during the wait. Answered by [`Reply::Status`] 0 then. A client can have one wait at a time.
+    /// at some time during the wait. Answered by [`Reply::Status`] 0 at the end of the wait. Refused with
+    /// [`Refusal::AlreadyWaiting`] if the client is already in a wait or a barrier.
     Wait {
         /// The keys.
         keys: Vec<Vec<u8>>,
     },
     /// Counts the keys that have a value. Answered by [`Reply::Integer`].
     NumKeys,
-    /// Removes the value of a key. Its queue stays. Answered by [`Reply::Integer`]: 1 if there was a value, 0 if not.
+    /// Removes the value of a key. A queue of the same key stays. Answered by [`Reply::Integer`]: 1 if there was a
+    /// value, 0 if not.
     Delete {
         /// The key.
         key: Vec<u8>,
     },
-    /// Appends to a value. No reply.
+    /// Appends to the value of a key, or sets it if the key has none. No reply.
     Append {
         /// The key.
         key: Vec<u8>,
         /// The bytes to append.
         value: Vec<u8>,
     },
-    /// Reads several values; empty for a key that has none. Answered by [`Reply::Values`].
+    /// Reads several values. Answered by [`Reply::Values`], with an empty value for each key that has none.
     MultiGet {
         /// The keys.
         keys: Vec<Vec<u8>>,
     },
-    /// Sets several keys. No reply.
+    /// Sets the values of several keys, in order. No reply. A [`Server`](super::Server) may serve other clients in
+    /// between.
     MultiSet {
-        /// Keys and values.
+        /// Each key with its new value.
         entries: Vec<(Vec<u8>, Vec<u8>)>,
     },
-    /// Cancels the client's wait, if there is one. Answered by [`Reply::Status`] 1.
+    /// Cancels the client's wait or barrier, if there is one. Answered by [`Reply::Status`] 1 in both cases. The
+    /// cancelled request gets no reply.
     CancelWait,
     /// Does nothing. Answered by [`Reply::Nonce`] with the same number, even while the client waits.
     Ping {
-        /// Any number.
+        /// The number that the reply repeats.
         nonce: u32,
     },
-    /// Appends to a queue. No reply.
+    /// Appends an element to a queue. No reply.
     QueuePush {
-        /// The queue.
+        /// The queue's key.
         key: Vec<u8>,
         /// The new last element.
         value: Vec<u8>,
     },
-    /// Takes a queue's first element. Answered by [`Reply::Popped`].
+    /// Takes a queue's first element, without waiting for one. Answered by [`Reply::Popped`].
     QueuePop {
-        /// The queue.
+        /// The queue's key.
         key: Vec<u8>,
     },
-    /// Reads a queue's length. Answered by [`Reply::Integer`].
+    /// Reads a queue's length. Answered by [`Reply::Integer`], which is 0 if there is no such queue.
     QueueLen {
-        /// The queue.
+        /// The queue's key.
         key: Vec<u8>,
     },
     /// Lists the keys that have a value. Answered by [`Reply::Keys`].
     ListKeys,
-    /// Adds 1 to the number under a key, and waits until it is at least `world`. Answered by [`Reply::Status`] 0 then.
-    /// The key keeps its number, so a later barrier with the same key ends at once.
+    /// Adds 1 to the number under a key, and waits until the number is at least `world`. Answered by
+    /// [`Reply::Status`] 0 at the end of the wait. The number stays, so a later barrier with the same key and `world`
+    /// ends at once. Refused like `Add` and `Wait`.
     Barrier {
         /// The key.
         key: Vec<u8>,
-        /// The number of arrivals to wait for.
+        /// The number to wait for: usually the number of clients that enter the barrier.
         world: i64,
     },
 }
 
 impl Request {
-    /// Returns the operation's name, for messages.
+    /// Returns the request's name, for messages.
     pub fn name(&self) -> &'static str {
         match self {
             Request::Set { .. } => "set",
@@ -164,38 +171,38 @@ pub enum Reply {
     Bytes(Vec<u8>),
     /// A count or a sum.
     Integer(i64),
-    /// 0 or 1; the meaning depends on the request.
+    /// 0 or 1. Each [`Request`] that has this reply says what it means.
     Status(u8),
     /// Values, in the order of the requested keys.
     Values(Vec<Vec<u8>>),
     /// Keys. A [`Table`](super::Table) returns them in ascending order, PyTorch's servers in any order.
     Keys(Vec<Vec<u8>>),
-    /// The number that was sent.
+    /// The number of the [`Request::Ping`].
     Nonce(u32),
-    /// The first element of a queue, and the queue's length before it was taken; `None` if the queue was empty.
+    /// The queue's length before the pop, and the element that was its first. `None` if the queue was empty.
     Popped(Option<(u64, Vec<u8>)>),
 }
 
 /// The largest sizes that a store accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of a key.
+    /// The most bytes of a key.
     pub key_bytes: usize,
-    /// Bytes of a value, including appended bytes.
+    /// The most bytes of a value, including appended bytes.
     pub value_bytes: usize,
-    /// Keys of one request.
+    /// The most keys of one request.
     pub keys_per_request: usize,
-    /// Bytes of all keys and values of one request together. This is also the limit for one reply.
+    /// The most bytes of all keys and values of one request together. This is also the limit for one reply.
     pub request_bytes: usize,
-    /// Bytes of memory for a store's contents: keys, the capacity of values, and queues. The overhead counts too: 384
-    /// bytes for each key and each queue, and 104 bytes for each element of a queue. For a
-    /// [`FileStore`](crate::store::FileStore), the bytes of the file.
+    /// The most memory for a store's contents, in bytes: keys, the capacity of values, and queues. The overhead counts
+    /// too: 384 bytes for each value and each queue, and 104 bytes for each element of a queue. For a
+    /// [`FileStore`](crate::store::FileStore), the most bytes of the file instead.
     pub store_bytes: usize,
 }
 
 impl Default for Limits {
-    /// PyTorch's limits: 8 KiB per key, 8 MiB per value, 128 Ki keys per request. In addition, 256 MiB per request
-    /// and 1 GiB per store.
+    /// The limits of PyTorch's server: 8 KiB per key, 8 MiB per value, and 131,072 keys per request. The other limits
+    /// are 256 MiB per request and 1 GiB per store.
     fn default() -> Self {
         Self {
             key_bytes: 8 << 10,
@@ -207,7 +214,7 @@ impl Default for Limits {
     }
 }
 
-/// The reason why a request is refused. A refused request has changed nothing, with one exception: a
+/// The reason why a request is refused. A refused request has not changed the store, with one exception: a
 /// [`Server`](super::Server) may have set a part of the keys of a large `MultiSet`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -215,16 +222,17 @@ pub enum Refusal {
     /// The request, its reply, or the store's contents after it would exceed a limit.
     #[error("{part} of {size} exceeds the limit of {limit}")]
     TooLarge {
-        /// The part.
+        /// The quantity that is too large.
         part: Part,
-        /// The key concerned: its first 64 bytes if the key itself is too long. Empty if it is unknown.
+        /// If a value is too large, its key. If a key is too large, its first 64 bytes, or empty if a
+        /// [`Server`](super::Server) has refused it before the bytes arrived. Otherwise empty.
         key: Vec<u8>,
-        /// Its size: bytes, or a number of keys.
+        /// The size found, in the unit of `part`.
         size: usize,
-        /// The largest that is accepted.
+        /// The largest size that is accepted.
         limit: usize,
     },
-    /// The value to add to is not a number, or the sum is out of range.
+    /// The value to add to does not begin with a 64-bit integer, or the sum does not fit in one.
     #[error(
         "{:?} holds {:?}, and the sum is no 64-bit integer",
         String::from_utf8_lossy(key),
@@ -236,12 +244,12 @@ pub enum Refusal {
         /// The first bytes of its value, at most 64.
         value: Vec<u8>,
     },
-    /// The client already waits.
+    /// The client has sent a `Wait` or a `Barrier` while an earlier one has not ended.
     #[error("a second wait on a connection that waits already")]
     AlreadyWaiting,
 }
 
-/// The quantities that [`Limits`] limits.
+/// A quantity that [`Limits`] limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Part {
@@ -273,28 +281,33 @@ impl std::fmt::Display for Part {
 }
 
 impl Limits {
-    /// Checks the length of a key.
+    /// Checks the length of `key`.
     fn key(&self, key: &[u8]) -> Result<(), Refusal> {
         self.part(Part::Key, &key[..key.len().min(64)], key.len(), self.key_bytes)
     }
 
-    /// Checks the length of a value that belongs to `key`.
+    /// Checks the length of a value of `size` bytes. `key` is its key, for the error.
     pub(super) fn value(&self, key: &[u8], size: usize) -> Result<(), Refusal> {
         self.part(Part::Value, key, size, self.value_bytes)
     }
 
+    /// Returns [`Refusal::TooLarge`] if `size` exceeds `limit`. `part` and `key` describe the quantity in the error.
     pub(super) fn part(&self, part: Part, key: &[u8], size: usize, limit: usize) -> Result<(), Refusal> {
         if size <= limit { Ok(()) } else { Err(Refusal::TooLarge { part, key: key.to_vec(), size, limit }) }
     }
 
+    /// Checks the number of keys and the length of each. Returns the sum of their lengths.
     fn keys<'a>(&self, keys: impl ExactSizeIterator<Item = &'a Vec<u8>>) -> Result<usize, Refusal> {
         self.part(Part::Keys, &[], keys.len(), self.keys_per_request)?;
         keys.map(|key| self.key(key).map(|()| key.len())).sum()
     }
 
-    /// Checks the sizes of a request. The caller of a [`Client`](super::Client) calls this before it passes a request.
-    /// [`Table::apply`](super::Table::apply) calls it itself. A [`Server`](super::Server) checks the sizes while the
-    /// bytes arrive.
+    /// Checks the sizes of a request. Call this before a request is passed to a [`Client`](super::Client).
+    /// [`Table::apply`](super::Table::apply) calls it itself. A [`Server`](super::Server) does not need it, because it
+    /// checks the sizes while the bytes arrive.
+    ///
+    /// # Errors
+    /// [`Refusal::TooLarge`] if a key, a value, the number of keys, or all keys and values together exceed a limit.
     pub fn check(&self, request: &Request) -> Result<(), Refusal> {
         let total = match request {
             Request::Set { key, value }

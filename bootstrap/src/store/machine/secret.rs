@@ -1,11 +1,10 @@
-//! The secret that clients and server share, and the greeting in which each proves to the other that it knows the
-//! secret.
+//! The secret that clients and server share, and the proofs of it in the greeting.
 //!
-//! Client and server each choose a *challenge*: 32 bytes that are never used again. Each then sends a proof: the
-//! HMAC-SHA-256 of both challenges, keyed with the secret. The proof includes a different word for each side, so that
-//! neither can send back the other's proof. The client sends its proof first, so a process that only connects gets
-//! no data with which to test guesses of the secret. The later traffic is neither encrypted nor protected against
-//! changes.
+//! The client sends a *challenge* of 32 bytes, and the server answers with its own. A challenge is never used again.
+//! Then each side sends a *proof* that it knows the secret: the HMAC-SHA-256 of both challenges, keyed with the
+//! secret's hash. The HMAC also covers the word `client` or `server`, so that neither side can send back the other's
+//! proof. The client sends its proof first, so a process that connects without the secret gets no data with which to
+//! test guesses of the secret. The later traffic is neither encrypted nor protected against changes.
 
 use std::fmt;
 
@@ -13,15 +12,15 @@ use hmac_sha256::{HMAC, Hash};
 
 use super::super::{Result, StoreError};
 
-/// A client with a secret sends this in place of [`MAGIC`](super::wire::MAGIC). A server with a secret sends it to
-/// a client without one, in place of the nonce of that client's ping. That nonce is a process id, and no process
-/// has this number as its id.
+/// The number that a client with a secret sends in place of [`MAGIC`](super::wire::MAGIC). A server with a secret also
+/// sends it to a client without one, as the answer to the ping of that client's greeting. The client recognizes it,
+/// because it is not the nonce of the ping: that nonce is a process id, and no process id is so large.
 pub(super) const MAGIC: u32 = 0xA5C9_E3B1;
 
-/// A challenge of the client or the server, or a proof.
+/// A challenge of the client or of the server, or a proof.
 pub(super) type Block = [u8; 32];
 
-/// A secret that only the processes of a job know.
+/// A secret that only the processes of a job know. Only its SHA-256 hash is kept.
 ///
 /// ```
 /// use bootstrap::store::{Deadline, Secret, Store, TcpStore};
@@ -46,13 +45,13 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// The least length in bytes. An observer of a greeting could find a shorter secret by brute force.
+    /// The minimum length in bytes. An observer of a greeting could find a shorter secret by brute force.
     pub const LEAST: usize = 16;
 
     /// Makes a secret of at least [`LEAST`](Self::LEAST) bytes. Use random bytes (`openssl rand -hex 16`).
     ///
     /// # Errors
-    /// [`StoreError::Argument`] if `bytes` is shorter.
+    /// [`StoreError::Argument`] if `bytes` is shorter than that.
     pub fn new(bytes: impl AsRef<[u8]>) -> Result<Self> {
         let bytes = bytes.as_ref();
         if bytes.len() < Self::LEAST {
@@ -65,55 +64,57 @@ impl Secret {
         Ok(Self(Hash::hash(bytes)))
     }
 
+    /// Returns the HMAC of a proof. `who` is the side that sends the proof: `client` or `server`. `client` and `server`
+    /// are the challenges.
     fn code(&self, who: &[u8], client: &Block, server: &Block) -> HMAC {
         let mut code = HMAC::new(self.0);
         [b"lockstep store 1: ", who, client, server].into_iter().for_each(|part| code.update(part));
         code
     }
 
-    /// Returns the client's proof.
+    /// Returns the client's proof for the challenges of client and server.
     pub(super) fn client_proof(&self, client: &Block, server: &Block) -> Block {
         self.code(b"client", client, server).finalize()
     }
 
-    /// Returns the server's proof.
+    /// Returns the server's proof for the challenges of client and server.
     pub(super) fn server_proof(&self, client: &Block, server: &Block) -> Block {
         self.code(b"server", client, server).finalize()
     }
 
-    /// Returns true if this is the client's proof. Takes constant time.
+    /// Returns true if `proof` is the client's proof for these challenges. Compares in constant time.
     pub(super) fn is_client_proof(&self, proof: &Block, client: &Block, server: &Block) -> bool {
         self.code(b"client", client, server).finalize_verify(proof)
     }
 
-    /// Returns true if this is the server's proof. Takes constant time.
+    /// Returns true if `proof` is the server's proof for these challenges. Compares in constant time.
     pub(super) fn is_server_proof(&self, proof: &Block, client: &Block, server: &Block) -> bool {
         self.code(b"server", client, server).finalize_verify(proof)
     }
 }
 
-/// Returns the server's challenge for the connection with this number. It is unpredictable without `seed`.
+/// Returns the server's challenge for the client with the id `number`. Nobody can predict it without `seed`.
 pub(super) fn block(seed: &Block, number: u64) -> Block {
     HMAC::mac(number.to_le_bytes(), seed)
 }
 
-/// The reason why client and server do not trust each other.
+/// The reason why a client's greeting has failed, if it concerns the [`Secret`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Distrust {
-    /// The host requires a secret and this client has none.
+    /// The store's host requires a secret, and this client has none.
     #[error("it wants a secret and this process has none")]
     Wanted,
-    /// This client has a secret and the host has none.
+    /// This client has a secret, and the host has none.
     #[error("this process has a secret and the host has none")]
     NotKept,
-    /// The host has another secret: it has refused this client's proof.
+    /// The host has refused this client's proof, so it has another secret.
     #[error("it has refused this process's proof: the secrets differ")]
     Refused,
-    /// The host has not proved that it knows the secret.
+    /// The host has sent a wrong proof, so it does not know the secret.
     #[error("it has not proved that it knows the secret")]
     Unproven,
-    /// The host does not answer the greeting of a client with a secret. PyTorch's hosts do not.
+    /// The host has not answered the greeting of a client with a secret in time. PyTorch's hosts never answer it.
     #[error("it does not answer a greeting with a secret; PyTorch's stores know none")]
     Unanswered,
 }

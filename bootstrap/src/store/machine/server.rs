@@ -1,4 +1,5 @@
-//! The server side of the protocol: bytes of many clients in, bytes and closed connections out.
+//! The server side of the protocol. Takes the bytes of many clients, and returns the bytes to send and the connections
+//! to close.
 //!
 //! A client first sends its *greeting*: a fixed number and, if there is a secret, a proof that it knows the secret.
 //! Its requests follow. A connection is closed if its greeting is wrong or not complete in time, if it breaks the
@@ -11,11 +12,13 @@
 //!
 //! The work of one step is limited too. A small request is served as soon as it arrives. A larger one is served in
 //! pieces: while work on it is left, its client is in a queue. Each [`Input::Tick`] gives the first clients of the
-//! queue a *turn*, in which they are served. Other requests are served between two ticks.
+//! queue a *turn*, in which they are served. Between two ticks, the small requests of other clients are served.
 //!
-//! - `client`: one connection and its greeting; `task`: a request that is being served; `pieces`: the work on
-//!   it
-//! - `turns`: the order of turns; `rejection`: the reasons for closing connections
+//! - `client`: one connection and its greeting
+//! - `task`: a request that is being served
+//! - `pieces`: the work on a request
+//! - `turns`: the order of turns
+//! - `rejection`: the reasons for closing connections
 
 mod client;
 mod pieces;
@@ -46,11 +49,11 @@ use super::{
 /// Limits of a [`Server`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServerLimits {
-    /// The sizes of keys, values and requests, and the memory of the table. If `store_bytes` exceeds half of
-    /// `memory`, the server uses half of `memory`.
+    /// The limits on keys, values and requests, and on the memory of the table. If `store_bytes` exceeds half of
+    /// `memory`, half of `memory` is the limit instead.
     pub sizes: Limits,
-    /// Bytes of memory for everything, including overhead: the table, incomplete requests, waiting clients,
-    /// unsent replies, and 4 KiB for every connection.
+    /// The most bytes of memory for everything, including overhead: the table, incomplete requests, waits, unsent
+    /// replies, and 4 KiB for every connection.
     pub memory: usize,
     /// The most connections at a time. A quarter of them, but at least 32, may be without a complete greeting. A new
     /// connection above one of these limits replaces the one that has been without a complete greeting for longest.
@@ -58,32 +61,33 @@ pub struct ServerLimits {
     pub clients: usize,
     /// The longest time from the start of a connection to the end of its greeting.
     pub greeting: Duration,
-    /// The work in one [`Input::Tick`], in units: looking up a key, receiving a string, or copying 1 KiB is about
-    /// one unit. It bounds the time that a small request of another client waits.
+    /// The most work in one [`Input::Tick`], in units: looking up a key, receiving a string, or copying 1 KiB is about
+    /// one unit. A single piece of work may exceed it. This limit bounds the time for which a tick delays a small
+    /// request of another client.
     pub turn: usize,
-    /// The work that is done as soon as bytes arrive, in the same units.
+    /// The most work in one [`Input::Received`], in the same units. The rest is left for ticks.
     pub at_once: usize,
 }
 
 impl Default for ServerLimits {
-    /// The default sizes, 2 GiB of memory, 65,536 connections, 1 s for the greeting, turns of about 1 ms, and at
-    /// most about 50 µs of work as soon as bytes arrive.
+    /// The default sizes, 2 GiB of memory, 65,536 connections, 1 s for the greeting, ticks of about 1 ms, and at
+    /// most about 50 µs of work when bytes arrive.
     fn default() -> Self {
         Self {
             sizes: Limits::default(),
             memory: 2 << 30,
             clients: 1 << 16,
             greeting: Duration::from_secs(1),
-            // Enough for a value of the largest size.
+            // The work of copying a value of the largest size.
             turn: 8 << 10,
-            // A thousand clients that send requests at the same time delay another client by at most about 50 ms.
+            // If 1,000 clients send requests at the same time, they delay another client by at most about 50 ms.
             at_once: 256,
         }
     }
 }
 
 impl ServerLimits {
-    /// Returns the number of connections that may be without a complete greeting.
+    /// Returns the most connections that may be without a complete greeting.
     fn ungreeted(&self) -> usize {
         (self.clients / 4).max(32)
     }
@@ -92,30 +96,31 @@ impl ServerLimits {
 /// An event for a [`Server`].
 #[derive(Debug, Clone, Copy)]
 pub enum Input<'a> {
-    /// A client has connected, under a number that was not used before.
+    /// A client has connected. Its id must not have been used before.
     Accepted(ClientId),
     /// Bytes of a client have arrived, in any fragmentation.
     Received(ClientId, &'a [u8]),
-    /// This many of a client's [unsent](Server::unsent) bytes were sent.
+    /// This many of a client's [unsent](Server::unsent) bytes were sent, from the first on.
     Sent(ClientId, usize),
-    /// A client's connection has ended.
+    /// A client has disconnected, or its connection has failed.
     Gone(ClientId),
-    /// Time has passed, or work is left. The server gives turns to clients with work. See [`Server::wake_at`].
+    /// Time has passed, or work is left. The server gives turns to clients with work left. See [`Server::wake_at`].
     Tick,
 }
 
 /// An action that a [`Server`] requests. The caller executes the actions of a step in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
-    /// Send a client its [unsent](Server::unsent) bytes.
+    /// Send a client its [unsent](Server::unsent) bytes, and report how many were sent with [`Input::Sent`].
     Send(ClientId),
-    /// The server [wants](Server::wants) bytes of a client again.
+    /// Read from a client again: the server did not want its bytes, and now [wants](Server::wants) them.
     Read(ClientId),
     /// Close a client's connection. No further input of this client may follow.
     Close(ClientId, Rejection),
 }
 
-/// If a closed connection holds more strings than this, they are freed in a separate turn.
+/// If a closed connection holds more strings than this, they are freed in the client's next turn, so that this work
+/// counts towards a budget.
 const MANY: usize = 4 << 10;
 
 /// The server of a store.
@@ -125,19 +130,22 @@ pub struct Server {
     secret: Option<(Secret, Block)>,
     table: Table,
     clients: Clients<Client>,
-    /// Clients in the order in which their greetings are due. The entries of clients that have greeted or
-    /// disconnected are skipped.
+    /// Clients with the times at which their greetings are due, in the order of these times. The entries of clients
+    /// that have greeted or disconnected are ignored.
     greetings: VecDeque<(Duration, ClientId)>,
+    /// The number of clients without a complete greeting.
     ungreeted: usize,
+    /// The queue of clients with work left.
     turns: Turns,
-    /// The clients that this step has woken.
+    /// The clients that the current step has woken.
     woken: Vec<ClientId>,
     /// The number of steps so far. Each input is one step.
     step: u64,
     /// The work done, in units of a [`Budget`].
     work: u64,
-    /// The memory that all clients hold, in bytes.
+    /// The sum of [`Client::memory`] over all clients, in bytes.
     held: usize,
+    /// See [`most_memory`](Server::most_memory).
     most: usize,
 }
 
@@ -181,53 +189,55 @@ impl Server {
         }
     }
 
-    /// Like [`new`](Self::new), but serves only clients that know the secret. `seed` is 32 random bytes that no one
-    /// else knows.
+    /// Like [`new`](Self::new), but serves only clients that know the secret. `seed` is 32 random bytes that nobody
+    /// else knows. The server derives its challenges from it.
     pub fn with_secret(limits: ServerLimits, secret: Secret, seed: [u8; 32]) -> Self {
         Self { secret: Some((secret, seed)), ..Self::new(limits) }
     }
 
-    /// Returns the number of connected clients, plus closed ones whose memory is not freed yet.
+    /// Returns the number of connected clients, plus that of disconnected clients whose memory is not freed yet.
     pub fn clients(&self) -> usize {
         self.clients.len()
     }
 
-    /// Returns the memory in use, in bytes. It may exceed [`ServerLimits::memory`] for a short time: by bytes that
-    /// arrived before their client has its turn, and until the memory of a closed connection is freed.
+    /// Returns the memory in use, in bytes. It exceeds [`ServerLimits::memory`] for a short time if bytes arrive
+    /// while their client is in the queue of turns, or if the memory of a closed connection is not freed yet.
     pub fn memory(&self) -> usize {
         self.table.memory() + self.held
     }
 
-    /// Returns the most memory, in bytes, that was in use or about to be used when the limit was checked.
+    /// Returns the peak of the memory in use, in bytes, including the memory that a request was about to take. It is
+    /// updated each time that the server finds the memory within [`ServerLimits::memory`], so it never exceeds that.
     pub fn most_memory(&self) -> usize {
         self.most
     }
 
-    /// Returns the work done so far. A unit is about one received string, one look-up of a key, or one copied
-    /// KiB.
+    /// Returns the work done so far, in the units of [`ServerLimits::turn`].
     pub fn work(&self) -> u64 {
         self.work
     }
 
-    /// Returns the bytes for a client. They stay until [`Input::Sent`] confirms them.
+    /// Returns the bytes to send to a client, which stay until [`Input::Sent`] confirms them. Empty for an unknown
+    /// client.
     pub fn unsent(&self, client: ClientId) -> &[u8] {
         self.clients.get(&client).map_or(&[], |client| client.unsent.as_slice())
     }
 
-    /// Returns true if the server wants more bytes of a client. It wants none while more than 1 MiB of the client's
-    /// replies is unsent, or while work on the client's earlier requests is left.
+    /// Returns true if the caller should read from a client. Returns false while more than 1 MiB of the client's
+    /// replies is unsent, while work on the client's earlier requests is left, and for an unknown client.
     pub fn wants(&self, client: ClientId) -> bool {
         self.clients.get(&client).is_some_and(Client::is_wanted)
     }
 
-    /// Returns true if the client waits for keys, a queue or a barrier. In this time a client normally sends only
+    /// Returns true if the client waits for keys, a queue or a barrier. While it waits, a client normally sends only
     /// [`CancelWait`](super::Request::CancelWait) or [`Ping`](super::Request::Ping).
     pub fn is_waiting(&self, client: ClientId) -> bool {
         self.table.is_waiting(client)
     }
 
-    /// Returns the time at which the caller must pass [`Input::Tick`]: zero while work is left, otherwise the time
-    /// at which the next greeting is due. `None` if neither is the case. Every step may change it.
+    /// Returns the time at which the caller must pass [`Input::Tick`]: zero (at once) while work is left, otherwise the
+    /// time at which the next greeting is due. `None` if no work is left and all clients have greeted. Every
+    /// step may change it.
     pub fn wake_at(&self) -> Option<Duration> {
         match self.turns.is_empty() {
             true => self.greetings.front().map(|(due, _)| *due),
@@ -235,7 +245,7 @@ impl Server {
         }
     }
 
-    /// Handles one input. `now` never goes backwards.
+    /// Handles one input at the time `now`, and returns the actions for the caller.
     pub fn step(&mut self, input: Input<'_>, now: Duration) -> Vec<Output> {
         let mut outputs = Vec::new();
         self.step += 1;
@@ -250,6 +260,7 @@ impl Server {
         outputs
     }
 
+    /// Adds a new client, or rejects it if the limits leave no place for it.
     fn accept(&mut self, client: ClientId, now: Duration, outputs: &mut Vec<Output>) {
         if self.ungreeted >= self.limits.ungreeted() || self.clients.len() >= self.limits.clients {
             self.close_oldest_ungreeted(outputs);
@@ -271,6 +282,7 @@ impl Server {
         self.count(client);
     }
 
+    /// Closes the connection that has been without a complete greeting for longest, if there is one.
     fn close_oldest_ungreeted(&mut self, outputs: &mut Vec<Output>) {
         while let Some((_, id)) = self.greetings.pop_front() {
             if self.clients.get(&id).is_some_and(|client| !client.is_greeted()) {
@@ -279,6 +291,8 @@ impl Server {
         }
     }
 
+    /// Stores received bytes. Unless the client is in the queue of turns, serves it, and then the clients that this has
+    /// woken, within the budget of [`ServerLimits::at_once`].
     fn receive(&mut self, id: ClientId, bytes: &[u8], outputs: &mut Vec<Output>) {
         let Some(client) = self.clients.get_mut(&id).filter(|client| !client.is_gone) else { return };
         client.decoder.buffer.extend(bytes);
@@ -302,7 +316,8 @@ impl Server {
         self.work += budget.spent() as u64;
     }
 
-    /// Gives turns to clients with work left, until the budget of one tick is spent.
+    /// Gives turns to clients with work left, until the budget of one tick is spent or too small for the next piece of
+    /// work.
     fn tick(&mut self, outputs: &mut Vec<Output>) {
         let mut budget = Budget::turn(self.limits.turn.max(1));
         self.woken.clear();
@@ -313,7 +328,8 @@ impl Server {
         self.work += budget.spent() as u64;
     }
 
-    /// Gives a client in the queue its turn. Returns false if the budget allowed none of its work.
+    /// Gives a client its turn. Does nothing if the client is not in the queue. Returns false if the client has work
+    /// left and the budget allowed none of it.
     fn take_turn(&mut self, id: ClientId, budget: &mut Budget, outputs: &mut Vec<Output>) -> bool {
         let Some(client) = self.clients.get_mut(&id).filter(|client| client.place.is_queued()) else {
             return true;
@@ -330,6 +346,7 @@ impl Server {
         work > 0 || !is_left
     }
 
+    /// Removes bytes that were sent. Adds the client to the queue of turns if this lets the server serve it again.
     fn sent(&mut self, id: ClientId, count: usize) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let was_behind = client.is_behind();
@@ -340,7 +357,8 @@ impl Server {
         self.count(id);
     }
 
-    /// Serves a client as far as the budget allows. Returns true if work is left.
+    /// Serves a client as far as the budget allows. Closes its connection if that fails. Returns true if work is left
+    /// that the budget did not allow.
     fn turn_of(&mut self, id: ClientId, budget: &mut Budget, outputs: &mut Vec<Output>) -> bool {
         let outcome = self.serve(id, budget, outputs);
         self.count(id);
@@ -351,6 +369,11 @@ impl Server {
         })
     }
 
+    /// Serves a client until the budget allows no more, more bytes must arrive, the client must first receive
+    /// replies, or the client is removed. Returns true if the budget was the reason.
+    ///
+    /// # Errors
+    /// The reason to close the connection.
     fn serve(
         &mut self,
         id: ClientId,
@@ -410,7 +433,8 @@ impl Server {
         Ok(false)
     }
 
-    /// Continues the wait of a client that was woken. Returns false if the budget did not allow that.
+    /// Continues the wait of a client that was woken, and answers the client if the wait is over. Returns false if the
+    /// budget did not allow that.
     fn resume(&mut self, id: ClientId, budget: &mut Budget, outputs: &mut Vec<Output>) -> bool {
         let mut woken = Vec::new();
         let resumed = self.table.resume(id, budget, &mut woken);
@@ -422,7 +446,7 @@ impl Server {
     }
 
     /// Adds woken clients, whose waits may have ended, to the queue of turns. Skips `current`, the client that is
-    /// being served or removed.
+    /// being served or removed. If `current` is being served, [`serve`](Self::serve) itself continues its wait.
     fn wake(&mut self, current: ClientId, woken: &[ClientId]) {
         for id in woken.iter().filter(|id| **id != current) {
             self.add_turn(*id);
@@ -430,16 +454,18 @@ impl Server {
         }
     }
 
+    /// Adds a client to the queue of turns, unless it is already there.
     fn add_turn(&mut self, id: ClientId) {
         if let Some(client) = self.clients.get_mut(&id) {
             self.turns.add(id, &mut client.place, self.step);
         }
     }
 
-    /// Makes room for `more` bytes of a client by closing the connections that hold the most memory.
+    /// Checks that a client may take `more` bytes of memory. While they would exceed the limit on all memory, closes
+    /// the other connection that holds the most, if it holds more than this client would hold with them.
     ///
     /// # Errors
-    /// [`Rejection::Memory`] if no other connection holds more memory than this one, including the `more` bytes.
+    /// [`Rejection::Memory`] if this does not free enough memory. The caller must then close this client's connection.
     fn make_room(&mut self, id: ClientId, more: usize, outputs: &mut Vec<Output>) -> Result<(), Rejection> {
         while self.memory().saturating_add(more) > self.limits.memory {
             let limit = self.limits.memory;
@@ -460,7 +486,8 @@ impl Server {
         Ok(())
     }
 
-    /// Updates the count of the memory that a client holds.
+    /// Updates [`Client::memory`] of a client, and the sum over all clients. Call this after the client's buffers, its
+    /// request or its wait have changed.
     fn count(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let memory = CLIENT + client.buffers() + self.table.wait_memory(id);
@@ -468,13 +495,14 @@ impl Server {
         client.memory = memory;
     }
 
+    /// Closes a connection, and removes its client.
     fn close(&mut self, client: ClientId, rejection: Rejection, outputs: &mut Vec<Output>) {
         outputs.push(Output::Close(client, rejection));
         self.part_with(client);
     }
 
-    /// Removes a client whose connection has ended. If it holds more than [`MANY`] strings, frees them in a separate
-    /// turn.
+    /// Removes a client whose connection has ended. If it holds more than [`MANY`] strings, only marks it as gone, and
+    /// its next turn removes it.
     fn part_with(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         if client.strings() + self.table.wait_strings(id) > MANY {
@@ -487,7 +515,7 @@ impl Server {
         }
     }
 
-    /// Removes a client. Returns the work that this takes, in units.
+    /// Removes a client and frees its memory. Returns the work of this, in units.
     fn forget(&mut self, id: ClientId) -> usize {
         let wait = self.table.wait_strings(id);
         let Some(mut client) = self.clients.remove(&id) else { return 0 };
@@ -503,6 +531,7 @@ impl Server {
         1 + dropping(client.strings() + wait)
     }
 
+    /// Closes the connections whose greetings were not complete in time.
     fn close_silent(&mut self, now: Duration, outputs: &mut Vec<Output>) {
         while let Some(&(due, id)) = self.greetings.front() {
             let silent = self.clients.get(&id).is_some_and(|client| !client.is_greeted());

@@ -1,11 +1,14 @@
 //! The contents of a store, and the effect of requests on them.
 //!
-//! Clients of PyTorch's store rely on these rules: a key exists if it has a value or a non-empty queue. Setting a
-//! value wakes all clients that wait for its key. Adding an element to a queue wakes one client, the one that has
-//! waited longest. If that client does not take the element (its process may die), the next client is woken.
+//! Clients of PyTorch's store rely on these rules:
 //!
-//! All maps are trees, and queues are lists, so that no operation on one key takes long, however many keys, elements
-//! or clients there are. (A hash table or a vector moves all of its contents in one step when it grows.)
+//! - A key exists if it has a value or a non-empty queue.
+//! - Setting a value wakes all clients that wait for its key.
+//! - Adding an element to a queue wakes one client, the one that has waited longest. If that client does not take the
+//!   element (its process may die), the next client is woken.
+//!
+//! All maps are trees, and queues are linked lists, so that no operation on one key takes long, however many keys,
+//! elements or clients there are. A hash table or a vector would move all of its contents at once when it grows.
 
 use std::collections::{BTreeMap, LinkedList};
 
@@ -18,7 +21,7 @@ use super::{
     waits::{Resumed, Waits},
 };
 
-/// The longest decimal number.
+/// The length of the longest decimal `i64`, in bytes.
 const DIGITS: usize = "-9223372036854775808".len();
 
 /// Keys, queues and waiting clients.
@@ -26,13 +29,14 @@ const DIGITS: usize = "-9223372036854775808".len();
 pub struct Table {
     limits: Limits,
     values: BTreeMap<Key, Vec<u8>>,
+    /// The queues. None of them is empty.
     queues: BTreeMap<Key, LinkedList<Vec<u8>>>,
-    /// The memory of keys, values and queues, in bytes.
+    /// See [`memory`](Table::memory).
     memory: usize,
     waits: Waits,
 }
 
-/// Omits keys and values, because ranks publish secret tokens there.
+/// Omits keys and values, because ranks store secret tokens in them.
 impl std::fmt::Debug for Table {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Table")
@@ -43,23 +47,23 @@ impl std::fmt::Debug for Table {
     }
 }
 
-/// Returns the memory of a key and a value of this capacity.
+/// Returns the memory of a key and a value of this capacity, in bytes.
 fn entry(key: &[u8], capacity: usize) -> usize {
     ENTRY + key.len() + capacity
 }
 
-/// Returns the memory of a queue's element.
+/// Returns the memory of a queue's element, in bytes.
 fn element(value: &[u8]) -> usize {
     ELEMENT + value.len()
 }
 
-/// Returns the memory of an empty queue.
+/// Returns the memory of a queue without its elements, in bytes.
 fn queue(key: &[u8]) -> usize {
     ENTRY + key.len()
 }
 
-/// Returns the capacity of a value after `more` bytes are appended. A value that has to grow gets a quarter more
-/// than it needs, so that repeated appends do not copy it each time.
+/// Returns the capacity that a value has after `more` bytes are appended. If the value must be moved, the capacity is a
+/// quarter more than needed, so that repeated appends do not move it each time.
 fn capacity_with(held: &Vec<u8>, more: usize) -> usize {
     let needed = held.len() + more;
     if needed <= held.capacity() { held.capacity() } else { needed + needed / 4 }
@@ -76,16 +80,16 @@ impl Table {
         &self.limits
     }
 
-    /// Returns true if `client` waits.
+    /// Returns true if `client` is in a `Wait` or a `Barrier`.
     pub fn is_waiting(&self, client: ClientId) -> bool {
         self.waits.is_waiting(client)
     }
 
-    /// Serves one request completely. Appends the replies that are now due to `replies`: the reply to `client`,
-    /// and replies to clients whose waits have ended.
+    /// Serves one request completely. Appends to `replies` the replies to clients whose waits have ended, and the
+    /// reply to `client`, if the request has one and does not wait.
     ///
     /// # Errors
-    /// A [`Refusal`]. Nothing has changed then.
+    /// A [`Refusal`] if the request exceeds a limit or cannot be executed. No key or queue has changed then.
     pub fn apply(
         &mut self,
         client: ClientId,
@@ -100,14 +104,15 @@ impl Table {
         Ok(())
     }
 
-    /// Removes a client that has disconnected. Ends its wait, and gives up an element of a queue that it was woken
-    /// for.
+    /// Removes a client that has disconnected. Its wait ends without a reply. If it was woken for an element of a
+    /// queue, the next client is woken. Appends to `replies` the replies to clients whose waits have ended.
     pub fn leave(&mut self, client: ClientId, replies: &mut Vec<(ClientId, Reply)>) {
         let mut woken = Vec::new();
         self.remove(client, &mut woken);
         self.resume_all(woken, replies);
     }
 
+    /// Continues the waits of all woken clients, and of those that are woken by that.
     fn resume_all(&mut self, mut woken: Vec<ClientId>, replies: &mut Vec<(ClientId, Reply)>) {
         let mut next = 0;
         while let Some(client) = woken.get(next).copied() {
@@ -118,8 +123,11 @@ impl Table {
         }
     }
 
-    /// Serves one request, whose sizes are within the limits. Appends to `woken` the clients to
-    /// [resume](Self::resume).
+    /// Serves one request, whose sizes the caller has checked. Appends to `woken` the clients that the caller must
+    /// [resume](Self::resume), which may include `client`. Returns the reply; `None` if the request has none, or waits.
+    ///
+    /// # Errors
+    /// As for [`apply`](Self::apply).
     pub(super) fn serve(
         &mut self,
         client: ClientId,
@@ -135,7 +143,7 @@ impl Table {
         outcome
     }
 
-    /// Checks that the table may grow by this many bytes.
+    /// Checks that the table may grow by this many bytes. A growth of 0 is always allowed.
     pub(super) fn check_growth(&self, growth: usize) -> Result<(), Refusal> {
         match growth {
             0 => Ok(()),
@@ -143,6 +151,7 @@ impl Table {
         }
     }
 
+    /// Executes a request. Unlike [`serve`](Self::serve), checks no growth, and does not release a queue's element.
     fn perform(
         &mut self,
         client: ClientId,
@@ -210,7 +219,7 @@ impl Table {
     }
 
     /// Continues the wait of a client that was woken. If the wait is [over](Resumed::Over), the caller must answer
-    /// the client.
+    /// the client. Appends to `woken` a client that is woken instead of this one.
     pub(super) fn resume(
         &mut self,
         client: ClientId,
@@ -221,7 +230,8 @@ impl Table {
         let is_there = |key: &[u8]| values.contains_key(key) || queues.contains_key(key);
         let resumed = waits.resume(client, is_there, budget);
         if resumed == Resumed::Waits {
-            // The client also waits for another key, so the element goes to the next client.
+            // The client still waits for another key. If it was woken for an element of a queue, the next client is
+            // woken for that element.
             self.release(client, woken);
         }
         resumed
@@ -232,13 +242,14 @@ impl Table {
         self.waits.is_woken(client)
     }
 
-    /// Removes a client.
+    /// Removes a client. Appends to `woken` a client that is woken instead of this one.
     pub(super) fn remove(&mut self, client: ClientId, woken: &mut Vec<ClientId>) {
         self.waits.stop(client);
         self.release(client, woken);
     }
 
-    /// If `client` was woken for an element of a queue, offers the element to the next client.
+    /// If `client` was woken for an element of a queue, ends its claim to the element, and wakes the next client if an
+    /// element is left. Appends that client to `woken`.
     pub(super) fn release(&mut self, client: ClientId, woken: &mut Vec<ClientId>) {
         if let Some(queue) = self.waits.release(client) {
             self.waits.call(&queue, self.queue_len(&queue), woken);
@@ -256,12 +267,12 @@ impl Table {
         self.waits.memory(client)
     }
 
-    /// Returns the number of strings of `client`'s wait.
+    /// Returns the number of keys that `client` waits for; 0 if it does not wait for keys.
     pub(super) fn wait_strings(&self, client: ClientId) -> usize {
         self.waits.strings(client)
     }
 
-    /// Returns an upper bound on the table's growth by a request, in bytes.
+    /// Returns an upper bound on the growth of [`memory`](Self::memory) by a request, in bytes.
     pub(super) fn growth(&self, request: &Request) -> usize {
         match request {
             Request::Set { key, value } | Request::CompareSet { key, new: value, .. } => {
@@ -282,14 +293,14 @@ impl Table {
         }
     }
 
-    /// Returns the table's growth when `key` is set to a value of `value` bytes.
+    /// Returns the growth of [`memory`](Self::memory) if `key` is set to a value of `value` bytes; 0 if it shrinks.
     pub(super) fn put_growth(&self, key: &[u8], value: usize) -> usize {
         let held = self.values.get(key).map_or(0, |held| entry(key, held.capacity()));
         entry(key, value).saturating_sub(held)
     }
 
-    /// Returns the work of a request, in units of a [`Budget`]. Requests for several keys are served in pieces,
-    /// and are not for this function.
+    /// Returns the work of a request, in units of a [`Budget`]. Not for `Check`, `MultiGet`, `MultiSet` and `ListKeys`,
+    /// which a server serves in pieces.
     pub(super) fn work(&self, request: &Request) -> usize {
         let held = |key: &Key| self.values.get(key).map_or(0, Vec::len);
         let bytes = match request {
@@ -307,8 +318,8 @@ impl Table {
         1 + copying(bytes)
     }
 
-    /// Returns the size of the reply to a request for one key, including the lengths before its strings; 0 if the
-    /// reply is always small.
+    /// Returns an upper bound on the size of a request's reply in wire format, in bytes; 0 if the reply has no strings.
+    /// Not for `MultiGet` and `ListKeys`, which a server serves in pieces.
     pub(super) fn reply_size(&self, request: &Request) -> usize {
         const LENGTH: usize = size_of::<u64>();
         match request {
@@ -321,12 +332,13 @@ impl Table {
         }
     }
 
-    /// Returns the size of a value in a reply, including the length before it.
+    /// Returns the size of the value of `key` in wire format, in bytes. A key without a value counts as an empty value.
     pub(super) fn value_size(&self, key: &[u8]) -> usize {
         size_of::<u64>() + self.values.get(key).map_or(0, Vec::len)
     }
 
-    /// Returns the absent keys among those that `client` waits for; for a barrier, its key.
+    /// Returns the absent keys among those that `client` waits for, or the key of its barrier. Returns no keys if the
+    /// client does not wait.
     pub fn missing(&self, client: ClientId) -> Vec<Vec<u8>> {
         self.waits.missing(client, |key| self.is_there(key))
     }
@@ -336,12 +348,12 @@ impl Table {
         self.values.contains_key(key) || self.queues.contains_key(key)
     }
 
-    /// Returns the value of `key`.
+    /// Returns the value of `key`; `None` if it has none.
     pub fn value(&self, key: &[u8]) -> Option<&[u8]> {
         self.values.get(key).map(Vec::as_slice)
     }
 
-    /// Returns the keys that have a value and are greater than `after`, in order.
+    /// Returns the keys that have a value, in ascending order: those greater than `after`, or all if it is `None`.
     pub(super) fn keys_after(&self, after: Option<&Key>) -> impl Iterator<Item = &Key> {
         use std::ops::Bound::{Excluded, Unbounded};
         let from = after.map_or(Unbounded, Excluded);
@@ -356,9 +368,9 @@ impl Table {
         self.queues.get(key).map_or(0, LinkedList::len)
     }
 
-    /// Sets a value.
+    /// Sets the value of a key. The caller has checked the growth. Appends to `woken` the clients that this wakes.
     pub(super) fn put(&mut self, key: Key, mut value: Vec<u8>, woken: &mut Vec<ClientId>) {
-        // `put_growth` assumes this capacity.
+        // `put_growth` assumes that the capacity equals the length.
         value.shrink_to_fit();
         self.waits.changed(&key, &value, false, woken);
         self.memory += entry(&key, value.capacity());
@@ -371,6 +383,7 @@ impl Table {
         }
     }
 
+    /// Appends to the value of a key. Fails with [`Refusal::TooLarge`] if the new value exceeds the limit.
     fn append(&mut self, key: Key, value: Vec<u8>, woken: &mut Vec<ClientId>) -> Result<(), Refusal> {
         let Some(held) = self.values.get_mut(&key) else {
             self.put(key, value, woken);
@@ -385,6 +398,8 @@ impl Table {
         Ok(())
     }
 
+    /// Adds to the number under a key, and returns the sum. Fails with [`Refusal::NotANumber`] if the value is no
+    /// number or the sum overflows.
     fn add(&mut self, key: Key, delta: i64, woken: &mut Vec<ClientId>) -> Result<i64, Refusal> {
         let held = self.values.get(&key).map(Vec::as_slice);
         let sum = held.map_or(Some(0), Number::of).and_then(|number| number.checked_add(delta));
@@ -396,6 +411,7 @@ impl Table {
         Ok(sum)
     }
 
+    /// Adds 1 to the number under a key, and begins a wait if it is still less than `world`. Returns `None` then.
     fn barrier(
         &mut self,
         client: ClientId,
@@ -414,6 +430,7 @@ impl Table {
         Ok(None)
     }
 
+    /// Adds an element to the end of a queue. Appends to `woken` the client that this wakes.
     fn push(&mut self, key: Key, value: Vec<u8>, woken: &mut Vec<ClientId>) {
         if !self.queues.contains_key(&key) {
             self.memory += queue(&key);
@@ -424,8 +441,8 @@ impl Table {
         self.waits.call(&key, elements.len(), woken);
     }
 
-    /// Takes the first element of a queue, and returns it with the length before. Removes the queue if it becomes
-    /// empty: `is_there` and the count of memory rely on that.
+    /// Takes the first element of a queue. Returns the queue's length before that, and the element; `None` if there
+    /// is no such queue. Removes the queue if it becomes empty: `is_there` and the count of memory rely on that.
     fn pop(&mut self, key: &[u8]) -> Option<(u64, Vec<u8>)> {
         let elements = self.queues.get_mut(key)?;
         let before = elements.len() as u64;

@@ -1,9 +1,9 @@
 //! Waiting clients, and the changes that wake them.
 //!
 //! A client that waits for keys is in the [`Line`] of one absent key. When that key is set, or its queue gets an
-//! element, the client is woken: it leaves the line, and its wait continues in its own turn, where its other keys are
-//! checked. Setting a key therefore costs little per waiting client. A client that waits for a number (a barrier) is
-//! in the line of the number's key until the number is large enough.
+//! element, the client is *woken*: it leaves the line, and its other keys are checked later, by [`Waits::resume`] in
+//! the client's own turn. Setting a key therefore costs little per waiting client. A client that waits for a number
+//! (a barrier) is in the line of the number's key until the number is large enough.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,36 +15,42 @@ use super::{
     request::{Key, Refusal},
 };
 
-/// The most keys of a wait that ends only while all of them exist. A wait for more keys checks each key once, as
-/// PyTorch's server does: it ends when each key has existed at some time, even if one was deleted in the meantime.
+/// The most keys of a wait that ends only when all of its keys exist at the same time. A wait for more keys ends when
+/// each key has existed at some time during the wait, as with PyTorch's server. In both cases, the key whose change
+/// woke the client counts as existing until the client's turn, even if it is deleted before.
 const EXACT: usize = 1024;
 
 /// All clients that wait.
 #[derive(Default)]
 pub(super) struct Waits {
     waits: BTreeMap<ClientId, Wait>,
+    /// The lines that contain clients.
     lines: BTreeMap<Key, Line>,
-    /// Clients that were woken for an element of a queue, with the name of the queue. A client stays here until its
-    /// next request other than a ping, until it waits on for another key, or until it disconnects.
+    /// Clients that were woken for an element of a queue, with the queue's key. A client stays here until its next
+    /// request other than a ping is served, until it must wait for another key, or until it disconnects.
     called: BTreeMap<ClientId, Key>,
-    /// The number of clients in `called`, by queue.
+    /// For each queue, the number of its clients in `called`.
     calls: BTreeMap<Key, usize>,
     /// The number of waits that have begun.
     begun: u64,
 }
 
+/// The wait of one client.
 struct Wait {
     /// The number of waits that had begun, including this one. Of two clients that wait for a queue, the one with
     /// the lower number is woken first.
     arrival: u64,
     condition: Condition,
-    /// True if the client is in no line, so that its wait may be over.
+    /// True if the client is in no line, and [`Waits::resume`] must check whether the wait is over.
     is_woken: bool,
+    /// The memory of this wait, in bytes.
     memory: usize,
 }
 
+/// The condition for the end of a wait.
 enum Condition {
-    /// All keys must exist. If the client is in a line, it is the line of `keys[next]`.
+    /// All keys must exist. If the client is in a line, it is that of `keys[next]`. Otherwise `next` is where the next
+    /// check begins.
     Keys { keys: Vec<Key>, next: usize },
     /// The number under `key` must be at least `least`.
     Count { key: Key, least: i64 },
@@ -53,24 +59,24 @@ enum Condition {
 /// The clients that wait for one key.
 #[derive(Default)]
 struct Line {
-    /// Clients that wait for the key, by arrival.
+    /// Clients that wait until the key exists, by [`Wait::arrival`].
     keys: BTreeMap<u64, ClientId>,
-    /// Clients that wait for a number under the key, by that number.
+    /// Clients that wait for the number under the key, each with the least number that ends its wait.
     counts: BTreeSet<(i64, ClientId)>,
-    /// The number under the key. It is up to date only while `counts` is not empty.
+    /// The number under the key. It is kept up to date only while `counts` is not empty.
     number: Number,
 }
 
-/// The state of a wait after an attempt to continue it.
+/// The result of an attempt to continue a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Resumed {
-    /// The client does not wait, or was not woken.
+    /// Nothing was done, because the client does not wait, or was not woken.
     Idle,
-    /// The budget does not allow the rest of the work.
+    /// The budget does not allow the rest of the work. The client stays woken.
     Unfinished,
-    /// A key is absent. The client waits on.
+    /// A key is absent. The client is in its line.
     Waits,
-    /// The wait has ended. The caller must answer the client.
+    /// The wait has ended and is removed. The caller must answer the client.
     Over,
 }
 
@@ -84,14 +90,16 @@ impl Waits {
         self.waits.get(&client).is_some_and(|wait| wait.is_woken)
     }
 
-    /// Begins a wait for keys. The caller must then call [`resume`](Self::resume).
+    /// Begins a wait for keys, with the client woken. The caller must then call [`resume`](Self::resume), which checks
+    /// the keys. Fails with [`Refusal::AlreadyWaiting`] if the client already waits.
     pub(super) fn wait_for_keys(&mut self, client: ClientId, keys: Vec<Key>) -> Result<(), Refusal> {
         let bytes: usize = keys.iter().map(|key| PART + key.len()).sum();
         let longest = keys.iter().map(Vec::len).max().unwrap_or_default();
         self.begin(client, Condition::Keys { keys, next: 0 }, ENTRY + bytes + longest, true)
     }
 
-    /// Begins a wait until the number under `key` is at least `least`. Its current `value` is less.
+    /// Begins a wait until the number under `key` is at least `least`. `value` is the current value of `key`, whose
+    /// number must be less. Fails with [`Refusal::AlreadyWaiting`] if the client already waits.
     pub(super) fn wait_for_count(
         &mut self,
         client: ClientId,
@@ -110,6 +118,7 @@ impl Waits {
         Ok(())
     }
 
+    /// Adds a wait. Fails with [`Refusal::AlreadyWaiting`] if the client already waits.
     fn begin(
         &mut self,
         client: ClientId,
@@ -125,7 +134,9 @@ impl Waits {
         Ok(())
     }
 
-    /// Checks the wait of a woken client. If a key is absent, puts the client in the line of that key.
+    /// Continues the wait of a woken client. Ends the wait if no key is absent according to `is_there`, or if it is
+    /// for a number, because such a client is woken only when the number is large enough. Otherwise puts the client
+    /// in the line of an absent key.
     pub(super) fn resume(
         &mut self,
         client: ClientId,
@@ -153,7 +164,7 @@ impl Waits {
         Resumed::Over
     }
 
-    /// Ends the wait of a client.
+    /// Removes the wait of a client, if it has one.
     pub(super) fn stop(&mut self, client: ClientId) {
         let Some(Wait { arrival, condition, is_woken: false, .. }) = self.waits.remove(&client) else {
             return;
@@ -170,8 +181,8 @@ impl Waits {
         self.clear(key);
     }
 
-    /// Updates the line of `key`, which has a new value: `value`, or its old value with `value` appended. Adds the
-    /// clients that this wakes to `woken`.
+    /// Updates the line of `key` after its value has changed. The new value is `value` or, if `appended` is true, the
+    /// old value followed by `value`. Adds the clients that this wakes to `woken`.
     pub(super) fn changed(&mut self, key: &[u8], value: &[u8], appended: bool, woken: &mut Vec<ClientId>) {
         // Fast path: usually no client waits for the key.
         let Some(line) = self.lines.get_mut(key) else { return };
@@ -190,7 +201,8 @@ impl Waits {
         self.clear(key);
     }
 
-    /// Wakes the clients that have waited longest for `queue`, until each of its `elements` has one woken client.
+    /// Wakes clients that wait for `queue`, the longest waiting first, until as many clients are woken for it as it has
+    /// `elements`, or no more wait. Adds them to `woken`.
     pub(super) fn call(&mut self, queue: &[u8], elements: usize, woken: &mut Vec<ClientId>) {
         let Some(line) = self.lines.get_mut(queue) else { return };
         let called = self.calls.get(queue).copied().unwrap_or_default();
@@ -203,7 +215,8 @@ impl Waits {
         self.clear(queue);
     }
 
-    /// If `client` was woken for an element of a queue, gives the element up and returns the queue.
+    /// Ends the claim of `client` to an element of a queue that it was woken for. Returns the queue's key; `None` if
+    /// it had no such claim. The caller must then [call](Self::call) the next client.
     pub(super) fn release(&mut self, client: ClientId) -> Option<Key> {
         let queue = self.called.remove(&client)?;
         if let Some(calls) = self.calls.get_mut(&queue) {
@@ -215,7 +228,8 @@ impl Waits {
         Some(queue)
     }
 
-    /// Returns the absent keys among those that `client` waits for; for a number, its key.
+    /// Returns the absent keys among those that `client` waits for, or the key of the number that it waits for.
+    /// Returns no keys if it does not wait.
     pub(super) fn missing(&self, client: ClientId, is_there: impl Fn(&[u8]) -> bool) -> Vec<Key> {
         match self.waits.get(&client).map(|wait| &wait.condition) {
             Some(Condition::Keys { keys, .. }) => keys.iter().filter(|key| !is_there(key)).cloned().collect(),
@@ -224,13 +238,13 @@ impl Waits {
         }
     }
 
-    /// Returns the memory of `client`'s wait, in bytes.
+    /// Returns the memory of `client`'s wait, and of its entry in `called`, in bytes.
     pub(super) fn memory(&self, client: ClientId) -> usize {
         let called = self.called.get(&client).map_or(0, |key| ENTRY + ALLOCATION + 2 * key.len());
         called + self.waits.get(&client).map_or(0, |wait| wait.memory)
     }
 
-    /// Returns the number of strings of `client`'s wait.
+    /// Returns the number of keys of `client`'s wait; 0 for a wait for a number, or if it does not wait.
     pub(super) fn strings(&self, client: ClientId) -> usize {
         match self.waits.get(&client).map(|wait| &wait.condition) {
             Some(Condition::Keys { keys, .. }) => keys.len(),
@@ -251,28 +265,29 @@ impl Waits {
     }
 }
 
-/// Marks a client that has left its line as woken.
+/// Marks a client as woken, and adds it to `woken`. The caller has removed it from its line.
 fn wake(waits: &mut BTreeMap<ClientId, Wait>, client: ClientId, woken: &mut Vec<ClientId>) {
     if let Some(wait) = waits.get_mut(&client) {
         wait.is_woken = true;
         if let Condition::Keys { next, .. } = &mut wait.condition {
-            // The key has existed, even if it is removed before the client has its turn.
+            // The key exists now. It is not checked again in the client's next turn, even if it is deleted before.
             *next += 1;
         }
         woken.push(client);
     }
 }
 
-/// Returns the work of ending a wait for keys, in units.
+/// Returns the work of ending a wait for these keys, in units.
 fn end_of(keys: &[Key]) -> usize {
     WAKE + dropping(keys.len())
 }
 
-/// The budget does not allow the rest of the work.
+/// The error of [`absent`] if the budget does not allow the rest of the work.
 struct Unfinished;
 
-/// Returns an absent key, and stores its index in `next`. Checks the keys from `next` on. If there are at most
-/// [`EXACT`] keys, it also checks the earlier ones.
+/// Returns an absent key, and stores its index in `next`. Returns `None` if no key is absent, and the budget allows
+/// to end the wait. Checks the keys from `next` on. If there are at most [`EXACT`] keys, it also checks the earlier
+/// ones.
 fn absent(
     keys: &[Key],
     next: &mut usize,
@@ -284,7 +299,7 @@ fn absent(
             return Err(Unfinished);
         }
         budget.spend(keys.len());
-        // The key before `next` has just been set, so it is not checked.
+        // The key before `next` is the one whose change woke this client. It is not checked again.
         let mut order = (*next..keys.len()).chain(0..next.saturating_sub(1));
         order.find(|at| !is_there(&keys[*at]))
     } else {

@@ -1,8 +1,10 @@
-//! PyTorch's store protocol as bytes: little endian, no frames, no request numbers.
+//! The wire format of PyTorch's store protocol. Numbers are little endian. Messages have no frames and no sequence
+//! numbers: the server answers a client's requests in order.
 //!
-//! A string or a value is a `u64` length and its bytes. A list is a `u64` count and its strings. The reply to a
-//! `MultiGet` has no count, because the client knows the number of keys. Decoders accept
-//! bytes in any fragmentation, process each byte once, and check every length before they keep any of the string.
+//! A key or a value is a *string*: a `u64` length and the bytes. A list is a `u64` count and its strings. The count
+//! of a `MultiSet` is the number of pairs. The reply to a `MultiGet` has no count, because the client knows the
+//! number of keys. Decoders accept bytes in any fragmentation, process each byte once, and check the length of every
+//! string before they allocate memory for it.
 
 use super::{
     budget::{Budget, copying},
@@ -10,15 +12,15 @@ use super::{
     request::{Limits, Part, Refusal, Reply, Request},
 };
 
-/// The number that a client sends first, after the type byte [`kind::VALIDATE`].
+/// The number in the greeting of a client without a secret. It follows the type byte [`kind::VALIDATE`].
 pub(super) const MAGIC: u32 = 0x3C85_F7CE;
 
-/// Returns the first bytes that a client without a secret sends.
+/// Returns the greeting of a client without a secret.
 pub(in crate::store) fn greeting() -> Vec<u8> {
     [&[kind::VALIDATE], &MAGIC.to_le_bytes()[..]].concat()
 }
 
-/// The type bytes of requests.
+/// The type bytes: `VALIDATE` begins the greeting, each of the others a request.
 pub(super) mod kind {
     pub(in super::super) const VALIDATE: u8 = 0;
     pub(super) const SET: u8 = 1;
@@ -42,7 +44,7 @@ pub(super) mod kind {
 }
 
 impl Request {
-    /// Appends the request's bytes.
+    /// Appends the request in wire format to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Request::Set { key, value } => strings(out, kind::SET, [key, value]),
@@ -86,7 +88,7 @@ impl Request {
 }
 
 impl Reply {
-    /// Appends the reply's bytes.
+    /// Appends the reply in wire format to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Reply::Bytes(value) => string(out, value),
@@ -107,7 +109,7 @@ impl Reply {
     }
 }
 
-/// Appends a string.
+/// Appends the length and the bytes of a string.
 pub(super) fn string(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
     out.extend_from_slice(bytes);
@@ -128,25 +130,27 @@ fn list(out: &mut Vec<u8>, kind: u8, keys: &[Vec<u8>]) {
 #[derive(Default)]
 pub(super) struct Buffer {
     bytes: Vec<u8>,
+    /// The number of bytes at the start of `bytes` that were removed from the queue.
     start: usize,
 }
 
 impl Buffer {
-    /// The largest capacity, in bytes, that an empty buffer keeps. It is small because there may be very many
-    /// empty buffers.
+    /// The largest capacity, in bytes, that an empty buffer keeps. It is small because a server has two buffers for
+    /// each connection, and most of them are empty.
     const KEPT: usize = 1 << 10;
 
     pub(super) fn extend(&mut self, bytes: &[u8]) {
         self.end().extend_from_slice(bytes);
     }
 
-    /// Appends a string.
+    /// Appends the length and the bytes of a string.
     pub(super) fn string(&mut self, bytes: &[u8]) {
         string(self.end(), bytes);
     }
 
-    /// Returns the vector to append bytes to.
+    /// Returns the vector to append bytes to. The caller must not change the bytes in it.
     pub(super) fn end(&mut self) -> &mut Vec<u8> {
+        // Moving at most half of the bytes keeps the cost of each appended byte constant.
         if self.start * 2 >= self.bytes.len() {
             self.bytes.drain(..self.start);
             self.start = 0;
@@ -154,6 +158,7 @@ impl Buffer {
         &mut self.bytes
     }
 
+    /// Returns the bytes that were not removed.
     pub(super) fn as_slice(&self) -> &[u8] {
         &self.bytes[self.start..]
     }
@@ -162,12 +167,13 @@ impl Buffer {
         self.start == self.bytes.len()
     }
 
-    /// Returns the memory of this value, in bytes.
+    /// Returns the size of the allocation, in bytes.
     pub(super) fn memory(&self) -> usize {
         self.bytes.capacity()
     }
 
-    /// Returns the memory that the buffer takes in addition while `bytes` more bytes are added; 0 if they fit.
+    /// Returns the size of the new allocation that is needed to append `bytes` more bytes; 0 if they fit. The old
+    /// allocation is freed only after its bytes were copied, so the whole new one counts as additional memory.
     pub(super) fn growth(&self, bytes: usize) -> usize {
         let (length, capacity) = (self.bytes.len(), self.bytes.capacity());
         if length + bytes <= capacity { 0 } else { (capacity * 2).max(length + bytes) }
@@ -183,7 +189,7 @@ impl Buffer {
         }
     }
 
-    /// Removes and returns `N` bytes from the front, once so many have arrived.
+    /// Removes and returns `N` bytes from the front. Returns `None`, and removes nothing, if there are fewer.
     pub(super) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
         let array = *self.as_slice().first_chunk()?;
         self.skip(N);
@@ -191,21 +197,24 @@ impl Buffer {
     }
 }
 
-/// Strings that arrive one after the other, each after its length. The bytes of a string are moved directly to an
-/// allocation of that length, so no string is held twice.
+/// Decodes strings that arrive one after the other. The bytes of a string are moved from the buffer to an allocation of
+/// the string's length as they arrive, so no byte is stored twice.
 #[derive(Default)]
 struct Strings {
+    /// The complete strings.
     whole: Vec<Vec<u8>>,
-    /// The incomplete string, and its length.
+    /// The bytes of the incomplete string that have arrived, and its full length.
     begun: Option<(Vec<u8>, usize)>,
-    /// The number of bytes of all strings. The incomplete string counts with its whole length.
+    /// The sum of the lengths of all strings, including the full length of the incomplete one.
     bytes: usize,
 }
 
 impl Strings {
     /// Takes strings from the buffer until there are `count`, the buffer has too few bytes, or the budget is spent.
-    /// Returns which of these was the case. Before it keeps any byte of a string, it calls `check` with the earlier
-    /// strings, the number of bytes of all strings including this one, and the length of this one.
+    /// Returns which of these was the case.
+    ///
+    /// Calls `check` before it allocates memory for a string. The arguments are the earlier strings, the sum of all
+    /// lengths including this string's, and this string's length. Returns the error if `check` fails.
     fn fill<E>(
         &mut self,
         buffer: &mut Buffer,
@@ -242,11 +251,13 @@ impl Strings {
         Ok(Filled::Complete)
     }
 
+    /// Removes and returns the complete strings. There must be no incomplete one.
     fn take(&mut self) -> Vec<Vec<u8>> {
         self.bytes = 0;
         std::mem::take(&mut self.whole)
     }
 
+    /// Returns the memory of the strings, in bytes.
     fn memory(&self) -> usize {
         self.bytes + self.whole.capacity() * PART
     }
@@ -255,6 +266,7 @@ impl Strings {
 /// The reason why [`Strings::fill`] has returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Filled {
+    /// There are as many strings as requested.
     Complete,
     /// More bytes must arrive.
     Incomplete,
@@ -262,11 +274,13 @@ enum Filled {
     Unfinished,
 }
 
-/// The reason why bytes are not a request.
+/// The reason why received bytes are not an acceptable request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Malformed {
+    /// The type byte is not that of a request.
     #[error("type byte {0} is no request")]
     Unknown(u8),
+    /// The request exceeds a limit.
     #[error(transparent)]
     Refused(#[from] Refusal),
 }
@@ -274,31 +288,35 @@ pub(super) enum Malformed {
 /// Decodes requests from a stream of bytes.
 #[derive(Default)]
 pub(super) struct RequestDecoder {
+    /// The received bytes that were not decoded yet.
     pub(super) buffer: Buffer,
-    /// The incomplete request.
+    /// The incomplete request, if its type byte was decoded.
     begun: Option<Begun>,
 }
 
+/// An incomplete request.
 struct Begun {
+    /// The type byte.
     kind: u8,
     shape: Shape,
-    /// The number of strings in the request; `None` until the count has arrived.
+    /// The number of strings in the request; `None` until the count of a list has arrived.
     expected: Option<usize>,
     strings: Strings,
 }
 
-/// The parts of a request: keys and values, then a number.
+/// The parts of a request after its type byte: strings, then a number.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
-    /// True if a count comes first, and the strings below are repeated that many times.
+    /// True if a count comes first, and the following strings are repeated that many times.
     list: bool,
     /// The number of strings: a key and the values that follow it.
     strings: usize,
-    /// The number of bytes of the number at the end.
+    /// The size of the number at the end, in bytes; 0 if there is none.
     number: usize,
 }
 
 impl Shape {
+    /// Returns the shape of requests with this type byte; `None` if it is not that of a request.
     fn of(request: u8) -> Option<Self> {
         let shape = |list, strings, number| Some(Self { list, strings, number });
         match request {
@@ -315,20 +333,24 @@ impl Shape {
     }
 }
 
-/// The result of decoding the received bytes. A complete request comes with its memory in bytes.
+/// The result of decoding the received bytes. A complete request comes with the memory of its strings, in bytes.
 pub(super) enum Decoded {
     /// A request other than a `MultiSet`.
     Request(Request, usize),
-    /// The keys and values of a `MultiSet`, in turn.
+    /// A `MultiSet`: its first key, its first value, its second key, and so on.
     Entries(Vec<Vec<u8>>, usize),
     /// More bytes must arrive.
     Incomplete,
-    /// The budget is spent.
+    /// The budget is spent. Call [`next`](RequestDecoder::next) again with a new budget.
     Unfinished,
 }
 
 impl RequestDecoder {
-    /// Returns the next request, once it is complete.
+    /// Decodes received bytes as far as the budget allows, and returns the next request if it is complete.
+    ///
+    /// # Errors
+    /// [`Malformed`] if the type byte is unknown, or as soon as a count or a length exceeds `limits`. The decoder must
+    /// not be used afterwards.
     pub(super) fn next(&mut self, limits: &Limits, budget: &mut Budget) -> Result<Decoded, Malformed> {
         let begun = match &mut self.begun {
             Some(begun) => begun,
@@ -379,7 +401,7 @@ impl RequestDecoder {
             return Ok(Decoded::Entries(strings, memory));
         }
         let request = build(whole.kind, strings, number);
-        // `build` returns a request for every kind that has a shape.
+        // `build` returns a request for every kind that has a shape, except `MULTI_SET`, so this never loses one.
         Ok(request.map_or(Decoded::Incomplete, |request| Decoded::Request(request, memory)))
     }
 
@@ -388,14 +410,14 @@ impl RequestDecoder {
         self.begun.as_ref().map_or(0, |begun| begun.strings.whole.len())
     }
 
-    /// Returns the memory of this value, in bytes.
+    /// Returns the memory of the buffer and of the incomplete request, in bytes.
     pub(super) fn memory(&self) -> usize {
         self.buffer.memory() + self.begun.as_ref().map_or(0, |begun| begun.strings.memory())
     }
 }
 
-/// Builds a request other than a `MultiSet`; `None` for an unknown kind. `strings` has as many elements as the
-/// shape of `kind` says.
+/// Builds a request other than a `MultiSet`. `kind` is its type byte, `strings` its strings in wire order, as many as
+/// its shape says, and `number` the number at its end, or 0. Returns `None` if `kind` is not that of such a request.
 fn build(kind: u8, strings: Vec<Vec<u8>>, number: i64) -> Option<Request> {
     if matches!(kind, kind::CHECK | kind::WAIT | kind::MULTI_GET) {
         return Some(match kind {
@@ -425,12 +447,14 @@ fn build(kind: u8, strings: Vec<Vec<u8>>, number: i64) -> Option<Request> {
     })
 }
 
-/// The kind of the reply that is due. The bytes of a reply do not name its kind.
+/// The kind of the next reply: a variant of [`Reply`]. The client needs it to decode a reply, because the bytes of a
+/// reply do not say its kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Expect {
     Bytes,
     Integer,
     Status,
+    /// This many values.
     Values(usize),
     Keys,
     Nonce,
@@ -438,7 +462,7 @@ pub(super) enum Expect {
 }
 
 impl Expect {
-    /// Returns the kind of reply to a request; `None` when there is none.
+    /// Returns the kind of the reply to a request; `None` if the request has no reply.
     pub(super) fn of(request: &Request) -> Option<Self> {
         Some(match request {
             Request::Set { .. }
@@ -463,17 +487,19 @@ impl Expect {
 /// Decodes replies from a stream of bytes.
 #[derive(Default)]
 pub(super) struct ReplyDecoder {
+    /// The received bytes that were not decoded yet.
     pub(super) buffer: Buffer,
-    /// The number at the start of the incomplete reply.
+    /// The number at the start of an incomplete list or `Popped`, if it was decoded.
     number: Option<u64>,
+    /// The strings of the incomplete reply.
     strings: Strings,
 }
 
 impl ReplyDecoder {
-    /// Returns the reply that is due, once it is complete.
+    /// Decodes the next reply, of the kind `expect`. Returns `None` if more bytes must arrive.
     ///
     /// # Errors
-    /// A description of the problem with the reply.
+    /// A description of the reply if it exceeds `limits` or is invalid. The decoder must not be used afterwards.
     pub(super) fn next(&mut self, expect: Expect, limits: &Limits) -> Result<Option<Reply>, String> {
         Ok(match expect {
             Expect::Integer => self.buffer.array().map(|bytes| Reply::Integer(i64::from_le_bytes(bytes))),
@@ -488,12 +514,15 @@ impl ReplyDecoder {
         })
     }
 
+    /// Returns the number at the start of the reply, and keeps it until the reply is complete. `None` if more bytes
+    /// must arrive.
     fn number(&mut self) -> Option<u64> {
         self.number = self.number.or_else(|| self.buffer.array().map(u64::from_le_bytes));
         self.number
     }
 
-    /// Returns the next `count` strings once they are complete. They have at most `most` bytes together.
+    /// Returns the next `count` strings; `None` if more bytes must arrive. Fails if they have more than `most` bytes
+    /// together, or if one is longer than the longest key or value.
     fn strings(
         &mut self,
         count: usize,
@@ -516,8 +545,9 @@ impl ReplyDecoder {
         Ok(Some(self.strings.take()))
     }
 
-    /// Returns a list of keys once it is complete. The server alone decides its length, so the overhead of each
-    /// key counts towards the limit.
+    /// Returns a list of keys; `None` if more bytes must arrive. Fails if the list exceeds `request_bytes`. The
+    /// memory overhead of each key counts towards that limit, because the server could otherwise send any number of
+    /// short keys.
     fn keys(&mut self, limits: &Limits) -> Result<Option<Vec<Vec<u8>>>, String> {
         let Some(count) = self.number() else { return Ok(None) };
         let (limit, memory) = (limits.request_bytes, count.saturating_mul(PART as u64));
@@ -530,8 +560,10 @@ impl ReplyDecoder {
         self.strings(count as usize, most, limits)
     }
 
+    /// Returns the reply to a pop; `None` if more bytes must arrive. Fails if the queue's length is negative, or if the
+    /// value exceeds a limit.
     fn popped(&mut self, limits: &Limits) -> Result<Option<Reply>, String> {
-        // A value follows if the queue's length before the pop was not 0.
+        // A value follows only if the queue's length before the pop was greater than 0.
         let Some(before) = self.number() else { return Ok(None) };
         if i64::try_from(before).is_err() {
             return Err(format!("a queue of {} elements", before as i64));

@@ -16,17 +16,19 @@ use crate::store::{
     },
 };
 
-/// A connection after its greeting.
+/// A connection whose greeting is complete.
 pub(super) struct Connection {
     stream: TcpStream,
     machine: Client,
+    /// The origin of the state machine's clock.
     opened: Instant,
+    /// The buffer for reads from the socket.
     received: Vec<u8>,
-    /// The read timeout of the socket, as it was set last.
+    /// The read timeout that was last set on the socket. `None`: reads block without limit.
     timeout: Option<Duration>,
 }
 
-/// Omits the data received.
+/// Omits the received data.
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection")
@@ -36,7 +38,7 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// The reason why connecting, or a call, has failed.
+/// The reason why an attempt to connect, or a call, has failed.
 #[derive(Debug)]
 pub(super) enum Broken {
     /// Nothing listens at the address, the connection has ended, or a system call has failed.
@@ -48,7 +50,8 @@ pub(super) enum Broken {
 }
 
 impl Connection {
-    /// Connects and completes the greeting before `deadline`.
+    /// Connects and completes the greeting before `deadline`. `limits` are the largest sizes of replies. `patience` is
+    /// how long the host may take to answer a request that does not wait, and to accept bytes.
     pub(super) fn open(
         address: SocketAddr,
         limits: Limits,
@@ -80,16 +83,17 @@ impl Connection {
         }
     }
 
-    /// Converts a deadline to a time of the state machine.
+    /// Converts a deadline to a time on the state machine's clock, which starts when the connection is opened.
     pub(super) fn time_of(&self, deadline: Deadline) -> Duration {
         self.opened.elapsed() + deadline.remaining()
     }
 
-    /// Makes a call and waits for its outcome.
+    /// Makes a call and waits for its outcome. Returns the reply, or `None` if the call has none.
     pub(super) fn call(&mut self, call: Call) -> Result<Option<Reply>, Broken> {
         self.drive(Input::Call(call))
     }
 
+    /// Passes `input` to the state machine, and then sends and receives until the state machine reports the outcome.
     fn drive(&mut self, input: Input<'_>) -> Result<Option<Reply>, Broken> {
         let mut outputs = self.machine.step(input, self.opened.elapsed());
         loop {
@@ -112,7 +116,8 @@ impl Connection {
         }
     }
 
-    /// Reads from the socket. Blocks at most until the state machine's timer is due.
+    /// Reads from the socket into `received`, and returns the number of bytes; 0 if the host has closed the connection.
+    /// Blocks at most until the state machine's timer is due, and then returns an error that [`is_timeout`] accepts.
     fn read(&mut self) -> io::Result<usize> {
         let timer = self.machine.wake_at().map(|due| due.saturating_sub(self.opened.elapsed()));
         if timer.is_some_and(|left| left.is_zero()) {
@@ -127,10 +132,10 @@ impl Connection {
     }
 }
 
-/// Returns the read timeout: the largest power of two, in milliseconds, that is at most `left`. Calls with the
-/// same patience get the same value, so the timeout of the socket is rarely set again. (A long wait therefore
-/// wakes up a few times before it ends.) The timeout is at least 1 ms, because 0 means no timeout, and at most
-/// 2^22 ms, because the system does not accept every duration.
+/// Returns the read timeout for a timer that is due in `left`: the largest power of two, in milliseconds, that is at
+/// most `left`. Calls with the same patience get the same value, so the timeout of the socket is rarely set again. A
+/// long wait wakes up a few times before it ends. The timeout is at least 1 ms, because 0 means no timeout, and at
+/// most 2^22 ms, because the system does not accept every duration.
 fn at_most(left: Duration) -> Duration {
     const MOST: u64 = 1 << 22;
     let ms = u64::try_from(left.as_millis()).unwrap_or(MOST).clamp(1, MOST);
@@ -141,7 +146,7 @@ fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
-/// Converts a write error. A timeout means that the host has accepted no bytes for the whole patience.
+/// Converts an error of a write. A timeout means that the host has accepted no bytes for the whole patience.
 fn stalled(error: io::Error) -> Broken {
     if is_timeout(&error) { Broken::Failed(Failure::Unresponsive) } else { Broken::Gone(error) }
 }
@@ -153,8 +158,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// The timeout never exceeds the time left. It is at least about half of it, or more than an hour, so a wait rarely
-        /// wakes up.
+        /// The timeout never exceeds the time left. It is at least about half of it, or more than an hour, so a wait
+        /// rarely wakes up.
         #[test]
         fn a_read_takes_no_longer_than_the_timer_and_half_of_that_at_least(micros in 1000..u64::MAX) {
             let left = Duration::from_micros(micros);

@@ -31,12 +31,14 @@ use crate::store::{
     },
 };
 
-/// A running server. Dropping it stops the thread and closes every connection.
+/// A running server. Dropping it stops the thread, waits for its end, and closes every connection.
 #[derive(Debug)]
 pub(super) struct Host {
     address: SocketAddr,
+    /// The eventfd of the stop signal. A write to it stops the thread.
     stop: Arc<OwnedFd>,
     shared: Arc<Shared>,
+    /// The server's thread. `None` once it was joined.
     thread: Option<JoinHandle<()>>,
 }
 
@@ -44,23 +46,27 @@ pub(super) struct Host {
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct HostReport {
-    /// The number of connections.
+    /// The number of open connections. Counts those of the hosting process, and those without a complete greeting.
     pub clients: usize,
-    /// The memory in use, in bytes; [`ServerLimits::memory`] limits it.
+    /// The memory in use, in bytes; 0 after a failure. [`ServerLimits::memory`] limits it.
     pub memory: usize,
-    /// The peak of the memory in use, in bytes.
+    /// The most memory, in bytes, that was in use or about to be used when the limit was checked.
     pub most_memory: usize,
     /// The number of connections that the host has rejected.
     pub rejected: u64,
-    /// The last 16 rejected connections: address (`None` if unknown) and reason, the oldest first.
+    /// The last 16 rejected connections, the oldest first. Each has the client's address, or `None` if it is unknown,
+    /// and the reason.
     pub rejections: VecDeque<(Option<SocketAddr>, Rejection)>,
-    /// The reason why the host has stopped serving, if it has. Its clients lose their connections.
+    /// The reason why the host has failed and serves no longer; `None` if it has not failed. Its clients lose their
+    /// connections.
     pub failure: Option<Arc<str>>,
 }
 
 impl HostReport {
+    /// The most rejections that are kept.
     const KEPT: usize = 16;
 
+    /// Counts a rejected connection, and keeps its address and the reason in place of the oldest.
     fn reject(&mut self, peer: Option<SocketAddr>, why: Rejection) {
         self.rejected += 1;
         if self.rejections.len() == Self::KEPT {
@@ -74,6 +80,7 @@ impl HostReport {
 #[derive(Debug, Default)]
 struct Shared {
     report: Mutex<HostReport>,
+    /// Notified when `report.clients` has become smaller.
     left: Condvar,
 }
 
@@ -84,7 +91,10 @@ impl Shared {
 }
 
 impl Host {
-    /// Listens at `address` and serves.
+    /// Listens at `address`, and starts the server's thread. If `secret` is given, it serves only clients that know it.
+    ///
+    /// # Errors
+    /// [`StoreError::PortInUse`], or [`StoreError::Bind`] for every other error.
     pub(super) fn start(address: SocketAddr, limits: ServerLimits, secret: Option<Secret>) -> Result<Self> {
         let bind = |source: io::Error| match source.kind() {
             io::ErrorKind::AddrInUse => StoreError::PortInUse { address: address.to_string() },
@@ -102,12 +112,14 @@ impl Host {
         Ok(Self { address, stop, shared, thread: Some(thread) })
     }
 
-    /// Returns the address that the server listens at, with the chosen port.
+    /// Returns the address that the server listens at. It contains the port that the system chose if port 0 was asked
+    /// for.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Waits until no client is connected, or until the deadline. Returns the number of clients then.
+    /// Waits until no client is connected, or until the deadline. Returns the number of clients that are still
+    /// connected.
     pub(super) fn drain(&self, deadline: Deadline) -> usize {
         let report = self.shared.report();
         let left = self.shared.left.wait_timeout_while(report, deadline.remaining(), |now| now.clients > 0);
@@ -124,14 +136,14 @@ impl Drop for Host {
         if rustix::io::write(&self.stop, &1u64.to_ne_bytes()).is_ok()
             && let Some(thread) = self.thread.take()
         {
-            // If the thread has panicked, the report contains that.
+            // The report already contains a panic of the thread.
             let _ = thread.join();
         }
     }
 }
 
-/// The epoll data of the listener, of the stop signal, and of the epoll of waiting clients. The numbers of clients
-/// begin at `CLIENTS`.
+/// The epoll data of the listener, of the stop signal, and of the epoll of waiting clients. The epoll data of a client
+/// is its id. The ids of clients begin at `CLIENTS`.
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const WAITING: u64 = 2;
@@ -141,55 +153,63 @@ const CLIENTS: ClientId = 3;
 const PIECE: usize = 64 << 10;
 
 /// The most connections that are accepted before clients are served. It is less than the number of connections that
-/// may be without a complete greeting. So the server reads a greeting that was sent at once before newer
-/// connections can replace that client.
+/// may be without a complete greeting, which is at least 32. So if a client sends its greeting at once, the server
+/// reads it before newer connections can replace this client.
 const ACCEPTED: usize = 16;
 
-/// The most waiting clients that are served before other clients.
+/// The most waiting clients that are served after one wake-up. The rest is served after the next ones.
 const WAITING_SERVED: usize = 64;
 
-/// How long no connections are accepted after the system has failed to accept one.
+/// How long no connections are accepted after the system has failed to accept one, or to open the reserve descriptor.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Descriptors of the process that are reserved, and not used for clients.
+/// The number of the process's descriptors that the server does not use for clients.
 const RESERVED: u64 = 64;
 
+/// The state of the server's thread.
 struct Serving {
     server: Server,
+    /// The origin of the state machine's clock.
     started: Instant,
     /// The time since `started` at the last wake-up. The clock is read once for all sockets that were ready then.
     now: Duration,
     epoll: OwnedFd,
-    /// The epoll of the clients that wait for keys or queues; it is itself in `epoll`. Such a client sends only a
-    /// cancellation, after its deadline, so the other clients are served first.
+    /// The epoll of the clients that wait for keys or queues. It is itself in `epoll`. A waiting client normally sends
+    /// only a cancellation, after its deadline, so the other clients are served first.
     waiting: OwnedFd,
     listener: TcpListener,
     /// A descriptor in reserve. If the process may open no other, this one is closed briefly, to accept a client,
     /// reject it, and report that.
     spare: Option<OwnedFd>,
+    /// The time since `started` until which no connections are accepted; `None` if they are accepted.
     paused_until: Option<Duration>,
     clients: Clients<Client>,
+    /// The id of the next client.
     next: ClientId,
     shared: Arc<Shared>,
+    /// The buffer for reads from clients.
     received: Vec<u8>,
 }
 
+/// A client's socket, and how it is watched.
 struct Client {
     stream: TcpStream,
+    /// The events that the socket is watched for.
     interest: epoll::EventFlags,
-    /// True once the client has sent something. Only then are the options of its socket set, so that silent
+    /// True once the options of the socket are set. This is done when the client sends its first bytes, so that silent
     /// connections cost less.
     is_tuned: bool,
     /// True if the client is in the epoll of waiting clients.
     is_waiting: bool,
 }
 
-/// Opens a descriptor to hold in reserve.
+/// Opens a descriptor to hold in reserve. Returns `None` if the process cannot open one.
 fn spare() -> Option<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC).ok()
 }
 
-/// Waits until descriptors are ready, and replaces `events` with their events, up to the capacity of `events`.
+/// Waits until descriptors are ready, and replaces `events` with their events, up to the capacity of `events`. After
+/// `timeout`, or after a signal, `events` is empty. `None` means no timeout.
 fn wait(epoll: &OwnedFd, events: &mut Vec<epoll::Event>, timeout: Option<&Timespec>) -> io::Result<()> {
     events.clear();
     match epoll::wait(epoll, spare_capacity(events), timeout) {
@@ -199,6 +219,8 @@ fn wait(epoll: &OwnedFd, events: &mut Vec<epoll::Event>, timeout: Option<&Timesp
 }
 
 impl Serving {
+    /// Prepares to serve the clients of `listener` until `stop` becomes readable. Lowers the limit on clients to the
+    /// number of descriptors that the process may open, less [`RESERVED`].
     fn new(
         listener: TcpListener,
         stop: &OwnedFd,
@@ -232,8 +254,8 @@ impl Serving {
         })
     }
 
-    /// Serves until the stop signal, or until a failure. Reports a failure before the clients lose their
-    /// connections.
+    /// Serves until the stop signal, or until a failure or a panic, which the report then contains. Sets the report
+    /// before the clients lose their connections.
     fn run(mut self) {
         let failure: Option<Arc<str>> = match catch_unwind(AssertUnwindSafe(|| self.serve())) {
             Ok(Ok(())) => None,
@@ -255,8 +277,9 @@ impl Serving {
         Ok(())
     }
 
-    /// Waits until something is ready, and serves it. Serves at most as many waiting clients as `waiting` has
-    /// capacity for. Returns false after the stop signal.
+    /// Waits until a descriptor is ready or a timer is due, and serves all that is ready. Serves at most as many
+    /// waiting clients as `waiting` has capacity for. Returns false after the stop signal, otherwise true. `events` and
+    /// `waiting` are buffers.
     fn serve_ready(
         &mut self,
         events: &mut Vec<epoll::Event>,
@@ -284,6 +307,8 @@ impl Serving {
         Ok(true)
     }
 
+    /// Returns the time until the next timer is due: that of the state machine, or the end of a pause. Returns `None`
+    /// if there is no timer.
     fn timeout(&self) -> Option<Timespec> {
         let due = self.paused_until.into_iter().chain(self.server.wake_at()).min()?;
         if due <= self.now {
@@ -294,6 +319,7 @@ impl Serving {
         Timespec::try_from(left + Duration::from_millis(1)).ok()
     }
 
+    /// Updates the report, and wakes [`Host::drain`] if clients have left.
     fn count(&self) {
         let mut report = self.shared.report();
         let clients = self.clients.len();
@@ -305,15 +331,17 @@ impl Serving {
         report.most_memory = self.server.most_memory();
     }
 
+    /// Sets the events that the listener is watched for.
     fn listen(&self, interest: epoll::EventFlags) {
         let data = epoll::EventData::new_u64(LISTENER);
         // This fails only for an invalid descriptor, and the listener is valid.
         let _ = epoll::modify(&self.epoll, &self.listener, data, interest);
     }
 
+    /// Accepts up to [`ACCEPTED`] connections. If the process has no descriptor left for a client, rejects the client.
     fn accept(&mut self) {
         for _ in 0..ACCEPTED {
-            // Open the reserve first, before a client takes the last descriptor: without it no client can be
+            // Reopen the reserve before a client takes the last descriptor. Without a reserve, no client can be
             // rejected.
             self.spare = self.spare.take().or_else(spare);
             if self.spare.is_none() {
@@ -349,13 +377,13 @@ impl Serving {
         }
     }
 
-    /// Stops accepting for a while.
+    /// Stops accepting connections for [`PAUSE`].
     fn pause(&mut self) {
         self.paused_until = Some(self.now + PAUSE);
         self.listen(epoll::EventFlags::empty());
     }
 
-    /// Handles a ready client with at most one read, so that no client can delay the others.
+    /// Serves a client whose socket has the events `flags`. Reads at most once, so that no client can delay the others.
     fn ready(&mut self, id: ClientId, flags: epoll::EventFlags) {
         if flags.contains(epoll::EventFlags::OUT) {
             self.carry_out(VecDeque::from([Output::Send(id)]));
@@ -387,17 +415,20 @@ impl Serving {
         self.received = received;
     }
 
+    /// Closes a client's connection, and tells the state machine that the client is gone.
     fn gone(&mut self, id: ClientId) {
         if self.clients.remove(&id).is_some() {
             self.step(Input::Gone(id));
         }
     }
 
+    /// Passes an input to the state machine, and carries out the outputs.
     fn step(&mut self, input: Input<'_>) {
         let outputs = self.server.step(input, self.now);
         self.carry_out(outputs.into());
     }
 
+    /// Carries out `outputs` in order, and then the outputs of the state machine that this causes.
     fn carry_out(&mut self, mut outputs: VecDeque<Output>) {
         while let Some(output) = outputs.pop_front() {
             match output {
@@ -410,7 +441,8 @@ impl Serving {
                 Output::Close(id, why) => {
                     let Some(client) = self.clients.remove(&id) else { continue };
                     let words = why.last_words();
-                    // Recorded before the last words are sent: a program that has seen them may call `report` next.
+                    // The rejection is recorded before the bytes are sent, because a program that has received them
+                    // may call `report` next.
                     self.shared.report().reject(client.stream.peer_addr().ok(), why);
                     // Bytes that do not fit in the socket's buffer are dropped.
                     let _ = (&client.stream).write(words);
@@ -419,8 +451,9 @@ impl Serving {
         }
     }
 
-    /// Sends a client at most [`PIECE`] of its unsent bytes, as far as the socket accepts them. Returns the
-    /// resulting input for the state machine.
+    /// Sends a client at most [`PIECE`] of its unsent bytes, as far as the socket accepts them. Returns the input that
+    /// tells the state machine the result: the number of bytes sent, or that the connection has ended. Returns `None`
+    /// if the client is gone already.
     fn send(&mut self, id: ClientId) -> Option<Input<'static>> {
         let mut stream = &self.clients.get(&id)?.stream;
         let unsent = self.server.unsent(id);
@@ -440,8 +473,8 @@ impl Serving {
         Some(Input::Sent(id, sent))
     }
 
-    /// Updates the events that a client's socket is watched for, and moves it to the epoll of waiting clients or
-    /// back. A client that does not receive its replies is not watched for more requests.
+    /// Updates the events that a client's socket is watched for: input if the server wants more bytes of the client,
+    /// and output if bytes are unsent. Moves the socket to the epoll of waiting clients, or back, if necessary.
     fn watch(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let mut interest = epoll::EventFlags::empty();
@@ -454,7 +487,7 @@ impl Serving {
         }
         let of = |is_waiting| if is_waiting { &self.waiting } else { &self.epoll };
         let data = epoll::EventData::new_u64(id);
-        // `add` can fail for lack of memory. The other calls fail only for an invalid descriptor, and this one is
+        // `add` can fail for lack of memory. `modify` and `delete` fail only for an invalid descriptor, and this one is
         // valid.
         let changed = match is_same {
             true => epoll::modify(of(is_waiting), &client.stream, data, interest),
@@ -463,7 +496,7 @@ impl Serving {
         };
         (client.interest, client.is_waiting) = (interest, is_waiting);
         if changed.is_err() {
-            // No event of this client would arrive any more.
+            // The socket is in no epoll now, so no event of this client would arrive.
             self.gone(id);
         }
     }

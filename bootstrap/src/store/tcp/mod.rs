@@ -1,9 +1,9 @@
 //! A store for the processes of a job, over TCP, compatible with PyTorch's `TCPStore` on the wire.
 //!
-//! - `host`: the server, one thread; `connection`: a client's connection, driven by the calling thread.
-//! - [`TcpStore`] keeps a few connections. Each call takes one for itself, or opens another, so a wait of one
-//!   thread never blocks another thread. A call returns only after it has taken effect, so the next call may use
-//!   any connection.
+//! - `host`: the server, which is one thread. `connection`: a client's connection, driven by the calling thread.
+//! - [`TcpStore`] keeps a few idle connections. Each call has a connection to itself: an idle one or a new one. So a
+//!   wait of one thread never blocks another thread. A call returns only after it has taken effect, so the next call
+//!   may use any connection.
 
 mod connection;
 mod host;
@@ -32,17 +32,19 @@ use super::{
 };
 use crate::runtime;
 
-/// The prefix that PyTorch's clients add to the keys of their users.
+/// The byte that PyTorch's clients put before each key of a user. The store's own keys do not have it.
 const USER: u8 = b'/';
 
-/// The key under which processes are counted if a number of workers is set.
+/// The key whose value is the number of processes that have connected, if [`TcpOptions::workers`] is set.
 const WORKERS: &[u8] = b"init/";
 
-/// The number of connections that are kept for later calls.
+/// The most idle connections that are kept for later calls.
 const KEPT: usize = 8;
 
-/// The first and the longest pause between two attempts to connect. Each is twice as long as the one before.
+/// The first pause between two attempts to connect. Each later pause is twice as long as the one before, up to
+/// [`PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
+/// The longest pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// A store that one process hosts and others connect to. Clones are the same store. When the hosting process drops
@@ -56,7 +58,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// Limits of the protocol: if a key is deleted between the end of a wait and the read that follows, the read
 /// returns an empty value. [`num_keys`](super::Store::num_keys) also counts the key of the
 /// [`workers`](TcpOptions::workers). If the host does not answer, for example because its process is stopped, a
-/// wait ends at most 5 s after its deadline.
+/// wait ends about 5 s after its deadline, or about 10 s if it needs a new connection.
 ///
 /// ```
 /// use bootstrap::store::{Deadline, Store, TcpStore};
@@ -79,13 +81,16 @@ pub struct TcpStore {
 #[derive(Debug)]
 struct Inner {
     options: TcpOptions,
-    /// The address as given, for messages; `sockets` are the addresses that it resolves to.
+    /// The address as given, for messages.
     address: String,
+    /// The addresses that `address` resolves to.
     sockets: Vec<SocketAddr>,
+    /// The idle connections.
     kept: Mutex<Vec<Connection>>,
-    /// True if the host closes the connection when a read names an absent key, as the older of PyTorch's servers
-    /// does. Every read then waits for its key first.
+    /// True once the host has closed a connection because of a `get`. The older of PyTorch's servers does so if the key
+    /// is absent. Every later `get` waits for its key before it reads the value.
     hangs_up: AtomicBool,
+    /// The server, if this process hosts the store. Dropping it stops the server.
     host: Option<Host>,
 }
 
@@ -112,7 +117,8 @@ impl Default for TcpOptions {
 }
 
 impl TcpOptions {
-    /// Sets the interface to listen on (default: loopback). `::` and `0.0.0.0` mean all.
+    /// Sets the address of the interface that a host listens on (default: `127.0.0.1`). `::` and `0.0.0.0` mean all
+    /// interfaces.
     #[must_use]
     pub fn listen(self, interface: IpAddr) -> Self {
         Self { listen: interface, ..self }
@@ -124,15 +130,17 @@ impl TcpOptions {
         Self { limits, ..self }
     }
 
-    /// Sets how long the answer to a request that does not wait may take (default 30 s). After that, calls fail
-    /// with [`StoreError::Unresponsive`].
+    /// Sets how long the host may take to answer a request that does not wait for keys or queues (default 30 s), and
+    /// to accept its bytes. After that, an operation fails with [`StoreError::Unresponsive`]. An operation that needs a
+    /// new connection also tries to open it for at most this time.
     #[must_use]
     pub fn patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
     }
 
-    /// Sets the number of processes of the job, including the host. The store counts them, as PyTorch's does with
-    /// a world size, and the host waits until all have connected. Set it on all processes of a job or on none.
+    /// Sets the number of processes of the job, including the host. The store counts the processes that connect, as
+    /// PyTorch's does with a world size. [`host`](Self::host) waits until all have connected.
+    /// [`connect`](Self::connect) does not wait for the other processes. Set this on all processes of a job or on none.
     #[must_use]
     pub fn workers(self, workers: i64) -> Self {
         Self { workers: Some(workers), ..self }
@@ -146,11 +154,13 @@ impl TcpOptions {
         Self { secret: Some(secret), ..self }
     }
 
-    /// Hosts a store at `port`; 0 chooses a free one, which [`TcpStore::address`] returns. The deadline
-    /// applies to the wait for the [`workers`](Self::workers).
+    /// Hosts a store at `port`. Port 0 chooses a free one, which [`TcpStore::address`] returns. Waits for the
+    /// [`workers`](Self::workers) until `deadline`, if their number is set.
     ///
     /// # Errors
-    /// [`StoreError::PortInUse`], [`StoreError::Bind`], [`StoreError::Workers`].
+    /// - [`StoreError::PortInUse`], [`StoreError::Bind`].
+    /// - [`StoreError::Workers`] if not all workers have connected at the deadline.
+    /// - The errors of [`connect`](Self::connect) if this process cannot connect to its own host.
     pub fn host(self, port: u16, deadline: Deadline) -> Result<TcpStore> {
         let host = Host::start(SocketAddr::new(self.listen, port), self.limits, self.secret.clone())?;
         let mut socket = host.address();
@@ -172,12 +182,13 @@ impl TcpOptions {
     }
 
     /// Connects to the store at `address` (`host:port`). Repeats the attempt until the deadline while no process
-    /// listens there, or while the host rejects this process. First resolves the name of the host, which has no
-    /// time limit.
+    /// listens there, or while the host rejects this process. The look-up of the host's name, before the first attempt,
+    /// has no time limit.
     ///
     /// # Errors
-    /// [`StoreError::Unreachable`], [`StoreError::TurnedAway`], [`StoreError::NotAStore`], [`StoreError::Distrusted`],
-    /// [`StoreError::Address`].
+    /// - [`StoreError::Unreachable`], [`StoreError::TurnedAway`], [`StoreError::NotAStore`],
+    ///   [`StoreError::Distrusted`], [`StoreError::Address`].
+    /// - If the number of [`workers`](Self::workers) is set: the errors of [`Store::add`](super::Store::add).
     pub fn connect(self, address: &str, deadline: Deadline) -> Result<TcpStore> {
         let wrong = |source| StoreError::Address { address: address.into(), source: Arc::new(source) };
         let sockets: Vec<_> = address.to_socket_addrs().map_err(wrong)?.collect();
@@ -191,15 +202,15 @@ impl TcpOptions {
 }
 
 impl TcpStore {
-    /// Hosts a store on the loopback interface; see [`TcpOptions::host`].
+    /// Hosts a store at `port` of the loopback interface, with the default options; see [`TcpOptions::host`].
     ///
     /// # Errors
-    /// [`StoreError::PortInUse`], [`StoreError::Bind`].
+    /// Those of [`TcpOptions::host`], except [`StoreError::Workers`].
     pub fn host(port: u16) -> Result<Self> {
         TcpOptions::default().host(port, Deadline::after(Duration::from_secs(30)))
     }
 
-    /// Connects to a store; see [`TcpOptions::connect`].
+    /// Connects to a store with the default options; see [`TcpOptions::connect`].
     ///
     /// # Errors
     /// As for [`TcpOptions::connect`]: [`StoreError::Unreachable`], [`StoreError::TurnedAway`],
@@ -208,7 +219,7 @@ impl TcpStore {
         TcpOptions::default().connect(address, deadline)
     }
 
-    /// Returns options to host and connect with other settings.
+    /// Returns the default options, to host or connect with other settings.
     pub fn options() -> TcpOptions {
         TcpOptions::default()
     }
@@ -224,13 +235,15 @@ impl TcpStore {
         self.inner.host.is_some()
     }
 
-    /// Returns the host's state and the connections that it has rejected; `None` on a client.
+    /// Returns the host's state and the connections that it has rejected. Returns `None` if this process is not the
+    /// host.
     pub fn report(&self) -> Option<HostReport> {
         self.inner.host.as_ref().map(Host::report)
     }
 
-    /// Waits until all clients have disconnected, so that the host can end without interrupting their calls.
-    /// Returns the number of clients at the deadline. On a client, returns 0 at once.
+    /// Closes this process's idle connections, and waits until all clients have disconnected. The host can then end
+    /// without interrupting their calls. Returns 0, or the number of clients that are still connected at the deadline.
+    /// If this process is not the host, returns 0 at once.
     pub fn drain(&self, deadline: Deadline) -> usize {
         self.inner.kept().clear();
         self.inner.host.as_ref().map_or(0, |host| host.drain(deadline))
@@ -238,7 +251,8 @@ impl TcpStore {
 }
 
 impl Inner {
-    /// Opens the first connection. The host may not listen yet.
+    /// Opens the first connection. Repeats the attempt until the deadline, because the host may not listen yet. Then
+    /// counts the workers.
     fn join(self, deadline: Deadline) -> Result<TcpStore> {
         let mut pause = FIRST_PAUSE;
         let mut attempts = 0;
@@ -249,7 +263,7 @@ impl Inner {
                 Ok(connection) => break connection,
                 Err(Broken::Gone(error)) => last = Some((error, false)),
                 Err(Broken::TurnedAway(error)) => last = Some((error, true)),
-                // The deadline passed during a later attempt. The errors of earlier attempts say more.
+                // The deadline passed during this attempt. The error of an earlier attempt tells the user more.
                 Err(Broken::Failed(Failure::Unresponsive)) if last.is_some() => {}
                 Err(Broken::Failed(Failure::Protocol(found))) => {
                     return Err(StoreError::NotAStore { address: self.address, found });
@@ -280,11 +294,13 @@ impl Inner {
         Ok(TcpStore { inner: Arc::new(self) })
     }
 
+    /// Counts this process as connected, if the number of workers is set. On the host, also waits until all workers are
+    /// counted, and returns [`StoreError::Workers`] if they are not at the deadline.
     fn count_workers(&self, connection: &mut Connection, deadline: Deadline) -> Result<()> {
         let Some(expected) = self.options.workers else { return Ok(()) };
         let key = WORKERS.to_vec();
         let call = match &self.host {
-            // Adds 1, as the clients do, and waits for the others.
+            // A barrier adds 1, as the clients do, and waits for the others.
             Some(_) => Call::Barrier { key, world: expected, deadline: connection.time_of(deadline) },
             None => Call::Now(Request::Add { key, delta: 1 }),
         };
@@ -306,7 +322,8 @@ impl Inner {
         }
     }
 
-    /// Tries every address once. Each gets an equal share of the time that is left.
+    /// Tries every address once, until one accepts. Each attempt gets an equal share of the time that is left. If all
+    /// fail, returns the error of the last one.
     fn open(&self, deadline: Deadline) -> Result<Connection, Broken> {
         let sizes = self.options.limits.sizes;
         let mut last = Broken::Gone(io::ErrorKind::NotFound.into());
@@ -322,8 +339,9 @@ impl Inner {
         Err(last)
     }
 
-    /// Opens another connection. Repeats the attempt until the deadline while the host rejects this process: the
-    /// host may have its largest number of clients, or this process may have sent its greeting too late.
+    /// Opens a connection after the first one. Repeats the attempt until the deadline while the host rejects this
+    /// process: the host may have its largest number of clients, or may have received the greeting too late. Any other
+    /// failure ends the attempts.
     fn open_again(&self, operation: &Operation, deadline: Deadline) -> Result<Connection> {
         let mut pause = FIRST_PAUSE;
         let mut attempts = 0;
@@ -347,6 +365,7 @@ impl Inner {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Keeps an idle connection for later calls. Closes it if [`KEPT`] are kept already.
     fn keep(&self, connection: Connection) {
         let mut kept = self.kept();
         if kept.len() < KEPT {
@@ -354,6 +373,9 @@ impl Inner {
         }
     }
 
+    /// Makes the call that `call` returns, on an idle connection or a new one. `call` gets the connection because the
+    /// times in a [`Call`] are on that connection's clock. `deadline` is that of the operation. Keeps the connection
+    /// afterwards if it is still usable.
     fn run(
         &self,
         operation: &Operation,
@@ -380,7 +402,8 @@ impl Inner {
         }
     }
 
-    /// Returns the error for a failed call to a host that has answered before.
+    /// Returns the error for a failed call to a host that has answered before. If the connection was lost, opens
+    /// another one, for at most 2 s, to find out whether the host still serves.
     fn failed(&self, operation: &Operation, broken: Broken, deadline: Deadline) -> StoreError {
         let (address, operation) = (self.address.clone(), operation.to_string());
         let source = match broken {
@@ -400,8 +423,7 @@ impl Inner {
             }
             Broken::Gone(source) | Broken::TurnedAway(source) => source,
         };
-        // The kept connections have probably failed too. A new connection shows whether the host has died, or has
-        // only closed this connection.
+        // The idle connections have probably failed too.
         self.kept().clear();
         match self.open(Deadline::after(self.options.patience.min(Duration::from_secs(2)))) {
             Ok(connection) => {
@@ -418,7 +440,7 @@ impl Inner {
 /// Describes a call, for errors.
 struct Operation {
     name: &'static str,
-    /// One of its keys, if it has any.
+    /// Its first key, with PyTorch's prefix; `None` if it has no keys.
     key: Option<Vec<u8>>,
 }
 

@@ -1,4 +1,4 @@
-//! Sets up the store's sockets.
+//! System calls that set up the store's sockets.
 
 use std::{
     io,
@@ -12,7 +12,7 @@ use rustix::{
     rand::{GetRandomFlags, getrandom},
 };
 
-/// The length of the accept queue: all ranks of a job may connect at once.
+/// The length of the listener's queue of connections. It is long because all ranks of a job may connect at once.
 const PENDING: i32 = 4096;
 
 /// Returns a non-blocking socket that listens at `address`.
@@ -23,8 +23,9 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Sets the options of a connection: small messages are sent at once, and an unreachable machine at the other end
-/// ends the connection after half a minute. (The end of a process is noticed at once without these options.)
+/// Sets the options of a connection. Small messages are sent at once. If the other machine cannot be reached, the
+/// connection breaks after half a minute. (If only the other process ends, the connection ends at once, without these
+/// options too.)
 pub(super) fn tune(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;
@@ -41,10 +42,10 @@ pub(super) fn is_local(error: &io::Error) -> bool {
     Errno::from_io_error(error).is_some_and(|errno| lacking.contains(&errno))
 }
 
-/// Returns unpredictable bytes.
+/// Returns 32 unpredictable bytes. Blocks until the system's random number generator is initialized.
 pub(super) fn random() -> io::Result<[u8; 32]> {
     let mut bytes = [0; 32];
-    // Up to 256 bytes, the system returns all in one call, once its random number generator is initialized.
+    // One call returns all bytes, because the system guarantees that for up to 256 bytes.
     match getrandom(&mut bytes[..], GetRandomFlags::empty())? {
         32 => Ok(bytes),
         _ => Err(io::ErrorKind::UnexpectedEof.into()),

@@ -8,7 +8,7 @@ use super::{
 };
 
 impl Run {
-    /// Returns the agreements in which a rank waits now.
+    /// Returns the agreements in which a rank waits now. For a rank that is gone: those in its list.
     fn places(&self, index: usize) -> Vec<Place> {
         let rank = &self.ranks[index];
         let listed = self.store.places(&place::places_key(index as u32));
@@ -16,7 +16,7 @@ impl Run {
             return listed;
         }
         let waits = |output: &Output<Sum>| match output {
-            // Only the reply may be outstanding.
+            // The request may have taken effect while its reply is outstanding. The list shows that.
             Output::Store(Request::Enter { place, .. } | Request::Leave { place, .. }) => {
                 place::is_at(&listed, place)
             }
@@ -29,7 +29,7 @@ impl Run {
         names.map(|name| Place { name: name.into(), members: self.members[name].clone() }).collect()
     }
 
-    /// Returns true if none of these waits can end, whatever the waiting threads do next.
+    /// Returns true if none of these waits can end, and each of them waits for a rank of the circle.
     pub(super) fn is_circle(&self, circle: &[Waiting]) -> bool {
         let places: Vec<Vec<Place>> = (0..self.ranks.len()).map(|rank| self.places(rank)).collect();
         let is_open = |place: &Place| !self.store.0.contains_key(&place.decision_key());
@@ -37,7 +37,7 @@ impl Run {
             let members = self.members[&place.name].iter().map(|rank| *rank as usize);
             members.filter(|rank| !place::is_at(&places[*rank], place)).collect::<Vec<_>>()
         };
-        // A rank is free if it waits nowhere, or in an agreement that is decided or waits for free ranks only.
+        // A rank is free if it waits in no agreement, or if one of its agreements is decided or lacks only free ranks.
         let mut free = BTreeSet::new();
         loop {
             let ends =
@@ -57,15 +57,15 @@ impl Run {
         })
     }
 
-    /// Checks the results.
+    /// Checks the results of the run. Returns a description of the first problem.
     pub(super) fn judge(&self) -> Result<(), String> {
         for (name, results) in &self.results {
             let told: Vec<&(usize, Outcome)> = results
                 .iter()
                 .filter(|(_, result)| !matches!(result, Err(Ending::InDoubt | Ending::StoreFailed)))
                 .collect();
-            // Only the rank with another member list may have another result, because the others can agree without
-            // it.
+            // A rank with another member list may have another result, because the others can agree without it. All
+            // other ranks must have equal results.
             let has_others_list = |rank: usize| self.fault == Fault::OtherMembers && rank == self.culprit;
             let alike: Vec<_> = told.iter().filter(|(rank, _)| !has_others_list(*rank)).collect();
             if let Some(pair) = alike.windows(2).find(|pair| pair[0].1 != pair[1].1) {
@@ -96,8 +96,8 @@ impl Run {
         }
     }
 
-    /// Checks that no rank has agreed with a rank of another version, generation or member list. Checks that the
-    /// keys of agreements with a result are removed.
+    /// Checks that no rank has agreed with a rank of another version, generation or member list. If there was no fault
+    /// and all members agreed, checks that only the ranks' lists of agreements are left in the store.
     fn judge_detection(&self) -> Result<(), String> {
         let culprit = self.culprit;
         for (name, results) in &self.results {
@@ -107,7 +107,7 @@ impl Run {
                 Fault::OtherVersion => true,
                 _ => false,
             };
-            // If only one rank took part, there was nothing to differ from.
+            // A single rank has no other rank to differ from.
             let differs = differs && results.len() > 1;
             let is_unreadable = |(_, result): &(usize, Outcome)| {
                 matches!(result, Err(Ending::Failed(Failure::Unreadable { .. })))
@@ -142,6 +142,7 @@ impl Run {
         }
     }
 
+    /// Checks that the fault of this run can explain the result of one member.
     fn judge_one(&self, name: &str, rank: usize, result: &Outcome) -> Result<(), String> {
         let wrong = || Err(format!("{name}: rank {rank} has {result:?} with the fault {:?}", self.fault));
         match result {
@@ -170,8 +171,8 @@ impl Run {
             Err(Ending::Failed(Failure::Absent { circle, .. })) if !circle.is_empty() => {
                 let names: BTreeSet<&str> =
                     circle.iter().map(|waiting| waiting.place.name.as_str()).collect();
-                // A circular wait spans several agreements. It arises if one rank has another order, or does not
-                // come with another thread in time.
+                // A circular wait spans several agreements. It can arise if a rank has another order, or if the threads
+                // of ranks take part in agreements in different orders.
                 let may_arise =
                     self.fault == Fault::OtherOrder || self.ranks.iter().any(|rank| rank.threads.len() > 1);
                 if names.len() < 2 || !may_arise || !self.circles.contains(circle) { wrong() } else { Ok(()) }

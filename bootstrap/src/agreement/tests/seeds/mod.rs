@@ -1,5 +1,6 @@
-//! Random programs: several ranks take part in several agreements. Some ranks have two threads, and so take part in two
-//! agreements at a time. Members may come late. Each run has at most one kind of [`Fault`].
+//! Random programs: several ranks take part in several agreements. Some ranks have two threads, so they can take part
+//! in two agreements at a time. Members may come late. Each run has at most one kind of [`Fault`]. A run is a function
+//! of its seed.
 
 mod judge;
 
@@ -21,6 +22,7 @@ use super::{
 struct Random(u64);
 
 impl Random {
+    /// Returns a number below `bound`, or 0 if `bound` is 0.
     fn below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -28,6 +30,7 @@ impl Random {
         (self.0 % bound.max(1) as u64) as usize
     }
 
+    /// Returns true with a probability of 1 / `count`.
     fn one_in(&mut self, count: usize) -> bool {
         self.below(count) == 0
     }
@@ -35,18 +38,21 @@ impl Random {
 
 type Outcome = Result<u64, Ending<Sum>>;
 
-/// A thread of a rank, with the agreements in which it has still to take part.
+/// A thread of a rank.
 #[derive(Default)]
 struct Thread {
+    /// The agreements in which the thread has still to take part, and the numbers that it contributes.
     program: VecDeque<(Member, u64)>,
+    /// The current agreement, and its output that is not yet executed.
     running: Option<(Agreement<Sum>, Output<Sum>)>,
 }
 
 #[derive(Default)]
 struct Rank {
     threads: Vec<Thread>,
-    /// True once it is dead, or has lost the store.
+    /// True once the rank has crashed, or has lost the store.
     is_gone: bool,
+    /// True if the actions of the rank fail.
     fails: bool,
 }
 
@@ -55,12 +61,16 @@ struct Rank {
 enum Fault {
     None,
     Crash,
+    /// All further requests of the culprit fail.
     StoreLost,
+    /// Replies are lost, and the ranks repeat the requests.
     RepliesLost,
     ActionFails,
+    /// The culprit takes part in two agreements in reverse order.
     OtherOrder,
     OtherGeneration,
     OtherMembers,
+    /// The culprit posts records of another protocol version.
     OtherVersion,
 }
 
@@ -84,23 +94,26 @@ struct Run {
     ranks: Vec<Rank>,
     store: Memory,
     now: Duration,
+    /// The ranks that have ended, with their results, by the name of the agreement.
     results: BTreeMap<String, Vec<(usize, Outcome)>>,
     /// The members of each agreement.
     members: BTreeMap<String, Vec<u32>>,
-    /// The keys of the outcomes of first actions that were posted.
+    /// The keys under which members have posted the outcomes of first actions.
     outcomes: BTreeSet<String>,
-    /// The circles that members have found.
+    /// The circles that members have proposed as failures.
     circles: Vec<Vec<Waiting>>,
-    /// A description of the first found circle that was none.
+    /// A description of the first proposed circle whose waits could still end. `None` if there was none.
     wrong_circle: Option<String>,
     /// The agreement that the culprit enters with another generation or member list.
     changed: Option<String>,
+    /// The history of the run, which is printed if a check fails.
     trace: Vec<String>,
 }
 
 const AGREEMENTS: usize = 4;
 
 impl Run {
+    /// Makes a run with a random program and a random fault.
     fn new(seed: u64) -> Self {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         (0..8).for_each(|_| _ = random.below(2));
@@ -168,6 +181,7 @@ impl Run {
         }
     }
 
+    /// Executes the program until no thread can take a step.
     fn run(mut self) -> Self {
         loop {
             let threads =
@@ -180,7 +194,7 @@ impl Run {
                 continue;
             }
             let thread = ready[self.random.below(ready.len())];
-            // Time passes, so that waits end in some runs before all have come.
+            // The clock advances, so that waits time out in some runs before all members have come.
             if self.random.one_in(4) {
                 self.now += Duration::from_millis(self.random.below(40) as u64);
             }
@@ -188,7 +202,7 @@ impl Run {
         }
     }
 
-    /// Returns the earliest end of a wait.
+    /// Returns the earliest time limit of a pending wait. `None` if no thread waits.
     fn first_end(&self) -> Option<Duration> {
         let threads = self.ranks.iter().filter(|rank| !rank.is_gone).flat_map(|rank| &rank.threads);
         let waits = threads.filter_map(|thread| match &thread.running {
@@ -198,6 +212,7 @@ impl Run {
         waits.min()
     }
 
+    /// Returns true if the thread can take a step.
     fn is_ready(&self, (rank, thread): (usize, usize)) -> bool {
         let rank = &self.ranks[rank];
         let thread = &rank.threads[thread];
@@ -211,6 +226,7 @@ impl Run {
         }
     }
 
+    /// Executes one step or fault of the thread `at`: the rank, and the number of its thread.
     fn step(&mut self, at: (usize, usize)) {
         let (now, (index, thread)) = (self.now, at);
         if index == self.culprit && self.random.one_in(12) {
@@ -314,7 +330,7 @@ impl Run {
     }
 }
 
-/// Runs these seeds, and returns the number of runs in which every agreement had a result.
+/// Executes and checks the runs of these seeds. Returns the number of runs in which every member agreed.
 fn explore(seeds: std::ops::Range<u64>) -> usize {
     let mut agreed = 0;
     for seed in seeds {
@@ -328,7 +344,7 @@ fn explore(seeds: std::ops::Range<u64>) -> usize {
     agreed
 }
 
-/// `AGREEMENT_SEEDS` sets the number of seeds.
+/// The environment variable `AGREEMENT_SEEDS` sets the number of seeds (default 4000).
 #[test]
 fn random_programs_agree_or_fail_alike() {
     let seeds = std::env::var("AGREEMENT_SEEDS").ok().and_then(|number| number.parse().ok()).unwrap_or(4000);
@@ -336,22 +352,22 @@ fn random_programs_agree_or_fail_alike() {
     assert!(agreed > 0);
 }
 
-/// Two ranks that call two agreements in different orders both get the circular wait.
+/// Two ranks call two agreements in different orders. Both get the circular wait as the failure.
 #[test]
 fn crossing_agreements_fail_with_the_circle() {
     fail_with_the_circle([&[&["a", "b"]], &[&["b", "a"]]], &["a", "b"], 2);
 }
 
-/// Two ranks with two threads each wait for each other in four agreements.
+/// Two ranks with two threads each wait for each other in four agreements. All members get the circular wait.
 #[test]
 fn crossing_agreements_of_several_threads_fail_with_the_circle() {
-    // Each thread calls one agreement only. A thread that went on to another one could complete it before the search
-    // fails it.
+    // Each thread calls only one agreement. If a thread called a second one, it could complete that agreement before
+    // the search fails it.
     fail_with_the_circle([&[&["a"], &["b"]], &[&["c"], &["d"]]], &["a", "b", "c", "d"], 4);
 }
 
-/// Runs two ranks, whose threads call agreements in these orders. Checks that all agreements fail with a circle of
-/// `waits` waits.
+/// Runs two ranks. `ranks` contains, for each thread of each rank, the agreements that the thread calls, in order.
+/// Checks that all `agreements` fail with a circle of `waits` waits.
 fn fail_with_the_circle(ranks: [&[&[&str]]; 2], agreements: &[&str], waits: usize) {
     for seed in 1..200 {
         // Only one agreement has a short patience, so only one member searches. Another search that begins while the

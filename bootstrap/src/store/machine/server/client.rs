@@ -1,4 +1,8 @@
-//! The server's state for one connection, and the greeting.
+//! The server's state for one connection, and its side of the greeting.
+//!
+//! The greeting of a client begins with the type byte `VALIDATE` and a fixed `u32`. With a secret, another `u32` is
+//! used, and the client's challenge follows. The server answers with 1 and its challenge, the client sends its proof,
+//! and the server answers with 1 and its proof.
 
 use super::{
     super::{
@@ -11,73 +15,82 @@ use super::{
     turns::Place,
 };
 
+/// The server's state for one connection.
 #[derive(Default)]
 pub(super) struct Client {
     greeting: Greeting,
     pub(super) decoder: RequestDecoder,
-    /// The request in service, while work on it is left.
+    /// The request that is being served. `None` while a piece of it is being worked on, and if no work on it is left.
     pub(super) task: Option<Task>,
-    /// The memory of the request in service, in bytes.
+    /// The memory of the request that is being served, in bytes.
     pub(super) task_memory: usize,
+    /// Bytes for the client that were not sent yet.
     pub(super) unsent: Buffer,
-    /// The memory of this client at the last count, in bytes.
+    /// The memory of this client at the last call of `Server::count`, in bytes. It is a part of `Server::held`.
     pub(super) memory: usize,
+    /// The client's state in the queue of turns.
     pub(super) place: Place,
-    /// The connection is closed. Its memory is released in a turn of its own.
+    /// True if the connection has ended and the client's next turn will free its memory.
     pub(super) is_gone: bool,
 }
 
-/// Progress of the greeting.
+/// The progress of the greeting.
 #[derive(Default, PartialEq, Eq)]
 enum Greeting {
-    /// The first part is incomplete.
+    /// The first part, up to the client's challenge if there is a secret, is incomplete.
     #[default]
     Due,
-    /// The first part has arrived, with this challenge of the client. The client's proof is due.
+    /// The first part has arrived, with this challenge of the client. The client's proof has not arrived.
     Proof(Block),
+    /// The greeting is complete.
     Done,
 }
 
-/// Result of reading a part of the greeting.
+/// The result of reading a part of the greeting.
 pub(super) enum Greeted {
-    /// The part is incomplete.
+    /// More bytes must arrive.
     Not,
-    /// The part is complete, and its answer must be sent.
+    /// The part is complete, and its answer was added to the unsent bytes.
     Answered,
     /// The part is complete and has no answer.
     Silently,
 }
 
 impl Client {
-    /// The number of unsent bytes above which no more requests of a client are served.
+    /// The number of unsent bytes above which no further requests of the client are served.
     const BACKLOG: usize = 1 << 20;
 
     pub(super) fn is_greeted(&self) -> bool {
         self.greeting == Greeting::Done
     }
 
-    /// Returns true if the client must receive replies before more of its requests are served.
+    /// Returns true if the client has so many unsent bytes that it must receive some before it is served again.
     pub(super) fn is_behind(&self) -> bool {
         self.unsent.as_slice().len() > Self::BACKLOG
     }
 
-    /// Returns true if the server should read more bytes from the client.
+    /// Returns true if the server wants more bytes of the client. See `Server::wants`.
     pub(super) fn is_wanted(&self) -> bool {
         !self.is_behind() && !self.place.is_queued()
     }
 
-    /// Returns the memory of this connection's buffers and of the request in service, in bytes.
+    /// Returns the memory of this connection's buffers and of the request that is being served, in bytes.
     pub(super) fn buffers(&self) -> usize {
         self.decoder.memory() + self.unsent.memory() + self.task_memory
     }
 
-    /// Returns the number of strings that this connection holds.
+    /// Returns the number of strings to free when this connection is removed.
     pub(super) fn strings(&self) -> usize {
         self.decoder.strings() + self.task.as_ref().map_or(0, Task::strings)
     }
 
-    /// Reads the next part of the greeting, once it is complete. Rejects a wrong byte of the first part as soon as
-    /// the byte arrives.
+    /// Reads the next part of the greeting from the received bytes, if it is complete. `id` is this client's id, and
+    /// `secret` the server's secret with the seed of its challenges.
+    ///
+    /// # Errors
+    /// - [`Rejection::Foreign`] as soon as one of the first five bytes is wrong.
+    /// - [`Rejection::NoSecret`] or [`Rejection::NotKept`] if only one side has a secret.
+    /// - [`Rejection::WrongSecret`] if the client's proof is wrong.
     pub(super) fn greet(
         &mut self,
         id: ClientId,

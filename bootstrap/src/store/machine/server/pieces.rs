@@ -1,4 +1,4 @@
-//! Serves requests. A large request is served in pieces, and other clients may have turns between two pieces.
+//! Serves requests. A large request is served in pieces, and other clients may be served between two pieces.
 
 use super::{
     super::{
@@ -12,20 +12,24 @@ use super::{
     task::{Listing, Work},
 };
 
-/// The size of the longest reply without strings, in bytes, rounded up.
+/// At least the size of the longest reply without strings, in bytes.
 const SMALL: usize = 16;
 
 /// The progress of a request after a piece of work.
 pub(super) enum Progress {
+    /// The request is served completely.
     Done,
-    /// The next piece may follow.
+    /// A piece is done. This work is left.
     Piece(Work),
-    /// The budget does not allow the next piece.
+    /// Nothing was done, because the budget does not allow the next piece. This work is left.
     Unfinished(Work),
 }
 
 impl Server {
-    /// Does a piece of the work on a client's request.
+    /// Does the next piece of the work on a client's request, if the budget allows it.
+    ///
+    /// # Errors
+    /// The reason to close the connection: the request is refused, or it needs more memory than this client may take.
     pub(super) fn work_on(
         &mut self,
         id: ClientId,
@@ -55,11 +59,12 @@ impl Server {
         }
     }
 
-    /// Returns the largest number of keys in a piece.
+    /// Returns the most keys of a piece. It is half of the units of a tick, because a key may take two units.
     fn most_keys(&self) -> usize {
         (self.limits.turn / 2).max(1)
     }
 
+    /// Serves a request that is one piece.
     fn serve_one(
         &mut self,
         id: ClientId,
@@ -72,7 +77,7 @@ impl Server {
             return Ok(Progress::Unfinished(Work::One(request)));
         }
         budget.spend(work);
-        // A reply takes memory twice: as a string, and as bytes in the buffer, which may have to grow.
+        // The bytes of a reply are in memory twice: as a string, and in the buffer, which may have to grow.
         let bytes = self.table.reply_size(&request);
         let string = if bytes > 0 { PART + bytes } else { 0 };
         let reply = string + self.unsent_growth(id, bytes.max(SMALL));
@@ -98,7 +103,8 @@ impl Server {
         self.finish(id, budget)
     }
 
-    /// Ends a request that was served in pieces.
+    /// Ends a request that was served in pieces. If the client was woken for an element of a queue, offers the
+    /// element to the next client, because such a request does not take it.
     fn finish(&mut self, id: ClientId, budget: &mut Budget) -> Progress {
         let mut woken = Vec::new();
         self.table.release(id, &mut woken);
@@ -106,6 +112,7 @@ impl Server {
         Progress::Done
     }
 
+    /// Sends the next values of a `MultiGet`. `made` is the size of the reply so far, in bytes.
     fn send_values(
         &mut self,
         id: ClientId,
@@ -114,7 +121,7 @@ impl Server {
         budget: &mut Budget,
         outputs: &mut Vec<Output>,
     ) -> Result<Progress, Rejection> {
-        // Finds the longest prefix of the keys that is one piece.
+        // The next piece is the longest prefix of the keys within the limits, but at least one key.
         let (mut count, mut work, mut bytes) = (0, 0, 0);
         for key in keys.as_slice().iter().take(self.most_keys()) {
             let size = self.table.value_size(key);
@@ -144,6 +151,7 @@ impl Server {
         })
     }
 
+    /// Sets the next values of a `MultiSet`. `strings` contains each key, followed by its value.
     fn put_entries(
         &mut self,
         id: ClientId,
@@ -173,6 +181,7 @@ impl Server {
         })
     }
 
+    /// Collects the next keys for the reply to a `ListKeys` or, if the reply is complete, sends its next piece.
     fn list(
         &mut self,
         id: ClientId,
@@ -205,17 +214,19 @@ impl Server {
         Ok(Progress::Piece(Work::Listing(listing)))
     }
 
-    /// Wakes clients, and subtracts the work of that from the budget.
+    /// Adds woken clients to the queue of turns, and spends the work of that: a quarter of a unit for each. `id` is the
+    /// client that is being served.
     fn spend_and_wake(&mut self, id: ClientId, woken: &[ClientId], budget: &mut Budget) {
         budget.spend(woken.len() / 4);
         self.wake(id, woken);
     }
 
+    /// Returns the memory that `bytes` more unsent bytes of a client take, in addition to the present buffer.
     fn unsent_growth(&self, id: ClientId, bytes: usize) -> usize {
         self.clients.get(&id).map_or(0, |client| client.unsent.growth(bytes))
     }
 
-    /// Encodes a reply into the client's unsent bytes, and requests that they are sent.
+    /// Adds a reply to the client's unsent bytes, and outputs a request to send them.
     pub(super) fn reply(&mut self, id: ClientId, reply: &Reply, outputs: &mut Vec<Output>) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         reply.encode(client.unsent.end());
@@ -224,7 +235,7 @@ impl Server {
     }
 }
 
-/// Requests that a client's unsent bytes are sent, unless the last output already does.
+/// Outputs a request to send a client's unsent bytes, unless the last output already is one.
 pub(super) fn send(id: ClientId, outputs: &mut Vec<Output>) {
     if outputs.last() != Some(&Output::Send(id)) {
         outputs.push(Output::Send(id));

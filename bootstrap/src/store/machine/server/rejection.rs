@@ -8,34 +8,35 @@ use super::super::{request::Refusal, secret, wire::Malformed};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// The first bytes are not those of a client of a store.
+    /// The first bytes are not the beginning of a greeting.
     #[error("foreign traffic: the first bytes are {first:02x?}")]
     Foreign {
-        /// The bytes, at most five.
+        /// The first bytes, at most five.
         first: Vec<u8>,
     },
     /// The greeting was not complete in time.
     #[error("no greeting within {waited:?}")]
     Silent {
-        /// The time that the server waited.
+        /// The time limit: [`ServerLimits::greeting`](super::ServerLimits::greeting).
         waited: Duration,
     },
-    /// The greeting was not complete, and a newer connection needed the place of this one.
+    /// The greeting was not complete, and the server has closed this connection to accept a newer one.
     #[error("no greeting yet, and newer connections need the place: {limit} may be without one")]
     Crowded {
-        /// The largest number of connections without a complete greeting.
+        /// The most connections that may be without a complete greeting.
         limit: usize,
     },
-    /// The limit on connected clients is reached.
+    /// A new connection, while as many clients as allowed are connected and all have greeted.
     #[error(
         "{limit} clients are connected, and no more are allowed by the store's limit, or by the descriptors that its \
          process may have (`ulimit -n`)"
     )]
     Full {
-        /// The largest number of clients.
+        /// The most clients that may be connected.
         limit: usize,
     },
-    /// The process has no descriptor left for the connection.
+    /// A new connection for which the server's process has no file descriptor left. The host of a `TcpStore` reports
+    /// this reason, the state machine does not.
     #[error(
         "with {clients} clients connected, the store's process has no descriptor left for another (`ulimit -n`)"
     )]
@@ -43,39 +44,39 @@ pub enum Rejection {
         /// The number of connected clients.
         clients: usize,
     },
-    /// The server's memory is used up. Either this connection needed more, and would then hold the most. Or
+    /// The server's memory is used up. Either this connection needed more, and no other would have held more. Or
     /// another connection needed more, and this one held the most.
     #[error(
         "the store's {limit} bytes of memory are used up, and none holds or needs more of them than this connection: \
          {held} bytes"
     )]
     Memory {
-        /// Bytes that this connection holds (requests, its wait, unsent replies, overhead), plus those that its current
-        /// request needs.
+        /// The bytes that this connection holds (requests, its wait, unsent replies, overhead). If this connection
+        /// needed more, the bytes that it needed are included.
         held: usize,
-        /// Bytes that the server may use.
+        /// The bytes that the server may use: [`ServerLimits::memory`](super::ServerLimits::memory).
         limit: usize,
     },
-    /// The client sent a greeting without a secret, as PyTorch's clients do, and the server has one.
+    /// The server has a secret, and the client has sent a greeting without one, as PyTorch's clients do.
     #[error("a greeting without the secret that this store wants; PyTorch's clients cannot give one")]
     NoSecret,
     /// The client has a secret and the server has none.
     #[error("a greeting with a secret, and this store has none")]
     NotKept,
-    /// The client does not know the secret.
+    /// The client's proof is wrong, so it does not know the server's secret.
     #[error("a wrong secret")]
     WrongSecret,
-    /// An unknown type byte, or a second greeting on one connection.
+    /// The type byte of a request is unknown. A second greeting on a connection counts as type byte 0.
     #[error("type byte {0} is no request")]
     UnknownRequest(u8),
-    /// The request cannot be served.
+    /// The request exceeds a limit or cannot be executed.
     #[error(transparent)]
     Refused(#[from] Refusal),
 }
 
 impl Rejection {
-    /// Returns the bytes to send before the connection is closed. They tell a client of this crate that the secret
-    /// is the reason. For other reasons there are none.
+    /// Returns the bytes to send before the connection is closed. If the secret is the reason, they tell a client of
+    /// this crate so. For all other reasons they are empty.
     pub fn last_words(&self) -> &'static [u8] {
         const WANTED: [u8; 4] = secret::MAGIC.to_le_bytes();
         match self {

@@ -1,4 +1,4 @@
-//! Requests in service, and their remaining work.
+//! Requests that are being served, and their remaining work.
 
 use std::{collections::VecDeque, vec::IntoIter};
 
@@ -13,36 +13,36 @@ use super::super::{
 /// A request that is being served.
 pub(super) struct Task {
     pub(super) work: Work,
-    /// The memory of the request, in bytes.
+    /// The memory of the request's strings when it had arrived, in bytes.
     pub(super) request: usize,
 }
 
 /// The remaining work of a request.
 pub(super) enum Work {
-    /// The whole request, done in one piece.
+    /// A request that is served in one piece.
     One(Request),
-    /// The keys of a `Check`.
+    /// The keys of a `Check` that were not checked yet.
     Check(IntoIter<Key>),
-    /// The keys of a `MultiGet`, and the bytes of the reply so far.
+    /// The keys of a `MultiGet` that were not read yet, and the size of the reply so far, in bytes.
     Values(IntoIter<Key>, usize),
-    /// The keys and values of a `MultiSet`, in turn.
+    /// The rest of a `MultiSet`: each key, followed by its value.
     Entries(IntoIter<Vec<u8>>),
-    /// The reply to a `ListKeys`.
+    /// The reply to a `ListKeys`, as far as it is built and not sent.
     Listing(Listing),
 }
 
 impl Task {
-    /// Makes the task of a request that takes `memory` bytes.
+    /// Makes the task of a request other than a `MultiSet`. Its strings take `memory` bytes.
     pub(super) fn of(request: Request, memory: usize) -> Self {
         Self { work: Work::of(request), request: memory }
     }
 
-    /// Makes the task of a `MultiSet`. `strings` contains keys and values in turn, which take `memory` bytes.
+    /// Makes the task of a `MultiSet`. `strings` contains each key, followed by its value. They take `memory` bytes.
     pub(super) fn of_entries(strings: Vec<Vec<u8>>, memory: usize) -> Self {
         Self { work: Work::Entries(strings.into_iter()), request: memory }
     }
 
-    /// Returns the memory of this task, in bytes.
+    /// Returns the memory of this task, in bytes. Strings that were already used still count.
     pub(super) fn memory(&self) -> usize {
         match &self.work {
             Work::Listing(listing) => listing.memory,
@@ -50,7 +50,8 @@ impl Task {
         }
     }
 
-    /// Returns the number of strings that this task holds.
+    /// Returns the number of strings to free if this task is dropped. The at most three strings of a request that is
+    /// not a list are ignored.
     pub(super) fn strings(&self) -> usize {
         match &self.work {
             Work::One(Request::Wait { keys }) => keys.len(),
@@ -72,24 +73,29 @@ impl Work {
     }
 }
 
-/// The reply to a `ListKeys`. All of it is built before any of it is sent, because the number of keys comes first.
+/// The reply to a `ListKeys`. All of it is built before any of it is sent, because it begins with the number of keys.
 #[derive(Default)]
 pub(super) struct Listing {
+    /// The number of keys so far.
     keys: u64,
+    /// The last of these keys. The next ones are greater.
     last: Option<Key>,
     /// The parts of the reply that were not sent yet, in wire format.
     pieces: VecDeque<Vec<u8>>,
-    /// Size of all keys so far in wire format.
+    /// The size of all keys so far in wire format, in bytes.
     bytes: usize,
+    /// The memory of `pieces`, in bytes.
     memory: usize,
+    /// True if the reply is complete and can be sent.
     is_whole: bool,
 }
 
 /// Describes the next keys of a [`Listing`].
 pub(super) struct Keys {
     count: usize,
-    /// Size in wire format.
+    /// Their size in wire format, in bytes.
     bytes: usize,
+    /// True if the table has no keys after these.
     are_last: bool,
 }
 
@@ -105,15 +111,16 @@ impl Keys {
     }
 }
 
-/// The memory of a piece in addition to its bytes: its allocation, and an element of a queue that doubles.
+/// The memory of a piece in addition to its bytes: the overhead of its allocation, and its element in `pieces`.
 const PIECE: usize = PART;
 
 impl Listing {
+    /// Returns true if the reply is complete and can be sent.
     pub(super) fn is_whole(&self) -> bool {
         self.is_whole
     }
 
-    /// Returns the number and the size of the next keys, at most `most`.
+    /// Measures the next keys, at most `most` of them.
     pub(super) fn next(&self, table: &Table, most: usize) -> Keys {
         let (mut count, mut bytes) = (0, 0);
         for key in table.keys_after(self.last.as_ref()).take(most) {
@@ -123,7 +130,10 @@ impl Listing {
         Keys { count, bytes, are_last: count < most }
     }
 
-    /// Adds the keys that [`next`](Self::next) has returned to the reply.
+    /// Adds the keys that [`next`](Self::next) has measured to the reply. The table must not have changed since.
+    ///
+    /// # Errors
+    /// [`Refusal::TooLarge`] if the reply exceeds `request_bytes` of `limits`.
     pub(super) fn gather(&mut self, table: &Table, next: &Keys, limits: &Limits) -> Result<(), Refusal> {
         self.bytes += next.bytes;
         limits.part(Part::Reply, &[], size_of::<u64>() + self.bytes, limits.request_bytes)?;
@@ -143,17 +153,18 @@ impl Listing {
         Ok(())
     }
 
+    /// Adds a piece of the reply with `push`, at either end.
     fn add(&mut self, piece: Vec<u8>, push: fn(&mut VecDeque<Vec<u8>>, Vec<u8>)) {
         self.memory += PIECE + piece.len();
         push(&mut self.pieces, piece);
     }
 
-    /// Returns the next piece to send. The list must be complete.
+    /// Returns the next piece to send; `None` if all were sent. The reply must be complete.
     pub(super) fn first(&self) -> Option<&[u8]> {
         self.pieces.front().map(Vec::as_slice)
     }
 
-    /// Removes the piece that was sent.
+    /// Removes the [first](Self::first) piece, after it was sent.
     pub(super) fn skip(&mut self) {
         self.memory -= self.pieces.pop_front().map_or(0, |piece| PIECE + piece.len());
     }

@@ -1,28 +1,29 @@
-//! The order in which clients with work left have their turns.
+//! The queue of clients with work left, which decides whose turn is next.
 
 use std::collections::BTreeSet;
 
 use super::super::clients::ClientId;
 
-/// A queue of the clients with work left, in the order of start-time fair queueing. Every client has a count of the
-/// work done for it. The client with the smallest count has the next turn. A client that joins the queue starts at
-/// the count of the current turn, or at its own if that is larger. So clients with much work delay it by about one
-/// turn each.
+/// A queue of the clients with work left, in the order of start-time fair queueing.
+///
+/// Every client has a count of the work done for it, in units of a `Budget`. The client with the smallest count has the
+/// next turn. When a client joins the queue, its count is raised to the count of the current turn if it is smaller. So
+/// each client that is already in the queue delays the new one by about one turn, however much work it has.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    /// The work counts and their clients.
+    /// The work count and the id of each client in the queue.
     queue: BTreeSet<(u64, ClientId)>,
-    /// The work count of the current turn: the largest count with which a client has begun a turn.
+    /// The count of the current turn: the largest work count with which a client has begun a turn so far.
     now: u64,
 }
 
 /// A client's state in the queue.
 #[derive(Debug, Default)]
 pub(super) struct Place {
-    /// The client's work count. Work done for the client increases it, and it is at least [`Turns::now`] when the
-    /// client joins the queue.
+    /// The client's work count. It must not change while the client is in the queue, because it is part of the client's
+    /// entry there.
     work: u64,
-    /// The step in which the client joined the queue; `None` if it is not in the queue.
+    /// The number of the server's step in which the client joined the queue; `None` if it is not in the queue.
     since: Option<u64>,
 }
 
@@ -37,12 +38,12 @@ impl Turns {
         self.queue.is_empty()
     }
 
-    /// Returns the client whose turn is next.
+    /// Returns the client whose turn is next; `None` if the queue is empty.
     pub(super) fn first(&self) -> Option<ClientId> {
         self.queue.first().map(|(_, client)| *client)
     }
 
-    /// Adds a client to the queue, unless it is already there.
+    /// Adds a client to the queue, unless it is already there. `step` is the number of the server's current step.
     pub(super) fn add(&mut self, client: ClientId, place: &mut Place, step: u64) {
         if place.since.is_none() {
             place.since = Some(step);
@@ -51,21 +52,23 @@ impl Turns {
         }
     }
 
-    /// Removes a client from the queue. Returns the step in which it was added.
+    /// Removes a client from the queue. Returns the step in which it was added; `None` if it was not in the queue.
     pub(super) fn remove(&mut self, client: ClientId, place: &mut Place) -> Option<u64> {
         let since = place.since.take()?;
         self.queue.remove(&(place.work, client));
         Some(since)
     }
 
-    /// Begins the turn of a client, and removes it from the queue. Returns the step in which it was added.
+    /// Begins the turn of a client: removes it from the queue, and makes its work count the current one. Returns the
+    /// step in which it was added; `None` if it was not in the queue.
     pub(super) fn begin(&mut self, client: ClientId, place: &mut Place) -> Option<u64> {
         self.now = self.now.max(place.work);
         self.remove(client, place)
     }
 
-    /// Ends the turn of a client. `work` was done in the turn. If work `is_left`, the client returns to the queue,
-    /// and keeps `since`, the step in which it was first added.
+    /// Ends the turn of a client. Adds `work`, the units that were done in the turn, to its count. If work `is_left`,
+    /// or if the client was added again during the turn, it returns to the queue. `since` is the result of
+    /// [`begin`](Self::begin), and stays the step in which the client joined the queue.
     pub(super) fn end(
         &mut self,
         client: ClientId,
@@ -74,7 +77,7 @@ impl Turns {
         is_left: bool,
         since: Option<u64>,
     ) {
-        // The client may have been added again in its own turn, because it was woken.
+        // The client may have been added again during its own turn, because it was woken.
         let again = self.remove(client, place);
         place.work = place.work.saturating_add(work as u64);
         if is_left || again.is_some() {
@@ -88,7 +91,7 @@ impl Turns {
 mod tests {
     use super::*;
 
-    /// Gives the next client its turn, with work left afterwards.
+    /// Gives the next client a turn of `work` units, after which it has work left.
     fn next(turns: &mut Turns, places: &mut [Place], work: usize) -> ClientId {
         let client = turns.first().unwrap();
         let place = &mut places[client as usize];
@@ -106,8 +109,8 @@ mod tests {
         let first: Vec<_> = (0..30).map(|_| next(&mut turns, &mut places, 1000)).collect();
         assert_eq!(first[..6], [0, 1, 2, 0, 1, 2]);
         turns.add(3, &mut places[3], 1);
-        // It joins with the smallest count, and its turns are small. So it has all turns until its count reaches
-        // those of the others.
+        // Client 3 joins with the smallest count, and its turns are small. So it has most turns until its count exceeds
+        // those of the others. Then another client has a turn.
         let then: Vec<_> = (0..12).map(|_| next(&mut turns, &mut places, 100)).collect();
         assert!(then[..2].contains(&3), "{then:?}");
         assert!(then.iter().any(|client| *client != 3), "{then:?}");
@@ -120,7 +123,7 @@ mod tests {
         turns.add(7, &mut place, 4);
         assert_eq!(turns.begin(7, &mut place), Some(3));
         assert!(turns.is_empty());
-        // It is woken in its own turn, and has work left as well.
+        // The client is woken during its own turn, and has work left as well.
         turns.add(7, &mut place, 5);
         turns.end(7, &mut place, 10, true, Some(3));
         assert_eq!(turns.remove(7, &mut place), Some(3));

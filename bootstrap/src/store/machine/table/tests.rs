@@ -1,11 +1,11 @@
-//! Compares the table's count of its memory with a recount.
+//! Tests of the table's count of its memory, and of the memory that it predicts for requests.
 
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
 
 impl Table {
-    /// Computes the expected value of `memory` from all values and queues.
+    /// Computes the expected value of [`memory`](Self::memory) from all values and queues.
     fn recount(&self) -> usize {
         let values = self.values.iter().map(|(key, value)| entry(key, value.capacity()));
         let queues = self
@@ -41,8 +41,8 @@ fn request() -> impl Strategy<Value = Request> {
 }
 
 proptest! {
-    /// After any requests, the count of bytes equals the recount, grows by no more than predicted, and stays
-    /// within the limit. Replies are no longer than predicted.
+    /// After any requests, the memory equals the recount, has grown by no more than predicted, and is within the limit.
+    /// Replies are no longer than predicted.
     #[test]
     fn memory_is_counted(requests in vec((0..5u64, request()), 1..200), limit in 1000..20_000usize) {
         let mut table = Table::new(Limits { store_bytes: limit, value_bytes: 1000, ..Limits::default() });
@@ -71,7 +71,7 @@ proptest! {
     }
 }
 
-/// The memory of removed elements is not counted for the elements that remain.
+/// The memory of removed elements and values is no longer counted.
 #[test]
 fn what_is_emptied_gives_its_memory_back() {
     let mut table = Table::default();
@@ -95,8 +95,8 @@ fn what_is_emptied_gives_its_memory_back() {
     assert!(memory < 8 << 10, "{memory}");
 }
 
-/// A value to which bytes are appended one at a time is copied a few times, and takes little more than its own
-/// size.
+/// Appending 1 MiB to a value byte by byte moves at most 6 MiB in total. The value's memory is
+/// then at most about a quarter more than its size.
 #[test]
 fn a_value_that_grows_is_seldom_moved() {
     let mut table = Table::default();
