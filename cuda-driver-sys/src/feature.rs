@@ -34,8 +34,8 @@ features! {
     ];
     /// Writing a 32-bit or 64-bit word of memory in stream order, and making a stream wait until a word meets a
     /// condition (11.7). One call can submit a batch of such operations. The feature needs the second revision of the
-    /// functions. The first revision is superseded and not in the table. Drivers disable it unless a parameter of their
-    /// kernel module enables it.
+    /// functions, which drivers enable by default. The first revision, which drivers disable unless a parameter of their
+    /// kernel module enables it, is superseded and not in the table.
     STREAM_MEMORY_OPERATIONS: [
         "cuStreamWriteValue32_v2", "cuStreamWaitValue32_v2", "cuStreamWriteValue64_v2",
         "cuStreamWaitValue64_v2", "cuStreamBatchMemOp_v2",

@@ -1,4 +1,4 @@
-//! Each setting does what it says.
+//! Tests of the settings for rounding, splitting, the memory limit and the collection of idle memory.
 
 use super::common::{Bench, MIB, bench, s, tight};
 use caching_alloc::core::{Block, Fraction, PoolKind, PoolSettings, Reuse, Rounding, Settings};

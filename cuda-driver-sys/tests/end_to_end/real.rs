@@ -1,6 +1,6 @@
-//! Tests with the machine's own driver, if it has one. They check that the driver has every function whose first
-//! release, in the driver and in the header, is not newer than the driver; that the table holds the addresses that
-//! the driver gives; and that the driver names result codes as the header does.
+//! Tests with the machine's own driver, if it has one. They check that the driver has every function of its
+//! release, except those that only the header of a later release declares; that the table holds the addresses that the
+//! driver gives; and that the driver names result codes as the header does.
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;

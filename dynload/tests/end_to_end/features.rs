@@ -1,6 +1,6 @@
-//! Tests of features, addresses and calls on tables that the tests build. The property tests take a random release
-//! and a random set of present functions. They check that both together determine the features, and that the set
-//! determines the addresses in the table.
+//! Tests of features, addresses and calls on tables that the tests build. The property tests check that
+//! the release and the set of present functions together determine the features, that the set determines the addresses
+//! in the table, and that a call returns the function's result or its status.
 
 use std::cell::Cell;
 use std::collections::HashSet;

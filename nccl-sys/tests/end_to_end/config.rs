@@ -87,8 +87,8 @@ fn every_field_has_a_setter() {
 }
 
 proptest! {
-    /// For any subset of the setters: exactly the fields of these setters are set, and exactly those of them that the
-    /// release does not read are reported as ignored.
+    /// For any subset of the setters: the fields of these setters are set, and no others, except `blocking` for a release
+    /// before 2.17. Exactly those of the setters' fields that the release does not read are reported as ignored.
     #[test]
     fn what_is_set_and_not_read_is_reported(
         chosen in proptest::sample::subsequence(SETTINGS, 0..=SETTINGS.len()),
@@ -195,8 +195,9 @@ fn blocking_is_what_a_release_without_the_field_is() {
     assert_eq!(ConfigBuilder::new().build(&api::<21701>()).unwrap().raw().blocking, NCCL_CONFIG_UNDEF_INT);
 }
 
-/// The structure of 2.18 to 2.25 ends in padding, where later releases have `trafficClass`. A later library looks
-/// only at the declared version to decide whether it reads the field there.
+/// For every release, the builder declares the newest size and version, and leaves a `trafficClass` that is not set
+/// undefined. It never declares 2.18 to 2.25. There the structure has padding in the place of `trafficClass`, and a later
+/// library decides by the declared version alone whether it reads the field.
 #[test]
 fn padding_is_never_taken_for_a_field() {
     for api in apis() {

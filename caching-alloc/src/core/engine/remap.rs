@@ -59,9 +59,9 @@ impl Miss<'_> {
         self.hit()
     }
 
-    /// Allocates a block from free memory of the other tier. A tier has the addresses for short blocks, or those for
-    /// long ones. First tries the free memory of this stream in that tier. Then tries neighbouring free blocks of
-    /// several streams, in both tiers.
+    /// Allocates a block from free memory of either tier. A tier has the addresses for short blocks, or those for long
+    /// ones. First tries this stream's free memory in the tier that the request does not belong to. Then tries the free
+    /// memory of all streams in both tiers; see [`take_fragments`](Self::take_fragments).
     pub(super) fn other_tier(self) -> Option<Block> {
         self.hit_other_tier().or_else(|| self.take_fragments(false))
     }
@@ -72,8 +72,9 @@ impl Miss<'_> {
         Some(Block::hand_out(self.cache.state, &mut state, id, self.request, self.stream()))
     }
 
-    /// Allocates a block from neighbouring free blocks of several streams, after ordering this stream behind those
-    /// streams.
+    /// Allocates a block from the shortest free span that is long enough, after ordering this stream behind the streams
+    /// of that memory. The span is one free block or several neighbouring ones, of any streams that this stream can be
+    /// ordered behind.
     ///
     /// With `same_tier`, uses only the tier of the request.
     pub(super) fn take_fragments(self, same_tier: bool) -> Option<Block> {
@@ -324,8 +325,9 @@ impl Miss<'_> {
         self.info().arena_mut()
     }
 
-    /// Returns true if this stream may use the free memory of a list without being ordered behind another stream. A
-    /// list has the free memory of one stream, or the free memory that all streams may use.
+    /// Returns true if this stream may use the memory with this number in the arena without being ordered behind
+    /// another stream. The number is that of one stream's free memory in both tiers, or [`Arena::SHARED_LIST`] for the
+    /// free memory that all streams may use.
     fn has(self, list: List) -> bool {
         list == self.cache.list || list == Arena::SHARED_LIST
     }
@@ -335,8 +337,8 @@ impl Miss<'_> {
         self.registry().settings.reuse >= Reuse::HostSeen
     }
 
-    /// Orders this stream behind the streams to which the lists belong. The error is the list of a stream behind
-    /// which it cannot be ordered.
+    /// Orders this stream behind the streams to which the memory with these numbers belongs; see [`has`](Self::has).
+    /// The error is the number of the first stream behind which it cannot be ordered.
     fn order_after(self, lists: impl IntoIterator<Item = List>) -> Result<(), List> {
         let wait = self.registry().settings.reuse >= Reuse::DeviceWait;
         let mut done = vec![self.cache.list, Arena::SHARED_LIST];

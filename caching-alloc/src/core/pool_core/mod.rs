@@ -260,7 +260,7 @@ impl PoolCore {
         Stats { all, small, large, reserved, ..Stats::default() }
     }
 
-    /// Returns the usage of the pool's blocks, including those in retired caches.
+    /// Returns the usage of the pool's blocks, including the totals and peaks that retired caches have counted.
     pub(super) fn usages(&self) -> PoolUsages {
         let caches = self.caches();
         // While this lock is held, no cache is retired, so each cache is in one of the two sums.

@@ -38,8 +38,8 @@ pub(in crate::core) struct Arena {
     pub(in crate::core) move_calls: u64,
     /// Length of the longest short block.
     short: Units,
-    /// The reserved bytes at which the source last ran out of memory. `u64::MAX` if it did not, or if more was reserved
-    /// since then.
+    /// The reserved bytes at which the source last ran out of memory while the pool could take new memory. `u64::MAX` if
+    /// it did not, or if more was reserved since then.
     pub(in crate::core) ceiling: u64,
 }
 
@@ -200,7 +200,7 @@ impl Arena {
 
     /// Updates the pool's peak and the length of short blocks, for a request of `units`. Returns the peak in bytes: the
     /// largest sum of the bytes in use and the bytes requested, over all calls so far. Cached blocks count as in use,
-    /// so the caller merges them first.
+    /// so the attempts of a re-mappable pool merge them (`Effect::Merge`) before they map pages.
     pub(in crate::core) fn note_active(&mut self, units: Units) -> u64 {
         self.active_peak = self.active_peak.max(self.taken * UNIT + bytes_of(units));
         let longest_page = longest_page(self.active_peak, self.smallest_page());

@@ -1,6 +1,8 @@
-//! Memory and events shared with another process, on the embedded device and on the machine's own driver. A test
-//! starts this program again as a child process that runs the same test. The child finds its role in the environment
-//! variable [`ROLE`] and acts in this role.
+//! Sharing with another process. On the embedded device (the simulated driver of `gpu-sim`): memory, by a file descriptor
+//! and by a legacy IPC handle. On the machine's own driver: also events and memory pools.
+//!
+//! A test starts this program again as a child process that runs the same test. The child finds its role in the
+//! environment variable [`ROLE`] and acts in this role.
 
 use std::os::fd::AsFd as _;
 use std::panic::AssertUnwindSafe;
