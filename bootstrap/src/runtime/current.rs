@@ -15,8 +15,8 @@ thread_local! {
 /// Makes `runtime` the current one of this thread until the returned guard is dropped. Drop the guards of nested calls
 /// in reverse order.
 ///
-/// Threads that [`spawn`](super::spawn) starts have the runtime of their parent. Threads that the standard library
-/// starts have [`Standard`]. The ranks of a seeded world share one thread, and therefore one current runtime: call this
+/// Threads that [`spawn`](super::spawn) starts have the runtime of their parent. But if the parent has the seeded runtime
+/// and runs no ranks of a seeded world, they have [`Standard`], as have threads that the standard library starts. The ranks of a seeded world share one thread, and therefore one current runtime: call this
 /// function before the world is started, and not in each rank.
 pub fn enter(runtime: Arc<dyn Runtime>) -> Entered {
     Entered { before: CURRENT.replace(Some(runtime)), _not_send: PhantomData }

@@ -13,7 +13,8 @@ use super::{
     interface::Event,
 };
 
-/// Starts a thread of the current runtime. The new thread has the same current runtime.
+/// Starts a thread of the current runtime. The new thread has the same current runtime; see [`enter`](super::enter) for the
+/// exception.
 ///
 /// # Errors
 /// The operating system refuses another thread, or `name` contains a zero byte.

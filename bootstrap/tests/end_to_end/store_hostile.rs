@@ -151,8 +151,8 @@ fn send(stream: &mut TcpStream, bytes: &[u8]) {
     let _ = stream.write_all(bytes);
 }
 
-/// Returns true if the host closes the connection before it sends anything. Returns false if a byte arrives, or after
-/// the read timeout of the socket.
+/// Returns true if the host closes the connection before it sends anything. Returns false if a byte arrives, after the
+/// read timeout of the socket, or at once if the socket is non-blocking and nothing has arrived.
 fn is_closed(mut stream: TcpStream) -> bool {
     match stream.read(&mut [0; 1]) {
         Ok(0) => true,
@@ -290,7 +290,9 @@ fn half_open_connections_are_closed_without_harm() {
     assert_eq!(usage.rejected, 0);
 }
 
-/// A host whose process has no free descriptor rejects clients and reports the reason. It does not let them wait.
+/// At its start, a host limits its clients to the descriptors of its process, less 64, and rejects more. If the limit on
+/// descriptors is lowered later, and no descriptor is free, it rejects clients too. Both times it reports the reason, and
+/// does not let the clients wait.
 #[test]
 fn too_few_descriptors_are_told() {
     let mut process = start("host-of-few", "host: ");
@@ -303,7 +305,8 @@ fn too_few_descriptors_are_told() {
     first.set("key", b"value").unwrap();
 }
 
-/// Silent connections fill the host's limit. The host closes them for clients that send a greeting.
+/// Silent connections take all places for connections without a complete greeting (32 for this host). Each newer
+/// connection, silent or not, replaces the oldest of them. So clients that send a greeting at once are served.
 #[test]
 fn silent_connections_make_place_for_others() {
     let mut process = start("host-of-few", "host: ");
@@ -331,8 +334,8 @@ fn too_few_descriptors_are_told_again() {
     first.set("key", b"value").unwrap();
 }
 
-/// Opens more connections than the host has descriptors for. Checks that the last rejection that the host reports
-/// contains the reason `why`.
+/// Opens more connections than the host admits. Checks that the last of them gets no answer, and that the last rejection
+/// that the host reports contains `why` and `ulimit -n`.
 fn too_many(address: &str, host: &mut Other, why: &str) {
     let is_answered = |mut stream: &TcpStream| {
         let mut greeting = GREETING.to_vec();

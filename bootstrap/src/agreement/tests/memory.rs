@@ -52,7 +52,8 @@ impl Memory {
         })
     }
 
-    /// Returns the agreements in the list under `key`.
+    /// Returns the agreements in which a rank waits, from the rank's list under `key`. Returns none if the key has no
+    /// value.
     pub(super) fn places(&self, key: &str) -> Vec<Place> {
         place::from_value(self.0.get(key).map(|value| &**value))
     }

@@ -1,6 +1,7 @@
-//! Tests of agreements: all interleavings of small agreements ([`model`]), random agreements ([`seeds`]), single
-//! cases ([`scripted`]), circular waits ([`circles`]), and the encoding and text of failures (in this file). [`sum`]
-//! and [`memory`] are the protocol and the store of the tests.
+//! Tests of agreements: all interleavings of small agreements ([`model`]), random agreements ([`seeds`]), single cases
+//! ([`scripted`]) and circular waits ([`circles`]). This file tests the encoding and text of failures, the decisions and
+//! verdicts of [`sum`], and one agreement over a `HashStore`. [`sum`] is the protocol of all tests, and [`memory`] the
+//! store of `model`, `seeds` and `circles`.
 
 mod circles;
 mod memory;

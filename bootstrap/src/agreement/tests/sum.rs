@@ -5,9 +5,9 @@ use std::time::Duration;
 use super::super::{Decision, Member, Protocol, Report, Verdict};
 use crate::wire;
 
-/// Members agree on the sum of their numbers. A sum of 0 is refused. A sum of 1 needs no action. Every other sum is the
-/// plan of an action. If the plan is a multiple of 8, another action follows, whose plan is half of it. The last plan
-/// is the result.
+/// Members agree on the sum of their numbers. A sum of 0 is refused. A sum of 1 is the result without an action. Every
+/// other sum is the plan of an action. If a member's action fails or is late, the agreement fails. Otherwise, if the plan
+/// is a multiple of 8, another action follows, whose plan is half of it. The last plan is the result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sum;
 

@@ -8,7 +8,8 @@
 //! |---|---|
 //! | `/K` | sets K |
 //! | `-/K` | removes K |
-//! | `refcount/`, `cleanup/` | sets the number of processes that have the store open, or have left it (decimal) |
+//! | `refcount/` | sets how many times the store is open now (decimal) |
+//! | `cleanup/` | sets how many times it was closed (decimal) |
 //! | `push/K`, `pop/K` | appends the value to the queue K, or removes the first value of the queue K |
 //!
 //! PyTorch's store has no queues. It counts the keys of the queue records as keys, and otherwise ignores them.

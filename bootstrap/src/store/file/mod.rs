@@ -34,7 +34,8 @@ const LONGEST_LOOK: Duration = Duration::from_millis(100);
 /// does so with version 4, or with a lock daemon. The file only grows, up to [`Limits::store_bytes`]. Use a path
 /// for one job only, because a job cannot distinguish the data of an earlier job from its own. If the file of an
 /// earlier job is still there, a [`rendezvous`](super::rendezvous()) under a name that the earlier job used fails with
-/// [`RankTaken`](StoreError::RankTaken).
+/// [`RankTaken`](StoreError::RankTaken) on every rank that came to the earlier meeting. A rank that did not come to it
+/// gets the result of the earlier meeting, and possibly cards of the earlier job.
 ///
 /// Differences from PyTorch's store:
 /// - If a process is killed while it writes, the other processes ignore its incomplete record, and the next writer
@@ -102,8 +103,9 @@ impl FileOptions {
     }
 
     /// Sets how long an operation waits for the file's lock while another process holds it (default 30 s). After that,
-    /// the operation fails with [`StoreError::FileLocked`]. An operation with a deadline waits for the lock only until
-    /// its deadline, or for 5 s if that is later, and never longer than the patience.
+    /// the operation fails with [`StoreError::FileLocked`]. An operation with a deadline reads the file
+    /// repeatedly. Each time, it waits for the lock until the deadline, but for at least 5 s, and never longer than the
+    /// patience.
     #[must_use]
     pub fn patience(self, patience: Duration) -> Self {
         Self { patience, ..self }

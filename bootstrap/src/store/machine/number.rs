@@ -1,7 +1,8 @@
 //! Parses the integer at the start of a value.
 
 /// A parser for the integer at the start of a value that arrives in pieces. The format is that of C's `strtoll`:
-/// optional white space, an optional sign, and digits. Each byte is read once. Bytes after the number are ignored.
+/// optional white space, an optional sign, and digits. Pieces are not
+/// kept, and no earlier piece is read again. Bytes after the number are ignored.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Number {
     part: Part,

@@ -17,7 +17,7 @@ use super::super::{Result, StoreError};
 /// because it is not the nonce of the ping: that nonce is a process id, and no process id is so large.
 pub(super) const MAGIC: u32 = 0xA5C9_E3B1;
 
-/// A challenge of the client or of the server, or a proof.
+/// 32 bytes: a challenge, a proof, the hash of a secret, or the seed of the server's challenges.
 pub(super) type Block = [u8; 32];
 
 /// A secret that only the processes of a job know. Only its SHA-256 hash is kept.
@@ -64,8 +64,8 @@ impl Secret {
         Ok(Self(Hash::hash(bytes)))
     }
 
-    /// Returns the HMAC of a proof. `who` is the side that sends the proof: `client` or `server`. `client` and `server`
-    /// are the challenges.
+    /// Returns the HMAC that gives a proof. `who` is the word for the side that sends it, `b"client"` or `b"server"`. The
+    /// parameters `client` and `server` are the challenges of the two sides.
     fn code(&self, who: &[u8], client: &Block, server: &Block) -> HMAC {
         let mut code = HMAC::new(self.0);
         [b"lockstep store 1: ", who, client, server].into_iter().for_each(|part| code.update(part));

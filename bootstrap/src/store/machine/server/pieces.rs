@@ -103,8 +103,9 @@ impl Server {
         self.finish(id, budget)
     }
 
-    /// Ends a request that was served in pieces. If the client was woken for an element of a queue, offers the
-    /// element to the next client, because such a request does not take it.
+    /// Ends a request that was served in pieces. If an earlier wait of the client ended because a queue got an element,
+    /// the client's claim to that element ends now, because no request that is served in pieces pops a queue. The next
+    /// client that waits for the queue is woken if an element is left.
     fn finish(&mut self, id: ClientId, budget: &mut Budget) -> Progress {
         let mut woken = Vec::new();
         self.table.release(id, &mut woken);
@@ -214,8 +215,8 @@ impl Server {
         Ok(Progress::Piece(Work::Listing(listing)))
     }
 
-    /// Adds woken clients to the queue of turns, and spends the work of that: a quarter of a unit for each. `id` is the
-    /// client that is being served.
+    /// Adds woken clients to the queue of turns, except `id`, the client that is being served. Spends the work of that: a
+    /// quarter of a unit for each woken client, rounded down.
     fn spend_and_wake(&mut self, id: ClientId, woken: &[ClientId], budget: &mut Budget) {
         budget.spend(woken.len() / 4);
         self.wake(id, woken);

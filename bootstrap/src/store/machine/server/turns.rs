@@ -6,8 +6,8 @@ use super::super::clients::ClientId;
 
 /// A queue of the clients with work left, in the order of start-time fair queueing.
 ///
-/// Every client has a count of the work done for it, in units of a `Budget`. The client with the smallest count has the
-/// next turn. When a client joins the queue, its count is raised to the count of the current turn if it is smaller. So
+/// Every client has a count of the work done in its turns, in units of a `Budget`. In a tick, the client with the smallest
+/// count has the next turn. A client that is woken when another client's bytes arrive may have its turn at once. When a client joins the queue, its count is raised to the count of the current turn if it is smaller. So
 /// each client that is already in the queue delays the new one by about one turn, however much work it has.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
@@ -59,8 +59,8 @@ impl Turns {
         Some(since)
     }
 
-    /// Begins the turn of a client: removes it from the queue, and makes its work count the current one. Returns the
-    /// step in which it was added; `None` if it was not in the queue.
+    /// Begins the turn of a client: removes it from the queue, and raises the count of the current turn to the client's
+    /// work count if it is smaller. Returns the step in which the client was added; `None` if it was not in the queue.
     pub(super) fn begin(&mut self, client: ClientId, place: &mut Place) -> Option<u64> {
         self.now = self.now.max(place.work);
         self.remove(client, place)
@@ -68,7 +68,8 @@ impl Turns {
 
     /// Ends the turn of a client. Adds `work`, the units that were done in the turn, to its count. If work `is_left`,
     /// or if the client was added again during the turn, it returns to the queue. `since` is the result of
-    /// [`begin`](Self::begin), and stays the step in which the client joined the queue.
+    /// [`begin`](Self::begin). A client that returns to the queue keeps it as the step in which it joined, even if it was
+    /// added again during the turn.
     pub(super) fn end(
         &mut self,
         client: ClientId,
