@@ -29,9 +29,8 @@ Commands of `lab`:
 /// Runs a command of `lockstep` or `lab`, whose first word is its name.
 pub(crate) fn run(words: &[OsString]) -> Result<ExitCode> {
     let name = words.first().and_then(|name| name.to_str()).unwrap_or_default();
-    let mut command = cargo(name)?;
+    let mut command = cargo(name, is_built(name)?)?;
     command.args(words);
-    announce_build(name)?;
     if name == "bench" && std::env::var_os("PYTHON").is_none() {
         torch_env::python()?.map(|python| command.env("PYTHON", python));
     }
@@ -40,22 +39,20 @@ pub(crate) fn run(words: &[OsString]) -> Result<ExitCode> {
     Err(error).context("cannot run cargo")
 }
 
-/// Prints that cargo builds the program with the command `name`, if it was never built: cargo itself runs quietly.
-fn announce_build(name: &str) -> Result<()> {
+/// Returns true if the program with the command `name` was built before.
+fn is_built(name: &str) -> Result<bool> {
     let (profile, program) = match name {
         "bench" => ("release", "lockstep"),
         _ if LOCKSTEP.contains(&name) => ("debug", "lockstep"),
         _ => ("debug", "lab"),
     };
-    if !shell::target(&shell::workspace()?).join(profile).join(program).exists() {
-        eprintln!("building the command {program}; the first time takes some minutes");
-    }
-    Ok(())
+    Ok(shell::target(&shell::workspace()?).join(profile).join(program).exists())
 }
 
-/// The cargo command that runs the program with the command `name`.
-fn cargo(name: &str) -> Result<Command> {
-    let run = ["run", "--quiet", "--package"];
+/// The cargo command that runs the program with the command `name`. It shows the progress of the first build, which takes
+/// some minutes.
+fn cargo(name: &str, is_built: bool) -> Result<Command> {
+    let quiet: &[&str] = if is_built { &["--quiet"] } else { &[] };
     let rest: &[&str] = match name {
         // A debug build's times say nothing.
         "bench" => &["lockstep-cli", "--release", "--"],
@@ -65,7 +62,7 @@ fn cargo(name: &str) -> Result<Command> {
     };
     let mut command = Command::new(shell::cargo_path());
     // The paths in its arguments are relative to the current folder.
-    command.args(run).args(rest);
+    command.arg("run").args(quiet).arg("--package").args(rest);
     Ok(command)
 }
 
@@ -75,7 +72,7 @@ mod tests {
 
     #[test]
     fn commands_go_to_the_program_that_has_them() {
-        let line = |name: &str| cargo(name).map(|command| shell::line(&command)).unwrap_or_default();
+        let line = |name: &str| cargo(name, true).map(|command| shell::line(&command)).unwrap_or_default();
         assert!(line("demo").ends_with("run --quiet --package lockstep-cli --"), "{}", line("demo"));
         assert!(
             line("bench").ends_with("run --quiet --package lockstep-cli --release --"),
@@ -83,7 +80,8 @@ mod tests {
             line("bench")
         );
         assert!(line("sim").ends_with("run --quiet --package lab --"), "{}", line("sim"));
-        assert!(cargo("dmeo").unwrap_err().to_string().contains("unknown command \"dmeo\""));
+        assert!(!shell::line(&cargo("demo", false).unwrap()).contains("--quiet"));
+        assert!(cargo("dmeo", true).unwrap_err().to_string().contains("unknown command \"dmeo\""));
         assert!(LOCKSTEP.iter().chain(&LAB).all(|name| HELP.contains(name)));
     }
 }

@@ -9,6 +9,7 @@ pub(crate) use machine::{Machine, Mode, machine};
 pub use report::{Leak, Report, WorldError};
 
 use std::sync::Arc;
+use std::thread;
 
 use crate::fault::{Fault, Faults};
 use crate::kernel::Launch;
@@ -39,7 +40,8 @@ pub enum RunError {
     },
 }
 
-/// An embedded machine with GPUs. Dropping it ends it without a check for leaks; [`World::finish`] checks.
+/// An embedded machine with GPUs. Dropping it ends it without a check for leaks;
+/// [`World::finish`] checks. A panic that drops it waits up to two seconds for the threads that still use it.
 ///
 /// ```
 /// let world = gpu_sim::World::builder().devices(2).capacity(1 << 30).start()?;
@@ -164,6 +166,11 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         if let Some(machine) = self.machine.take() {
+            // Threads that the program does not wait for may still use the world. Their calls would otherwise reach the
+            // next world of the process.
+            if thread::panicking() {
+                machine.settle();
+            }
             machine.end();
         }
     }

@@ -280,6 +280,23 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn a_panic_lets_another_thread_release_what_it_has() {
+        let world = World::builder().start().unwrap();
+        let cuda = Cuda::of(&world);
+        let other = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            cuda.leave(0);
+        });
+        let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+            let _world = world;
+            // Unlike a panic, this prints nothing first, which would take longer than the other thread.
+            std::panic::resume_unwind(Box::new("a test fails"));
+        }));
+        assert!(unwound.is_err());
+        other.join().unwrap();
+    }
+
+    #[test]
     fn leaks_are_errors_in_strict_mode_and_counted_in_the_other() {
         for strict in [true, false] {
             let builder = World::builder();

@@ -69,7 +69,13 @@ impl From<LogState> for LogPoint {
 
 impl fmt::Display for LogPoint {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{} operations with hash {:016x}", self.length, self.hash)
+        write!(
+            out,
+            "{} operation{} with hash {:016x}",
+            self.length,
+            if self.length == 1 { "" } else { "s" },
+            self.hash
+        )
     }
 }
 
