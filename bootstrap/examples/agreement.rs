@@ -1,12 +1,12 @@
-//! Three processes agree on a port that is free on all of their hosts, or learn why there is none.
+//! Three processes agree on a port that each of them can open, or learn why they did not agree.
 //!
-//! `cargo run -p lockstep-bootstrap --example agreement` starts them. Each process offers three ports. If all processes
-//! offer a common port, every process opens it. The port is agreed if all of them succeed.
+//! `cargo run -p lockstep-bootstrap --example agreement` starts them on one host. Each process offers three ports. If
+//! there are ports that all processes offer, every process opens the lowest of them. The port is agreed if all succeed.
 //!
-//! On several hosts: `cargo run -p lockstep-bootstrap --example tcp_store -- serve 10.0.0.1:5000` on the first, whose
-//! address is 10.0.0.1, and `cargo run -p lockstep-bootstrap --example agreement -- 10.0.0.1:5000 RANK` on each, with
-//! the ranks 0 to 2. The test `bootstrap/tests/end_to_end/several_hosts.rs` does this over a slow, lossy or broken
-//! network.
+//! On three hosts: run `cargo run -p lockstep-bootstrap --example tcp_store -- serve 10.0.0.1:5000` on the host with
+//! the address 10.0.0.1, and `cargo run -p lockstep-bootstrap --example agreement -- 10.0.0.1:5000 RANK` on each host,
+//! with a different RANK from 0 to 2. The test `bootstrap/tests/end_to_end/several_hosts.rs` runs the function `member`
+//! on simulated hosts, over a slow, lossy or broken network.
 
 use std::{
     error::Error,
@@ -33,7 +33,7 @@ impl Protocol for Port {
     type Record = Vec<u16>;
     /// The port to open.
     type Plan = u16;
-    /// The member's problem with the port, if it has one.
+    /// The error of the member that could not open the port, or `None` if it has opened the port.
     type Outcome = Option<String>;
     /// The port.
     type Agreed = u16;
@@ -68,7 +68,7 @@ impl Protocol for Port {
 /// Takes part as `rank`, over the store at `address`. Returns the agreed port. `patience` limits the wait for the store
 /// and the wait for the other members.
 pub(crate) fn member(address: &str, rank: u32, patience: Duration) -> Result<u16, Box<dyn Error>> {
-    // The store should not wait longer for an answer than the agreement waits for the other members.
+    // An operation of the store should not wait longer for its answer than the agreement waits for the other members.
     let store = TcpStore::options().patience(patience).connect(address, Deadline::after(patience))?;
     let seat = Member { name: "port".into(), rank, members: (0..MEMBERS).collect(), generation: 1, patience };
     // Only port 40010 is offered by all members.

@@ -1,19 +1,21 @@
 //! A command line for a store between processes: one process hosts it, others send requests.
 //!
 //! ```text
-//! tcp_store serve 127.0.0.1:0                      prints the port that it listens on, as its only output,
+//! tcp_store serve 127.0.0.1:0                      prints only the port that it listens on,
 //!                                                  and serves until the process is killed
 //! tcp_store client 127.0.0.1:PORT set KEY VALUE
 //! tcp_store client 127.0.0.1:PORT get KEY          waits for the key
 //! tcp_store client 127.0.0.1:PORT add KEY NUMBER
 //! ```
 //!
-//! `--timeout SECONDS` limits every wait (default 30 s). It comes before the other options.
+//! `--timeout SECONDS` (default 30) limits the attempts to connect, and the waits for keys, for queues and in
+//! `barrier`. It comes before `--secret-file`.
 //!
-//! With a secret, `serve` serves only clients that know the secret, and `client` uses it. The secret comes from the
-//! file of `--secret-file FILE`. Without this option, it comes from the environment variable
-//! `PROCESS_GROUP_STORE_SECRET`, or from the file that `PROCESS_GROUP_STORE_SECRET_FILE` names. It has at least 16
-//! bytes. A newline at the end of the file is ignored.
+//! With a secret, `serve` serves only clients that know the secret, and `client` proves that it knows the secret. The
+//! secret comes from the file of `--secret-file FILE`. Without this option, it comes from the environment variable
+//! `PROCESS_GROUP_STORE_SECRET`, or from the file that `PROCESS_GROUP_STORE_SECRET_FILE` names. If neither variable is
+//! set, or the first one is `none`, there is no secret. A secret has at least 16 bytes. Line ends at the end of the
+//! file are ignored.
 //!
 //! `client` also supports `check KEY…`, `wait KEY…`, `compare_set KEY EXPECTED NEW`, `append KEY VALUE`,
 //! `multi_get KEY…`, `multi_set KEY VALUE …`, `delete KEY`, `list_keys`, `num_keys`, `queue_push KEY VALUE`,

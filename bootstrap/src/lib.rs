@@ -6,12 +6,13 @@
 //! | [`store`] | key-value stores through which ranks find each other: over TCP, in a file, in memory |
 //! | [`link`] | sockets that pass file descriptors between the processes of a host, and memory that they share |
 //! | [`agreement`] | one protocol for every decision that ranks make together |
-//! | [`runtime`] | clock, waits and threads; tests can replace them by a seeded scheduler |
+//! | [`runtime`] | clock, waits and threads, which tests can replace by a seeded scheduler (feature `simulation`) |
 //! | [`wire`] | the binary form of the messages that ranks exchange through a store |
 //! | [`hash`] | a hash function for digests that ranks compare |
 //!
-//! Invariants: every wait for another rank has a time limit, and its error names the awaited key or rank. A
-//! process of another user receives no descriptor. A store with a secret serves only processes that know the secret.
+//! Invariants: every wait for another rank has a time limit. If a wait for keys of a store or for processes of a link
+//! times out, the error names them. A process of another user receives no descriptor. A store with a secret serves only
+//! processes that know the secret.
 
 pub mod agreement;
 pub mod hash;

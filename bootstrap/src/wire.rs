@@ -1,13 +1,13 @@
 //! The binary form of the messages that ranks exchange through a store. It is little-endian and self-delimiting,
 //! and each value has exactly one form.
 //!
-//! A type gets its form from [`wire_struct!`](crate::wire_struct) or [`wire_enum!`](crate::wire_enum), beside its
-//! definition. A type that is sent by itself is a [`Message`]: a header with the protocol, its version and the kind of
-//! the message comes first.
+//! A type usually gets its form from [`wire_struct!`](crate::wire_struct) or [`wire_enum!`](crate::wire_enum), beside
+//! its definition. A type that is sent by itself is a [`Message`]: a header with the protocol, its version and the kind
+//! of the message comes first.
 //!
 //! The decoder is strict and never panics. It returns an error for unknown tags, lengths beyond the input, invalid
-//! UTF-8, map entries out of order and trailing bytes. It allocates memory only for bytes that are present, and never
-//! for an announced length alone.
+//! UTF-8, map entries out of order, and bytes after a message. It allocates memory only for bytes that are present, and
+//! never for an announced length alone.
 //!
 //! ```
 //! use bootstrap::wire::{Malformed, Message, Protocol};
@@ -67,7 +67,7 @@ pub enum Malformed {
         /// The kind that was found.
         found: u8,
     },
-    /// The input ends inside a value.
+    /// The input ends inside the header or a value.
     #[error("ends at byte {at}, inside a value")]
     Short {
         /// The position of the incomplete integer, or of the content of the incomplete text or list.
@@ -84,7 +84,7 @@ pub enum Malformed {
         of: &'static str,
     },
     /// The bytes encode no value of the type: a size that this machine cannot represent, a duration with too many
-    /// nanoseconds, a map with entries out of order, or any value of a type without values.
+    /// nanoseconds, a map with entries out of order or a repeated key, or any value of a type without values.
     #[error("the value at byte {at} is no {of}")]
     Value {
         /// The position of the value's first byte.
@@ -312,7 +312,7 @@ impl<A: Wire, B: Wire> Wire for (A, B) {
     }
 }
 
-/// The elements without their number.
+/// The elements, without a count before them.
 impl<T: Wire + Copy + Default, const N: usize> Wire for [T; N] {
     fn write(&self, out: &mut Vec<u8>) {
         self.iter().for_each(|value| value.write(out));
@@ -400,8 +400,8 @@ impl<T: Wire> Wire for Vec<T> {
 
     fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         let length = u32::read(from)? as usize;
-        // An element of a list takes at least one byte, so a length beyond the input is rejected before any
-        // element is read. Types that take no bytes, such as `()` and `Unsent`, must not be elements of lists.
+        // An element of a list takes at least one byte, so a length above the number of bytes left is rejected before
+        // any element is read. Types that take no bytes, such as `()` and `Unsent`, must not be elements of lists.
         if length > from.left() {
             return Err(Malformed::Short { at: from.at });
         }
@@ -413,8 +413,7 @@ impl<T: Wire> Wire for Vec<T> {
     }
 }
 
-/// Implements [`Wire`] for a struct: its fields in the given order, one after the other. All fields
-/// must be listed.
+/// Implements [`Wire`] for a struct: its fields in the given order, one after the other. All fields must be listed.
 #[macro_export]
 macro_rules! wire_struct {
     ($name:ident $(<$parameter:ident>)? { $($field:ident),* $(,)? }) => {
@@ -434,9 +433,9 @@ macro_rules! wire_struct {
     };
 }
 
-/// Implements [`Wire`] for an enum: one byte with the tag of the variant, then the variant's fields
-/// in the given order. In the macro's input, a unit variant is `TAG => Variant {}`. A tuple variant must have exactly
-/// one field.
+/// Implements [`Wire`] for an enum: one byte with the tag of the variant, then the variant's fields in the given order.
+/// All variants must be listed. A unit variant is written `TAG => Variant {}`. A tuple variant must have exactly one
+/// field.
 #[macro_export]
 macro_rules! wire_enum {
     (

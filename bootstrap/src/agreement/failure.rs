@@ -16,8 +16,9 @@ use crate::{
 pub struct Absentee {
     /// The rank in the job.
     pub rank: u32,
-    /// The other agreements in which threads of the rank waited when the patience ended. If the search of a member of
-    /// another agreement has found the circular wait: only the agreements of the circle.
+    /// The other agreements in which threads of the rank waited when the patience of the rank `by` of
+    /// [`Failure::Absent`] had ended. If a member of another agreement has detected a circular wait: only the
+    /// agreements of the circle.
     pub elsewhere: Vec<Place>,
 }
 wire_struct!(Absentee { rank, elsewhere });
@@ -41,8 +42,8 @@ impl fmt::Display for Spoken {
     }
 }
 
-/// The reason why an agreement has failed. All members get the same failure, with the exceptions named at
-/// [`Ending::Failed`](super::Ending::Failed). Ranks are ranks of the job.
+/// The reason why an agreement has failed. All members that read the result get the same failure, with the exceptions
+/// named at [`Ending::Failed`](super::Ending::Failed). Ranks are ranks of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Failure {
@@ -50,24 +51,25 @@ pub enum Failure {
     /// of others wait for each other in a circle, and a member of one of these agreements has detected that.
     Absent {
         /// The members without a record, in ascending order of ranks. If a member of another agreement has detected the
-        /// circle: only those members that wait in the circle, in the order of the member list.
+        /// circle: the members that wait in other agreements of the circle and not in this one, in the order of the
+        /// member list.
         missing: Vec<Absentee>,
         /// The rank whose patience ended, in this agreement or in another one of the circle.
         by: u32,
         /// The time that rank `by` waited, in milliseconds.
         waited_ms: u64,
-        /// The waits that form a circle, in ascending order of ranks and names. A rank with several threads may
-        /// appear several times. Empty if no circle was found.
+        /// The waits in the agreements of the circle, in ascending order of ranks and names. A rank with several
+        /// threads may appear several times. Empty if no circle was found.
         circle: Vec<Waiting>,
     },
     /// Members use different protocols under one name, or different versions of one protocol.
     Protocols {
-        /// The protocol of each member.
+        /// The protocol of each member whose record is long enough to contain it.
         protocols: ValuesByRank<Spoken>,
     },
     /// Members have different member lists.
     Members {
-        /// The list of the first member, and the list of the member that found the difference.
+        /// The list of the first member that came, and the list of the member that found the difference.
         lists: ValuesByRank<Vec<u32>>,
     },
     /// Members have different generations of the object: they have created it a different number of times.
@@ -111,9 +113,9 @@ impl Message for Failure {
 }
 
 impl Failure {
-    /// Returns the ranks that caused the failure: the missing ranks, the rank that the failure names, or, if values
-    /// differ, the ranks outside the largest group with equal values. If two groups have the same size, the group with
-    /// the lowest rank counts as the largest.
+    /// Returns the ranks that probably caused the failure: the missing ranks, the rank that the failure names, or, if
+    /// values differ, the ranks outside the largest group with equal values. If several groups are the largest, the one
+    /// with the lowest rank is taken.
     #[must_use]
     pub fn culprits(&self) -> Vec<u32> {
         match self {

@@ -7,16 +7,18 @@
 //! |---|---|---|
 //! | entering | the member publishes the agreement that it waits in | no wait |
 //! | comparing | it compares its member list with that of the first member that came | no wait |
-//! | rejecting | if the lists differ, or another process has posted as its rank: it fails the agreement | no wait |
+//! | rejecting | if the lists differ, or another process has posted as its rank: it proposes a failure | no wait |
 //! | records | it posts its record and waits for the decision ([`Protocol::decide`]) | its own patience, from `begin` |
-//! | tracing | if its patience has ended: it searches for a circular wait, and fails the agreements | no wait |
+//! | tracing | if its patience has ended and records are missing: it searches for a circular wait | no wait |
+//! | opening | it fails the other agreements of the circular wait, if there is one, and then this one | no wait |
 //! | action | [`Output::Act`] | half of the longest patience, at most 10 min, at least [`Protocol::ACTION_FLOOR`] |
 //! | outcomes | it posts its outcome and waits for the verdict ([`Protocol::judge`]) | see below |
 //! | leaving | it publishes that it no longer waits in the agreement | no wait |
-//! | acknowledgement | it publishes that it has read the result; the last member removes the keys | no wait |
+//! | acknowledgement | it publishes that it has read the result | no wait |
 //!
 //! The wait for the verdict ends a quarter of the longest patience after the deadline of the action, at least 5 s and
 //! at most 10 min after it. The verdict may ask for another action: then the phases action and outcomes are repeated.
+//! If all members have acknowledged the result, [`Conclusion::read`] has the keys that the driver removes.
 
 use std::time::Duration;
 
@@ -61,7 +63,7 @@ pub enum Input<P: Protocol> {
     Acted(P::Outcome),
 }
 
-/// A request of the state machine to its driver.
+/// An output of the state machine: a request to its driver, or the end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output<P: Protocol> {
     /// A request to the store. The answer is [`Input::Store`].
@@ -87,11 +89,12 @@ pub struct Conclusion<P: Protocol> {
     /// The result, or the reason why there is none.
     pub result: Result<P::Agreed, Ending<P>>,
     /// The keys to remove, because every member has acknowledged the result. Remove them in this order. If the first
-    /// key does not exist, another member removes them. Empty on a member that does not see all acknowledgements.
+    /// key does not exist, stop: another member removes them. Empty on a member that does not see all acknowledgements.
     pub read: Vec<String>,
-    /// The keys of the other members, if the agreement failed or was refused before an action; otherwise empty. The
-    /// driver should wait briefly until the members that have posted a record acknowledge the result. If this process
-    /// hosts the store and exits before that, they cannot read the reason.
+    /// The keys of the other members, if `result` is [`Ending::Failed`] or [`Ending::Refused`] before an action;
+    /// otherwise empty. Also empty if this member's list differs and the others had decided already. The driver should
+    /// wait briefly until the members that have posted a record acknowledge the result. If this process hosts the store
+    /// and exits before that, they cannot read the reason.
     pub awaited: Vec<Awaited>,
     /// True if this member was asked to act. If there is no result, this member has to undo its part of the action.
     pub has_acted: bool,
@@ -112,15 +115,16 @@ pub struct Awaited {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Ending<P: Protocol> {
-    /// [`Protocol::decide`] or [`Protocol::judge`] has found a reason why nothing is agreed. All members get the same
-    /// reason.
+    /// [`Protocol::decide`] or [`Protocol::judge`] has found a reason why nothing is agreed. All members that read the
+    /// result get the same reason.
     Refused(P::Refusal),
     /// The agreement has failed. All members that read a result get the same failure, with two exceptions: after
-    /// [`Failure::Taken`] or [`Failure::Members`], the others may have another result, because they had decided
-    /// already.
+    /// [`Failure::Taken`] or [`Failure::Members`], the others may have another result, which was stored before this
+    /// failure.
     Failed(Failure),
     /// The store failed before this member posted its record, or rejected the record. So the other members cannot act
-    /// on the record. [`run`](super::run) also returns this for an invalid [`Member`].
+    /// on the record. [`run`](super::run) also returns this if the agreement cannot begin, for example because of an
+    /// invalid [`Member`].
     StoreFailed,
     /// The store failed while or after this member posted its record, and before it read the result. Or the store
     /// rejected its outcome. The others may have acted, so the object must be treated as failed.
@@ -175,12 +179,13 @@ fn read<P: Protocol, V: Wire>(kind: u8, bytes: &[u8]) -> Result<V, Malformed> {
     wire::from_message(P::PROTOCOL, kind, bytes)
 }
 
-/// Encodes a failure that takes the place of a decision or verdict. All protocols can read it.
+/// Encodes a failure that takes the place of a decision or verdict. Its encoding is the same for all protocols.
 pub(super) fn sealed_failure(failure: Failure) -> Vec<u8> {
     failure.to_bytes()
 }
 
-/// Reads a failure that takes the place of a decision or verdict. Returns `None` if `bytes` is no failure.
+/// Reads a failure that takes the place of a decision or verdict. Returns `None` if `bytes` is no failure, or one of
+/// another version of [`COMMON`].
 pub(super) fn told_failure(bytes: &[u8]) -> Option<Failure> {
     Failure::from_bytes(bytes).ok()
 }
@@ -222,8 +227,8 @@ enum Phase<P: Protocol> {
     Records(Vote),
     /// Searching for a circular wait through the missing members.
     Tracing(Vote, Trace, Vec<Absentee>),
-    /// Failing the other agreements of a circular wait, with the requests that are not yet sent. Then this agreement
-    /// fails with the failure.
+    /// Failing the other agreements of a circular wait. Holds the requests that are not yet sent, and the failure with
+    /// which this agreement fails afterwards.
     Opening(Vote, Vec<Request>, Failure),
     Acting {
         plan: P::Plan,
@@ -234,7 +239,7 @@ enum Phase<P: Protocol> {
         vote: Vote,
     },
     Acknowledging(Acknowledging, Result<P::Agreed, Ending<P>>),
-    /// Failing the agreement because this member cannot take part: another process has posted as its rank, or its
+    /// Proposing this failure because the member cannot take part: another process has posted as its rank, or its
     /// member list differs from that of the first member.
     Rejecting(Failure),
     Done,
@@ -245,7 +250,7 @@ enum Phase<P: Protocol> {
 enum Acknowledging {
     /// Publishing that this rank no longer waits in the agreement. This precedes the removal of keys: if the decision
     /// key were removed first, the agreement would look like one in which the rank still waits. `acknowledges` is false
-    /// if the other members may have another result. This is then the last step.
+    /// if the other members may have or get another result. This is then the last step.
     Leaving { acknowledges: bool },
     /// Posting the acknowledgement.
     Posting,
@@ -268,7 +273,7 @@ pub struct Agreement<P: Protocol> {
     /// The number of verdicts that asked for another action.
     actions: u32,
     has_acted: bool,
-    /// True if this member's list differs, and the others had decided before it came.
+    /// True if this member's list differs, and the others had decided before it proposed its failure.
     is_outside: bool,
     phase: Phase<P>,
 }
@@ -327,7 +332,8 @@ impl<P: Protocol> Agreement<P> {
         Output::Store(Request::Enter { key: places_key(self.member.rank), place: self.place() })
     }
 
-    /// Returns true if this member may have posted its record, and has not read the result.
+    /// Returns true while this member may have posted its record and has not read the result. Returns false once the
+    /// agreement has ended on this member, also with [`Ending::InDoubt`].
     #[must_use]
     pub fn is_in_doubt(&self) -> bool {
         match &self.phase {
@@ -342,16 +348,16 @@ impl<P: Protocol> Agreement<P> {
         }
     }
 
-    /// Processes the answer to the last output at the time `now`, and returns the next output. An input that does not
-    /// answer the last output ends the agreement with [`Ending::OutOfStep`].
+    /// Processes the answer to the last output at the time `now`, and returns the next output. An input that cannot
+    /// answer the last output usually ends the agreement with [`Ending::OutOfStep`].
     pub fn step(&mut self, input: Input<P>, now: Duration) -> Output<P> {
         let is_in_doubt = self.is_in_doubt();
         match (std::mem::replace(&mut self.phase, Phase::Done), input) {
             (Phase::Acknowledging(_, result), Input::Store(Answer::StoreFailed)) => {
                 self.end(result, Vec::new())
             }
-            // Another process has posted as this rank. The other members get this failure, unless they have
-            // decided already.
+            // Another process has posted as this rank. The other members get this failure, unless a result is
+            // already stored.
             (Phase::Records(_), Input::Store(Answer::Taken)) => {
                 self.reject(Failure::Taken { rank: self.member.rank })
             }
@@ -362,7 +368,8 @@ impl<P: Protocol> Agreement<P> {
             // The record is not in the store. So the others do not act, and wait until their patience ends.
             (Phase::Records(_), Input::Store(Answer::Unsent)) => self.leave(Err(Ending::StoreFailed), false),
             (_, Input::Store(Answer::Unsent)) => self.end(Err(Ending::InDoubt), Vec::new()),
-            // If another member's failure was stored first, report that one, so that all members report the same.
+            // If another member's failure was stored first, report that one, so that all members report the same
+            // failure.
             (Phase::Rejecting(failure), Input::Store(Answer::Result(stands))) => {
                 let told = told_failure(&stands);
                 self.is_outside = told.is_none();
@@ -617,7 +624,7 @@ impl<P: Protocol> Agreement<P> {
         Output::Store(ask)
     }
 
-    /// Proposes `failure` in place of the decision. If the members have a decision already, they keep it.
+    /// Proposes `failure` in place of the decision. If a decision or another failure is already stored, it stays.
     fn reject(&mut self, failure: Failure) -> Output<P> {
         let key = result_key(&records(&self.member.name));
         let value = sealed_failure(failure.clone());
@@ -666,8 +673,9 @@ impl<P: Protocol> Agreement<P> {
     }
 
     /// Returns the keys of the agreement, in the order in which to remove them. The lists of the ranks' agreements are
-    /// not among them. The decision is the first: the member that succeeds in removing it removes the other keys. The
-    /// acknowledgements and their counter are the last, because other members may still check them.
+    /// not among them, nor is the member list if [`Protocol::KEEPS_MEMBERS`] is true. The decision is the first: the
+    /// member that succeeds in removing it removes the other keys. The acknowledgements and their counter are the last,
+    /// because other members may still check them.
     fn all_keys(&self) -> Vec<String> {
         let Member { name, members, .. } = &self.member;
         let decision = result_key(&records(name));

@@ -1,8 +1,8 @@
 //! The agreements in which ranks wait, and the keys of an agreement.
 //!
-//! A rank publishes the list of the agreements in which it waits, one for each of its threads that take part in
-//! an agreement. The list is the value of one key, and all threads of the rank change it. The key without a value
-//! and the empty value both mean that the rank waits in no agreement.
+//! A rank publishes the list of the agreements in which it waits. It may be in several, on several threads. The list is
+//! the value of one key, and all threads of the rank change it. The key without a value and the empty value both mean
+//! that the rank waits in no agreement.
 
 use crate::wire::{self, Message, Protocol, wire_struct};
 
@@ -39,7 +39,7 @@ pub struct Waiting {
 }
 wire_struct!(Waiting { rank, place });
 
-/// The message by which the first member of an agreement publishes its member list.
+/// The message by which the first member that comes to an agreement publishes its member list.
 impl Message for Waiting {
     const PROTOCOL: Protocol = COMMON;
     const KIND: u8 = 2;
@@ -50,8 +50,8 @@ pub(super) fn to_value(places: &[Place]) -> Vec<u8> {
     if places.is_empty() { Vec::new() } else { wire::to_message(COMMON, PLACES, &places.to_vec()) }
 }
 
-/// Decodes the list of the agreements in which a rank waits. Returns an empty list if the key has no value, or if the
-/// value cannot be read because another program or release has written it.
+/// Decodes the list of the agreements in which a rank waits. Returns an empty list if the key has no value, if the
+/// value is empty, or if it cannot be read because another program or release has written it.
 pub(super) fn from_value(value: Option<&[u8]>) -> Vec<Place> {
     value.and_then(|value| wire::from_message(COMMON, PLACES, value).ok()).unwrap_or_default()
 }
@@ -73,12 +73,12 @@ pub(super) fn is_at(places: &[Place], place: &Place) -> bool {
     places.iter().any(|other| other.name == place.name)
 }
 
-/// Returns the prefix of the vote on the records of the agreement with this name.
+/// Returns the prefix of the keys of the vote on the records of the agreement with this name.
 pub(super) fn records(name: &str) -> String {
     format!("{name}/records")
 }
 
-/// Returns the prefix of the vote on the outcomes of the action with this number. The first action has the number 0.
+/// Returns the prefix of the keys of the vote on the outcomes of an action. `action` is its number, from 0.
 pub(super) fn outcomes(name: &str, action: u32) -> String {
     format!("{name}/outcomes{action}")
 }

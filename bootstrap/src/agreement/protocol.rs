@@ -9,8 +9,8 @@ use crate::wire::{self, Wire, wire_enum};
 pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
     /// The magic and the version of the messages, a [`wire::Protocol`]. The magic `AG` is reserved.
     const PROTOCOL: wire::Protocol;
-    /// The shortest time limit of an action. Without this floor, the limit is half of the longest patience among the
-    /// members, and at most 10 min.
+    /// The shortest time limit of an action. The limit is half of the longest patience among the members and at most
+    /// 10 min, but at least this value.
     const ACTION_FLOOR: Duration = Duration::from_secs(10);
     /// See [`PlainProtocol::KEEPS_MEMBERS`].
     const KEEPS_MEMBERS: bool = false;
@@ -44,7 +44,8 @@ pub trait PlainProtocol: Clone + fmt::Debug + Eq + 'static {
     /// The magic and the version of the messages, a [`wire::Protocol`]. The magic `AG` is reserved.
     const PROTOCOL: wire::Protocol;
     /// True if the member list stays in the store after the agreement. A rank that comes later, with another list, then
-    /// also gets [`Failure::Members`](super::Failure::Members). If false, such a rank waits until its patience ends.
+    /// also gets [`Failure::Members`](super::Failure::Members). If false, a rank that comes after the keys of the
+    /// agreement were removed waits until its patience ends.
     const KEEPS_MEMBERS: bool = false;
 
     /// The data that each member contributes to the decision.
@@ -95,7 +96,8 @@ pub enum Report<O> {
     /// No outcome yet. A [final](Protocol::is_final) outcome of another member ended the wait, so this member is
     /// not at fault.
     Pending,
-    /// No outcome before the time limit, because the member is dead or too slow. Also an outcome that cannot be read.
+    /// No outcome before the time limit: the member is dead, too slow, or has lost the store. Also an outcome that
+    /// cannot be read.
     Late,
 }
 
@@ -128,12 +130,12 @@ pub enum Verdict<P: Protocol> {
         /// The plan of the next action.
         plan: P::Plan,
     },
-    /// The action has succeeded on all members.
+    /// The agreement has its result.
     Agreed {
         /// The result.
         agreed: P::Agreed,
     },
-    /// The action has failed on at least one member. Every member undoes its part.
+    /// Nothing is agreed. Every member undoes its part of the action.
     Failed {
         /// The reason.
         refusal: P::Refusal,

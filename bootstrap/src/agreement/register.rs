@@ -17,8 +17,8 @@ use super::place::{self, Place};
 use crate::store::{Result, Store};
 
 /// The agreements that run in this process: the key of the rank's list, and the name of the agreement. The table does
-/// not record the store. So if the same rank and name run over another store, [`enter`] keeps a decided agreement in
-/// the list. It is then removed later.
+/// not record the store. So while an agreement of this rank and name runs over another store, [`enter`] keeps a decided
+/// agreement of that name in the list. A later [`enter`] removes it.
 static RUNNING: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
 
 /// An entry of [`RUNNING`], which is removed on drop.
@@ -84,7 +84,8 @@ pub(super) fn leave(store: &dyn Store, key: &str, place: &Place) -> Result<()> {
 }
 
 /// Replaces the list under `key` by the result of `to`. `found` is the value that the first compare-and-set expects,
-/// which saves a read. If another value is found, `to` is called again with that list.
+/// which saves a read. If another value is found, `to` is called again with that list. If `to` changes nothing, writes
+/// nothing.
 ///
 /// # Errors
 /// Those of the store and of `to`.

@@ -35,7 +35,7 @@ const FAREWELL: Duration = Duration::from_secs(3);
 pub struct Failed<P: Protocol> {
     /// The reason.
     pub ending: Ending<P>,
-    /// The store's error, if the store failed. It may accompany every ending, because the store may also fail while
+    /// The store's error, if the store failed. It may accompany any ending, because the store may also fail while
     /// this member acknowledges the ending. [`StoreError::Argument`] if the agreement could not begin.
     pub store: Option<StoreError>,
     /// True if `act` was called. The caller then has to undo the effects of `act`.
@@ -70,27 +70,27 @@ impl<P: Protocol<Refusal: fmt::Display>> std::error::Error for Failed<P> {
 
 /// Runs this member's part in an agreement, and returns the result.
 ///
-/// Blocks until all members have posted their records, or until the patience of one has ended. After that it
-/// blocks for the action, for the outcomes of the others, and for retries after errors of the store. If the
+/// Blocks until all members have posted their records, the patience of one has ended, or one has left. After that it
+/// blocks for the action and for the outcomes of the others. Retries after errors of the store also block. If the
 /// agreement fails or is refused before an action, it also waits up to 3 s for the others to read the reason.
 ///
-/// If the store's host is gone, each attempt of a request may block for twice the
-/// [`TcpOptions::patience`](crate::store::TcpOptions::patience) of the store. Set that patience to the patience of
-/// the agreement or less.
+/// If the host of a [`TcpStore`](crate::store::TcpStore) does not answer, each operation of the store may block for
+/// about twice the store's patience ([`TcpOptions::patience`](crate::store::TcpOptions::patience)). Set that patience
+/// to the patience of the agreement or less.
 ///
 /// `record` is this member's contribution to the decision. `act` executes a plan until the deadline, and returns the
-/// outcome. It is called once per action, so never for an agreement without one. Its third argument returns true
-/// once the verdict no longer depends on this member's outcome, because another member has failed, timed out or
-/// left. `act` can poll it to stop early.
+/// outcome. It is called once per action, so never for an agreement without one. Its third argument is a function that
+/// returns true once the verdict is stored, and so no longer depends on this member's outcome: another member has
+/// failed, timed out or left. It returns false if the store fails. `act` can poll it to stop early.
 ///
 /// `goes_on` is polled during waits and retries, but not during `act`. It returns an error once the object that the
 /// members agree on has ended on this rank. A wait for the others then ends: the agreement fails with
-/// [`Failure::Left`] on all members, unless its result is already stored. Retries of a failed request also end, and
-/// the store's error is returned.
+/// [`Failure::Left`] on all members, unless its result is already stored. Retries of a failed request also end, with
+/// [`Ending::InDoubt`].
 ///
 /// # Errors
-/// [`Failed`]. If `member` is invalid, its `ending` is [`Ending::StoreFailed`] and its `store` is
-/// [`StoreError::Argument`].
+/// [`Failed`]. If `member` is invalid, or the operating system returns no random number, its `ending` is
+/// [`Ending::StoreFailed`] and its `store` is [`StoreError::Argument`].
 pub fn run<P: Protocol>(
     store: &dyn Store,
     member: Member,
@@ -174,9 +174,10 @@ impl Session<'_> {
     }
 
     /// Sends a request to the store, and returns the answer. With `retries`, sends the request again after a temporary
-    /// error while `goes_on` succeeds: until the time `retries` after the start, and for at least [`RETRY_FLOOR`]
-    /// after the first error. After other errors and after the last retry, stores the error in `failure`, and returns
-    /// [`Answer::StoreFailed`], or [`Answer::Unsent`] if the store rejected a post.
+    /// error while `goes_on` succeeds: until the time `retries` after the start of the agreement, and for at least
+    /// [`RETRY_FLOOR`] after the request's first error. [`StoreError::Taken`] becomes [`Answer::Taken`]. After other
+    /// errors and after the last retry, stores the error in `failure`, and returns [`Answer::StoreFailed`], or
+    /// [`Answer::Unsent`] if the store rejected a post.
     fn ask(
         &mut self,
         request: &Request,
@@ -207,7 +208,8 @@ impl Session<'_> {
         }
     }
 
-    /// Sends a request once, and waits for the answer. During a [`Request::Await`], calls `goes_on` at intervals.
+    /// Executes a request without retries, and returns the answer. During a [`Request::Await`], calls `goes_on` at
+    /// intervals.
     fn attempt(
         &self,
         request: &Request,
@@ -270,9 +272,9 @@ impl Session<'_> {
         {}
     }
 
-    /// Removes the keys of an agreement that all members have acknowledged. If the first key is gone, another member
-    /// removes the keys, and this does nothing. It also does nothing after an error of the store. Errors are ignored,
-    /// because keys that remain cost only a few bytes in the store.
+    /// Removes the keys of an agreement whose result all members have acknowledged. If the first key is gone, another
+    /// member removes the keys, and this does nothing. It also does nothing after an error of the store. Errors are
+    /// ignored, because keys that remain cost only memory of the store.
     fn remove(&self, keys: &[String]) {
         if self.failure.is_none()
             && let Some((first, rest)) = keys.split_first()

@@ -3,11 +3,11 @@
 //! Before a rank waits in an agreement, it publishes that agreement as its *place*. A rank with several threads may
 //! have several places. A rank whose patience has ended follows the places of the missing ranks from agreement to
 //! agreement. If they lead back to its own agreement, waiting longer cannot help. The rank then fails all agreements
-//! of the circle, each with the complete list of waits. If it failed only its own agreement, other ranks of the
-//! circle would go on, and timing would determine which agreements fail.
+//! of the circle, each with the complete list of waits. If it failed only its own agreement, timing would determine
+//! which of the other agreements fail.
 //!
 //! A rank has *come* to an agreement when it has published that it waits there, because it then posts its record
-//! without waiting for other ranks. An agreement is *blocked* if it has no decision, and a blocked rank has not come
+//! without waiting for other ranks. An agreement is *blocked* if it has no decision, and a blocked member has not come
 //! to it. A rank is *blocked* if it waits, and all agreements in which it waits are blocked. If one of them can
 //! complete, the thread that waits there may come to the missing agreements afterwards. The two definitions refer to
 //! each other, and mean the largest set of ranks that satisfies them: the search starts with all ranks that wait, and
@@ -19,8 +19,8 @@
 //!
 //! The places and decisions are read twice. If both reads return the same, the blocked ranks waited in the same
 //! agreements from the first read to the second, because the name of an agreement is used once. So all of them waited
-//! at the same moment. A circular wait ends only if the patience of a rank or the object of an agreement ends, and the
-//! agreements of the circle then fail.
+//! at the same moment. A circular wait ends only if a patience or the object of an agreement ends, or if a rank leaves
+//! an agreement. An agreement of the circle then fails.
 //!
 //! Several ranks may search for the same circle at a time. If an agreement has already failed with a circle that
 //! contains this rank's current wait, this rank reports that circle. Its own search could no longer find the circle,
@@ -37,7 +37,7 @@ use super::{
     vote::Request,
 };
 
-/// A search for the circular wait that a rank is part of.
+/// A search for a circular wait that a rank is part of.
 #[derive(Debug, Clone)]
 pub(super) struct Trace {
     rank: u32,
@@ -65,13 +65,14 @@ enum Asked {
 pub(super) enum Traced {
     /// Send this request, and pass the values to [`Trace::step`].
     Ask(Request),
-    /// The search has ended: the circle in ascending order of ranks and names, or empty if there is none.
+    /// The search has ended: the waits of the circle, in ascending order of ranks and names. Empty if there is no
+    /// circle.
     Circle(Vec<Waiting>),
     /// The values do not match the pending request.
     Unasked,
 }
 
-/// The undecided agreements that were reached, each with the members that have not come to it.
+/// The undecided agreements that were reached, each with the members that have not come to it; see [`Trace::missing`].
 type Missing<'a> = BTreeMap<&'a Place, Vec<u32>>;
 
 impl Trace {
@@ -110,8 +111,8 @@ impl Trace {
         }
     }
 
-    /// Continues the breadth-first search: requests all places and decisions that were reached and not yet read. If
-    /// there are none, looks for a circle, and requests the second read of it.
+    /// Continues the search: requests all places and decisions that were reached and not yet read. If there are none,
+    /// looks for a circle. If it finds one, requests the second read of it, otherwise ends the search.
     fn go_on(&mut self) -> Traced {
         let missing = self.missing();
         let ranks: BTreeSet<u32> =
@@ -164,7 +165,8 @@ impl Trace {
     }
 
     /// Returns the undecided agreements that can be reached from the own one, through ranks that are blocked or not. An
-    /// agreement whose decision was not read yet counts as undecided.
+    /// agreement whose decision was not read yet counts as undecided. A rank whose places were not read yet counts as
+    /// one that has come to no agreement.
     fn missing(&self) -> Missing<'_> {
         let (mut all, mut front) = (Missing::new(), vec![&self.own]);
         while let Some(place) = front.pop() {

@@ -22,7 +22,7 @@ pub struct ValuesByRank<V> {
 wire_struct!(ValuesByRank<V> { entries });
 
 impl<V: PartialEq> ValuesByRank<V> {
-    /// Groups ranks by their values. The result does not depend on the order of `holders`.
+    /// Groups ranks by their values. If no rank occurs twice, the result does not depend on the order of `holders`.
     pub fn of(holders: impl IntoIterator<Item = (u32, V)>) -> Self {
         let mut entries: Vec<Entry<V>> = Vec::new();
         for (rank, value) in holders {

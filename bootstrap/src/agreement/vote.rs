@@ -2,11 +2,12 @@
 //!
 //! A member posts its value, increments a counter, and waits for the result. The member that increments the counter to
 //! the number of members reads all posts and proposes a result. A member whose wait times out reads the posts that
-//! exist and also proposes a result. The store keeps the first proposal, and every member takes that one as the result.
+//! exist and also proposes a result. So does a member whose post alone decides the result, without counting or waiting.
+//! The store keeps the first proposal, and every member takes that one as the result.
 //! So all members get the same result, even if the wait of one member times out while the last member posts.
 //!
-//! Keys: `PREFIX/RANK`, written once, by that rank only; `PREFIX/count`, the counter; `PREFIX/result`, written
-//! once.
+//! Keys: `PREFIX/RANK`, the post, written once, by that rank only; `PREFIX/count`, the counter; `PREFIX/result`,
+//! written once.
 
 use std::time::Duration;
 
@@ -110,9 +111,10 @@ pub struct Gone {
     pub cause: String,
 }
 
-/// The state of a vote, named after the request whose answer is awaited.
+/// The state of a vote. Except for `Unposted` and `Holding`, it is named after the request whose answer is awaited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
+    /// No request was sent yet.
     Unposted,
     Posting,
     Counting,
@@ -233,7 +235,7 @@ impl Vote {
         Step::Ask(ask)
     }
 
-    /// Returns the request that proposes `value`, in answer to [`Step::Propose`].
+    /// Returns the request that proposes `value`. Call it after [`Step::Propose`], or to end the wait with a failure.
     pub(super) fn propose(&mut self, value: Vec<u8>) -> Request {
         self.state = State::Proposing;
         Request::Propose { key: result_key(&self.prefix), value }

@@ -74,12 +74,14 @@ pub(super) fn parse_endpoint(endpoint: &[u8]) -> Result<(Token, &str), String> {
 
 impl Link {
     /// Connects to the process at `place`, whose endpoint is `endpoint`. `me` and `own` are the place and the token of
-    /// this process. Blocks while the accept queue of the other process is full.
+    /// this process. Blocks while the accept queue of the other process is full, at most until `deadline`.
     ///
     /// # Errors
-    /// [`LinkError::Gone`] if no process listens; [`LinkError::Absent`] if the queue is still full at the deadline;
-    /// [`LinkError::Unexpected`] if the endpoint is malformed, other users can enter the folder of its socket, another
-    /// user listens, or connecting fails for another reason; [`LinkError::System`] if this process can make no socket.
+    /// - [`LinkError::Gone`] if no process listens.
+    /// - [`LinkError::Absent`] if the queue is still full at the deadline.
+    /// - [`LinkError::Unexpected`] if the endpoint is malformed, the folder of its socket cannot be opened or is not
+    ///   this user's alone, another user listens, or connecting fails for another reason.
+    /// - [`LinkError::System`] if another system call fails, for example because this process can make no socket.
     pub(super) fn connect(
         me: u64,
         own: Token,
@@ -121,8 +123,8 @@ impl Link {
         }
     }
 
-    /// Wraps an accepted connection of the process at `place`, whose endpoint is `endpoint`. The caller has checked
-    /// the token in the first message, which said that the sender is at `place`.
+    /// Wraps an accepted connection of the process at `place`, whose endpoint is `endpoint`. The caller must have
+    /// checked the token in the first message, and that the message's place is `place`.
     ///
     /// # Errors
     /// [`LinkError::Unexpected`] if the endpoint is malformed.
@@ -162,7 +164,8 @@ impl Link {
         self.socket
     }
 
-    /// Sends a descriptor, which stays open in this process. Blocks while the socket's buffer is full.
+    /// Sends a descriptor, which stays open in this process. Blocks while the socket's buffer is full, at most until
+    /// `deadline`.
     ///
     /// # Errors
     /// [`LinkError::Gone`] if the other end is closed; [`LinkError::Absent`] if the buffer is still full at the
@@ -185,7 +188,7 @@ impl Link {
         }
     }
 
-    /// Receives the next descriptor, which must have this tag. Blocks until it arrives.
+    /// Receives the next descriptor, which must have this tag. Blocks until it arrives, at most until `deadline`.
     ///
     /// # Errors
     /// [`LinkError::Gone`] if the connection has ended or failed; [`LinkError::Absent`] if no descriptor has arrived
@@ -248,8 +251,8 @@ pub(super) enum ReceiveError {
     Broken(io::Error),
 }
 
-/// Receives the next message without waiting. Returns `None` if the other end is closed. Closes all received
-/// descriptors that it does not return.
+/// Receives the next message without waiting. Returns `None` if the other end is closed, or has sent an empty message
+/// without descriptors. Closes all received descriptors that it does not return.
 pub(super) fn receive_message(socket: &OwnedFd) -> Result<Option<Message>, ReceiveError> {
     let mut message = [0; MESSAGE_BYTES + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];

@@ -14,20 +14,21 @@ pub struct Peer {
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// Sends the descriptors `own` to each of `others`, and receives as many descriptors from each, with the same tags
-/// in the same order. All of these processes must call this function. The place of a process is any number that no
+/// Sends the descriptors `own` to each of `others`, and receives as many descriptors from each. All of these processes
+/// must call this function, with the same tags in the same order. The place of a process is any number that no
 /// other process has, for example its rank: `me` is the place of this process, and `others` are those of the other
 /// processes. `endpoint` returns the [endpoint](Listener::endpoint) of the process at a place, and may block until
 /// that process has published it. Use a listener for one exchange only.
 ///
-/// Blocks until the descriptors of all others have arrived, at most until `deadline`. Only the calls of `endpoint`
-/// may take longer, because the deadline does not apply to them. Returns the other processes in no particular order.
-/// If `own` is empty, returns no processes, without connecting.
+/// Blocks until the descriptors of all others have arrived, at most until `deadline`. The deadline does not apply to
+/// the calls of `endpoint`. Returns the other processes in no particular order. If `own` is empty, returns no processes, without connecting.
 ///
 /// # Errors
-/// [`LinkError::Absent`], [`LinkError::Gone`] and [`LinkError::Unexpected`] name the processes that did not come, are
-/// gone, or sent something unexpected. [`LinkError::Store`] is the error of `endpoint`, and [`LinkError::System`] that
-/// of a system call. After an error, all descriptors received so far are closed.
+/// - [`LinkError::Absent`], [`LinkError::Gone`] and [`LinkError::Unexpected`] contain the places of the processes that
+///   caused them.
+/// - [`LinkError::Store`] is the error of `endpoint`, and [`LinkError::System`] that of a system call.
+///
+/// After an error, all descriptors received so far are closed.
 pub fn exchange(
     listener: &Listener,
     me: u64,

@@ -1,7 +1,7 @@
 //! The folder of a listening socket, and the removal of folders that killed processes left.
 //!
-//! A folder's owner holds a lock on it, which the kernel releases when the process ends. The owner makes its socket
-//! only after it has the lock. A folder with a socket and without a lock therefore has no owner.
+//! The process that makes a folder holds a lock on it, which the kernel releases when the process ends. The process
+//! makes its socket only after it has the lock. So the process of a folder with a socket and without a lock has ended.
 //!
 //! A process that connects opens the folder once, checks it, and then uses it only through the descriptor. So a
 //! folder that another user moves to the same path after the check is never used.
@@ -33,7 +33,7 @@ const PREFIX: &str = "lockstep-link-";
 const SOCKET: &str = "socket";
 
 /// An unlocked folder without a socket that is older than this counts as left by a killed process. A younger one may
-/// be new: its owner takes the lock and makes the socket after it has made the folder.
+/// be new: its process takes the lock and makes the socket after it has made the folder.
 const BIRTH: Duration = Duration::from_secs(60);
 
 /// A folder that only this user can enter. It is removed when this value is dropped.
@@ -94,7 +94,8 @@ pub(super) struct PeerFolder {
 pub(super) enum Unfit {
     /// It does not exist, so the peer no longer listens.
     Absent,
-    /// It cannot be opened, or other users can enter it. The text says what was found.
+    /// Its path is invalid, it cannot be opened, it belongs to another user, or other users can enter it. The text says
+    /// what was found.
     Refused(String),
 }
 
@@ -140,8 +141,8 @@ fn check_own(folder: &OwnedFd) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that other users cannot rename this user's entries in the folder `home`: only this user can write to it, or
-/// it has the sticky bit. The owner of `home` is trusted.
+/// Checks that other users cannot rename this user's entries in the folder `home`: only the owner of `home`, who is
+/// trusted, can write to it, or it has the sticky bit.
 pub(super) fn check_home(home: &Path) -> io::Result<()> {
     let mode = fs::metadata(home)?.mode() & 0o7777;
     if mode & 0o022 != 0 && mode & 0o1000 == 0 {
@@ -159,7 +160,7 @@ impl Drop for Folder {
     }
 }
 
-/// Removes a folder and its socket. Ignores errors. A folder with other entries stays.
+/// Removes a folder and its socket. Ignores errors. A folder with other entries stays, without its socket.
 fn remove(path: &Path, folder: &OwnedFd) {
     let _ = unlinkat(folder, SOCKET, AtFlags::empty());
     let _ = fs::remove_dir(path);
@@ -184,7 +185,8 @@ fn locked(path: &Path, how: FlockOperation) -> rustix::io::Result<OwnedFd> {
 /// Removes the folders that killed processes of this user have left. Waits for no lock, and ignores all errors.
 ///
 /// The first [`Listener::open`](super::Listener::open) in a process calls this. A process may also call it after the
-/// death of another process, whose folder is then removed at once.
+/// death of another process, to remove that process's folder at once. A folder without a socket is removed only when
+/// it is older than a minute.
 pub fn sweep() {
     let Ok(entries) = fs::read_dir(home()) else { return };
     for entry in entries.flatten() {

@@ -72,19 +72,24 @@ fn listening(folder: &Folder) -> io::Result<OwnedFd> {
 pub(super) struct Unidentified(Vec<OwnedFd>);
 
 impl Unidentified {
-    /// Waits for a connection whose first message has the listener's token, and returns the connection and the
-    /// message. Returns `None` once the deadline has passed and no socket is readable. A connection that sends anything
-    /// else is closed. Silent connections stay open until the next call. At most [`MAX_UNIDENTIFIED`] are open: a
-    /// further one replaces the oldest.
+    /// Waits for a connection whose first message has the listener's token, and returns the connection and the message.
+    /// Returns `None` once the deadline has passed and the sockets that are readable have been served. A connection that
+    /// sends anything else is closed. Silent connections stay open after the call. At most [`MAX_UNIDENTIFIED`] are open: a further one
+    /// replaces the oldest.
     pub(super) fn next(
         &mut self,
         listener: &Listener,
         deadline: Deadline,
     ) -> Result<Option<(OwnedFd, Message)>, LinkError> {
+        // After the deadline, the connections that are there are still served.
+        let mut rounds = 2 * MAX_UNIDENTIFIED;
         loop {
             let ready = self.ready(listener, deadline)?;
-            if ready.is_empty() && deadline.expired() {
-                return Ok(None);
+            if deadline.expired() {
+                if ready.is_empty() || rounds == 0 {
+                    return Ok(None);
+                }
+                rounds -= 1;
             }
             // From the last to the first, so that a removal does not shift indices that are still needed.
             for at in ready.into_iter().rev() {
@@ -116,7 +121,7 @@ impl Unidentified {
     }
 
     /// Waits until a socket is readable, and returns the indices of all readable ones. The listening socket has index
-    /// 0, and the connections follow. Returns no index after the deadline or a signal.
+    /// 0, and the connections follow. Returns no index after the deadline, a signal, or an hour.
     fn ready(&self, listener: &Listener, deadline: Deadline) -> io::Result<Vec<usize>> {
         let all = std::iter::once(&listener.socket).chain(&self.0);
         let mut all: Vec<_> = all.map(|socket| PollFd::new(socket, PollFlags::IN)).collect();

@@ -16,8 +16,8 @@ use rustix::{
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// A mapping of memory that processes of a host share. The mapping starts at a page boundary, and the memory contains
-/// zeros when it is made. It is freed when its last mapping and its last descriptor are gone. Other processes may write
-/// to it at any time, so read it only through atomics, and check every value.
+/// zeros when it is made. The memory is freed when its last mapping and its last descriptor are gone. Another process
+/// may write to it at any time, so read it only through atomics, and check every value.
 pub struct SharedMemory {
     base: NonNull<u8>,
     /// The length of the mapping.
@@ -43,9 +43,9 @@ impl SharedMemory {
         Ok((memory, mapped))
     }
 
-    /// Makes `bytes` bytes of memory that only this mapping can write. Other processes [map](Self::open_read_only)
-    /// it read-only. Linux 5.1 and later refuses them a writable mapping, and older kernels do not. Also returns the
-    /// descriptor for the other processes.
+    /// Makes `bytes` bytes of memory that other processes [map](Self::open_read_only) read-only. With Linux 5.1 and
+    /// later, only the returned mapping can write it. Older kernels do not prevent writes of other processes. Also
+    /// returns the descriptor for the other processes.
     ///
     /// # Errors
     /// As for [`create`](Self::create).

@@ -1,19 +1,19 @@
 //! Passes file descriptors between the processes of a host: shared memory, locks, or any other kernel object.
 //!
-//! A process that accepts connections opens a [`Listener`]: a socket in a folder that only its user can enter. The
-//! endpoint of the listener ([`Listener::endpoint`]) contains the socket's path and a random token. The other
-//! processes read it from their store. In one [`exchange()`], every two processes send each other their
-//! descriptors, one per message, each with a [`Tag`] for its kind. Every process has a place, a number that the
-//! caller assigns. Of two processes, the one with the lower place connects.
+//! Each process opens a [`Listener`]: a socket in a folder that only its user can enter. The endpoint of the listener
+//! ([`Listener::endpoint`]) contains the socket's path and a random token. The other processes read the endpoint, for
+//! example from a store. In one [`exchange()`], every two processes send each other their descriptors, one per message,
+//! each with a [`Tag`] for its kind. Every process has a place, a number that the caller assigns. Of two processes, the
+//! one with the lower place connects.
 //!
-//! A process of another user, or without the token, receives nothing. An exchange does not wait for such a process,
-//! whatever it sends. Every wait for another process has a deadline. The errors distinguish a process that is gone
-//! ([`LinkError::Gone`]) from one that is late ([`LinkError::Absent`]).
+//! A process of another user, or one that connects without the token, receives nothing. An exchange does not wait for
+//! such a process, whatever it sends. The waits for connections and messages have a deadline. The errors distinguish a
+//! process that is gone ([`LinkError::Gone`]) from one that is late ([`LinkError::Absent`]).
 //!
-//! [`SharedMemory`] is memory that two processes use to communicate without system calls.
+//! [`SharedMemory`] is memory through which the processes of a host communicate without system calls.
 //!
 //! The folder is removed when the [`Listener`] is dropped. The folder of a killed process is removed when another
-//! process of the same user opens its first [`Listener`], or calls [`sweep`].
+//! process of this user opens its first [`Listener`], or calls [`sweep`].
 //!
 //! ```
 //! use bootstrap::{link::{self, Listener, Tag}, store::Deadline};
@@ -86,12 +86,13 @@ pub enum LinkError {
         #[source]
         source: io::Error,
     },
-    /// A process sent something unexpected, or its endpoint is malformed or cannot be trusted.
+    /// A process sent something unexpected, or its endpoint is malformed or cannot be trusted, or connecting to it
+    /// failed for a reason that has no variant of its own.
     #[error("place {place}: {problem}")]
     Unexpected {
         /// The place of that process.
         place: u64,
-        /// The found value, and the expected value where there is one.
+        /// A description of the problem.
         problem: String,
     },
     /// A process has ended, no longer listens, or has closed the connection.
@@ -107,7 +108,7 @@ pub enum LinkError {
     Absent {
         /// The places of those processes.
         places: Vec<u64>,
-        /// The time since the deadline was set.
+        /// The time since the deadline was created.
         waited: Duration,
     },
     /// A system call failed.
@@ -125,9 +126,9 @@ impl From<rustix::io::Errno> for LinkError {
 }
 
 /// Returns a number that identifies this host: a hash of the kernel's boot id, the network namespace and the host
-/// name. Processes with the same number share a kernel, which shared memory needs, and a network namespace, which
-/// NCCL needs to pass descriptors over abstract sockets. If the environment variable `NCCL_HOSTID` is set and not
-/// empty, its hash is the number, as in NCCL. A part that cannot be read counts as empty.
+/// name. A part that cannot be read counts as empty. Processes with the same hash share a kernel, which shared memory
+/// needs, and a network namespace, which NCCL needs to pass descriptors over abstract sockets. If the environment
+/// variable `NCCL_HOSTID` is set and not empty, the number is a hash of its value instead.
 #[must_use]
 pub fn host() -> u64 {
     if let Some(name) = env::var_os("NCCL_HOSTID").filter(|name| !name.is_empty()) {
@@ -142,7 +143,7 @@ pub fn host() -> u64 {
 /// The secret in an endpoint. Only processes that can read the endpoint in the store know it.
 type Token = [u8; 16];
 
-/// Returns 16 random bytes of the kernel. Also makes the names of folders.
+/// Returns 16 random bytes of the kernel, for a token or for the name of a folder.
 fn fresh_token() -> io::Result<Token> {
     let mut token = Token::default();
     getrandom(&mut token, GetRandomFlags::empty())?;

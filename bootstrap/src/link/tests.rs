@@ -1,5 +1,6 @@
-//! Exchanges between members, while other processes connect too. The members are threads of one process, but their
-//! descriptors pass through the kernel as between processes.
+//! Tests of exchanges: with uninvited connections, missing members, and processes of another user. Tests of the folders
+//! of listeners. The members of an exchange are threads of one process, but their descriptors pass through the kernel
+//! as between processes.
 
 use std::{
     env,
@@ -7,7 +8,7 @@ use std::{
     io::{self, BufRead, BufReader, IoSlice, Read, Write},
     mem::MaybeUninit,
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::{
             fs::{DirBuilderExt, FileExt, PermissionsExt},
             process::CommandExt,
@@ -27,7 +28,7 @@ use rustix::{
         RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, accept, bind,
         connect, listen, recv, sendmsg,
     },
-    process::{Uid, geteuid},
+    process::{Resource, Rlimit, Uid, geteuid, getrlimit, setrlimit},
 };
 
 use super::{
@@ -82,7 +83,7 @@ fn member(
     Ok(met)
 }
 
-/// All members meet, and each receives every other member's descriptors.
+/// Runs the exchange of all members. Asserts that each receives every other member's descriptors.
 fn all_meet(listeners: &[Listener]) {
     thread::scope(|scope| {
         for me in 0..listeners.len() {
@@ -196,7 +197,8 @@ fn another_kind_of_descriptor_is_refused() {
 #[test]
 fn who_does_not_come_is_named() {
     let mut listeners = listeners(3);
-    // The member with the highest place waits for both others. The member with the lowest finds a closed socket.
+    // The member with the highest place waits for both others. Then the listeners of the others are dropped, and the
+    // member with the lowest place finds no listener.
     let absent = member(&listeners, 2, &TAGS, soon()).unwrap_err();
     assert!(matches!(&absent, LinkError::Absent { places, .. } if *places == [0, 1]), "{absent}");
     let endpoints: Vec<_> = listeners.iter().map(Listener::endpoint).collect();
@@ -205,6 +207,39 @@ fn who_does_not_come_is_named() {
     let file = file("");
     let gone = exchange(&listeners[0], 0, &[1], endpoint, &[(TAGS[0], file.as_fd())], far()).unwrap_err();
     assert!(matches!(gone, LinkError::Gone { place: 1, .. }), "{gone}");
+}
+
+#[test]
+#[ignore = "a process, which the test below starts"]
+fn an_exchange_without_free_descriptors() {
+    let listeners = listeners(2);
+    let _waiting = knock(&listeners[1]);
+    let own = file("");
+    // All smaller numbers are in use, so no descriptor can be opened from now on.
+    let free = file("").as_fd().as_raw_fd() as u64;
+    let limit = Rlimit { current: Some(free), ..getrlimit(Resource::Nofile) };
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let result = exchange(&listeners[1], 1, &[0], |_| panic!(), &[(TAGS[0], own.as_fd())], soon());
+    assert!(matches!(result, Err(LinkError::Absent { .. })));
+}
+
+/// The listener cannot accept a connection, and so stays readable.
+#[test]
+fn a_connection_that_cannot_be_accepted_does_not_prolong_an_exchange() {
+    let name = concat!(module_path!(), "::an_exchange_without_free_descriptors");
+    let mut process = test_command(name).unwrap().spawn().unwrap();
+    let deadline = far();
+    let status = loop {
+        match process.try_wait().unwrap() {
+            Some(status) => break status,
+            None if deadline.expired() => {
+                process.kill().unwrap();
+                panic!("the exchange does not end");
+            }
+            None => thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    assert!(status.success(), "{status}");
 }
 
 #[test]
@@ -225,7 +260,7 @@ fn the_folder_goes_with_the_listener_and_after_its_death() {
     drop(listener);
     assert!(!folder.exists());
 
-    // A killed process leaves a folder with a socket, which nobody has locked.
+    // A killed process leaves an unlocked folder. While it has no socket, a process may be making it.
     fs::create_dir(&folder).unwrap();
     sweep();
     assert!(folder.exists(), "it may be one that is being made");
@@ -246,8 +281,8 @@ const OTHER: &str = "PROCESS_GROUP_TEST_OTHER_USER";
 /// The output of `another_user`: it could not enter the folder, or it has entered and has connected.
 const PLACES: [&str; 2] = ["outside", "inside"];
 
-/// The process that [`start_as_nobody`] starts. It reads an endpoint from its input, connects, and sends the message
-/// of member 0. The listener must close the connection.
+/// The process that [`start_as_nobody`] starts. It reads an endpoint from its input, and tries to connect. If it can,
+/// it sends the message of member 0, and the listener must close the connection.
 #[test]
 #[ignore = "the body of a process that a test starts"]
 fn another_user() {
@@ -391,7 +426,7 @@ fn a_folder_that_others_can_enter_or_replace_is_refused() {
     check_home(home.path()).unwrap();
 }
 
-/// Members do not follow a symbolic link in place of the listener's folder.
+/// A member does not connect through a symbolic link in place of the listener's folder.
 #[test]
 fn a_folder_that_is_swapped_is_seen() {
     let listeners = listeners(2);

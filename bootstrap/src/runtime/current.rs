@@ -15,9 +15,12 @@ thread_local! {
 /// Makes `runtime` the current one of this thread until the returned guard is dropped. Drop the guards of nested calls
 /// in reverse order.
 ///
-/// Threads that [`spawn`](super::spawn) starts have the runtime of their parent. But if the parent has the seeded runtime
-/// and runs no ranks of a seeded world, they have [`Standard`], as have threads that the standard library starts. The ranks of a seeded world share one thread, and therefore one current runtime: call this
-/// function before the world is started, and not in each rank.
+/// A thread that [`spawn`](super::spawn) starts has the runtime of the thread that calls `spawn`. Exception: if that
+/// runtime is the seeded one, and the calling thread runs no ranks of a seeded world, the new thread has [`Standard`].
+/// Threads that the standard library starts have [`Standard`].
+///
+/// The ranks of a seeded world share one thread, and therefore one current runtime. Call this function before the world
+/// is started, and not in each rank.
 pub fn enter(runtime: Arc<dyn Runtime>) -> Entered {
     Entered { before: CURRENT.replace(Some(runtime)), _not_send: PhantomData }
 }
@@ -41,14 +44,14 @@ impl Drop for Entered {
 /// Calls `f` with the current runtime. The thread-local variable is not borrowed during the call, so `f` may wait while
 /// other ranks on this thread use the variable.
 pub(super) fn with<R>(f: impl FnOnce(&dyn Runtime) -> R) -> R {
-    // `try_with` fails if a destructor calls this after the thread's thread-local variables were destroyed.
+    // `try_with` fails if the destructor of another thread-local variable calls this after `CURRENT` was destroyed.
     match CURRENT.try_with(|current| current.borrow().clone()) {
         Ok(Some(runtime)) => f(&*runtime),
         _ => f(&Standard),
     }
 }
 
-/// Blocks the current thread for this time, on the clock of its runtime.
+/// Blocks the current thread, or the current rank of a seeded world, for this time on the clock of its runtime.
 pub fn sleep(time: Duration) {
     with(|runtime| runtime.sleep(time));
 }
@@ -62,20 +65,20 @@ pub fn wait(event: &Event, seen: u64, limit: Duration) -> bool {
     with(|runtime| runtime.wait(event, seen, limit))
 }
 
-/// Lets a seeded scheduler run another rank first. The scheduler records `label` in the history of the run. Does
-/// nothing on [`Standard`].
+/// In a seeded world, lets the scheduler run another rank first, and records `label` in the history of the run. Does
+/// nothing on [`Standard`], or if the caller unwinds from a panic.
 pub fn yield_point(label: &'static str) {
     with(|runtime| runtime.yield_point(label));
 }
 
-/// A time on the clock of the current runtime. A comparison of times of different runtimes has no meaning.
+/// A time on the clock of a runtime. A comparison of times of different runtimes has no meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Instant {
     since_origin: Duration,
 }
 
 impl Instant {
-    /// Returns the current time.
+    /// Returns the current time of the current runtime.
     #[must_use]
     pub fn now() -> Self {
         Self { since_origin: with(|runtime| runtime.now()) }
@@ -102,7 +105,7 @@ mod tests {
 
     use super::*;
 
-    /// A clock that advances only in waits.
+    /// A runtime whose clock advances only in `sleep` and `wait`.
     #[derive(Debug, Default)]
     struct Manual(AtomicU64);
 

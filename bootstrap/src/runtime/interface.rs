@@ -57,14 +57,15 @@ impl Event {
 
 /// A clock, waits and threads. Every thread has a current runtime; see [`enter`](super::enter).
 pub trait Runtime: fmt::Debug + Send + Sync {
-    /// Returns the time since an arbitrary origin. It never decreases.
+    /// Returns the time since an arbitrary origin. It never decreases. Exception: `Seeded` changes its clock when its
+    /// thread starts or ends a seeded world.
     fn now(&self) -> Duration;
 
-    /// Blocks the current thread for this time.
+    /// Blocks the current thread, or the current rank of a seeded world, for this time.
     fn sleep(&self, time: Duration);
 
-    /// Blocks the current thread until the count of `event` differs from `seen`, for at most `limit`. With
-    /// [`Duration::MAX`] there is no limit.
+    /// Blocks the current thread, or the current rank of a seeded world, until the count of `event` differs from
+    /// `seen`, for at most `limit`. With [`Duration::MAX`] there is no limit.
     ///
     /// Returns true after a notification, and also after the limit. Returns false, without blocking, only if there is
     /// no limit and the caller is a rank of a seeded world that unwinds from a panic, and so cannot block. The caller
@@ -72,12 +73,12 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     fn wait(&self, event: &Event, seen: u64, limit: Duration) -> bool;
 
     /// Starts a thread with this name that runs `body`, and detaches it. The implementation makes this runtime the
-    /// current one in `body`. Exception: outside a seeded world, `Seeded` starts a thread of
+    /// current one in `body`. Exception: on a thread that runs no ranks of a seeded world, `Seeded` starts a thread of
     /// [`Standard`](super::Standard).
     ///
     /// # Errors
     /// Those of [`Standard`](super::Standard): the operating system refuses another thread, or `name` contains a zero
-    /// byte.
+    /// byte. In a seeded world there are none.
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<()>;
 
     /// Lets a simulated runtime run another thread first. Its scheduler records `label` in the history of the run. The

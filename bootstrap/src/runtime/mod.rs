@@ -1,17 +1,17 @@
 //! The clock, waits and threads of this crate, behind one small interface.
 //!
-//! Code that reads the clock, waits or starts a thread uses [`Instant`], [`sleep`], [`wait`] and [`spawn`] instead
-//! of the standard library. They call the [`Runtime`] of the current thread:
+//! Except for socket I/O, code that reads the clock, waits or starts a thread uses [`Instant`], [`sleep`], [`wait`] and
+//! [`spawn`] instead of the standard library. They call the [`Runtime`] of the current thread:
 //! - [`Standard`]: the threads and the monotonic clock of the operating system. It is the default.
 //! - `Seeded`, with the feature `simulation`: the seeded scheduler of `gpu_sim::sched`. All ranks of a program run
 //!   on one thread, in an order that a seed decides, and the clock is virtual.
 //!
 //! [`enter`] sets the current runtime of a thread.
 //!
-//! Sockets are not part of the interface. The host of a `TcpStore` sleeps in epoll over thousands of descriptors, so
-//! the interface would have to copy epoll. Its protocol already consists of state machines without I/O
-//! ([`store::machine`](crate::store::machine)), which seeded tests run directly. Programs in a seeded world use
-//! [`HashStore`](crate::store::HashStore) or [`FileStore`](crate::store::FileStore).
+//! Sockets are not part of the interface. The host of a [`TcpStore`](crate::store::TcpStore) waits in epoll for up to
+//! thousands of descriptors, so the interface would have to copy epoll. The protocol of the store already consists of
+//! state machines without I/O ([`store::machine`](crate::store::machine)), which seeded tests run directly. Programs in
+//! a seeded world use [`HashStore`](crate::store::HashStore) or [`FileStore`](crate::store::FileStore).
 //!
 //! Invariant: no lock is held during a call of [`sleep`], [`wait`], [`yield_point`] or [`JoinHandle::join`].
 //! All ranks of a seeded world share one thread. A rank that tried to take a lock which another rank holds would block

@@ -46,15 +46,16 @@ use super::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A wait unwinds, like a panic but without a message, if the world ends or if no rank can continue (a deadlock, which
-/// [`run_actors`](gpu_sim::World::run_actors) reports).
+/// A wait unwinds, like a panic but without a call of the panic hook, if the world ends or if nothing in the world can
+/// continue (a deadlock, which [`run_actors`](gpu_sim::World::run_actors) reports).
 ///
-/// The scheduler cannot suspend a rank that unwinds from a panic. If a destructor waits during that time, no other rank
-/// runs. The clock advances by the limit of the wait, and a wait without a limit returns false.
+/// The scheduler cannot suspend a rank that unwinds from a panic. So if a destructor waits during that time for a count
+/// that has not changed, no other rank runs. The clock advances by the limit of the wait, or, without a limit, the wait
+/// returns false.
 #[derive(Debug, Default)]
 pub struct Seeded {
-    /// The sum of the limits of all waits of ranks that were unwinding, in nanoseconds. The clock of this runtime is
-    /// the world's clock plus this sum.
+    /// The sum of the times by which waits and sleeps of unwinding ranks have advanced the clock, in nanoseconds. The
+    /// clock of this runtime is the world's clock plus this sum.
     skipped: AtomicU64,
 }
 
@@ -66,8 +67,8 @@ impl Seeded {
     }
 
     /// Handles the error of a wait, and returns the result of [`Runtime::wait`]. Returns true if the limit has passed.
-    /// Unwinds if the world has ended or is in a deadlock. If the rank unwinds already, advances the clock by the limit
-    /// and returns true, or returns false if there is no limit.
+    /// For every other error, unwinds: the world has ended or is in a deadlock. But if the rank unwinds already,
+    /// advances the clock by the limit and returns true, or returns false if there is no limit.
     fn end(&self, error: &WaitError, limit: Duration) -> bool {
         if matches!(error, WaitError::TimedOut { .. }) {
             return true;

@@ -13,11 +13,11 @@ use super::{
     interface::Event,
 };
 
-/// Starts a thread of the current runtime. The new thread has the same current runtime; see [`enter`](super::enter) for the
-/// exception.
+/// Starts a thread of the current runtime. In a seeded world, this is a coroutine beside the ranks. See
+/// [`enter`](super::enter) for the runtime that is current in the new thread.
 ///
 /// # Errors
-/// The operating system refuses another thread, or `name` contains a zero byte.
+/// Those of [`Runtime::spawn`](super::Runtime::spawn).
 pub fn spawn<T: Send + 'static>(
     name: &str,
     body: impl FnOnce() -> T + Send + 'static,
@@ -62,8 +62,8 @@ impl<T> JoinHandle<T> {
     /// thread-local variables may still run.
     ///
     /// # Errors
-    /// The payload of the panic that ended the body. If the caller is a rank of a seeded world that unwinds from a
-    /// panic, it cannot wait. If the body has not ended yet, the error is then a `&'static str` that says so.
+    /// The payload of the panic that ended the body. A rank of a seeded world that unwinds from a panic cannot wait: if
+    /// the body has not ended yet, its error is a `&'static str` that says so.
     pub fn join(self) -> thread::Result<T> {
         loop {
             let seen = self.ended.event.count();

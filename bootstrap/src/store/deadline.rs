@@ -23,7 +23,7 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// The longest timeout: 100 years. It can be added to any `Instant` without overflow.
+    /// The longest timeout: 100 years. It can be added to the current time without overflow.
     const FURTHEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
     /// Returns the deadline `timeout` from now. A timeout of more than 100 years is shortened to 100 years.
@@ -31,7 +31,7 @@ impl Deadline {
         Self { set: Instant::now(), timeout: timeout.min(Self::FURTHEST) }
     }
 
-    /// Returns a deadline that has passed. An operation with it checks its keys once and does not wait for them. It may
+    /// Returns a deadline that has passed. An operation with it checks its keys, but does not wait for them. It may
     /// still block until the store answers.
     pub fn now() -> Self {
         Self::after(Duration::ZERO)

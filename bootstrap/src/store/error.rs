@@ -21,8 +21,9 @@ pub enum StoreError {
         /// The time since the deadline was created.
         waited: Duration,
     },
-    /// The store's host answered earlier and can no longer be reached. Either its process has ended, and the store's
-    /// contents are lost, or its machine cannot be reached.
+    /// The store's host answered earlier. Now the connection has broken, or a new one has failed, and so has a further
+    /// attempt to connect. Usually the host's process has ended, and the store's contents are lost, or its machine
+    /// cannot be reached.
     #[error(
         "the store's host at {address} died during {operation}: its process ended or its machine is cut off"
     )]
@@ -31,11 +32,12 @@ pub enum StoreError {
         address: String,
         /// The operation in progress.
         operation: String,
-        /// The operating system's error.
+        /// The error of the connection that broke or failed first.
         source: Arc<io::Error>,
     },
-    /// The host holds the connection open but did not answer in time: within the patience, or, for an operation with a
-    /// deadline, soon after the deadline. See [`TcpOptions::patience`](super::TcpOptions::patience).
+    /// The host holds the connection open, but did not answer or accept bytes in time: within the patience, or, for an
+    /// operation with a deadline, soon after the deadline. See
+    /// [`TcpOptions::patience`](super::TcpOptions::patience).
     #[error(
         "the store's host at {address} did not answer {operation} within {waited:?}; it is stopped or overloaded"
     )]
@@ -47,22 +49,24 @@ pub enum StoreError {
         /// The time since the deadline was created. For an operation without a deadline, the time since its start.
         waited: Duration,
     },
-    /// No connection to the store was possible before the deadline. At the last attempt, no process accepted one.
+    /// No connection to the store was possible before the deadline. In the attempt whose error is `source`, no process
+    /// accepted one, or a system call failed.
     #[error(
         "no store at {address} after {waited:?} and {attempts} attempts; is its host (rank 0) running, and the address right?"
     )]
     Unreachable {
         /// The expected address.
         address: String,
-        /// The number of attempts to connect.
+        /// The number of attempts. Each tries all addresses that the host's name resolves to.
         attempts: u32,
         /// The time since the deadline was created.
         waited: Duration,
-        /// The last attempt's error.
+        /// The error of the last attempt. If a process accepted that connection but did not answer, the error of an
+        /// earlier attempt.
         source: Arc<io::Error>,
     },
-    /// No connection to the store was possible before the deadline. At the last attempt, a process accepted one but
-    /// closed it before the greeting was complete.
+    /// No connection to the store was possible before the deadline. In the attempt whose error is `source`, a process
+    /// accepted one, but it ended or failed before the greeting was complete.
     #[error(
         "the store at {address} has turned this process away {attempts} times within {waited:?}; it has as many clients \
          as it may have (its limit, or `ulimit -n`), or it is no store"
@@ -70,14 +74,15 @@ pub enum StoreError {
     TurnedAway {
         /// The store's address.
         address: String,
-        /// The number of attempts to connect.
+        /// The number of attempts. Each tries all addresses that the host's name resolves to.
         attempts: u32,
         /// The time since the deadline was created.
         waited: Duration,
-        /// The last connection's error.
+        /// The error of the last attempt. If a process accepted that connection but did not answer, the error of an
+        /// earlier attempt.
         source: Arc<io::Error>,
     },
-    /// This process and the host do not have the same secret.
+    /// The greeting failed because of the secret. Usually this process and the host do not have the same one.
     #[error("the store at {address} and this process do not trust each other: {source}")]
     Distrusted {
         /// The store's address.
@@ -95,8 +100,8 @@ pub enum StoreError {
         /// The length of that value, in bytes.
         found: usize,
     },
-    /// The job's secret cannot be used: the variable or the file contains no valid one, the file cannot be read or
-    /// gives others access, or both variables are set.
+    /// The job's secret cannot be used: the variable or the file contains no valid one, the file does not meet the
+    /// conditions of [`Secret::read_file`](super::Secret::read_file), or both variables are set.
     #[error("the store's secret: {origin} {problem}")]
     Secret {
         /// The name of the variable, or the path of the file.
@@ -113,8 +118,8 @@ pub enum StoreError {
         /// A description of the invalid answer, or of the time without an answer.
         found: String,
     },
-    /// The connection broke during an operation, and the host accepted another connection afterwards. It has probably
-    /// closed the connection because of the request.
+    /// The connection broke during an operation, and another connection could be opened afterwards. The host has
+    /// probably closed the first one because of the request.
     #[error("the store's host at {address} refused {operation}: {limits}")]
     Refused {
         /// The host's address.
@@ -132,7 +137,7 @@ pub enum StoreError {
         /// The address.
         address: String,
     },
-    /// The host cannot listen at the address for another reason, or cannot start its thread.
+    /// The host cannot listen at the address for another reason, or cannot begin to serve.
     #[error("cannot host a store at {address}")]
     Bind {
         /// The address.
@@ -155,11 +160,11 @@ pub enum StoreError {
         address: String,
         /// The operation in progress.
         operation: String,
-        /// The data received, and the data expected.
+        /// A description of the data received.
         detail: String,
     },
-    /// A key, a value, a request, its reply, or the store's contents after it would exceed the store's limits. Nothing
-    /// was changed.
+    /// A key, a value or a request exceeds the limits of the store, or the reply or the store's contents after the
+    /// request would. Nothing was changed.
     #[error("{what} of {size} {unit} exceeds the store's limit of {limit}")]
     TooLarge {
         /// The part that is too large, with its key if that is known.
@@ -179,8 +184,8 @@ pub enum StoreError {
         /// The start of its value, at most 64 bytes.
         value: String,
     },
-    /// Some ranks did not come to a meeting ([`rendezvous`](super::rendezvous()) or [`barrier`](super::barrier)). Every
-    /// rank that came gets the same list, unless the ranks expect different numbers of ranks.
+    /// Some ranks did not come to a meeting ([`rendezvous`](super::rendezvous()) or [`barrier`](super::barrier)). All
+    /// ranks that get this error get the same list, unless they expect different numbers of ranks.
     #[error("{} of {world} never arrived at {at:?} (waited {:.1} s)", Ranks(.ranks), .waited.as_secs_f64())]
     Absent {
         /// The ranks that are missing, ascending.
@@ -226,7 +231,7 @@ pub enum StoreError {
         /// The name of the meeting.
         at: String,
     },
-    /// This process cannot open another connection, for lack of descriptors, memory or ports.
+    /// This process cannot open or use a connection, for lack of descriptors, memory or ports.
     #[error("cannot connect to the store's host at {address} for {operation}; this process lacks a resource")]
     Local {
         /// The host's address.
@@ -243,7 +248,7 @@ pub enum StoreError {
         path: PathBuf,
         /// The operation in progress.
         operation: String,
-        /// The operating system's error.
+        /// The error of the system call, or a description of the problem with the path.
         source: Arc<io::Error>,
     },
     /// A store's file belongs to another user, or other users may write it. See [`FileStore`](super::FileStore).
@@ -262,8 +267,8 @@ pub enum StoreError {
         /// The effective user id of this process.
         user: u32,
     },
-    /// Another process did not release the lock of a store's file within the time that
-    /// [`FileOptions::patience`](super::FileOptions::patience) describes.
+    /// Another process, or another store of this process in the same file, did not release the file's lock within the
+    /// time that [`FileOptions::patience`](super::FileOptions::patience) describes.
     #[error(
         "{operation} waited {waited:?} for the lock of the store's file {}; the process that has it is stopped or \
          hangs (`lslocks` names it)",
@@ -283,8 +288,8 @@ pub enum StoreError {
         /// The path of the file.
         path: PathBuf,
     },
-    /// A store's file contains something other than records, contains a record with a key or value above this process's
-    /// limits, or has become shorter.
+    /// A store's file contains something other than records or a record whose key or value exceeds this process's
+    /// limits, or the file has become shorter.
     #[error(
         "the store's file {} holds no record at byte {offset} but {found}; it is another program's, or a writer was \
          killed and another went on behind what that one had begun: remove it and start again",
@@ -293,12 +298,12 @@ pub enum StoreError {
     FileCorrupt {
         /// The path of the file.
         path: PathBuf,
-        /// The position of the invalid data, in bytes.
+        /// The position of the invalid record, in bytes. If the file has become shorter, its length.
         offset: u64,
         /// A description of the data found there.
         found: String,
     },
-    /// An argument is invalid, or an error has no variant of its own. The message describes it. A retry cannot succeed.
+    /// An argument is invalid, or an error has no variant of its own. The message describes it.
     #[error("{0}")]
     Argument(String),
 }

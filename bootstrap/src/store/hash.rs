@@ -71,7 +71,8 @@ impl HashStore {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Releases the lock, waits until any client is woken, for at most `limit`, and takes the lock again.
+    /// Releases the lock, waits for the next notification of `Shared::woken`, for at most `limit`, and takes the lock
+    /// again.
     fn unlocked<'a>(&'a self, state: MutexGuard<'a, State>, limit: Duration) -> MutexGuard<'a, State> {
         // The count is read under the lock. So a notification after the lock is released ends the wait.
         let seen = self.shared.woken.count();
@@ -100,7 +101,7 @@ impl State {
         Ok((client, self.note(client, replies)))
     }
 
-    /// Removes a client from the table, and ends its wait.
+    /// Removes a client from the table, and ends its wait. Adds the clients that this wakes to `woken`.
     fn leave(&mut self, client: ClientId) {
         let mut replies = Vec::new();
         self.table.leave(client, &mut replies);

@@ -1,21 +1,22 @@
 //! Stores: small shared tables through which ranks find each other and make common decisions.
 //!
-//! A store holds keys with byte values, counters and queues. It is meant for a few kilobytes at a time
-//! (addresses, unique ids, votes), not for tensors. The contents of a [`TcpStore`] are lost when the process that
-//! hosts it ends; those of a [`FileStore`] last as long as the file.
+//! A store holds keys with byte values, counters and queues. It is meant for a few kilobytes at a time (addresses,
+//! unique ids, votes), not for tensors. The contents of a [`TcpStore`] are lost when its host ends, those of a
+//! [`HashStore`] when its last clone is dropped. The contents of a [`FileStore`] last as long as the file.
 //!
 //! - [`Store`]: the operations of every store. [`HashStore`] serves the threads of one process. [`TcpStore`]
 //!   serves the processes of a job, and is compatible with PyTorch's store on the wire. [`FileStore`] serves
 //!   processes that share a disk, and is compatible with PyTorch's file. [`PrefixStore`] is a namespace in
 //!   another store.
-//! - [`rendezvous()`], [`barrier`]: wait for all ranks. If some ranks do not come, every rank that came gets the same
+//! - [`rendezvous()`], [`barrier`]: wait for all ranks. If some ranks do not come, the ranks that came agree on the
 //!   list of the missing ones.
-//! - [`machine`]: the semantics and the protocol as state machines without I/O. Every store uses them.
+//! - [`machine`]: the semantics and the protocol as state machines without I/O. [`HashStore`], [`TcpStore`] and
+//!   [`FileStore`] use them.
 //!
-//! Invariants: every wait has a [`Deadline`]. If the process that hosts a store has ended, or the file of a store
-//! is removed, operations fail at once and not after a timeout. If the host's machine cannot be reached, they fail
-//! after about half a minute. The effect of an operation that has returned is visible to every later operation of
-//! every client.
+//! Invariants: every wait for keys, queues or ranks has a [`Deadline`]. If the process that hosts a store has ended, or
+//! the file of a store is removed, operations fail without waiting for a timeout. If the host's machine cannot be
+//! reached, they fail within about half a minute, with the default [patience](TcpOptions::patience). The effect of an
+//! operation that has succeeded is visible to every later operation of every client.
 
 mod deadline;
 mod error;
@@ -55,16 +56,17 @@ pub fn publish(store: &dyn Store, key: &str, value: &[u8]) -> Result<()> {
 /// A shared table of keys, counters and queues.
 ///
 /// Keys are UTF-8 and may be empty. Values are bytes and may be empty. [`machine::Limits`] limits their sizes. An
-/// operation above the limits fails and changes nothing. Operations are linearizable: those of all clients take
-/// effect in one order, and an operation that has returned precedes every later one.
+/// operation above the limits fails and changes nothing. Operations are linearizable: those of all clients take effect
+/// in one order, and an operation that has returned precedes every later one. [`TcpStore`], [`FileStore`] and the last
+/// paragraph below describe the exceptions.
 ///
 /// An operation with a deadline waits until its keys exist, or its queue is not empty. It fails with
-/// [`StoreError::Timeout`] once the deadline has passed. An operation without a deadline blocks only until the
+/// [`StoreError::Timeout`] if that is not so at the deadline. An operation without a deadline blocks only until the
 /// store has served it. [`TcpOptions::patience`] and [`FileOptions::patience`] limit that time. Every operation can
 /// fail with an error of its store.
 ///
-/// Exception: with its default limits, the host of a [`TcpStore`] may serve a request for more than 1,000 keys, or
-/// for more than 4 MiB, in pieces. It serves other clients in between.
+/// With its default limits, the host of a [`TcpStore`] may serve a request for more than 1,000 keys, or for more than
+/// 4 MiB, in pieces. It serves other clients in between.
 /// - Other clients may see a part of a [`multi_set`](Store::multi_set). The part stays if the rest fails.
 /// - The reply to the large request may contain some of the changes of other clients, and miss others.
 /// - A [`wait`](Store::wait) for more than 1,024 keys ends when each key has existed at some time during the wait.
@@ -101,23 +103,25 @@ pub trait Store: Send + Sync {
     /// Appends `value` to the value of `key`, which is empty if the key is absent.
     fn append(&self, key: &str, value: &[u8]) -> Result<()>;
 
-    /// Waits until all of `keys` exist, and returns their values in the same order.
+    /// Waits until all of `keys` exist, and returns their values in the order of `keys`.
     fn multi_get(&self, keys: &[&str], deadline: Deadline) -> Result<Vec<Vec<u8>>>;
 
-    /// Sets several keys atomically, with the exception above for large requests.
+    /// Sets several keys atomically, with the exception above for large requests, and that of a [`FileStore`] whose
+    /// process is killed.
     fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<()>;
 
-    /// Removes `key`, and returns true if it existed. Does not affect queues.
+    /// Removes the value of `key`, and returns true if there was one. Does not affect queues.
     fn delete(&self, key: &str) -> Result<bool>;
 
-    /// Returns the number of keys. Queues do not count.
+    /// Returns the number of keys that have a value. Queues do not count.
     fn num_keys(&self) -> Result<u64>;
 
-    /// Returns the keys in ascending order. Queues are not listed.
+    /// Returns the keys that have a value, in ascending order. Queues are not listed.
     fn list_keys(&self) -> Result<Vec<String>>;
 
     /// Appends `value` to the queue `key`, and wakes the client that has waited longest for it. With a [`FileStore`],
-    /// any of the waiting clients may take the value. Queues have their own namespace: the same name may also be a key.
+    /// or if `key` also has a value, any of the waiting clients may take the element. Queues have their own namespace:
+    /// the same name may also be a key.
     fn queue_push(&self, key: &str, value: &[u8]) -> Result<()>;
 
     /// Removes and returns the first value of the queue `key`. Waits until there is one.

@@ -96,7 +96,8 @@ impl Store for PrefixStore {
         self.store.delete(&self.key(key))
     }
 
-    /// Counts the keys under the prefix, by listing all keys. (PyTorch's `PrefixStore` counts those of all prefixes.)
+    /// Counts the keys under the prefix, by listing all keys of the other store. (PyTorch's `PrefixStore` counts all of
+    /// them.)
     fn num_keys(&self) -> Result<u64> {
         Ok(self.list_keys()?.len() as u64)
     }

@@ -1,9 +1,10 @@
-//! Meetings of all ranks, each under a name. If some ranks do not come, every rank that came gets the same list of the
+//! Meetings of all ranks, each under a name. If some ranks do not come, the ranks that came agree on the list of the
 //! missing ranks.
 //!
 //! Each rank has its own deadline. If each rank decided alone, one could fail while another succeeds. So the outcome is
-//! written to the store once, by compare-and-set. The last rank to arrive writes it, or the first rank whose deadline
-//! passes, or a rank that finds its own number in use. All ranks follow the stored outcome.
+//! written to the store once, by compare-and-set. The last rank to arrive proposes an outcome, and so does a rank whose
+//! deadline passes, or that has come before. The first proposal is stored, and all ranks follow it. Only a rank that
+//! has come before fails whatever the outcome is.
 
 use std::time::Duration;
 
@@ -11,8 +12,8 @@ use super::{Deadline, Result, Store, StoreError, publish};
 
 /// Waits until all ranks of a job have come to the meeting `name`: ranks 0 to `world` - 1. Publishes this rank's
 /// `card` (an address, a device, any small value) and returns the cards of all ranks, in the order of ranks. The
-/// earliest of the ranks' deadlines applies to all. If the meeting fails, blocks for up to 3 s more, until the others
-/// have read the outcome.
+/// earliest deadline of the ranks that have come applies to all. If the meeting fails, may block for up to 3 s more,
+/// until the others have read the outcome.
 ///
 /// Use a name for one meeting only. The meeting uses the keys that begin with `name` and `/`.
 ///
@@ -30,8 +31,8 @@ use super::{Deadline, Result, Store, StoreError, publish};
 ///
 /// # Errors
 /// - [`StoreError::Absent`] if ranks did not come. Every rank that came gets the same list of the missing ranks. A
-///   missing rank that comes too late gets it too. If the ranks expect different world sizes, the lists may differ:
-///   each rank lists the ranks whose cards it has not found.
+///   missing rank that comes too late gets it too. If the ranks expect different world sizes, a rank may get a list of
+///   its own: the ranks whose cards were missing at its deadline.
 /// - [`StoreError::RankTaken`] if two processes use one rank. If the meeting has no outcome yet when the second one
 ///   comes, every rank that came gets this error. Otherwise only the second process gets it.
 /// - [`StoreError::Argument`] if `rank` is not below `world`, or if the stored outcome was not written by a meeting.
@@ -58,7 +59,8 @@ pub fn rendezvous(
     }
 }
 
-/// Waits until all ranks have come to the meeting `name`: [`rendezvous`] without cards.
+/// Waits until all ranks have come to the meeting `name`. It is a [`rendezvous`] with empty cards, which it does not
+/// return.
 ///
 /// # Errors
 /// Those of [`rendezvous`].
@@ -99,7 +101,8 @@ impl Meeting<'_> {
         format!("{}/card/{rank}", self.name)
     }
 
-    /// Publishes this rank's card and counts the rank. The last rank to arrive writes the outcome.
+    /// Publishes this rank's card and counts the rank. The last rank to arrive writes the outcome, unless there is one
+    /// already. Fails if this rank has come before.
     fn arrive(&self, card: &[u8]) -> Result<()> {
         let (rank, world) = (self.rank, self.world);
         if rank >= world {
@@ -128,7 +131,7 @@ impl Meeting<'_> {
     }
 
     /// Waits for the outcome until the deadline, and then proposes one. Returns `Ok` if all ranks came. If the meeting
-    /// failed, waits until the others have read the outcome, and returns the error.
+    /// failed, waits until the others have read the outcome, for at most [`FAREWELL`], and returns the error.
     fn outcome(&self) -> Result<()> {
         let outcome = match self.store.get(&self.key("outcome"), self.deadline) {
             Err(StoreError::Timeout { .. }) => self.decide(&self.opinion()?)?,
@@ -170,7 +173,8 @@ impl Meeting<'_> {
         Ok(absent)
     }
 
-    /// Returns the missing ranks that `outcome` lists. Fails if `outcome` is not such a list.
+    /// Returns the missing ranks that `outcome` lists. Fails if `outcome` is not such a list, or lists more than
+    /// `world` ranks.
     fn absent(&self, outcome: &[u8]) -> Result<Vec<usize>> {
         std::str::from_utf8(outcome)
             .ok()

@@ -32,8 +32,8 @@ pub trait Service: Send + Sync {
 /// The keys of a request, as bytes.
 pub(super) type Keys = Vec<Vec<u8>>;
 
-/// Returns `$value` if the reply matches `$pattern`. Otherwise returns the error of [`Service::unexpected`] for the
-/// operation `$name`. Returns an error in `$reply` from the calling function.
+/// Evaluates to `Ok($value)` if the reply matches `$pattern`, otherwise to the error of [`Service::unexpected`] for the
+/// operation `$name`. If `$reply` is an error, returns it from the calling function.
 macro_rules! expect {
     ($self:ident, $name:literal, $reply:expr, $pattern:pat => $value:expr) => {
         match $reply? {

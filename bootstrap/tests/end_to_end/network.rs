@@ -1,6 +1,6 @@
 //! Several hosts on one machine: each is a network namespace with a TAP device. Threads of this process are the
-//! Ethernet switch between them, which delays, loses and blocks frames. The usual tool for this, `tc netem`, is missing
-//! in the kernels of most build machines.
+//! Ethernet switch between them, which delays, loses and blocks frames. The usual tool for this, `tc netem`, needs a
+//! kernel module that build machines often lack.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use bootstrap::hash::fnv64;
 use rustix::{
     event::{PollFd, PollFlags, poll},
     fs::{Mode, OFlags},
-    ioctl::{Setter, ioctl, opcode},
+    ioctl::{Updater, ioctl, opcode},
 };
 
 /// The conditions of the network.
@@ -35,7 +35,7 @@ pub(crate) struct Conditions {
     pub(crate) loss: u64,
 }
 
-/// The number of networks that this process has made. It makes the names of devices unique.
+/// The number of networks that this process has begun to make. It makes the names of devices unique.
 static MADE: AtomicUsize = AtomicUsize::new(0);
 
 /// Hosts that a switch connects. Dropping this removes them.
@@ -128,7 +128,8 @@ impl Network {
         format!("10.77.0.{}", host + 1)
     }
 
-    /// Returns a command that runs `command` on a host, with its arguments and environment.
+    /// Returns a command that runs the program of `command` on a host, with its arguments and the environment variables
+    /// that it sets.
     pub(crate) fn on(&self, host: usize, command: &Command) -> Command {
         let mut on = Command::new("ip");
         on.args(["netns", "exec", &self.namespaces[host]])
@@ -138,7 +139,8 @@ impl Network {
         on
     }
 
-    /// Drops all frames from and to a host from now on.
+    /// Cuts a host off from now on. Frames that it sends and frames for it are dropped. Frames that it has sent before,
+    /// and that are in transit, still arrive.
     pub(crate) fn cut(&self, host: usize) {
         self.switch.ports[host].is_cut.store(true, Ordering::Release);
     }
@@ -157,8 +159,9 @@ impl Drop for Network {
 }
 
 impl Switch {
-    /// Receives the frames of host `from` until the switch ends. Sends each to all other hosts, which ignore frames for
-    /// other addresses. Decides here which frames are lost, and when the others arrive.
+    /// Receives the frames of host `from` until the switch ends. Puts a copy of each in transit to every other host,
+    /// because hosts ignore frames for other addresses. Decides which copies are lost, and when the others arrive.
+    /// Drops the frames of a host that is cut off.
     fn receive(&self, from: usize) {
         let mut frame = [0; 1 << 16];
         let mut number = from as u64;
@@ -189,7 +192,7 @@ impl Switch {
         }
     }
 
-    /// Delivers frames when they are due, until the switch ends.
+    /// Delivers frames when they are due, until the switch ends. Drops frames for a host that is cut off.
     fn deliver(&self) {
         while !self.is_over.load(Ordering::Acquire) {
             let due = {
@@ -216,12 +219,15 @@ fn open(name: &str) -> io::Result<OwnedFd> {
     let text = CString::new(name)?;
     let mut request = Request { name: [0; 16], flags: TAP_WITHOUT_HEADER, rest: [0; 22] };
     request.name[..text.as_bytes().len()].copy_from_slice(text.as_bytes());
-    // SAFETY: TUNSETIFF reads a `struct ifreq` of 40 bytes, which `Request` is, and keeps no pointer to it.
-    unsafe { ioctl(tap.as_fd(), Setter::<SET_INTERFACE, Request>::new(request))? };
+    // SAFETY: TUNSETIFF reads and writes a `struct ifreq` of 40 bytes, which `Request` is, and keeps no pointer to it.
+    unsafe { ioctl(tap.as_fd(), Updater::<SET_INTERFACE, Request>::new(&mut request))? };
     Ok(tap)
 }
 
-/// Runs the program `ip`. Returns its error output if it fails.
+/// Runs the program `ip`.
+///
+/// # Errors
+/// The error output of `ip` if it fails, or the reason why it cannot be started.
 fn ip(arguments: &[&str]) -> Result<(), String> {
     let output = Command::new("ip").args(arguments).output().map_err(|error| format!("no `ip`: {error}"))?;
     let said = String::from_utf8_lossy(&output.stderr);

@@ -7,8 +7,9 @@ use std::{
 
 use rustix::net::{AddressFamily, SocketType};
 
-/// Returns a port without a listener, and a descriptor that reserves the port. While the descriptor is open, the system
-/// does not choose this port for sockets that ask for any free port. A listener can still ask for it by number.
+/// Returns a descriptor that reserves a port of 127.0.0.1, and this port, which has no listener. While the descriptor
+/// is open, the system does not choose this port for sockets that ask for any free port. A listener with `SO_REUSEADDR`
+/// can still ask for it by number.
 pub(crate) fn reserved_port() -> (OwnedFd, u16) {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     rustix::net::sockopt::set_socket_reuseaddr(&socket, true).unwrap();

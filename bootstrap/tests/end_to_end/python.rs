@@ -22,7 +22,7 @@ pub(crate) fn imports(module: &str) -> bool {
     tried.status().is_ok_and(|status| status.success())
 }
 
-/// Returns true if this Python has PyTorch. Otherwise prints that the test is skipped.
+/// Returns true if this Python can import `torch.distributed`. Otherwise prints that the test is skipped.
 pub(crate) fn torch_is_there() -> bool {
     static THERE: OnceLock<bool> = OnceLock::new();
     let there = *THERE.get_or_init(|| imports("torch.distributed"));

@@ -1,5 +1,5 @@
-//! Programs of several ranks in a seeded world: the stores and `agreement::run`, unchanged, under schedules that a
-//! seed chooses. Times are virtual, so a wait of an hour takes no real time.
+//! Programs of several ranks in a seeded world: the in-process and file stores and `agreement::run`, unchanged, under
+//! schedules that a seed chooses. Times are virtual, so a wait of an hour takes almost no real time.
 
 use std::{
     fmt::Debug,
@@ -17,8 +17,8 @@ use bootstrap::{
 use gpu_sim::{RunError, Step, World};
 
 const HOUR: Duration = Duration::from_secs(3600);
-/// The patience of agreements that fail. It is short, because their members poll the store until it ends, and each poll
-/// costs steps.
+/// The patience of agreements that may fail. It is short, because their members poll the store until it ends, and each
+/// poll costs steps.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The maximum virtual time that a run takes in addition to its sleeps and deadlines. After a failure, members wait up
 /// to 3 s for each other, and each step of the scheduler takes a microsecond.
@@ -157,8 +157,8 @@ fn ranks_agree_on_every_schedule_and_remove_the_keys() {
     }
 }
 
-/// A late rank either arrives before the patience of another rank ends, or gets the same failure as all others, which
-/// names it.
+/// Either a late rank arrives before the patience of another rank ends, and all agree. Or all ranks get the same
+/// failure, which names the late rank.
 #[test]
 fn a_late_rank_gets_the_result_of_the_others() {
     let (mut agreed, mut failed) = (0, 0);
@@ -231,8 +231,8 @@ fn ranks_that_wait_for_each_other_get_the_circle() {
     }
 }
 
-/// Runs three meetings of all ranks in a store, each followed by a barrier. The rank `absent` leaves after the first
-/// meeting. Returns a text for the result of each meeting and barrier.
+/// Runs the part of `rank` in three meetings of all ranks, each followed by a barrier. The rank `absent`, if there is
+/// one, leaves after the first meeting. Returns a text for the result of each meeting and barrier.
 fn meet(store: Arc<dyn Store>, rank: usize, size: usize, absent: Option<usize>) -> Vec<String> {
     let store = PrefixStore::new("job", store);
     let mut met = Vec::new();
@@ -294,10 +294,10 @@ fn a_rank_that_leaves_is_missing_in_later_meetings() {
     }
 }
 
-/// The results of a rank of [`program`]: those of [`meet`] and of [`agree`], and the virtual time that they took.
+/// The results of a rank of [`program`]: those of [`meet`] and of [`agree`], and the virtual time that the rank took.
 type Seen = (Vec<String>, Outcome, Duration);
 
-/// Runs a small program with every kind of wait. Returns the results of all ranks and the scheduling decisions.
+/// Runs a small program with several kinds of waits. Returns the results of all ranks and the scheduling decisions.
 fn program(seed: u64) -> (Vec<Seen>, Vec<Step>) {
     let store = HashStore::new();
     let (results, history) = try_run(seed, 3, move |rank| {

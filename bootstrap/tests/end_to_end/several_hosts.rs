@@ -21,13 +21,14 @@ mod agreement;
 
 const MEMBERS: u32 = 3;
 const PATIENCE: Duration = Duration::from_secs(3);
-/// The most time until all members have ended. After its patience, a member may wait 10 s for the action and 5 s
-/// for the outcomes. The rest is for the start of processes and for lost frames.
+/// The most time until all members have ended. After a patience of at most 6 s, up to 10 s may pass for the action and
+/// 5 s for the outcomes. The rest is for the start of processes and for lost frames. It is also the patience of members
+/// whose patience must not end.
 const LONGEST: Duration = Duration::from_secs(40);
 
-/// The environment variable for the role of a process that a test starts. `host ADDRESS` hosts the store. `posted STORE
-/// VOTE` waits until two members have posted a record to that vote. `RANK STORE PATIENCE` is a member, with its
-/// patience in milliseconds.
+/// The environment variable for the role of a process that a test starts. `host ADDRESS` hosts the store at this IP
+/// address. `posted STORE VOTE` waits until two members have posted in the vote whose keys begin with VOTE. `RANK STORE
+/// PATIENCE` is a member, with its patience in milliseconds. STORE is the address and port of the store.
 const ROLE: &str = "BOOTSTRAP_SEVERAL_HOSTS_ROLE";
 
 /// The body of the processes that [`start`] starts.

@@ -15,14 +15,14 @@ use proptest::{collection::vec, prelude::*};
 
 const GREETING: &[u8] = b"\0\xce\xf7\x85\x3c";
 const NOW: Duration = Duration::ZERO;
-/// The size in bytes of the pieces in which [`Siege::send`] delivers requests.
+/// The most bytes of the pieces into which [`Siege::send`] divides requests.
 const PIECE: usize = 64 << 10;
-/// The number of keys in the largest request.
+/// The most keys of a request.
 const MANY: usize = 128 << 10;
 /// The maximum work of one step, in units: a turn, as much again for its last indivisible piece of work, and the
 /// removal of a client with two lists of [`MANY`] keys, where 8 keys are one unit.
 const MOST: u64 = (8 << 10) + (8 << 10) + 2 * MANY as u64 / 8;
-/// The time limit of a server in a test.
+/// The time after which the server of a test counts as hanging.
 const HANGS: Duration = Duration::from_secs(300);
 
 /// The client that makes small requests, and must be answered at once.
@@ -35,7 +35,7 @@ struct Siege {
     up: BTreeMap<ClientId, VecDeque<Vec<u8>>>,
     /// Bytes sent to clients.
     down: BTreeMap<ClientId, Vec<u8>>,
-    /// The connections that the server has closed, in this order.
+    /// The connections that the server has closed, in the order in which it closed them.
     closed: Vec<(ClientId, Rejection)>,
     begun: Instant,
 }
@@ -84,7 +84,7 @@ impl Siege {
         self.up.entry(client).or_default().extend(bytes.chunks(PIECE).map(<[u8]>::to_vec));
     }
 
-    /// Delivers everything that was sent, and lets the server complete its work. After every step, checks that the
+    /// Delivers the sent bytes that the server wants, and lets it complete its work. After every step, checks that the
     /// probe is answered in the step in which it asks. Returns the number of steps, without those of the probe.
     fn settle(&mut self) -> usize {
         for steps in 0.. {
@@ -172,8 +172,8 @@ fn appending_to_a_value_that_many_wait_for() {
     assert_eq!(over, 100);
 }
 
-/// Clients wait for very many keys, of which the first is set and deleted often. The work is still about one check per
-/// client and key.
+/// Clients wait for very many keys, of which the first is set and deleted often. The work is still at most about one
+/// check per client and key. The waits end when the last key is set.
 #[test]
 fn waiting_for_many_keys_of_which_two_come_and_go() {
     let mut siege = Siege::new(ServerLimits::default());
@@ -218,7 +218,8 @@ fn listing_a_million_keys() {
     assert!((1..=2).all(|client| siege.taken(client) == expected));
 }
 
-/// Setting a key that thousands wait for costs little per waiting client. They are answered a few hundred at a time.
+/// Thousands of clients wait for a key that is set, or for a queue that gets as many elements. The work is spread over
+/// several steps.
 #[test]
 fn waking_thousands() {
     const WAITING: u64 = 20_000;
@@ -256,7 +257,7 @@ fn thousands_that_cancel_and_leave() {
     assert_eq!(siege.server.clients(), 1);
 }
 
-/// Clients that hold many keys disconnect. The server frees their memory over several turns.
+/// Clients that hold many keys disconnect. The server frees their memory in later steps.
 #[test]
 fn leaving_with_many_keys() {
     let mut siege = Siege::new(ServerLimits::default());
@@ -310,8 +311,8 @@ fn reading_large_values_all_the_time() {
     assert!((1..=8).all(|client| siege.taken(client).len() == 6 * (8 + VALUE)));
 }
 
-/// A request that is too large to be served at once must wait for its turn. The client gets this turn before clients
-/// that have already had many turns.
+/// A request that is too large to be served at once must wait for its turn. Its client gets this turn before clients
+/// for which the server has done more work.
 #[test]
 fn a_turn_comes_soon_for_who_had_little() {
     const BUSY: u64 = 50;
@@ -383,7 +384,7 @@ fn any_list() -> impl Strategy<Value = Request> {
 }
 
 proptest! {
-    /// The limits of work per turn change neither a client's replies nor the reason why its connection is closed.
+    /// The limits on the work of a step change neither a client's replies nor the reason why its connection is closed.
     #[test]
     fn turns_change_no_answer(
         requests in vec(any_list(), 1..20), turn in 0..60usize, at_once in 0..60usize,
@@ -400,8 +401,8 @@ proptest! {
                     None => break,
                 }
             }
-            // Bytes that are unsent when a connection closes are lost, so the replies are compared only if it stays
-            // open.
+            // Bytes that are unsent when a connection closes are lost, so the replies are compared only if the
+            // connection stays open.
             (siege.taken(1).into_iter().filter(|_| siege.closed.is_empty()).collect::<Vec<_>>(), siege.closed)
         };
         let small = ServerLimits { turn, at_once, ..ServerLimits::default() };

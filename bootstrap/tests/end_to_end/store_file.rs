@@ -1,4 +1,4 @@
-//! The store in a file: PyTorch's format, and files that other processes change, lock or remove.
+//! The store in a file: PyTorch's format, limits, permissions, and files that others change, damage, lock or remove.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
-/// Returns a path for a store's file, and the folder that contains it.
+/// Returns a temporary folder, and a path in it for a store's file.
 fn place() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
@@ -30,7 +30,7 @@ fn record(key: &str, value: &str) -> Vec<u8> {
     [part(key), part(value)].concat()
 }
 
-/// The file's contents equal those of PyTorch's store after the same calls. One difference is known: PyTorch's store
+/// The expected contents are those of PyTorch's store after the same calls. One difference is known: PyTorch's store
 /// also writes a record when a removed key is removed again.
 #[test]
 fn the_file_is_pytorchs() {
@@ -192,7 +192,7 @@ fn a_file_that_others_may_write_is_refused() {
     assert_eq!(fs::read(&path).unwrap(), before);
 }
 
-/// The counts of processes that have opened and closed the file have extreme values.
+/// The file's counts, of how often the store is open and how often it was closed, have extreme values.
 #[test]
 fn counts_at_the_integers_limits_are_no_panic() {
     for count in [i64::MAX, i64::MIN] {
@@ -222,7 +222,7 @@ fn what_exceeds_the_limit_changes_nothing() {
         assert_eq!(store.get("k", soon()).unwrap(), b"value");
         assert_eq!(fs::read(&path).unwrap(), before);
     }
-    // A larger value that another process has written is not read into memory.
+    // A larger value that was written through another opening is reported as corrupt.
     let large = FileStore::open(&path).unwrap();
     large.set("k", &[0; 17]).unwrap();
     let error = store.get("k", soon()).unwrap_err();

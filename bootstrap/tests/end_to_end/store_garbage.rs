@@ -1,5 +1,5 @@
-//! Invalid bytes: neither the server nor the client panics, and the server closes only the connection that they came
-//! on.
+//! Fragmented and invalid bytes. Fragments change no reply. If bytes are invalid, neither the server nor the client
+//! panics, and the server closes only the connection that they came on. Lists and lengths above the limits are refused.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -11,13 +11,14 @@ use proptest::{collection::vec, prelude::*, sample::Index};
 const GREETING: &[u8] = b"\0\xce\xf7\x85\x3c";
 const NOW: Duration = Duration::ZERO;
 
-/// Returns the configuration of the properties: 2,500 cases each, or as many as the variable `STORE_FUZZ_CASES` says.
+/// Returns the configuration of the properties: as many cases each as the environment variable `STORE_FUZZ_CASES` says,
+/// or 2,500.
 fn cases() -> ProptestConfig {
     let cases = std::env::var("STORE_FUZZ_CASES").ok().and_then(|cases| cases.parse().ok());
     ProptestConfig { cases: cases.unwrap_or(2500), ..ProptestConfig::default() }
 }
 
-/// Random bytes, most of them small like those of lengths and kinds, or valid requests with some bytes changed.
+/// Random bytes, most of them small like those of lengths and kinds, or valid requests with up to three changed bytes.
 fn garbage() -> impl Strategy<Value = Vec<u8>> {
     let random = vec(prop_oneof![4 => Just(0u8), 3 => 0..20u8, 1 => any::<u8>()], 0..200);
     let changes = vec((any::<Index>(), any::<u8>()), 0..4);
@@ -56,7 +57,7 @@ fn any_request() -> impl Strategy<Value = Request> {
     ]
 }
 
-/// A request that is answered at once.
+/// A request that does not wait.
 fn request() -> impl Strategy<Value = Request> {
     let keys = || vec(key(), 0..5);
     prop_oneof![
@@ -79,8 +80,8 @@ fn request() -> impl Strategy<Value = Request> {
     ]
 }
 
-/// Returns all bytes that a new server sends to client 1 when it receives `pieces` from it. Returns `None` if the
-/// server closes the connection.
+/// Returns all bytes that a new server sends to a client that sends `pieces`. Returns `None` if the server closes the
+/// connection.
 fn answers<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Option<Vec<u8>> {
     let mut server = Server::new(ServerLimits::default());
     server.step(server::Input::Accepted(1), NOW);
@@ -161,8 +162,8 @@ proptest! {
         prop_assert_eq!(server.unsent(1), [0]);
     }
 
-    /// A length beyond a limit is refused when it arrives, before the memory is allocated. The requests of four kinds
-    /// contain no length.
+    /// A length or a count beyond the limits is refused before the data that it announces arrives. The requests of four
+    /// kinds contain none.
     #[test]
     fn a_length_alone_is_enough_to_refuse(kind in 1..19u8, length in (1u64 << 33)..) {
         let bytes = [GREETING, &[kind], &length.to_le_bytes()].concat();

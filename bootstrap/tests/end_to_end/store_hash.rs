@@ -1,4 +1,4 @@
-//! The in-process store: waits and changes of several threads, limits, and additions to text.
+//! The in-process store: waits and changes of several threads, timeouts, limits, and additions to text.
 
 use std::{thread, time::Duration};
 

@@ -259,7 +259,7 @@ fn garbage_ends_its_connection_at_once() {
     assert_eq!(host.check().rejected, 2 * harmful.len());
 }
 
-/// Some clients close their sending side, between two requests or in the middle of one. Others disconnect while
+/// Some clients close their sending side, before their first request or in the middle of it. Others disconnect while
 /// they wait.
 #[test]
 fn half_open_connections_are_closed_without_harm() {
@@ -290,9 +290,9 @@ fn half_open_connections_are_closed_without_harm() {
     assert_eq!(usage.rejected, 0);
 }
 
-/// At its start, a host limits its clients to the descriptors of its process, less 64, and rejects more. If the limit on
-/// descriptors is lowered later, and no descriptor is free, it rejects clients too. Both times it reports the reason, and
-/// does not let the clients wait.
+/// At its start, a host limits its clients to the descriptors of its process, less 64, and rejects more. If the limit
+/// on descriptors is lowered later, and no descriptor is free, it rejects clients too. Both times it reports the
+/// reason, and does not let the clients wait.
 #[test]
 fn too_few_descriptors_are_told() {
     let mut process = start("host-of-few", "host: ");
@@ -326,7 +326,8 @@ fn too_few_descriptors_are_told_again() {
     let address = process.words()[0].clone();
     process.ask("3");
     let _waiting = TcpStream::connect(&address).unwrap();
-    // Meanwhile the host closes its reserve descriptor to reject that client.
+    // Meanwhile the host closes its reserve descriptor to reject that client. With a limit of 3 descriptors, it can
+    // neither accept the client nor open the reserve again.
     thread::sleep(Duration::from_millis(300));
     process.ask("40");
     let first = TcpStore::connect(&address, soon()).unwrap();
@@ -334,8 +335,8 @@ fn too_few_descriptors_are_told_again() {
     first.set("key", b"value").unwrap();
 }
 
-/// Opens more connections than the host admits. Checks that the last of them gets no answer, and that the last rejection
-/// that the host reports contains `why` and `ulimit -n`.
+/// Opens more connections than the host admits. Checks that the last of them gets no answer, and that the last
+/// rejection that the host reports contains `why` and `ulimit -n`.
 fn too_many(address: &str, host: &mut Other, why: &str) {
     let is_answered = |mut stream: &TcpStream| {
         let mut greeting = GREETING.to_vec();

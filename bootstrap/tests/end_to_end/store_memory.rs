@@ -1,4 +1,4 @@
-//! The server's memory stays below its limit whatever clients request, and clients that hold little memory are served.
+//! The server's memory stays within its limit whatever clients request, and clients that hold little memory are served.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -184,7 +184,7 @@ fn the_greediest_goes() {
         panic!("{:?}", host.closed)
     };
     assert!(held > 64_000, "{held}");
-    // Another client holds less. Its request is served, because the server closes a connection that holds more.
+    // Client 0 holds less. Its request is served, because the server closes a connection that holds more.
     host.ask(0, &Request::Wait { keys: vec![vec![b'w'; 8000]; 6] });
     let closed: Vec<_> = host.closed.iter().map(|(client, _)| *client).collect();
     assert!(matches!(closed[..], [8, 1..8]), "{closed:?}");

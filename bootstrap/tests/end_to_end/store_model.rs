@@ -1,4 +1,4 @@
-//! Compares random operations with simple models: those of every store, and waits in the server's table.
+//! Compares random operations of every store with a simple model, and waits in the server's table with another one.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -214,7 +214,8 @@ proptest! {
     }
 }
 
-/// An action of a client of the table. It can begin or end waits. A `u64` is the number of the client.
+/// An action of a client of the table. It can begin or end waits. A `u8` is a key, and a `u64` the number of the
+/// client.
 #[derive(Debug, Clone)]
 enum Step {
     Set(u8),
@@ -238,8 +239,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// A wait ends exactly in the step in which the last of its keys is set, and a barrier in the step in which enough
-    /// clients have arrived.
+    /// Unless it is cancelled or its client leaves, a wait ends in the first step after which all of its keys exist,
+    /// and a barrier in the first step after which enough clients have arrived.
     #[test]
     fn waits_end_exactly_when_all_keys_are_there(steps in vec(step(), 1..200)) {
         const WRITER: u64 = 100;

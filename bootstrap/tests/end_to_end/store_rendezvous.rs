@@ -1,4 +1,4 @@
-//! [`rendezvous`] and [`barrier`]: all ranks of a meeting get the same outcome.
+//! [`rendezvous`] and [`barrier`]: complete meetings, missing ranks, and two processes with one rank.
 
 use std::{sync::Arc, thread, time::Duration};
 
@@ -26,15 +26,15 @@ fn ranks_exchange_their_cards_in_order() {
     });
 }
 
-/// Waits until these ranks have arrived at a meeting. If another rank's deadline passes after that, they are not
-/// absent.
+/// Waits until these ranks have published their cards for a meeting. If another rank's deadline passes after that, they
+/// do not count as absent.
 fn wait_for(store: &dyn Store, name: &str, ranks: &[usize]) {
     let cards: Vec<_> = ranks.iter().map(|rank| format!("{name}/card/{rank}")).collect();
     store.wait(&cards.iter().map(String::as_str).collect::<Vec<_>>(), soon()).unwrap();
 }
 
 /// Tests that the first deadline that passes decides the outcome, both for ranks that wait and for one that arrives
-/// later. `store_of` makes a store for a rank.
+/// later. Each call of `store_of` returns a handle to one shared store.
 fn absentees(store_of: impl Fn() -> Arc<dyn Store> + Sync) {
     let absent = [2, 5, 6];
     let meet = |rank: usize, deadline: Deadline| {

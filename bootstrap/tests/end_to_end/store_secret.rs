@@ -1,4 +1,5 @@
-//! Hosts and clients with a secret. A process that does not know the secret gets an error instead of being served.
+//! Hosts and clients with a secret. Clients that do not know the secret are rejected, and hosts that do not know it are
+//! not trusted. Debug output does not show secrets.
 
 use std::{
     io::{Read, Write},
@@ -55,7 +56,7 @@ fn only_who_knows_the_secret_is_served() {
 fn a_host_without_the_secret_is_not_trusted() {
     let host = TcpStore::host(0).unwrap();
     assert_eq!(distrust(with(OURS).connect(&host.address(), soon())), Distrust::NotKept);
-    // The host sends a false proof over the first connection, and nothing over the second.
+    // A false host sends a wrong proof over the first connection, and nothing over the second.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let pretending = thread::spawn(move || {
@@ -78,8 +79,8 @@ fn a_secret_is_long_and_not_shown() {
     assert_eq!(format!("{:?}", with(OURS)).find("horse"), None);
 }
 
-/// Debug output omits the secret and the seed of greetings. It also omits the contents of stores, because ranks publish
-/// tokens there.
+/// Debug output omits the random bytes that server and client get for their challenges. It also omits the contents of
+/// stores, because ranks publish tokens there.
 #[test]
 fn nothing_secret_is_shown_for_debugging() {
     let secret = Secret::new(OURS).unwrap();
@@ -145,9 +146,9 @@ fn client() -> Client {
     Client::new(Limits::default(), Duration::from_secs(1), 7).with_secret(Secret::new(OURS).unwrap(), [3; 32])
 }
 
-/// Runs a greeting between a client with the secret [`OURS`] and a server with `secret`. All bytes arrive in pieces of
-/// these lengths, in turn. The byte at the index `changed` of the server's bytes is changed on the way. Returns the
-/// client's result.
+/// Runs a greeting between a client with the secret [`OURS`] and a server with `secret`. All bytes arrive in pieces.
+/// The elements of `lengths`, in turn and from the start again, are the most bytes of a piece. If `changed` is given,
+/// the server's byte at this index is changed on the way. Returns the client's result.
 fn greet(secret: &str, lengths: &[usize], changed: Option<usize>) -> Result<(), Failure> {
     const NOW: Duration = Duration::ZERO;
     let mut host = Server::with_secret(ServerLimits::default(), Secret::new(secret).unwrap(), [5; 32]);
@@ -200,8 +201,8 @@ proptest! {
         prop_assert_eq!(greet("another secret of theirs", &lengths, None), Err(Failure::Distrust(Distrust::Refused)));
     }
 
-    /// The host's part of a greeting: byte 0 and a challenge in bytes 1 to 32, byte 33 and a proof in bytes 34 to 65,
-    /// and a nonce in bytes 66 to 69.
+    /// The host's part of a greeting: a status in byte 0, a challenge in bytes 1 to 32, a status in byte 33, a proof in
+    /// bytes 34 to 65, and a nonce in bytes 66 to 69.
     #[test]
     fn a_changed_byte_is_found(at in 0..70usize) {
         let outcome = greet(OURS, &[100], Some(at));
@@ -213,7 +214,8 @@ proptest! {
     }
 }
 
-/// PyTorch's stores have no secrets: its clients are rejected at once, and its servers are not trusted.
+/// PyTorch's stores have no secrets: a host with a secret rejects its clients, and a client with a secret does not
+/// trust its servers.
 #[test]
 fn torch_knows_no_secret() {
     if !torch_is_there() {

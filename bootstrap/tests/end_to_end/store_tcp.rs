@@ -1,4 +1,5 @@
-//! The store over TCP: waits, dead hosts, clients of other protocols, limits, and the bytes of the protocol.
+//! The store over TCP: waits, dead and missing hosts, other protocols, limits, the bytes of the protocol, and hosts
+//! that wait for workers.
 
 use std::{
     io::{Read, Write},
@@ -152,7 +153,7 @@ fn what_is_no_store_is_recognised() {
     });
     let error = TcpStore::connect(&address, soon()).unwrap_err();
     assert!(matches!(error, StoreError::NotAStore { .. }), "{error}");
-    // A process that accepts and sends nothing.
+    // The listener still lets clients connect, and sends nothing.
     let _silent = web.join().unwrap();
     let error = TcpStore::connect(&address, Deadline::after(Duration::from_millis(50))).unwrap_err();
     assert!(matches!(error, StoreError::NotAStore { .. }), "{error}");
@@ -199,7 +200,7 @@ fn strangers_are_shown_out_at_once_and_disturb_nobody() {
 }
 
 /// Parses a readable form of bytes: two hexadecimal digits are a byte, a signed decimal is an `i64`, `#` and
-/// a decimal are a `u32`, and text in quotes is a string with its length.
+/// a decimal are a `u32`, and text in quotes is a string, which follows its length as a `u64`.
 fn bytes(text: &str) -> Vec<u8> {
     let token = |token: &str| match token.as_bytes()[0] {
         b'"' => {
@@ -213,7 +214,7 @@ fn bytes(text: &str) -> Vec<u8> {
     text.split_whitespace().flat_map(token).collect()
 }
 
-/// The bytes that PyTorch's client sends, each with the answer of PyTorch's server, in the form that [`bytes`] parses.
+/// Requests in PyTorch's protocol, each group with the answers of PyTorch's server, in the form that [`bytes`] parses.
 const DIALOGUE: &[(&str, &str)] = &[
     ("00 ce f7 85 3c 0d #1337", "#1337"),
     (r#"01 "/k" "abc" 03 "/k""#, r#""abc""#),
@@ -221,7 +222,8 @@ const DIALOGUE: &[(&str, &str)] = &[
     (r#"04 "/n" -2"#, "+3"),
     (r#"05 +2 "/k" "/n""#, "00"),
     (r#"05 +1 "/x""#, "01"),
-    // A wait, a ping that is answered during the wait, and the cancellation of the wait. Then a wait for no keys.
+    // A wait, a ping that is answered during the wait, and the cancellation of the wait. Then a wait for no keys, which
+    // ends at once, and a cancellation.
     (r#"06 +1 "/x" 0d #1 0c"#, "#1 01"),
     ("06 +0 0c", "00 01"),
     // Compare and set, four cases: a value is expected but the key is absent, no value is expected and the key is
@@ -235,7 +237,7 @@ const DIALOGUE: &[(&str, &str)] = &[
     (r#"09 "/k" "d" 0a +1 "/k""#, r#""abcd""#),
     ("0a +0 0d #7", "#7"),
     (r#"0b +1 "m" "1" 03 "m""#, r#""1""#),
-    // A queue is not a key, but a client can wait for it as for a key.
+    // A check counts a queue with elements as a key. But reading it gives no bytes, and there is nothing to delete.
     (r#"0e "q" "a" 10 "q" 05 +1 "q""#, "+1 00"),
     (r#"03 "q" 08 "q""#, r#""" +0"#),
     (r#"0f "q" 0f "q""#, r#"+1 "a" +0"#),
@@ -326,7 +328,8 @@ fn who_is_turned_away_for_a_moment_comes_again() {
     let full = TcpStore::connect(&host.address(), soon()).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| client.get("late", soon()));
-        // Each of these calls needs a second connection. They are repeated until the host has rejected one.
+        // While `get` uses the client's first connection, each of these calls needs a second one. They are repeated
+        // until the host has rejected one.
         while host.report().unwrap().rejected == 0 {
             if let Err(error) = client.wait(&["never"], Deadline::after(Duration::from_millis(1))) {
                 let expected = matches!(error, StoreError::Timeout { .. } | StoreError::TurnedAway { .. });

@@ -1,5 +1,5 @@
 //! This crate's stores together with PyTorch's. Clients of each connect to hosts of the other, and both use one file.
-//! The tests need a Python that can import `torch`, and are skipped without it.
+//! The bytes of both servers are compared. The tests are skipped without a Python that can import `torch.distributed`.
 
 use std::{
     io::{BufRead, BufReader, Lines, Read, Write},
@@ -149,7 +149,7 @@ fn we_connect_to_torchs_hosts() {
         let address = format!("127.0.0.1:{}", peer.line());
         let store = TcpStore::options().workers(2).connect(&address, soon()).unwrap();
         converse(&store, queues).unwrap();
-        // Several clients wait for an absent key at the same time. No client may get a value before the key is set.
+        // Several threads wait for an absent key at the same time. None may get a value before the key is set.
         thread::scope(|scope| {
             let late: Vec<_> = (0..4).map(|_| scope.spawn(|| store.get("late", soon()).unwrap())).collect();
             thread::sleep(Duration::from_millis(100));
@@ -178,7 +178,7 @@ fn one_file_serves_torch_and_us() {
     drop(store);
     assert!(path.exists());
     peer.finish();
-    // Both stores count the processes that close the file. PyTorch's store was the last, and has removed the file.
+    // Both stores count how often the file is closed. PyTorch's store was the last, and has removed the file.
     assert!(!path.exists());
 }
 
@@ -214,7 +214,8 @@ fn recorder(upstream: String) -> (u16, Arc<Mutex<Vec<Wire>>>) {
     (port, wires)
 }
 
-/// Copies bytes from one connection to the other until either ends. Calls `record` for the bytes before it sends them.
+/// Copies bytes from one connection to the other until either ends, and then ends the sending side of the other. Calls
+/// `record` for the bytes before it sends them.
 fn pass_on(mut from: TcpStream, mut to: TcpStream, mut record: impl FnMut(&[u8])) {
     let mut bytes = vec![0; 64 << 10];
     while let Ok(length @ 1..) = from.read(&mut bytes) {
@@ -281,7 +282,7 @@ fn torchs_client_finds_the_same_bytes_at_our_host() {
     assert_eq!(*at_us, *at_torch);
 }
 
-/// PyTorch's server gives the same answers as this crate's server to all 19 types of requests.
+/// PyTorch's server gives the answers that the tests of this crate's server expect, to all 19 types of requests.
 #[test]
 fn torchs_server_answers_as_ours() {
     if !torchs_store_has_barriers() {

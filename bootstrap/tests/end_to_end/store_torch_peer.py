@@ -1,12 +1,13 @@
 """The Python side of store_torch.rs. The first argument is the role:
 
-- "libuv", "legacy": hosts PyTorch's TCPStore, with or without libuv, and runs `converse`
+- "libuv": hosts PyTorch's TCPStore with libuv, and runs `converse`
+- "legacy": hosts PyTorch's TCPStore without libuv, and runs `converse`
 - "client PORT": connects PyTorch's TCPStore to a host, and runs `converse`
 - "file PATH": opens PyTorch's FileStore, and runs `converse`
 - "serve": hosts PyTorch's TCPStore, and makes no requests
 - "wire PORT...": makes each kind of request to the host at each port
 
-Hosts print their port first. Every role prints "agreed" at its end."""
+Hosts print their port first. Every role prints "agreed" after its work, and then waits for the end of its input."""
 
 import sys
 from datetime import timedelta
@@ -101,5 +102,5 @@ else:
 if role not in ("wire", "serve"):
     converse(store, queues=role in ("client", "libuv"))
 print("agreed", flush=True)
-# A host must not end before the test has read its last replies. The test then closes this input.
+# A host must not end before the test has read its last replies. After that, the test closes this input.
 sys.stdin.read()

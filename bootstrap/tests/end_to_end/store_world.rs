@@ -134,7 +134,7 @@ pub(crate) struct World {
     now: Moment,
     server: Server,
     ranks: Vec<Rank>,
-    /// The connections to the server, both of ranks and of strangers.
+    /// The open connections to the server.
     links: BTreeMap<ClientId, Link>,
     strangers: BTreeSet<ClientId>,
     /// The number of the last connection.
@@ -146,7 +146,7 @@ pub(crate) struct World {
     pub(crate) history: Vec<Event>,
 }
 
-/// The default limits, except that a greeting may take a minute, so that slow ranks are not rejected.
+/// Returns the default limits, except that a greeting may take a minute, so that slow ranks are not rejected.
 fn limits() -> ServerLimits {
     ServerLimits { greeting: Duration::from_secs(60), ..ServerLimits::default() }
 }
@@ -195,8 +195,8 @@ impl World {
         self.next
     }
 
-    /// Runs one random step: delivers bytes, begins an operation, lets time pass, breaks a connection, or connects a
-    /// stranger. Some steps do nothing.
+    /// Runs one random step: delivers bytes, gives the server a turn, begins an operation, lets time pass, breaks a
+    /// connection, or connects a stranger. Some steps do nothing.
     pub(crate) fn step(&mut self) {
         self.now.step += 1;
         match self.random.below(32) {
@@ -244,7 +244,7 @@ impl World {
         );
     }
 
-    /// Returns the operations in progress.
+    /// Returns the operations of ranks that are in progress.
     pub(crate) fn under_way(&self) -> impl Iterator<Item = &Op> {
         self.ranks.iter().filter_map(|rank| Some(&self.history[rank.doing?].op))
     }
@@ -284,7 +284,7 @@ impl World {
         }
     }
 
-    /// Delivers some bytes on a random connection, or gives the server a turn.
+    /// Delivers some bytes on a random connection, or gives the server a turn. Does nothing if there is neither.
     fn deliver_some(&mut self) {
         if self.is_busy() && self.random.one_in(2) {
             return self.serve(server::Input::Tick);
@@ -359,7 +359,7 @@ impl World {
 
     fn token(&mut self) -> Vec<u8> {
         self.tokens += 1;
-        // Different lengths, some longer than most fragments.
+        // Different lengths, some longer than many fragments.
         format!("{}{}", self.tokens, "-".repeat(self.random.below(3) * 30)).into_bytes()
     }
 
@@ -400,7 +400,8 @@ impl World {
         self.links.get_mut(&id).unwrap().up.extend(bytes);
     }
 
-    /// Gives a rank's client an input, and handles its outputs. Panics if an operation fails, except by its deadline.
+    /// Gives a rank's client an input, and handles its outputs. Panics if a greeting or an operation fails, except an
+    /// operation at its deadline.
     fn drive(&mut self, rank: usize, input: client::Input<'_>) {
         let seed = self.seed;
         for output in self.ranks[rank].machine.step(input, self.now.time) {

@@ -1,4 +1,5 @@
-//! Tests of circular waits of ranks whose threads wait in several agreements at a time.
+//! Tests of circular waits of ranks whose threads wait in several agreements at a time, and of the changes to a rank's
+//! list of agreements.
 
 use std::{collections::BTreeMap, thread, time::Duration};
 
@@ -36,7 +37,7 @@ struct Thread {
     rank: u32,
     /// The agreements in which the thread has still to take part. The last one is next.
     program: Vec<Place>,
-    /// The current agreement, and its output that is not yet executed.
+    /// The current agreement, and its output that is not yet executed. `None` between agreements.
     running: Option<(Agreement<Sum>, Output<Sum>)>,
 }
 
@@ -71,7 +72,7 @@ impl Threads {
         true
     }
 
-    /// Passes `input` to the agreement of the thread at `index`.
+    /// Passes `input` to the agreement of the thread at `index`, and keeps the next output or the result.
     fn give(&mut self, index: usize, input: Input<Sum>) {
         let thread = &mut self.all[index];
         let (machine, output) = thread.running.as_mut().expect("it runs");
@@ -85,12 +86,12 @@ impl Threads {
         }
     }
 
-    /// Runs all threads except the one at `held` until they wait or have ended.
+    /// Runs all threads, except the one at `held` if it is given, until they wait or have ended.
     fn run(&mut self, held: Option<usize>) {
         while (0..self.all.len()).any(|index| Some(index) != held && self.step(index)) {}
     }
 
-    /// Returns the pending request of a thread.
+    /// Returns the pending request of a thread. Panics if there is none.
     fn request(&self, index: usize) -> &Request {
         match &self.all[index].running {
             Some((_, Output::Store(request))) => request,
@@ -110,8 +111,8 @@ impl Threads {
         }
     }
 
-    /// Returns the circle that each member of the agreement has got. Panics if a member has a result other than
-    /// [`Failure::Absent`].
+    /// Returns the circle in the result of each member of the agreement that has ended. It is empty if no circle was
+    /// found. Panics if a result is not [`Failure::Absent`].
     fn circles(&self, name: &str) -> Vec<Vec<Waiting>> {
         let circle = |result: &Result<u64, Ending<Sum>>| match result {
             Err(Ending::Failed(Failure::Absent { circle, .. })) => circle.clone(),
@@ -176,7 +177,7 @@ fn a_rank_of_which_one_thread_can_go_on_is_in_no_circle() {
     let Some(Failure::Absent { missing, circle, .. }) = failure else { panic!("{failure:?}") };
     assert_eq!((&**key, circle), ("a/records/result", vec![]));
     assert_eq!((missing[0].rank, &missing[0].elsewhere), (1, &vec![place("c", BOTH)]));
-    // All agreements succeed before the proposal of thread 0 is stored, which then has no effect.
+    // Before thread 0 sends its proposal, `b` and `c` succeed and `a` is decided. So the proposal has no effect.
     threads.all.push(Thread { rank: 2, program: vec![place("b", &[0, 2])], running: None });
     threads.run(Some(0));
     threads.run(None);
@@ -185,8 +186,8 @@ fn a_rank_of_which_one_thread_can_go_on_is_in_no_circle() {
     assert!(threads.results.len() == 3 && threads.results.values().all(agreed), "{:?}", threads.results);
 }
 
-/// Rank 0 waits in `a` for rank 1, and in `b` for rank 2. Rank 1 waits in `c` for rank 0, and rank 2 in `e`. So both
-/// agreements in which rank 0 waits are blocked.
+/// Rank 0 waits in `a` for rank 1, and in `b` for rank 2. Rank 1 waits in `c` for rank 0, and rank 2 waits in `e` for
+/// rank 0. So both agreements in which rank 0 waits are blocked.
 #[test]
 fn a_circle_leads_through_all_agreements_of_a_rank() {
     let mut threads = Threads::default();
@@ -225,7 +226,7 @@ fn a_search_during_which_a_blocked_rank_moves_finds_no_circle() {
     assert!(!threads.results.contains_key("c"));
 }
 
-/// The circular wait of two ranks with two threads each, with real threads over a store.
+/// The circular wait of two ranks with two threads each. Real threads run the agreements over a `HashStore`.
 #[test]
 fn threads_over_a_store_fail_with_the_circle() {
     let store = HashStore::new();
@@ -269,7 +270,7 @@ fn changes_of_several_threads_are_not_lost() {
     assert_eq!(list(), []);
 }
 
-/// Rank 7 once lost the store, so two agreements in which it no longer takes part are still in its list.
+/// The list of rank 7 still contains two agreements in which it no longer takes part, as after a loss of the store.
 #[test]
 fn an_agreement_that_this_rank_could_not_leave_is_removed_once_it_is_decided() {
     let store = HashStore::new();

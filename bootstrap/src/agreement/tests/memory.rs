@@ -1,4 +1,4 @@
-//! The in-memory store of the tests `model`, `seeds` and `circles`.
+//! An in-memory store for the tests in `model`, `seeds` and `circles`.
 
 use std::collections::BTreeMap;
 

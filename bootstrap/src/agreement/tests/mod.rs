@@ -1,7 +1,9 @@
-//! Tests of agreements: all interleavings of small agreements ([`model`]), random agreements ([`seeds`]), single cases
-//! ([`scripted`]) and circular waits ([`circles`]). This file tests the encoding and text of failures, the decisions and
-//! verdicts of [`sum`], and one agreement over a `HashStore`. [`sum`] is the protocol of all tests, and [`memory`] the
-//! store of `model`, `seeds` and `circles`.
+//! Tests of agreements: orders of the steps of small agreements ([`model`]), random programs ([`seeds`]), single cases
+//! ([`scripted`]), and circular waits and the ranks' lists of agreements ([`circles`]).
+//!
+//! This file tests the encoding, the text and the culprits of failures, the decisions and verdicts of [`sum::Sum`], and
+//! one agreement over a `HashStore`. [`sum`] contains the protocol of all tests. [`memory`] contains an in-memory store
+//! for `model`, `seeds` and most tests of `circles`.
 
 mod circles;
 mod memory;

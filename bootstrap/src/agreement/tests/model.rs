@@ -1,19 +1,21 @@
-//! Visits every order of the steps of a small agreement, with crashes, timeouts, a lost store and repeated requests.
+//! Visits the orders of the steps of small agreements, with crashes, early timeouts, failed actions, lost stores and
+//! repeated requests: all orders, or fewer with the reduction below.
 //!
 //! # Reduction
 //! A *world* is the state of all members and of the store. The next step of a member is *local* if it is independent of
-//! all steps that other members can take before it: neither changes the effect of the other. If the next step of a
-//! member is local, only this member's steps are visited: the step itself, and the faults that the member can have
-//! instead. If no member has a local step, the steps of all members are visited. This loses no result:
+//! all steps that other members can take before it: neither of the two steps changes the effect of the other. If some
+//! members have a local step, only the steps of one of them are visited: its local step, and the faults that it can
+//! have instead. If no member has a local step, the steps of all members are visited. This loses no result:
 //!
 //! - A local step stays possible until its member takes a step or has a fault. So every complete order contains such
 //!   a step or fault. Moved to the front of the order, it leads to the same result, because it is independent of
 //!   all steps before it.
-//! - A fault of another member changes only the state of that member, or has the effect of its step on the store.
-//!   Before or after the local step, it leads to the same world, so it suffices to visit it after the local step.
+//! - A fault of another member changes only the state of that member and, in some cases, the store as that member's
+//!   step would. Before or after the local step, it leads to the same world, so it suffices to visit it after the local
+//!   step.
 //! - A member with a local step does not wait. So no other member times out because all members wait.
-//! - Every step advances its member or consumes a fault. Both are finite, so the steps of every member are visited in
-//!   the end.
+//! - Every step advances its member or consumes a fault. Members take finitely many steps, and faults are finitely
+//!   many. So the steps of every member are visited in the end.
 //!
 //! | step | local, because |
 //! |---|---|
@@ -23,7 +25,7 @@
 //!
 //! If no wait ends early and no request is repeated, a wait times out only if no member can take a step, and a counter
 //! reaches the number of members only if all of them have posted. So at most one member at a time reads the posts and
-//! proposes a result. All others wait meanwhile, or have ended. Therefore these steps are local, too:
+//! proposes a result. All others wait meanwhile, or have ended or crashed. Therefore these steps are local, too:
 //!
 //! | step | local, because |
 //! |---|---|
@@ -31,10 +33,11 @@
 //! | reads posts and places, proposes | all others wait for this result |
 //! | removes its place | there is a decision, so no member reads places again |
 //! | acknowledges | others read the acknowledgement after this member has counted |
-//! | checks all acknowledgements | all others have ended |
+//! | checks all acknowledgements | all others have ended or crashed |
 //!
-//! If actions fail, members read the outcomes early. Then posts, reads and proposals of outcomes are not local.
-//! Counting is never local, because the order of counting determines the member that reads the posts.
+//! If actions may fail, members may read the outcomes early. Then posts, reads and proposals of outcomes are not local.
+//! Counting is never local, because the order of counting determines the member that reads the posts or checks the
+//! acknowledgements.
 
 use std::{
     collections::HashSet,
@@ -61,7 +64,7 @@ struct Faults {
     repeats: u32,
     /// Waits that may time out although other members can still take steps.
     expiries: u32,
-    /// Members whose action fails.
+    /// Actions that may fail.
     failures: u32,
 }
 
@@ -107,14 +110,14 @@ impl fmt::Write for HashText {
     }
 }
 
-/// The state of all members and of the store.
+/// The state of all members and of the store, and the faults that are left.
 #[derive(Debug, Clone)]
 struct World {
     members: Vec<Rc<Hashed>>,
     store: Rc<Memory>,
     /// The faults that may still come.
     faults: Faults,
-    /// The faults of the whole run.
+    /// The faults that the whole run may have.
     all_faults: Faults,
     /// The number of members that were asked to remove the keys.
     removers: u32,
@@ -165,7 +168,8 @@ impl World {
         self
     }
 
-    /// Returns all worlds that one step leads to. If `reduces` is true, applies the reduction of the module docs.
+    /// Returns the worlds that one step or fault leads to: all of them or, if `reduces` is true, those that the
+    /// reduction of the module docs visits.
     fn next(&self, reduces: bool) -> Vec<Self> {
         let mut members = 0..self.members.len();
         match members.clone().find(|index| reduces && self.is_local(*index)) {
@@ -174,7 +178,7 @@ impl World {
         }
     }
 
-    /// Returns true if the next step of the member at `index` is local, see the module docs.
+    /// Returns true if the next step of the member at `index` is local by the tables of the module docs.
     fn is_local(&self, index: usize) -> bool {
         let State::Running(_, output) = &self.members[index].state else { return false };
         let Faults { repeats, expiries, failures, .. } = self.all_faults;
@@ -198,8 +202,8 @@ impl World {
         }
     }
 
-    /// Returns the worlds that one step or fault of the member at `index` leads to. There is none if the member has
-    /// ended, or waits while another member can take a step.
+    /// Returns the worlds that one step or fault of the member at `index` leads to. A member that has ended or crashed
+    /// has none. While another member can take a step, a member that waits has only faults.
     fn steps(&self, index: usize) -> Vec<Self> {
         let mut all = Vec::new();
         if let State::Running(_, output) = &self.members[index].state {
@@ -230,7 +234,7 @@ impl World {
                     }
                     let mut world = self.clone();
                     let Some(answer) = world.execute(request) else {
-                        // A wait times out if all running members wait. As an injected fault, it times out earlier.
+                        // A wait can time out if all running members wait or, as an injected fault, earlier.
                         if self.faults.expiries > 0 || self.is_stuck() {
                             let mut world = self.clone();
                             world.faults.expiries = world.faults.expiries.saturating_sub(1);
@@ -264,7 +268,7 @@ impl World {
         self.members.iter().map(|member| &member.state)
     }
 
-    /// Panics if two members have different results, or if a result is [`Ending::OutOfStep`] or
+    /// Panics if two members that have read a result have different ones, or if a result is [`Ending::OutOfStep`] or
     /// [`Ending::Unreadable`].
     fn check(&self) {
         let results = self.states().filter_map(|state| match state {
@@ -280,7 +284,8 @@ impl World {
     }
 }
 
-/// Without crashes and losses, every wait ends because its key gets a value, never by a timeout.
+/// Without crashes, losses and early timeouts, every wait ends because its key gets a value, and no member ends with
+/// [`Ending::Failed`].
 #[test]
 fn progress_needs_no_time_out() {
     for faults in [NONE, Faults { repeats: 2, ..NONE }, Faults { failures: 1, ..NONE }] {
@@ -297,8 +302,9 @@ fn progress_needs_no_time_out() {
     }
 }
 
-/// Visits every reachable world, or, if `reduces` is true, fewer worlds that have the same final worlds. Checks each.
-/// Returns the number of visited worlds, and the final ones, in which no member runs.
+/// Visits and checks every world that can be reached from `first` or, if `reduces` is true, those that the reduction
+/// leaves. Returns the number of visited worlds, and the final ones, in which no member runs. Panics if a check fails
+/// or a member waits for ever.
 fn explore(first: World, reduces: bool) -> (usize, Vec<World>) {
     let (mut seen, mut open, mut ends) = (HashSet::new(), vec![first], Vec::new());
     while let Some(world) = open.pop() {
@@ -361,8 +367,8 @@ fn without_faults_all_agree() {
     assert!(ends.iter().all(|world| world.states().all(refused)));
 }
 
-/// Visits all worlds, and then fewer with the reduction. Checks that both find the same final worlds. Returns the
-/// number of all worlds.
+/// Visits all worlds, and then fewer with the reduction. Checks that the final worlds of both have the same states of
+/// the members and the same keys. Returns the number of all worlds.
 fn explore_both(size: u32, numbers: &[u64], faults: Faults) -> usize {
     let first = World::new(size, numbers, faults);
     let ((all, ends), (few, reduced)) = (explore(first.clone(), false), explore(first, true));

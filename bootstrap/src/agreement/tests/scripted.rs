@@ -1,4 +1,5 @@
-//! Single cases: time limits, leaving members, names used twice, failing stores.
+//! Single cases: leaving members, two processes with one rank, invalid members, different member lists, time limits,
+//! waits for acknowledgements, and failing stores.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},
@@ -52,7 +53,7 @@ fn a_member_whose_object_has_ended_says_so_and_nobody_else_is_blamed() {
     }
 }
 
-/// While rank 1 waits for rank 0, it learns that rank 0 is dead.
+/// While rank 1 waits for rank 0, its `goes_on` reports that rank 0 has ended the object.
 #[test]
 fn the_rank_that_ended_the_object_is_named() {
     let store = HashStore::new();
@@ -67,7 +68,7 @@ fn a_member_that_leaves_ends_the_waits_before_and_after_the_decision() {
     let outcome = agree(&store, 0, LONG);
     assert!(failure(&outcome).to_string().contains("rank 1 has left: it has no memory"), "{outcome:?}");
 
-    // Rank 1 leaves while both ranks act. The action of rank 0 sees that, and stops.
+    // Rank 1 leaves during its action. The action of rank 0 sees that, and stops.
     let store = HashStore::new();
     let began = Instant::now();
     let leaves = |_: &u64, _, _: &dyn Fn() -> bool| {
@@ -94,8 +95,8 @@ fn a_member_that_leaves_ends_the_waits_before_and_after_the_decision() {
     let store = HashStore::new();
     thread::scope(|scope| {
         let other = scope.spawn(|| agree(&store, 1, LONG));
-        let leaves_late = |_: &u64, _, _: &dyn Fn() -> bool| true;
-        let own = run::<Sum>(&store, seat(0, 2, LONG), 3, leaves_late, || Ok(()));
+        let acts = |_: &u64, _, _: &dyn Fn() -> bool| true;
+        let own = run::<Sum>(&store, seat(0, 2, LONG), 3, acts, || Ok(()));
         assert!(matches!((own, other.join().unwrap()), (Ok(6), Ok(6))));
     });
     let keys = store.num_keys().unwrap();
@@ -204,8 +205,8 @@ fn a_rank_that_others_do_not_count_in_does_not_act() {
     });
 }
 
-/// The member list of rank 1 is 0 to 2, and that of rank 0 is 0 to 3. Ranks 2 and 3 never come. Ranks 0 and 1 fail as
-/// soon as rank 0 finds that the lists differ.
+/// The member list of rank 1 is 0 to 2, and that of rank 0 is 0 to 3. Ranks 2 and 3 never come. Rank 0 finds that the
+/// lists differ, and both ranks fail long before their patience ends.
 #[test]
 fn members_with_different_lists_are_told_when_the_second_one_comes() {
     let store = HashStore::new();
@@ -408,7 +409,8 @@ fn the_end_of_the_object_ends_a_long_wait_within_a_second() {
     assert!(began.elapsed() < ends + Duration::from_secs(1), "{:?}", began.elapsed());
 }
 
-/// Retries go on for at least 5 s after the first error, even if the patience ends earlier.
+/// With a patience of 30 ms, failed requests are still repeated, because retries go on for at least 5 s after the first
+/// error. Two members with a long patience agree in spite of failed requests.
 #[test]
 fn a_store_that_fails_now_and_then_poisons_nothing_even_with_a_short_patience() {
     let store = flaky(|| StoreError::Timeout { keys: Vec::new(), waited: Duration::ZERO });

@@ -1,13 +1,14 @@
-//! A small protocol: members add numbers, and act on the sum.
+//! A small protocol: members add numbers, and act on the sum unless it is 0 or 1.
 
 use std::time::Duration;
 
 use super::super::{Decision, Member, Protocol, Report, Verdict};
 use crate::wire;
 
-/// Members agree on the sum of their numbers. A sum of 0 is refused. A sum of 1 is the result without an action. Every
-/// other sum is the plan of an action. If a member's action fails or is late, the agreement fails. Otherwise, if the plan
-/// is a multiple of 8, another action follows, whose plan is half of it. The last plan is the result.
+/// Each member contributes a number. A sum of 0 is refused. A sum of 1 is the result without an action. Every other sum
+/// is the plan of an action. If a member's action fails or is late, the verdict is [`Verdict::Failed`]. Otherwise, if
+/// the plan is a multiple of 8, another action follows, whose plan is half of it. The plan of the last action is the
+/// result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sum;
 

@@ -1,5 +1,5 @@
-//! The file of a [`FileStore`](super::FileStore). Processes append records under a lock of the whole file, and never
-//! change a complete record.
+//! The file of a [`FileStore`](super::FileStore). Processes append records under a lock of the whole file. A record
+//! that other processes could have read is never changed.
 //!
 //! A record is a key and a value, each a `u32` length (little endian) and its bytes. The key selects the
 //! operation:
@@ -10,13 +10,14 @@
 //! | `-/K` | removes K |
 //! | `refcount/` | sets how many times the store is open now (decimal) |
 //! | `cleanup/` | sets how many times it was closed (decimal) |
-//! | `push/K`, `pop/K` | appends the value to the queue K, or removes the first value of the queue K |
+//! | `push/K` | appends the value to the queue K |
+//! | `pop/K` | removes the first value of the queue K |
 //!
 //! PyTorch's store has no queues. It counts the keys of the queue records as keys, and otherwise ignores them.
 //!
-//! A writer that is killed while it writes leaves an incomplete record at the end. Only the holder of the lock
+//! A writer that is killed while it writes may leave an incomplete record at the end. Only the holder of the lock
 //! writes, so the next holder knows that this record will not be completed. Readers stop before it, and the next
-//! writer truncates it.
+//! writer removes it.
 
 use std::{
     fs::File,
@@ -55,8 +56,8 @@ const OTHERS_WRITE: u32 = 0o022;
 /// The most bytes of the file that one system call reads.
 const PIECE: u64 = 1 << 20;
 
-/// The first pause between two attempts to take a lock that another process holds. Each later pause is twice as long as
-/// the one before, up to [`PAUSE`].
+/// The first pause between two attempts to take the lock. Each later pause is twice as long as the one before, up to
+/// [`PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_micros(50);
 /// The longest pause between two attempts to take the lock.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -106,7 +107,7 @@ impl Drop for Locked {
 /// threads can lock the mutex. `operation` names the caller's operation in errors.
 ///
 /// # Errors
-/// - [`StoreError::FileLocked`] if another process still has the lock at `deadline`.
+/// - [`StoreError::FileLocked`] if another holder still has the lock at `deadline`.
 /// - [`StoreError::FileGone`] if the file was removed, [`StoreError::FileCorrupt`], [`StoreError::File`].
 /// - [`StoreError::TooLarge`] if a record is above the limits, and the errors of `body`.
 pub(super) fn locked<T>(
@@ -139,8 +140,8 @@ pub(super) fn lock(log: &Mutex<Log>) -> MutexGuard<'_, Log> {
 }
 
 impl Log {
-    /// Opens the file, or creates it with access for its owner alone. Fails if the file belongs to another user, or if
-    /// other users may write it. Does not read the file.
+    /// Opens the file, or creates it with access for its owner alone. Fails if it is not a regular file, belongs to
+    /// another user, or may be written by other users. Does not read the file.
     pub(super) fn open(path: &Path, limits: Limits) -> Result<Self> {
         let failed = |source| failed(path, "open", source);
         // Links are not followed, because other users can guess names in shared folders and place links there.
@@ -166,8 +167,8 @@ impl Log {
         &self.path
     }
 
-    /// Reads all new records, and then runs `body`. With [`Access::Write`], first removes an incomplete record at the
-    /// end. `_locked` is the lock of the file, which is released afterwards.
+    /// Reads all new records. With [`Access::Write`], then removes an incomplete record at the end. Finally runs
+    /// `body`. Fails if the file was removed. `_locked` is the lock of the file, which is released afterwards.
     fn under<T>(
         &mut self,
         _locked: Locked,
@@ -203,8 +204,8 @@ impl Log {
         }
     }
 
-    /// Reads the complete records from `end` to the file's size, `size` bytes, and applies them to the table. Does not
-    /// consume an incomplete record at the end.
+    /// Reads the complete records from `end` to the file's size, `size` bytes, and applies them. Does not consume an
+    /// incomplete record at the end.
     fn read(&mut self, size: u64) -> Result<()> {
         if size < self.end {
             let found = format!("the file ends here, and {} bytes of it were read before", self.end);
@@ -252,7 +253,7 @@ impl Log {
         Ok(rest.split_at_checked(length))
     }
 
-    /// Applies a record of the file to the table and the counts.
+    /// Applies a record of the file to the table, or to `opened` or `left`.
     fn take_in(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         let starts = |prefix: &[u8]| key.strip_prefix(prefix).map(<[u8]>::to_vec);
         let request = if key == OPENED || key == LEFT {
@@ -287,7 +288,7 @@ impl Log {
     }
 
     /// Serves a request, and appends records of its changes to the file. Call this under the lock that [`access`]
-    /// requires. Returns `None` if the request has no reply, and an error if it would have to wait.
+    /// requires. Returns `None` if the request has no reply, and an error for `Wait`, `Barrier` and `CancelWait`.
     pub(super) fn serve(&mut self, request: Request) -> Result<Option<Reply>> {
         if matches!(request, Request::Wait { .. } | Request::Barrier { .. } | Request::CancelWait) {
             return Err(StoreError::Argument(format!("a file does not serve {}", request.name())));
@@ -318,7 +319,7 @@ impl Log {
         Ok(reply)
     }
 
-    /// Adds 1 to the number of times that the store is open.
+    /// Adds 1 to the number of times that the store is open now.
     pub(super) fn join(&mut self) -> Result<()> {
         self.opened = self.opened.saturating_add(1);
         let mut records = Vec::new();
@@ -353,8 +354,8 @@ impl Log {
         Ok(())
     }
 
-    /// Appends `records`, whose changes the table already contains. After an error, truncates the file to its old
-    /// length if possible, and clears the table, so that the next operation reads the whole file again.
+    /// Appends `records`, whose changes this value already contains. After an error, truncates the file to its old
+    /// length if possible, and clears the table and the counts, so that the next operation reads the whole file again.
     fn append(&mut self, records: &[u8]) -> Result<()> {
         if records.is_empty() {
             return Ok(());

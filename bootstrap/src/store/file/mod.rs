@@ -1,7 +1,7 @@
 //! A store in a file that all ranks can open, compatible with PyTorch's `FileStore`.
 //!
-//! `log` contains the format of the file, its lock, and the repair of an incomplete record. [`FileStore`] contains the
-//! operations and the waits for keys.
+//! `log` contains the format of the file, its lock, the removal of an incomplete record, and the effect of requests.
+//! [`FileStore`] adds the waits for keys.
 
 mod log;
 
@@ -21,27 +21,27 @@ use super::{
 use crate::runtime;
 
 /// A wait reads the file repeatedly. This is the pause after the first read. The pause doubles after each read, up to a
-/// limit that grows from [`LOOK`] to [`LONGEST_LOOK`] with the time waited.
+/// limit that grows from [`LOOK`] to [`LONGEST_LOOK`] with the time since the deadline was created.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
-/// The limit of the pause at the start of a wait.
+/// The limit of the pause while the deadline is new.
 const LOOK: Duration = Duration::from_millis(10);
-/// The largest limit of the pause, in a wait of more than 6.4 s.
+/// The largest limit of the pause, from 6.4 s after the deadline was created.
 const LONGEST_LOOK: Duration = Duration::from_millis(100);
 
-/// A store in a file, for ranks that share a file system but no network. Clones are the same store.
+/// A store in a file, for ranks that share a file system. It needs no network. Clones are the same store.
 ///
 /// Ranks in Python may share the file (`torch.distributed.FileStore`). The file system must support `flock`; NFS
 /// does so with version 4, or with a lock daemon. The file only grows, up to [`Limits::store_bytes`]. Use a path
 /// for one job only, because a job cannot distinguish the data of an earlier job from its own. If the file of an
 /// earlier job is still there, a [`rendezvous`](super::rendezvous()) under a name that the earlier job used fails with
 /// [`RankTaken`](StoreError::RankTaken) on every rank that came to the earlier meeting. A rank that did not come to it
-/// gets the result of the earlier meeting, and possibly cards of the earlier job.
+/// follows the outcome in the file, and may get cards of the earlier job.
 ///
 /// Differences from PyTorch's store:
 /// - If a process is killed while it writes, the other processes ignore its incomplete record, and the next writer
 ///   removes it. PyTorch's store waits in a loop for the record's end, while it holds the lock.
 /// - If another process does not release the lock, an operation fails after the [patience](FileOptions::patience).
-///   If the file is removed, operations fail at once.
+///   If the file is removed, operations fail without waiting for their deadlines.
 /// - A symbolic link at the path is refused. A new file is accessible to its owner alone. A file of another user,
 ///   or one that other users may write, is refused ([`FileUntrusted`](StoreError::FileUntrusted)). The file's group
 ///   may write it only if the group's id is the owner's user id.
@@ -102,17 +102,17 @@ impl FileOptions {
         Self { limits, ..self }
     }
 
-    /// Sets how long an operation waits for the file's lock while another process holds it (default 30 s). After that,
-    /// the operation fails with [`StoreError::FileLocked`]. An operation with a deadline reads the file
-    /// repeatedly. Each time, it waits for the lock until the deadline, but for at least 5 s, and never longer than the
-    /// patience.
+    /// Sets how long an operation waits for the file's lock (default 30 s). After that, the operation fails with
+    /// [`StoreError::FileLocked`]. An operation with a deadline reads the file repeatedly. Each time, it waits for the
+    /// lock until the deadline, or for 5 s if that is later, but never longer than the patience.
     #[must_use]
     pub fn patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
     }
 
-    /// Sets how often the store will be opened in total, for example once by each process of the job. The file is
-    /// removed when the store was closed that often and nobody has it open. Without this setting, the file stays.
+    /// Sets how many times the store will be opened in total, for example once by each process of the job. Closing the
+    /// store removes the file if the store was closed that many times and nobody has it open any more. Without this
+    /// setting, it does not.
     #[must_use]
     pub fn workers(self, workers: u64) -> Self {
         Self { workers: Some(workers), ..self }
@@ -132,7 +132,7 @@ impl FileOptions {
             match log::locked(&log, Access::Write, "open", deadline, Log::join) {
                 Ok(()) => break log,
                 // Another process, which closed the store, has removed the file after this process opened it and before
-                // this process locked it. The next attempt creates a new file.
+                // this process locked it. The next attempt opens or creates a new file.
                 Err(StoreError::FileGone { .. }) if !deadline.expired() => {}
                 Err(error) => return Err(error),
             }
@@ -142,8 +142,7 @@ impl FileOptions {
 }
 
 impl FileStore {
-    /// Opens the store in the file at `path` with the default options. The file stays after all processes have closed
-    /// the store.
+    /// Opens the store in the file at `path` with the default options. Closing this store does not remove the file.
     ///
     /// # Errors
     /// Those of [`FileOptions::open`].

@@ -1,19 +1,19 @@
-//! Limits the work of one step of the server, so that no client delays the others for long. Each step has its own
-//! [`Budget`].
+//! Limits the work of the server in one `Input::Received` or `Input::Tick`, so that no client delays the others for
+//! long. Each of these inputs has its own [`Budget`].
 //!
 //! Work is counted in *units*. Receiving a string, looking up a key, or copying a KiB is one unit, and takes 0.1 to
 //! 0.2 µs.
 
 /// The units for ending a wait, or for handling a part of the greeting. Most of that work is the system call that sends
-/// the reply.
+/// the reply, if there is one.
 pub(super) const WAKE: usize = 16;
 
-/// Returns the units for copying or reading through `bytes`.
+/// Returns the units for copying or reading this many bytes, rounded down.
 pub(super) fn copying(bytes: usize) -> usize {
     bytes >> 10
 }
 
-/// Returns the units for freeing `strings`.
+/// Returns the units for freeing this many strings, rounded down.
 pub(super) fn dropping(strings: usize) -> usize {
     strings / 8
 }
@@ -34,8 +34,8 @@ impl Budget {
         Self { limit, spent: 0, first_is_free: true }
     }
 
-    /// Makes the budget of the work that is done as soon as a client's bytes arrive. A piece of work that exceeds the
-    /// limit, even the first one, is left for the client's turn in a tick.
+    /// Makes the budget of the work that is done as soon as a client's bytes arrive. Even the first piece of work must
+    /// not exceed the limit. Work that the budget does not allow is left for a later turn of the client.
     pub(super) fn at_once(limit: usize) -> Self {
         Self { limit, spent: 0, first_is_free: false }
     }

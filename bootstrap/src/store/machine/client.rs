@@ -8,9 +8,9 @@ use super::{
     wire::{Expect, ReplyDecoder, greeting, kind},
 };
 
-/// The time after the deadline of a wait in which the client must have cancelled it at the server and found the
-/// missing keys. The stores also allow at least this time for opening a connection or locking a file, even if the
-/// deadline is sooner.
+/// The time that a server has after the deadline of a wait to answer the cancellation of the wait and to say which keys
+/// are missing. An operation of a `TcpStore` or a `FileStore` that waits may also take this time, or the store's
+/// patience if that is shorter, to open a connection or to lock the file, even if its deadline is sooner.
 pub(in super::super) const GRACE: Duration = Duration::from_secs(5);
 
 /// The interval at which an empty queue is polled if a key of the same name has a value. The protocol's `Wait` is of
@@ -35,10 +35,10 @@ pub enum Call {
         /// The time at which the wait fails with [`Failure::TimedOut`].
         deadline: Duration,
     },
-    /// Like `WhenThere`, but takes one round trip if the keys exist: a `Get`, `MultiGet` or `QueuePop` is sent
-    /// together with a check of the keys. With any other request, `Peek` is the same as `WhenThere`. Do not use it
-    /// with PyTorch's older server (the one without libuv), which closes the connection when a request reads an
-    /// absent key.
+    /// Like `WhenThere`, but a `Get`, `MultiGet` or `QueuePop` is sent together with a check of the keys. If the keys
+    /// exist and the popped queue is not empty, the call takes one round trip. With any other request, `Peek` is the
+    /// same as `WhenThere`. Do not use it with PyTorch's older server (the one without libuv), which closes the
+    /// connection when a request reads an absent key.
     Peek {
         /// The keys to wait for.
         keys: Vec<Vec<u8>>,
@@ -77,12 +77,13 @@ pub enum Input<'a> {
 pub enum Output {
     /// Send bytes to the server.
     Send(Vec<u8>),
-    /// The greeting or the call has ended. A successful greeting gives `None`; [`Call`] says what a call gives.
-    /// After a [`Failure`] other than `TimedOut` and `Busy`, the connection is unusable.
+    /// The greeting or the call has ended, or the input was refused with [`Failure::Busy`]. A successful greeting gives
+    /// `None`; [`Call`] says what a call gives. After a [`Failure`] other than `TimedOut` and `Busy`, the connection is
+    /// unusable.
     Done(Result<Option<Reply>, Failure>),
 }
 
-/// The reason why a call has failed.
+/// The reason why the greeting or a call has failed, or why an input was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Failure {
@@ -93,13 +94,14 @@ pub enum Failure {
         missing: Vec<Vec<u8>>,
     },
     /// The server has not answered in time. It must complete the greeting before the greeting's deadline, and answer
-    /// each request within the client's patience. For a call that waits, it must also give its last answer within
-    /// 5 s after the deadline.
+    /// each request that does not wait within the client's patience. For a call that waits, it must also give its last
+    /// answer within 5 s after the deadline, or after the start of the call or of its cancellation if that is later.
     Unresponsive,
     /// The greeting has failed because of the secret: the two sides do not have the same one, or only one side has
     /// one, or the server has not answered a greeting with a secret.
     Distrust(Distrust),
-    /// The server has sent bytes that are not a valid answer. Contains a description of them.
+    /// The server has sent bytes that are not a valid answer, or an answer that exceeds the client's limits. Contains a
+    /// description of them.
     Protocol(String),
     /// The input was refused, because the greeting is not complete, another call is in progress, or the connection is
     /// unusable. A call in progress continues.
@@ -111,7 +113,8 @@ pub struct Client {
     limits: Limits,
     /// The most time for an answer to a request that does not wait.
     patience: Duration,
-    /// The number in the last ping. The server must answer with the same number.
+    /// The number in the last ping, or in the first one if none was sent. The server must answer a ping with its
+    /// number.
     nonce: u32,
     /// The secret, and the challenge that the client sends in its greeting.
     secret: Option<(Secret, Block)>,
@@ -131,23 +134,24 @@ impl fmt::Debug for Client {
     }
 }
 
-/// The state of a connection. In each phase, `due` is the time by which the next answer must arrive.
+/// The state of a connection. In each phase, `due` is the time by which all answers that the phase waits for must have
+/// arrived.
 enum Phase {
     /// Nothing was sent.
     New,
-    /// The greeting with a secret was sent. While `server` is `None`, the client waits for the server's challenge.
-    /// Afterwards `server` is that challenge, and the client waits for the server's proof.
+    /// The first part of a greeting with a secret was sent. While `server` is `None`, the client waits for the server's
+    /// challenge. Afterwards `server` is that challenge, and the client waits for the server's proof.
     Trusting { server: Option<Block>, due: Duration },
-    /// The ping of the greeting, or the request of a call, was sent. `expect` is the kind of its answer. If the
-    /// request is the pop of a call that waits, and the queue is empty, the call `retry` starts again.
+    /// The ping of the greeting, or the request of a call, was sent. `expect` is the kind of the answer. `retry` is the
+    /// call if it waits. It starts again if its request pops an empty queue before its deadline.
     Answer { expect: Expect, due: Duration, retry: Option<Pending> },
-    /// No call is in progress.
+    /// The greeting is complete, and no call is in progress.
     Idle,
     /// A check of a call's keys was sent together with the call's request. `there` is `None` until the check is
     /// answered, then true if all keys exist. The answer to the request follows.
     Peeking { pending: Pending, there: Option<bool>, due: Duration },
-    /// The queue that a call pops is empty, but a key of the same name has a value. The client pops again at the time
-    /// `until`.
+    /// The queue that a call pops is empty, although all keys of the call exist: usually a key of the same name has a
+    /// value. The client pops again at the time `until`, if the call's deadline is later.
     Pausing { pending: Pending, until: Duration },
     /// A `Wait` or a `Barrier` was sent.
     Waiting(Pending),
@@ -160,7 +164,7 @@ enum Phase {
     Broken,
 }
 
-/// A call that waits. The first three fields are those of [`Call::WhenThere`].
+/// A call that waits. The first three fields are those of [`Call::WhenThere`]. A `Barrier` has one key and no request.
 #[derive(Clone)]
 struct Pending {
     keys: Vec<Vec<u8>>,
@@ -183,9 +187,8 @@ impl Client {
     const SURVEYED: usize = 1024;
 
     /// Makes a client that accepts no replies above `limits`. It does not check the sizes of requests: the caller does,
-    /// with [`Limits::check`]. If the server does not answer a request within `patience`, or does not end a wait
-    /// within 5 s after its deadline, the call fails with [`Failure::Unresponsive`]. `nonce` is the number in the
-    /// first ping, for example the process id.
+    /// with [`Limits::check`]. `patience` is the most time for an answer to a request that does not wait (see
+    /// [`Failure::Unresponsive`]). `nonce` is the number in the first ping, for example the process id.
     pub fn new(limits: Limits, patience: Duration, nonce: u32) -> Self {
         Self { limits, patience, nonce, secret: None, decoder: ReplyDecoder::default(), phase: Phase::New }
     }
@@ -197,8 +200,8 @@ impl Client {
         Self { secret: Some((secret, block)), ..self }
     }
 
-    /// Returns the time at which the caller must pass [`Input::Tick`], unless another input comes first. `None` if the
-    /// client waits for nothing.
+    /// Returns the time at which the caller must pass [`Input::Tick`], unless another input comes first. `None` if
+    /// there is no such time.
     pub fn wake_at(&self) -> Option<Duration> {
         match &self.phase {
             Phase::New | Phase::Idle | Phase::Broken => None,
@@ -235,7 +238,8 @@ impl Client {
         outputs
     }
 
-    /// Sends the first part of the greeting. The whole greeting must be complete at the time `due`.
+    /// Sends the greeting, or only its first part if the client has a secret. The greeting must be complete at the time
+    /// `due`.
     fn greet(&mut self, due: Duration, outputs: &mut Vec<Output>) {
         if let Some((_, block)) = &self.secret {
             let mut bytes = vec![kind::VALIDATE];
@@ -246,7 +250,8 @@ impl Client {
             return;
         }
         let mut bytes = greeting();
-        // Both are sent in one write, because PyTorch's server does not accept the greeting in fragments.
+        // The greeting and the ping are sent in one write, because PyTorch's server does not accept the greeting in
+        // fragments.
         Request::Ping { nonce: self.nonce }.encode(&mut bytes);
         outputs.push(Output::Send(bytes));
         self.phase = Phase::Answer { expect: Expect::Nonce, due, retry: None };
@@ -312,7 +317,7 @@ impl Client {
     }
 
     /// Sends the request of a call. If the request has no reply, a ping follows: its answer shows that the request has
-    /// taken effect. `retry` is the call to start again if the request is a pop and finds an empty queue.
+    /// taken effect. `retry` is the call if it waits; see [`Phase::Answer`].
     fn ask(&mut self, request: &Request, retry: Option<Pending>, now: Duration, outputs: &mut Vec<Output>) {
         let mut bytes = Vec::new();
         request.encode(&mut bytes);
@@ -358,9 +363,9 @@ impl Client {
         match pending.then.clone() {
             Some(request) => self.ask(&request, Some(pending), now, outputs),
             None => {
-                // An empty `MultiSet` changes nothing and has no reply. The server may have woken this client for an
-                // element of a queue. Any request other than a pop tells the server that this client does not take the
-                // element, so the server wakes the next client.
+                // An empty `MultiSet` changes no key and has no reply. The server may have woken this client for an
+                // element of a queue. This request tells the server that the client does not take the element, so the
+                // server wakes the next client.
                 let mut bytes = Vec::new();
                 Request::MultiSet { entries: Vec::new() }.encode(&mut bytes);
                 outputs.push(Output::Send(bytes));
@@ -477,7 +482,7 @@ impl Client {
     }
 
     /// Asks the server which keys of a timed-out wait are missing. Sends nothing and ends the call if there is only one
-    /// key, which must be the missing one, or if there are more than [`SURVEYED`](Self::SURVEYED) keys.
+    /// key (the missing one, or that of a barrier), or if there are more than [`SURVEYED`](Self::SURVEYED) keys.
     fn survey(&mut self, pending: Pending, now: Duration, outputs: &mut Vec<Output>) {
         if pending.keys.len() == 1 || pending.keys.len() > Self::SURVEYED {
             self.finish(Err(Failure::TimedOut { missing: pending.keys }), outputs);
@@ -493,13 +498,13 @@ impl Client {
         self.phase = Phase::Surveying { pending, asked, missing: Vec::new(), due };
     }
 
-    /// Handles the end of the current phase's time. Cancels a wait, polls a queue again or times out, and otherwise
-    /// fails because the server has not answered.
+    /// Acts because the time of [`wake_at`](Self::wake_at) has come. Cancels a wait. After a pause, pops the queue
+    /// again, or times out if the deadline has passed. In all other phases, fails because the server has not answered.
     fn late(&mut self, now: Duration, outputs: &mut Vec<Output>) {
         match std::mem::replace(&mut self.phase, Phase::Broken) {
             Phase::Waiting(mut pending) => {
-                // This may run long after the deadline, for example because this process was suspended. Even then
-                // the server has the whole `GRACE` to answer the cancellation.
+                // This may run long after the deadline, for example because this process was suspended. So the limit is
+                // counted from now.
                 pending.limit = now.saturating_add(GRACE);
                 let mut bytes = Vec::new();
                 Request::CancelWait.encode(&mut bytes);
@@ -562,8 +567,8 @@ mod tests {
     }
 
     proptest! {
-        /// The server stops answering at any point of a call that waits. The call fails at most `GRACE` after its
-        /// deadline.
+        /// The server sends zero to three pairs of answers to a call that waits, and then nothing. The call fails at
+        /// most `GRACE` after its deadline.
         #[test]
         fn a_silent_host_is_given_up_soon_after_the_deadline(
             patience in 0..100u64, deadline in 0..100u64, peeks: bool, answers in 0..4usize,
@@ -578,8 +583,8 @@ mod tests {
                 false => Call::WhenThere { keys, then: Some(then), deadline },
             };
             let mut outputs = client.step(Input::Call(call), Duration::ZERO);
-            // These bytes are valid answers to both kinds of call: status 0 for the wait or the check, then an empty
-            // queue.
+            // Status 0 for the wait or the check, then an empty queue. During a pause between two pops, these bytes are
+            // a protocol error, which fails the call at once.
             let mut empty = vec![0];
             Reply::Popped(None).encode(&mut empty);
             for answer in std::iter::repeat_n(&empty, answers) {

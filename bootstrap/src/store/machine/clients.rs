@@ -8,13 +8,14 @@ use std::{
 /// The id of a client, assigned by the caller of the state machine. An id must never be used for a second client.
 pub type ClientId = u64;
 
-/// A map from clients to values. Every request looks up its client several times, so the hash function is one
-/// multiplication. It needs no protection against chosen ids, because the store's host counts ids upwards. An attacker
-/// gets ids with colliding hashes only by opening very many connections and keeping a few of them. Collisions slow the
+/// A map from clients to values. Every request looks up its client several times, so the hash function is a cheap one.
+/// It needs no protection against chosen ids, because the store's host counts ids upwards. An attacker gets many ids
+/// whose hashes collide in the map only by opening very many connections and keeping a few of them. Collisions slow the
 /// host down and have no other effect.
 pub(in super::super) type Clients<T> = HashMap<ClientId, T, BuildHasherDefault<Spread>>;
 
-/// A hasher that spreads a number over all bits, because the map uses both the lowest and the highest bits of a hash.
+/// A hasher for client ids. The hashes of consecutive ids differ in the lowest and in the highest bits, and the map
+/// uses both.
 #[derive(Debug, Default)]
 pub(in super::super) struct Spread(u64);
 

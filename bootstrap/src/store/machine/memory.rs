@@ -12,13 +12,14 @@ pub(super) const ENTRY: usize = 384;
 /// A string in a vector: the overhead of its allocation, and its element in the vector, which may have spare capacity.
 pub(super) const PART: usize = ALLOCATION + 3 * size_of::<Vec<u8>>();
 
-/// An element of a queue: the overhead of its allocation, and its node in a linked list.
+/// An element of a queue: the overhead of two allocations (its bytes, and its node in a linked list), and the node.
 pub(super) const ELEMENT: usize = 2 * ALLOCATION + 2 * size_of::<usize>() + size_of::<Vec<u8>>();
 
 /// A connection: its entries in all maps, and the overhead of its buffers.
 pub(super) const CLIENT: usize = 4096;
 
-/// Returns true if a collection's capacity is above 64 and more than four times its length, so that it should shrink.
+/// Returns true if a collection should shrink: its capacity is above 64, and its length is less than a quarter of the
+/// capacity, rounded down.
 pub(super) fn is_sparse(capacity: usize, length: usize) -> bool {
     capacity > 64 && capacity / 4 > length
 }

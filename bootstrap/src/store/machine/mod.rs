@@ -1,12 +1,14 @@
-//! The store's semantics and protocol as state machines: without threads, sockets, clocks and locks.
+//! The store's semantics and protocol as state machines. They use no threads, sockets, clocks or locks.
 //!
-//! - [`Table`]: keys, queues and waiting clients. Takes one [`Request`] and returns [`Reply`]s. `HashStore` and
-//!   `FileStore` use it directly.
-//! - [`Server`]: a table behind the protocol of PyTorch's TCPStore. Takes the bytes of many clients and returns bytes.
-//! - [`Client`]: one connection to such a server. Takes a [`Call`] and returns its outcome.
+//! - [`Table`]: keys, queues and waiting clients. Takes one [`Request`] and returns [`Reply`]s or a [`Refusal`].
+//!   `HashStore` and `FileStore` use it directly.
+//! - [`Server`]: a table behind the protocol of PyTorch's TCPStore. Takes the bytes that clients have sent, and makes
+//!   the bytes to send to them.
+//! - [`Client`]: one connection to such a server. Takes a [`Call`] and the server's bytes, and returns the bytes to
+//!   send and the call's outcome.
 //!
-//! The caller passes the current time to `Server` and `Client` as a `Duration` since an arbitrary origin. The time
-//! must never go backwards.
+//! The caller passes the current time to `Server` and `Client` as a `Duration` since an arbitrary origin. The origin
+//! must stay the same, and the time must never go backwards.
 
 mod budget;
 pub mod client;

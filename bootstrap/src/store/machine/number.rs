@@ -1,8 +1,7 @@
-//! Parses the integer at the start of a value.
+//! Parses the decimal integer at the start of a value.
 
-/// A parser for the integer at the start of a value that arrives in pieces. The format is that of C's `strtoll`:
-/// optional white space, an optional sign, and digits. Pieces are not
-/// kept, and no earlier piece is read again. Bytes after the number are ignored.
+/// A parser for the decimal integer at the start of a value that arrives in pieces. The format is that of C's
+/// `strtoll`: optional white space, an optional sign, and digits. No piece is kept. Bytes after the number are ignored.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Number {
     part: Part,
@@ -22,7 +21,7 @@ enum Part {
     Digits,
     /// The number has ended, or there is none. Further bytes are ignored.
     End,
-    /// The number does not fit in an `i64`. Further bytes are ignored.
+    /// The negated value of the digits does not fit in an `i64`. Further bytes are ignored.
     TooLarge,
 }
 

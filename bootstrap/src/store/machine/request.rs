@@ -1,4 +1,4 @@
-//! Requests of clients, replies of stores, and the limits on the sizes of both.
+//! Requests of clients, replies and refusals of stores, and the limits on the sizes of requests, replies and contents.
 
 /// The bytes of a key, without the length that precedes them on the wire.
 pub(super) type Key = Vec<u8>;
@@ -6,7 +6,8 @@ pub(super) type Key = Vec<u8>;
 /// A request to a store. Keys are bytes, because the protocol does not guarantee UTF-8.
 ///
 /// A value and a queue can have the same key. A key *exists* if it has a value or a non-empty queue. Only `Wait` and
-/// `Barrier` wait.
+/// `Barrier` wait. A [`Server`](super::Server) may serve other clients in the middle of a large `Check`, `MultiGet`,
+/// `MultiSet` or `ListKeys`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Request {
@@ -32,8 +33,9 @@ pub enum Request {
         /// The key.
         key: Vec<u8>,
     },
-    /// Adds to the decimal number under a key. A key without a value counts as 0. Answered by [`Reply::Integer`]: the
-    /// sum. Refused with [`Refusal::NotANumber`] if the value is no number or the sum overflows.
+    /// Adds to the decimal number at the start of a value. The sum becomes the value. A key without a value counts as
+    /// 0. Answered by [`Reply::Integer`]: the sum. Refused with [`Refusal::NotANumber`] if the value does not begin
+    /// with a number or the sum overflows.
     Add {
         /// The key.
         key: Vec<u8>,
@@ -45,9 +47,10 @@ pub enum Request {
         /// The keys.
         keys: Vec<Vec<u8>>,
     },
-    /// Waits until all keys exist at the same time. With more than 1,024 keys, waits until each of them has existed
-    /// at some time during the wait. Answered by [`Reply::Status`] 0 at the end of the wait. Refused with
-    /// [`Refusal::AlreadyWaiting`] if the client is already in a wait or a barrier.
+    /// Waits until all keys exist at the same time. With more than 1,024 keys, waits until each of them has existed at
+    /// some time during the wait. A [`Server`](super::Server) may fail to notice that a key was deleted right after it
+    /// was set. Answered by [`Reply::Status`] 0 at the end of the wait. Refused with [`Refusal::AlreadyWaiting`] if the
+    /// client is already in a wait or a barrier.
     Wait {
         /// The keys.
         keys: Vec<Vec<u8>>,
@@ -72,8 +75,7 @@ pub enum Request {
         /// The keys.
         keys: Vec<Vec<u8>>,
     },
-    /// Sets the values of several keys, in order. No reply. A [`Server`](super::Server) may serve other clients in
-    /// between.
+    /// Sets the values of several keys, in order. No reply.
     MultiSet {
         /// Each key with its new value.
         entries: Vec<(Vec<u8>, Vec<u8>)>,
@@ -219,13 +221,14 @@ impl Default for Limits {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The request, its reply, or the store's contents after it would exceed a limit.
+    /// The request, its reply, or a value or the store's contents after the request would exceed a limit. For the
+    /// contents, an upper bound of their growth is checked.
     #[error("{part} of {size} exceeds the limit of {limit}")]
     TooLarge {
         /// The quantity that is too large.
         part: Part,
-        /// If a value is too large, its key. If a key is too large, its first 64 bytes, or empty if a
-        /// [`Server`](super::Server) has refused it before the bytes arrived. Otherwise empty.
+        /// If a value is too large, its key. If a key is too large, its first 64 bytes, or empty from a
+        /// [`Server`](super::Server), which refuses a key by its length alone. Otherwise empty.
         key: Vec<u8>,
         /// The size found, in the unit of `part`.
         size: usize,
@@ -261,9 +264,9 @@ pub enum Part {
     Keys,
     /// The keys and values of a request together, in bytes.
     Request,
-    /// The keys or values of a reply together, in bytes.
+    /// The keys or values of a reply together, in bytes of the wire format.
     Reply,
-    /// The store's contents, in bytes of memory.
+    /// The store's contents, in bytes of memory. For a [`FileStore`](crate::store::FileStore), the bytes of the file.
     Store,
 }
 

@@ -1,10 +1,10 @@
 //! The secret that clients and server share, and the proofs of it in the greeting.
 //!
-//! The client sends a *challenge* of 32 bytes, and the server answers with its own. A challenge is never used again.
-//! Then each side sends a *proof* that it knows the secret: the HMAC-SHA-256 of both challenges, keyed with the
-//! secret's hash. The HMAC also covers the word `client` or `server`, so that neither side can send back the other's
-//! proof. The client sends its proof first, so a process that connects without the secret gets no data with which to
-//! test guesses of the secret. The later traffic is neither encrypted nor protected against changes.
+//! The client sends a *challenge* of 32 bytes, and the server answers with its own. Every connection has new
+//! challenges. Then each side sends a *proof* that it knows the secret: the HMAC-SHA-256 of both challenges, keyed with
+//! the secret's hash. The HMAC also covers a fixed text and the word `client` or `server`, so that neither side can
+//! send back the other's proof. The client sends its proof first, so a process that connects without the secret gets no
+//! data with which to test guesses of the secret. The later traffic is neither encrypted nor protected against changes.
 
 use std::fmt;
 
@@ -13,8 +13,9 @@ use hmac_sha256::{HMAC, Hash};
 use super::super::{Result, StoreError};
 
 /// The number that a client with a secret sends in place of [`MAGIC`](super::wire::MAGIC). A server with a secret also
-/// sends it to a client without one, as the answer to the ping of that client's greeting. The client recognizes it,
-/// because it is not the nonce of the ping: that nonce is a process id, and no process id is so large.
+/// sends it to a client without one, in place of the answer to the client's first ping, and closes the connection. The
+/// client recognizes it, because it is not the nonce of the ping: `TcpStore` uses its process id as that nonce, and no
+/// process id is so large.
 pub(super) const MAGIC: u32 = 0xA5C9_E3B1;
 
 /// 32 bytes: a challenge, a proof, the hash of a secret, or the seed of the server's challenges.
@@ -64,8 +65,8 @@ impl Secret {
         Ok(Self(Hash::hash(bytes)))
     }
 
-    /// Returns the HMAC that gives a proof. `who` is the word for the side that sends it, `b"client"` or `b"server"`. The
-    /// parameters `client` and `server` are the challenges of the two sides.
+    /// Returns the HMAC that gives a proof. `who` is the word for the side that sends the proof: `b"client"` or
+    /// `b"server"`. The parameters `client` and `server` are the challenges of the two sides.
     fn code(&self, who: &[u8], client: &Block, server: &Block) -> HMAC {
         let mut code = HMAC::new(self.0);
         [b"lockstep store 1: ", who, client, server].into_iter().for_each(|part| code.update(part));
@@ -98,7 +99,7 @@ pub(super) fn block(seed: &Block, number: u64) -> Block {
     HMAC::mac(number.to_le_bytes(), seed)
 }
 
-/// The reason why a client's greeting has failed, if it concerns the [`Secret`].
+/// The reason why a client's greeting has failed because of the [`Secret`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Distrust {
@@ -114,7 +115,7 @@ pub enum Distrust {
     /// The host has sent a wrong proof, so it does not know the secret.
     #[error("it has not proved that it knows the secret")]
     Unproven,
-    /// The host has not answered the greeting of a client with a secret in time. PyTorch's hosts never answer it.
+    /// The host has not answered the first part of a greeting with a secret in time. PyTorch's hosts never answer it.
     #[error("it does not answer a greeting with a secret; PyTorch's stores know none")]
     Unanswered,
 }

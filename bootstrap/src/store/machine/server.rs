@@ -5,14 +5,14 @@
 //! Its requests follow. A connection is closed if its greeting is wrong or not complete in time, if it breaks the
 //! protocol, or if it exceeds a limit. [`Rejection`] lists all reasons.
 //!
-//! All memory is counted: the table, incomplete requests, waits, and unsent replies. A client with more than 1 MiB
-//! of unsent replies (`Client::BACKLOG`) is not served until it has received some of them. If a request needs more
-//! memory than is left, the connections that hold the most are closed, which may include the connection of that
-//! request.
+//! All memory is counted: the table, incomplete requests, waits, and unsent replies. A client with more than 1 MiB of
+//! unsent replies (`Client::BACKLOG`) is not served until at most 1 MiB is unsent. If a client needs more memory than
+//! is left, the connections that hold the most are closed, which may include the connection of that client.
 //!
-//! The work of one step is limited too. A small request is served as soon as it arrives. A larger one is served in
-//! pieces: while work on it is left, its client is in a queue. Each [`Input::Tick`] gives the first clients of the
-//! queue a *turn*, in which they are served. Between two ticks, the small requests of other clients are served.
+//! The work of one [`Input::Received`] or [`Input::Tick`] is limited too. A small request is usually served as soon as
+//! it arrives. If a request needs more work, its client joins a queue. Each tick gives the first clients of the queue a
+//! *turn*, in which they are served. A request for many keys is served in pieces, in several turns. Between two ticks,
+//! the small requests of clients that are not in the queue are served.
 //!
 //! - `client`: one connection and its greeting
 //! - `task`: a request that is being served
@@ -65,7 +65,7 @@ pub struct ServerLimits {
     /// one unit. A single piece of work may exceed it. This limit bounds the time for which a tick delays a small
     /// request of another client.
     pub turn: usize,
-    /// The most work in one [`Input::Received`], in the same units. The rest is left for ticks.
+    /// About the most work in one [`Input::Received`], in the units of `turn`. The rest is left for later.
     pub at_once: usize,
 }
 
@@ -120,7 +120,7 @@ pub enum Output {
 }
 
 /// If a closed connection holds more strings than this, they are freed in the client's next turn, so that this work
-/// counts towards a budget.
+/// counts towards a budget. A connection that is closed because another one needs its memory is freed at once.
 const MANY: usize = 4 << 10;
 
 /// The server of a store.
@@ -137,7 +137,8 @@ pub struct Server {
     ungreeted: usize,
     /// The queue of clients with work left.
     turns: Turns,
-    /// The clients that the current step has woken.
+    /// The clients that were woken since this list was last cleared, which `receive` and `tick` do before they serve.
+    /// `receive` gives these clients turns at once.
     woken: Vec<ClientId>,
     /// The number of steps so far. Each input is one step.
     step: u64,
@@ -200,14 +201,15 @@ impl Server {
         self.clients.len()
     }
 
-    /// Returns the memory in use, in bytes. It exceeds [`ServerLimits::memory`] for a short time if bytes arrive
+    /// Returns the memory in use, in bytes. It may exceed [`ServerLimits::memory`] for a short time, if bytes arrive
     /// while their client is in the queue of turns, or if the memory of a closed connection is not freed yet.
     pub fn memory(&self) -> usize {
         self.table.memory() + self.held
     }
 
-    /// Returns the peak of the memory in use, in bytes, including the memory that a request was about to take. It is
-    /// updated each time that the server finds the memory within [`ServerLimits::memory`], so it never exceeds that.
+    /// Returns the peak of the memory in use, in bytes, including the memory that a request or a new connection was
+    /// about to take. It is updated each time that the server finds the memory within [`ServerLimits::memory`], so it
+    /// never exceeds that.
     pub fn most_memory(&self) -> usize {
         self.most
     }
@@ -260,7 +262,7 @@ impl Server {
         outputs
     }
 
-    /// Adds a new client, or rejects it if the limits leave no place for it.
+    /// Adds a new client, or rejects it if the limits leave no place for it. May close other connections to make room.
     fn accept(&mut self, client: ClientId, now: Duration, outputs: &mut Vec<Output>) {
         if self.ungreeted >= self.limits.ungreeted() || self.clients.len() >= self.limits.clients {
             self.close_oldest_ungreeted(outputs);
@@ -316,8 +318,8 @@ impl Server {
         self.work += budget.spent() as u64;
     }
 
-    /// Gives turns to clients with work left, until the budget of one tick is spent or too small for the next piece of
-    /// work.
+    /// Gives turns to clients with work left, until no work is left, or the budget of one tick is spent or too small
+    /// for the next piece of work.
     fn tick(&mut self, outputs: &mut Vec<Output>) {
         let mut budget = Budget::turn(self.limits.turn.max(1));
         self.woken.clear();
@@ -445,8 +447,9 @@ impl Server {
         resumed != Resumed::Unfinished
     }
 
-    /// Adds woken clients, whose waits may have ended, to the queue of turns. Skips `current`, the client that is
-    /// being served or removed. If `current` is being served, [`serve`](Self::serve) itself continues its wait.
+    /// Adds woken clients, whose waits may have ended, to the queue of turns and to the list `woken`. Skips `current`,
+    /// the client that is being served or removed. If `current` is being served, [`serve`](Self::serve) itself
+    /// continues its wait.
     fn wake(&mut self, current: ClientId, woken: &[ClientId]) {
         for id in woken.iter().filter(|id| **id != current) {
             self.add_turn(*id);
@@ -461,8 +464,8 @@ impl Server {
         }
     }
 
-    /// Checks that a client may take `more` bytes of memory. While they would exceed the limit on all memory, closes
-    /// the other connection that holds the most, if it holds more than this client would hold with them.
+    /// Checks that a client may take `more` bytes of memory. While these bytes would exceed the limit on all memory,
+    /// closes the other connection that holds the most, if it holds more than this client would hold with these bytes.
     ///
     /// # Errors
     /// [`Rejection::Memory`] if this does not free enough memory. The caller must then close this client's connection.
@@ -502,7 +505,7 @@ impl Server {
     }
 
     /// Removes a client whose connection has ended. If it holds more than [`MANY`] strings, only marks it as gone, and
-    /// its next turn removes it.
+    /// its next turn removes it, or [`make_room`](Self::make_room) if the memory is needed earlier.
     fn part_with(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         if client.strings() + self.table.wait_strings(id) > MANY {
@@ -515,7 +518,8 @@ impl Server {
         }
     }
 
-    /// Removes a client and frees its memory. Returns the work of this, in units.
+    /// Removes a client, ends its wait, and frees its memory. Returns the work of this, in units; 0 for an unknown
+    /// client.
     fn forget(&mut self, id: ClientId) -> usize {
         let wait = self.table.wait_strings(id);
         let Some(mut client) = self.clients.remove(&id) else { return 0 };

@@ -3,12 +3,13 @@
 //! Clients of PyTorch's store rely on these rules:
 //!
 //! - A key exists if it has a value or a non-empty queue.
-//! - Setting a value wakes all clients that wait for its key.
-//! - Adding an element to a queue wakes one client, the one that has waited longest. If that client does not take the
+//! - Setting a value wakes all clients that wait until its key exists. It wakes those that wait for its number (a
+//!   barrier) if the number is large enough.
+//! - Adding an element to a queue wakes the client that has waited for it longest. If that client does not take the
 //!   element (its process may die), the next client is woken.
 //!
-//! All maps are trees, and queues are linked lists, so that no operation on one key takes long, however many keys,
-//! elements or clients there are. A hash table or a vector would move all of its contents at once when it grows.
+//! All maps are trees, and queues are linked lists, so that adding or removing one entry never takes long, however many
+//! there are. A hash table or a vector would move all of its contents at once when it grows.
 
 use std::collections::{BTreeMap, LinkedList};
 
@@ -383,7 +384,8 @@ impl Table {
         }
     }
 
-    /// Appends to the value of a key. Fails with [`Refusal::TooLarge`] if the new value exceeds the limit.
+    /// Appends to the value of a key, or sets it if the key has none. Fails with [`Refusal::TooLarge`] if the new value
+    /// exceeds the limit.
     fn append(&mut self, key: Key, value: Vec<u8>, woken: &mut Vec<ClientId>) -> Result<(), Refusal> {
         let Some(held) = self.values.get_mut(&key) else {
             self.put(key, value, woken);
@@ -398,8 +400,8 @@ impl Table {
         Ok(())
     }
 
-    /// Adds to the number under a key, and returns the sum. Fails with [`Refusal::NotANumber`] if the value is no
-    /// number or the sum overflows.
+    /// Adds to the number under a key, and returns the sum. Fails with [`Refusal::NotANumber`] if the value does not
+    /// begin with a number or the sum overflows.
     fn add(&mut self, key: Key, delta: i64, woken: &mut Vec<ClientId>) -> Result<i64, Refusal> {
         let held = self.values.get(&key).map(Vec::as_slice);
         let sum = held.map_or(Some(0), Number::of).and_then(|number| number.checked_add(delta));
@@ -430,7 +432,7 @@ impl Table {
         Ok(None)
     }
 
-    /// Adds an element to the end of a queue. Appends to `woken` the client that this wakes.
+    /// Adds an element to the end of a queue. Appends to `woken` the client that this wakes, if there is one.
     fn push(&mut self, key: Key, value: Vec<u8>, woken: &mut Vec<ClientId>) {
         if !self.queues.contains_key(&key) {
             self.memory += queue(&key);

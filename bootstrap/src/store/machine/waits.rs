@@ -1,9 +1,10 @@
 //! Waiting clients, and the changes that wake them.
 //!
-//! A client that waits for keys is in the [`Line`] of one absent key. When that key is set, or its queue gets an
-//! element, the client is *woken*: it leaves the line, and its other keys are checked later, by [`Waits::resume`] in
-//! the client's own turn. Setting a key therefore costs little per waiting client. A client that waits for a number
-//! (a barrier) is in the line of the number's key until the number is large enough.
+//! A client that waits for keys is in the [`Line`] of one absent key. When that key is set, or when its queue gets an
+//! element and no client in the line has waited longer, the client is *woken*: it leaves the line, and its other keys
+//! are checked later, by [`Waits::resume`]. A server calls that in the client's own turn. Setting a key therefore costs
+//! little per waiting client. A client that waits for a number (a barrier) is in the line of the number's key until the
+//! number is large enough.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +18,7 @@ use super::{
 
 /// The most keys of a wait that ends only when all of its keys exist at the same time. A wait for more keys ends when
 /// each key has existed at some time during the wait, as with PyTorch's server. In both cases, the key whose change
-/// woke the client counts as existing until the client's turn, even if it is deleted before.
+/// woke the client is not checked again when the client is resumed, even if it was deleted in between.
 const EXACT: usize = 1024;
 
 /// All clients that wait.
@@ -61,9 +62,9 @@ enum Condition {
 struct Line {
     /// Clients that wait until the key exists, by [`Wait::arrival`].
     keys: BTreeMap<u64, ClientId>,
-    /// Clients that wait for the number under the key, each with the least number that ends its wait.
+    /// Clients that wait for the number under the key: pairs of the least number that ends the wait, and the client.
     counts: BTreeSet<(i64, ClientId)>,
-    /// The number under the key. It is kept up to date only while `counts` is not empty.
+    /// The number under the key. It is updated only while `counts` is not empty, and a deletion does not change it.
     number: Number,
 }
 
@@ -90,16 +91,17 @@ impl Waits {
         self.waits.get(&client).is_some_and(|wait| wait.is_woken)
     }
 
-    /// Begins a wait for keys, with the client woken. The caller must then call [`resume`](Self::resume), which checks
-    /// the keys. Fails with [`Refusal::AlreadyWaiting`] if the client already waits.
+    /// Begins a wait for keys, and marks the client as woken. The caller must then call [`resume`](Self::resume), which
+    /// checks the keys. Fails with [`Refusal::AlreadyWaiting`] if the client already waits.
     pub(super) fn wait_for_keys(&mut self, client: ClientId, keys: Vec<Key>) -> Result<(), Refusal> {
         let bytes: usize = keys.iter().map(|key| PART + key.len()).sum();
         let longest = keys.iter().map(Vec::len).max().unwrap_or_default();
         self.begin(client, Condition::Keys { keys, next: 0 }, ENTRY + bytes + longest, true)
     }
 
-    /// Begins a wait until the number under `key` is at least `least`. `value` is the current value of `key`, whose
-    /// number must be less. Fails with [`Refusal::AlreadyWaiting`] if the client already waits.
+    /// Begins a wait until the number under `key` is at least `least`. `value` is the current value of `key`. The
+    /// number at its start must be less than `least`. Fails with [`Refusal::AlreadyWaiting`] if the client already
+    /// waits.
     pub(super) fn wait_for_count(
         &mut self,
         client: ClientId,
@@ -181,8 +183,8 @@ impl Waits {
         self.clear(key);
     }
 
-    /// Updates the line of `key` after its value has changed. The new value is `value` or, if `appended` is true, the
-    /// old value followed by `value`. Adds the clients that this wakes to `woken`.
+    /// Updates the line of `key` when its value changes. The new value is `value` or, if `appended` is true, the old
+    /// value followed by `value`. Adds the clients that this wakes to `woken`.
     pub(super) fn changed(&mut self, key: &[u8], value: &[u8], appended: bool, woken: &mut Vec<ClientId>) {
         // Fast path: usually no client waits for the key.
         let Some(line) = self.lines.get_mut(key) else { return };
@@ -201,8 +203,8 @@ impl Waits {
         self.clear(key);
     }
 
-    /// Wakes clients that wait for `queue`, the longest waiting first, until as many clients are woken for it as it has
-    /// `elements`, or no more wait. Adds them to `woken`.
+    /// Wakes clients that wait for `queue`, the longest waiting first, until as many clients have a claim to one of its
+    /// elements (are in `called`) as it has `elements`, or no more wait. Adds them to `woken`.
     pub(super) fn call(&mut self, queue: &[u8], elements: usize, woken: &mut Vec<ClientId>) {
         let Some(line) = self.lines.get_mut(queue) else { return };
         let called = self.calls.get(queue).copied().unwrap_or_default();
@@ -270,7 +272,7 @@ fn wake(waits: &mut BTreeMap<ClientId, Wait>, client: ClientId, woken: &mut Vec<
     if let Some(wait) = waits.get_mut(&client) {
         wait.is_woken = true;
         if let Condition::Keys { next, .. } = &mut wait.condition {
-            // The key exists now. It is not checked again in the client's next turn, even if it is deleted before.
+            // The key exists now. It is not checked again when the client is resumed, even if it is deleted before.
             *next += 1;
         }
         woken.push(client);
@@ -286,8 +288,8 @@ fn end_of(keys: &[Key]) -> usize {
 struct Unfinished;
 
 /// Returns an absent key, and stores its index in `next`. Returns `None` if no key is absent, and the budget allows
-/// to end the wait. Checks the keys from `next` on. If there are at most [`EXACT`] keys, it also checks the earlier
-/// ones.
+/// ending the wait. Checks the keys from `next` on. If there are at most [`EXACT`] keys, it also checks the earlier
+/// ones, except the one whose change woke the client.
 fn absent(
     keys: &[Key],
     next: &mut usize,

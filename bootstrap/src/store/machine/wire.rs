@@ -1,10 +1,11 @@
 //! The wire format of PyTorch's store protocol. Numbers are little endian. Messages have no frames and no sequence
-//! numbers: the server answers a client's requests in order.
+//! numbers: the server answers a client's requests in order. Only a `Wait` or `Barrier` may be answered after later
+//! requests.
 //!
-//! A key or a value is a *string*: a `u64` length and the bytes. A list is a `u64` count and its strings. The count
-//! of a `MultiSet` is the number of pairs. The reply to a `MultiGet` has no count, because the client knows the
-//! number of keys. Decoders accept bytes in any fragmentation, process each byte once, and check the length of every
-//! string before they allocate memory for it.
+//! A key or a value is a *string*: a `u64` length and the bytes. A list is a `u64` count and its strings. The count of
+//! a `MultiSet` is the number of pairs. The reply to a `MultiGet` has no count, because the client knows the number of
+//! keys. Decoders accept bytes in any fragmentation, and check the length of every string before they allocate the
+//! string.
 
 use super::{
     budget::{Budget, copying},
@@ -15,7 +16,7 @@ use super::{
 /// The number in the greeting of a client without a secret. It follows the type byte [`kind::VALIDATE`].
 pub(super) const MAGIC: u32 = 0x3C85_F7CE;
 
-/// Returns the greeting of a client without a secret.
+/// Returns the first bytes of a client without a secret: [`kind::VALIDATE`] and [`MAGIC`].
 pub(in crate::store) fn greeting() -> Vec<u8> {
     [&[kind::VALIDATE], &MAGIC.to_le_bytes()[..]].concat()
 }
@@ -150,7 +151,8 @@ impl Buffer {
 
     /// Returns the vector to append bytes to. The caller must not change the bytes in it.
     pub(super) fn end(&mut self) -> &mut Vec<u8> {
-        // Moving at most half of the bytes keeps the cost of each appended byte constant.
+        // Bytes are moved only if at least as many were removed since the last move, so the average cost of a byte is
+        // constant.
         if self.start * 2 >= self.bytes.len() {
             self.bytes.drain(..self.start);
             self.start = 0;
@@ -172,8 +174,8 @@ impl Buffer {
         self.bytes.capacity()
     }
 
-    /// Returns the size of the new allocation that is needed to append `bytes` more bytes; 0 if they fit. The old
-    /// allocation is freed only after its bytes were copied, so the whole new one counts as additional memory.
+    /// Returns the largest size of the new allocation that appending `bytes` more bytes may need; 0 if they fit. The
+    /// old allocation is freed only after its bytes were copied, so the whole new one counts as additional memory.
     pub(super) fn growth(&self, bytes: usize) -> usize {
         let (length, capacity) = (self.bytes.len(), self.bytes.capacity());
         if length + bytes <= capacity { 0 } else { (capacity * 2).max(length + bytes) }
@@ -198,7 +200,7 @@ impl Buffer {
 }
 
 /// Decodes strings that arrive one after the other. The bytes of a string are moved from the buffer to an allocation of
-/// the string's length as they arrive, so no byte is stored twice.
+/// the string's length as they arrive, so a long string that arrives in fragments is not collected in the buffer first.
 #[derive(Default)]
 struct Strings {
     /// The complete strings.
@@ -210,8 +212,8 @@ struct Strings {
 }
 
 impl Strings {
-    /// Takes strings from the buffer until there are `count`, the buffer has too few bytes, or the budget is spent.
-    /// Returns which of these was the case.
+    /// Takes strings from the buffer until there are `count`, the buffer has too few bytes, or the budget is spent
+    /// before the next string. Returns which of these was the case.
     ///
     /// Calls `check` before it allocates memory for a string. The arguments are the earlier strings, the sum of all
     /// lengths including this string's, and this string's length. Returns the error if `check` fails.
@@ -304,12 +306,13 @@ struct Begun {
     strings: Strings,
 }
 
-/// The parts of a request after its type byte: strings, then a number.
+/// The parts of a request after its type byte: the count of a list, strings, and a number, as far as the request has
+/// them.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
-    /// True if a count comes first, and the following strings are repeated that many times.
+    /// True if a count comes first, and the `strings` are repeated that many times.
     list: bool,
-    /// The number of strings: a key and the values that follow it.
+    /// The number of strings: a key and the values that follow it, or 0.
     strings: usize,
     /// The size of the number at the end, in bytes; 0 if there is none.
     number: usize,
@@ -416,8 +419,8 @@ impl RequestDecoder {
     }
 }
 
-/// Builds a request other than a `MultiSet`. `kind` is its type byte, `strings` its strings in wire order, as many as
-/// its shape says, and `number` the number at its end, or 0. Returns `None` if `kind` is not that of such a request.
+/// Builds a request other than a `MultiSet`. `kind` is its type byte, `strings` its strings in wire order, and `number`
+/// the number at its end, or 0. Returns `None` if `kind` is not that of such a request.
 fn build(kind: u8, strings: Vec<Vec<u8>>, number: i64) -> Option<Request> {
     if matches!(kind, kind::CHECK | kind::WAIT | kind::MULTI_GET) {
         return Some(match kind {
@@ -522,7 +525,7 @@ impl ReplyDecoder {
     }
 
     /// Returns the next `count` strings; `None` if more bytes must arrive. Fails if they have more than `most` bytes
-    /// together, or if one is longer than the longest key or value.
+    /// together, or if one is longer than both the limit on keys and the limit on values.
     fn strings(
         &mut self,
         count: usize,

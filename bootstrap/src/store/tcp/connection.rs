@@ -117,7 +117,8 @@ impl Connection {
     }
 
     /// Reads from the socket into `received`, and returns the number of bytes; 0 if the host has closed the connection.
-    /// Blocks at most until the state machine's timer is due, and then returns an error that [`is_timeout`] accepts.
+    /// If nothing arrives, returns an error that [`is_timeout`] accepts, when the state machine's timer is due or
+    /// earlier.
     fn read(&mut self) -> io::Result<usize> {
         let timer = self.machine.wake_at().map(|due| due.saturating_sub(self.opened.elapsed()));
         if timer.is_some_and(|left| left.is_zero()) {
@@ -133,9 +134,9 @@ impl Connection {
 }
 
 /// Returns the read timeout for a timer that is due in `left`: the largest power of two, in milliseconds, that is at
-/// most `left`. Calls with the same patience get the same value, so the timeout of the socket is rarely set again. A
-/// long wait wakes up a few times before it ends. The timeout is at least 1 ms, because 0 means no timeout, and at
-/// most 2^22 ms, because the system does not accept every duration.
+/// most `left`. Calls with the same patience usually get the same value, so the timeout of the socket is rarely set
+/// again. A long wait wakes up several times before it ends. The timeout is at least 1 ms, because 0 means no timeout,
+/// and at most 2^22 ms, because the system does not accept every duration.
 fn at_most(left: Duration) -> Duration {
     const MOST: u64 = 1 << 22;
     let ms = u64::try_from(left.as_millis()).unwrap_or(MOST).clamp(1, MOST);
@@ -158,8 +159,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// The timeout never exceeds the time left. It is at least about half of it, or more than an hour, so a wait
-        /// rarely wakes up.
+        /// With at least 1 ms left, the timeout does not exceed the time left. It is more than half of that time less
+        /// 1 ms, or more than an hour, so a wait rarely wakes up.
         #[test]
         fn a_read_takes_no_longer_than_the_timer_and_half_of_that_at_least(micros in 1000..u64::MAX) {
             let left = Duration::from_micros(micros);

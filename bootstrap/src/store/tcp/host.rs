@@ -1,7 +1,7 @@
 //! The server side: one thread that runs the server's state machine over sockets.
 //!
-//! The thread sleeps in the kernel until a socket is ready or the state machine's timer is due. It resolves no
-//! names, writes nothing to the console, and never blocks on a client.
+//! The thread sleeps in the kernel until a socket is ready or a timer is due. It resolves no names, and never blocks on
+//! a client.
 
 use std::{
     collections::VecDeque,
@@ -66,7 +66,8 @@ impl HostReport {
     /// The most rejections that are kept.
     const KEPT: usize = 16;
 
-    /// Counts a rejected connection, and keeps its address and the reason in place of the oldest.
+    /// Counts a rejected connection, and keeps its address and the reason. Drops the oldest if [`KEPT`](Self::KEPT) are
+    /// kept already.
     fn reject(&mut self, peer: Option<SocketAddr>, why: Rejection) {
         self.rejected += 1;
         if self.rejections.len() == Self::KEPT {
@@ -91,7 +92,8 @@ impl Shared {
 }
 
 impl Host {
-    /// Listens at `address`, and starts the server's thread. If `secret` is given, it serves only clients that know it.
+    /// Listens at `address`, and starts the server's thread. If `secret` is given, the server serves only clients that
+    /// know it.
     ///
     /// # Errors
     /// [`StoreError::PortInUse`], or [`StoreError::Bind`] for every other error.
@@ -149,15 +151,15 @@ const STOP: u64 = 1;
 const WAITING: u64 = 2;
 const CLIENTS: ClientId = 3;
 
-/// The most bytes that are read from a client, or sent to it, before other clients are served.
+/// The most bytes that are read from a client for one event, and that are sent to it for one [`Output::Send`].
 const PIECE: usize = 64 << 10;
 
 /// The most connections that are accepted before clients are served. It is less than the number of connections that
 /// may be without a complete greeting, which is at least 32. So if a client sends its greeting at once, the server
-/// reads it before newer connections can replace this client.
+/// normally reads it before newer connections can replace this client.
 const ACCEPTED: usize = 16;
 
-/// The most waiting clients that are served after one wake-up. The rest is served after the next ones.
+/// The most waiting clients that are served after one wake-up of the thread. The rest is served after later wake-ups.
 const WAITING_SERVED: usize = 64;
 
 /// How long no connections are accepted after the system has failed to accept one, or to open the reserve descriptor.
@@ -174,8 +176,8 @@ struct Serving {
     /// The time since `started` at the last wake-up. The clock is read once for all sockets that were ready then.
     now: Duration,
     epoll: OwnedFd,
-    /// The epoll of the clients that wait for keys or queues. It is itself in `epoll`. A waiting client normally sends
-    /// only a cancellation, after its deadline, so the other clients are served first.
+    /// The epoll of the clients that wait for keys, a queue or a barrier. It is itself in `epoll`. A waiting client
+    /// normally sends only a cancellation, after its deadline, so the other clients are served first.
     waiting: OwnedFd,
     listener: TcpListener,
     /// A descriptor in reserve. If the process may open no other, this one is closed briefly, to accept a client,
@@ -219,8 +221,8 @@ fn wait(epoll: &OwnedFd, events: &mut Vec<epoll::Event>, timeout: Option<&Timesp
 }
 
 impl Serving {
-    /// Prepares to serve the clients of `listener` until `stop` becomes readable. Lowers the limit on clients to the
-    /// number of descriptors that the process may open, less [`RESERVED`].
+    /// Prepares to serve the clients of `listener` until `stop` becomes readable. Lowers the limit on clients if it
+    /// exceeds the number of descriptors that the process may open, less [`RESERVED`].
     fn new(
         listener: TcpListener,
         stop: &OwnedFd,
@@ -277,9 +279,9 @@ impl Serving {
         Ok(())
     }
 
-    /// Waits until a descriptor is ready or a timer is due, and serves all that is ready. Serves at most as many
-    /// waiting clients as `waiting` has capacity for. Returns false after the stop signal, otherwise true. `events` and
-    /// `waiting` are buffers.
+    /// Waits until a descriptor is ready or a timer is due, and serves the ready descriptors. `events` and `waiting`
+    /// are buffers. Their capacities limit how many descriptors, and how many waiting clients, one call serves. Returns
+    /// false after the stop signal, otherwise true.
     fn serve_ready(
         &mut self,
         events: &mut Vec<epoll::Event>,
@@ -319,7 +321,8 @@ impl Serving {
         Timespec::try_from(left + Duration::from_millis(1)).ok()
     }
 
-    /// Updates the report, and wakes [`Host::drain`] if clients have left.
+    /// Updates the numbers in the report, and wakes [`Host::drain`] if fewer clients are connected than at the last
+    /// call.
     fn count(&self) {
         let mut report = self.shared.report();
         let clients = self.clients.len();
@@ -339,6 +342,7 @@ impl Serving {
     }
 
     /// Accepts up to [`ACCEPTED`] connections. If the process has no descriptor left for a client, rejects the client.
+    /// If that fails too, or accepting fails for another reason, [pauses](Self::pause).
     fn accept(&mut self) {
         for _ in 0..ACCEPTED {
             // Reopen the reserve before a client takes the last descriptor. Without a reserve, no client can be
@@ -451,9 +455,9 @@ impl Serving {
         }
     }
 
-    /// Sends a client at most [`PIECE`] of its unsent bytes, as far as the socket accepts them. Returns the input that
-    /// tells the state machine the result: the number of bytes sent, or that the connection has ended. Returns `None`
-    /// if the client is gone already.
+    /// Sends a client at most [`PIECE`] of its unsent bytes, as far as the socket accepts them. Closes the connection
+    /// if it has failed. Returns the input that tells the state machine the result: the number of bytes sent, or that
+    /// the client is gone. Returns `None` if the client was gone already.
     fn send(&mut self, id: ClientId) -> Option<Input<'static>> {
         let mut stream = &self.clients.get(&id)?.stream;
         let unsent = self.server.unsent(id);

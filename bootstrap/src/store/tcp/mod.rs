@@ -1,9 +1,10 @@
 //! A store for the processes of a job, over TCP, compatible with PyTorch's `TCPStore` on the wire.
 //!
 //! - `host`: the server, which is one thread. `connection`: a client's connection, driven by the calling thread.
+//!   `socket`: system calls that both use.
 //! - [`TcpStore`] keeps a few idle connections. Each call has a connection to itself: an idle one or a new one. So a
-//!   wait of one thread never blocks another thread. A call returns only after it has taken effect, so the next call
-//!   may use any connection.
+//!   wait of one thread never blocks another thread. A successful call returns only after it has taken effect, so the
+//!   next call may use any connection.
 
 mod connection;
 mod host;
@@ -58,7 +59,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// Limits of the protocol: if a key is deleted between the end of a wait and the read that follows, the read
 /// returns an empty value. [`num_keys`](super::Store::num_keys) also counts the key of the
 /// [`workers`](TcpOptions::workers). If the host does not answer, for example because its process is stopped, a
-/// wait ends about 5 s after its deadline, or about 10 s if it needs a new connection.
+/// wait ends at most about 5 s after its deadline, or about 10 s if it needs a new connection.
 ///
 /// ```
 /// use bootstrap::store::{Deadline, Store, TcpStore};
@@ -81,14 +82,14 @@ pub struct TcpStore {
 #[derive(Debug)]
 struct Inner {
     options: TcpOptions,
-    /// The address as given, for messages.
+    /// See [`TcpStore::address`].
     address: String,
-    /// The addresses that `address` resolves to.
+    /// The addresses that `address` resolves to. There is at least one.
     sockets: Vec<SocketAddr>,
     /// The idle connections.
     kept: Mutex<Vec<Connection>>,
-    /// True once the host has closed a connection because of a `get`. The older of PyTorch's servers does so if the key
-    /// is absent. Every later `get` waits for its key before it reads the value.
+    /// True once a connection has broken during a `get`, and the host still served. The older of PyTorch's servers
+    /// closes the connection if the key is absent. Every later `get` waits for its key before it reads the value.
     hangs_up: AtomicBool,
     /// The server, if this process hosts the store. Dropping it stops the server.
     host: Option<Host>,
@@ -124,7 +125,8 @@ impl TcpOptions {
         Self { listen: interface, ..self }
     }
 
-    /// Sets the limits of the host. Its size limits also apply to the data that this process sends and receives.
+    /// Sets the limits of the host. On every process, [`ServerLimits::sizes`] also limits the requests that it sends
+    /// and the replies that it accepts.
     #[must_use]
     pub fn limits(self, limits: ServerLimits) -> Self {
         Self { limits, ..self }
@@ -154,7 +156,7 @@ impl TcpOptions {
         Self { secret: Some(secret), ..self }
     }
 
-    /// Hosts a store at `port`. Port 0 chooses a free one, which [`TcpStore::address`] returns. Waits for the
+    /// Hosts a store at `port`. Port 0 chooses a free one, which [`TcpStore::address`] contains. Waits for the
     /// [`workers`](Self::workers) until `deadline`, if their number is set.
     ///
     /// # Errors
@@ -182,8 +184,8 @@ impl TcpOptions {
     }
 
     /// Connects to the store at `address` (`host:port`). Repeats the attempt until the deadline while no process
-    /// listens there, or while the host rejects this process. The look-up of the host's name, before the first attempt,
-    /// has no time limit.
+    /// listens there, or while the connection ends before the greeting is complete, for example because the host has
+    /// its largest number of clients. The look-up of the host's name, before the first attempt, has no time limit.
     ///
     /// # Errors
     /// - [`StoreError::Unreachable`], [`StoreError::TurnedAway`], [`StoreError::NotAStore`],
@@ -251,8 +253,8 @@ impl TcpStore {
 }
 
 impl Inner {
-    /// Opens the first connection. Repeats the attempt until the deadline, because the host may not listen yet. Then
-    /// counts the workers.
+    /// Opens the first connection. Repeats the attempt until the deadline, because the host may not listen yet, or may
+    /// have its largest number of clients. Then counts this process, if the number of workers is set.
     fn join(self, deadline: Deadline) -> Result<TcpStore> {
         let mut pause = FIRST_PAUSE;
         let mut attempts = 0;
@@ -322,8 +324,8 @@ impl Inner {
         }
     }
 
-    /// Tries every address once, until one accepts. Each attempt gets an equal share of the time that is left. If all
-    /// fail, returns the error of the last one.
+    /// Tries every address once, until a connection is open and greeted. Each attempt gets an equal share of the time
+    /// that is left. If all fail, returns the error of the last one.
     fn open(&self, deadline: Deadline) -> Result<Connection, Broken> {
         let sizes = self.options.limits.sizes;
         let mut last = Broken::Gone(io::ErrorKind::NotFound.into());
@@ -402,8 +404,8 @@ impl Inner {
         }
     }
 
-    /// Returns the error for a failed call to a host that has answered before. If the connection was lost, opens
-    /// another one, for at most 2 s, to find out whether the host still serves.
+    /// Returns the error for a failed call, or a failed attempt to connect, to a host that has answered before. If the
+    /// connection was lost, opens another one, for at most 2 s, to find out whether the host still serves.
     fn failed(&self, operation: &Operation, broken: Broken, deadline: Deadline) -> StoreError {
         let (address, operation) = (self.address.clone(), operation.to_string());
         let source = match broken {
@@ -440,7 +442,7 @@ impl Inner {
 /// Describes a call, for errors.
 struct Operation {
     name: &'static str,
-    /// Its first key, with PyTorch's prefix; `None` if it has no keys.
+    /// Its first key, with PyTorch's prefix; `None` if the error names no key.
     key: Option<Vec<u8>>,
 }
 
@@ -465,7 +467,7 @@ fn to_wire(request: &mut Request) -> Operation {
     Operation { name: request.name(), key: first }
 }
 
-/// Removes PyTorch's prefix from a key.
+/// Formats a key for an error, without PyTorch's prefix.
 fn user(key: &[u8]) -> String {
     text(key.strip_prefix(&[USER]).unwrap_or(key))
 }

@@ -12,7 +12,8 @@ use rustix::{
     rand::{GetRandomFlags, getrandom},
 };
 
-/// The length of the listener's queue of connections. It is long because all ranks of a job may connect at once.
+/// The length that is requested for the listener's queue of connections. It is long because all ranks of a job may
+/// connect at once.
 const PENDING: i32 = 4096;
 
 /// Returns a non-blocking socket that listens at `address`.
@@ -24,8 +25,8 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Sets the options of a connection. Small messages are sent at once. If the other machine cannot be reached, the
-/// connection breaks after half a minute. (If only the other process ends, the connection ends at once, without these
-/// options too.)
+/// connection breaks after about half a minute. (If only the other process ends, the connection ends at once, without
+/// these options too.)
 pub(super) fn tune(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;

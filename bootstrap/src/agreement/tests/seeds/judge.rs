@@ -8,7 +8,7 @@ use super::{
 };
 
 impl Run {
-    /// Returns the agreements in which a rank waits now. For a rank that is gone: those in its list.
+    /// Returns the agreements that a rank has entered and not left. For a rank that is gone: those in its list.
     fn places(&self, index: usize) -> Vec<Place> {
         let rank = &self.ranks[index];
         let listed = self.store.places(&place::places_key(index as u32));
@@ -29,7 +29,7 @@ impl Run {
         names.map(|name| Place { name: name.into(), members: self.members[name].clone() }).collect()
     }
 
-    /// Returns true if none of these waits can end, and each of them waits for a rank of the circle.
+    /// Returns true if none of these waits has ended or can end, and each of them is for a rank of the circle.
     pub(super) fn is_circle(&self, circle: &[Waiting]) -> bool {
         let places: Vec<Vec<Place>> = (0..self.ranks.len()).map(|rank| self.places(rank)).collect();
         let is_open = |place: &Place| !self.store.0.contains_key(&place.decision_key());
@@ -57,15 +57,14 @@ impl Run {
         })
     }
 
-    /// Checks the results of the run. Returns a description of the first problem.
+    /// Checks the results of the run. Returns a description of the first problem as the error.
     pub(super) fn judge(&self) -> Result<(), String> {
         for (name, results) in &self.results {
             let told: Vec<&(usize, Outcome)> = results
                 .iter()
                 .filter(|(_, result)| !matches!(result, Err(Ending::InDoubt | Ending::StoreFailed)))
                 .collect();
-            // A rank with another member list may have another result, because the others can agree without it. All
-            // other ranks must have equal results.
+            // The result of a rank with another member list is not compared. All other ranks must have equal results.
             let has_others_list = |rank: usize| self.fault == Fault::OtherMembers && rank == self.culprit;
             let alike: Vec<_> = told.iter().filter(|(rank, _)| !has_others_list(*rank)).collect();
             if let Some(pair) = alike.windows(2).find(|pair| pair[0].1 != pair[1].1) {
@@ -96,8 +95,10 @@ impl Run {
         }
     }
 
-    /// Checks that no rank has agreed with a rank of another version, generation or member list. If there was no fault
-    /// and all members agreed, checks that only the ranks' lists of agreements are left in the store.
+    /// Checks that a culprit with another version, generation or member list has not agreed. With another version or
+    /// generation, checks that not all others have agreed either. Checks that no agreement of several ranks has failed
+    /// with [`Failure::Unreadable`]. If there was no fault and all members agreed, checks that only the ranks' lists of
+    /// agreements are left in the store.
     fn judge_detection(&self) -> Result<(), String> {
         let culprit = self.culprit;
         for (name, results) in &self.results {

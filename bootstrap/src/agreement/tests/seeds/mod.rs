@@ -1,11 +1,12 @@
 //! Random programs: several ranks take part in several agreements. Some ranks have two threads, so they can take part
 //! in two agreements at a time. Members may come late. Each run has at most one kind of [`Fault`]. A run is a function
-//! of its seed.
+//! of its seed. Two further tests run fixed programs, whose steps have random orders.
 
 mod judge;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    thread,
     time::Duration,
 };
 
@@ -43,7 +44,7 @@ type Outcome = Result<u64, Ending<Sum>>;
 struct Thread {
     /// The agreements in which the thread has still to take part, and the numbers that it contributes.
     program: VecDeque<(Member, u64)>,
-    /// The current agreement, and its output that is not yet executed.
+    /// The current agreement, and its output that is not yet executed. `None` between agreements.
     running: Option<(Agreement<Sum>, Output<Sum>)>,
 }
 
@@ -61,9 +62,10 @@ struct Rank {
 enum Fault {
     None,
     Crash,
-    /// All further requests of the culprit fail.
+    /// The store fails for the culprit. Its current agreements end, and it takes part in no others. Its pending
+    /// requests may have taken effect.
     StoreLost,
-    /// Replies are lost, and the ranks repeat the requests.
+    /// Replies are lost, except those to waits, and the ranks repeat the requests.
     RepliesLost,
     ActionFails,
     /// The culprit takes part in two agreements in reverse order.
@@ -89,7 +91,7 @@ const FAULTS: [Fault; 9] = [
 struct Run {
     random: Random,
     fault: Fault,
-    /// The rank with the fault. [`Fault::RepliesLost`] affects all ranks.
+    /// The rank with the fault. [`Fault::RepliesLost`] affects all ranks, and [`Fault::None`] no rank.
     culprit: usize,
     ranks: Vec<Rank>,
     store: Memory,
@@ -102,9 +104,10 @@ struct Run {
     outcomes: BTreeSet<String>,
     /// The circles that members have proposed as failures.
     circles: Vec<Vec<Waiting>>,
-    /// A description of the first proposed circle whose waits could still end. `None` if there was none.
+    /// A description of the first proposed circle for which [`Run::is_circle`] was false. `None` if there was none.
     wrong_circle: Option<String>,
-    /// The agreement that the culprit enters with another generation or member list.
+    /// With [`Fault::OtherGeneration`] or [`Fault::OtherMembers`]: the agreement that the culprit enters with another
+    /// generation or member list.
     changed: Option<String>,
     /// The history of the run, which is printed if a check fails.
     trace: Vec<String>,
@@ -181,7 +184,7 @@ impl Run {
         }
     }
 
-    /// Executes the program until no thread can take a step.
+    /// Executes the programs until no thread can take a step, not even after a timeout.
     fn run(mut self) -> Self {
         loop {
             let threads =
@@ -226,7 +229,8 @@ impl Run {
         }
     }
 
-    /// Executes one step or fault of the thread `at`: the rank, and the number of its thread.
+    /// Executes one step of the thread `at`, which is a rank and the number of its thread. Or injects a fault, which
+    /// affects all threads of the rank.
     fn step(&mut self, at: (usize, usize)) {
         let (now, (index, thread)) = (self.now, at);
         if index == self.culprit && self.random.one_in(12) {
@@ -282,7 +286,8 @@ impl Run {
         }
     }
 
-    /// Changes the version of the records that the culprit posts.
+    /// With [`Fault::OtherVersion`], changes the version in a record that the culprit posts. Returns every other
+    /// request unchanged.
     fn as_of_another_version(&self, index: usize, mut request: Request) -> Request {
         if let Request::Post { value, .. } = &mut request
             && (self.fault, self.culprit) == (Fault::OtherVersion, index)
@@ -330,8 +335,8 @@ impl Run {
     }
 }
 
-/// Executes and checks the runs of these seeds. Returns the number of runs in which every member agreed.
-fn explore(seeds: std::ops::Range<u64>) -> usize {
+/// Executes and checks the runs of these seeds. Returns the number of runs in which every member that has ended agreed.
+fn explore(seeds: impl Iterator<Item = u64>) -> usize {
     let mut agreed = 0;
     for seed in seeds {
         let run = Run::new(seed).run();
@@ -344,21 +349,26 @@ fn explore(seeds: std::ops::Range<u64>) -> usize {
     agreed
 }
 
-/// The environment variable `AGREEMENT_SEEDS` sets the number of seeds (default 4000).
+/// The environment variable `AGREEMENT_SEEDS` sets the number of seeds (default 4000). Each processor runs a part of them.
 #[test]
 fn random_programs_agree_or_fail_alike() {
     let seeds = std::env::var("AGREEMENT_SEEDS").ok().and_then(|number| number.parse().ok()).unwrap_or(4000);
-    let agreed = explore(0..seeds);
+    let workers = thread::available_parallelism().map_or(1, usize::from);
+    let agreed: usize = thread::scope(|scope| {
+        let part = |first: usize| scope.spawn(move || explore((0..seeds).skip(first).step_by(workers)));
+        let parts: Vec<_> = (0..workers).map(part).collect();
+        parts.into_iter().map(|part| part.join().unwrap()).sum()
+    });
     assert!(agreed > 0);
 }
 
-/// Two ranks call two agreements in different orders. Both get the circular wait as the failure.
+/// Two ranks call two agreements in different orders. Both agreements fail with the circular wait.
 #[test]
 fn crossing_agreements_fail_with_the_circle() {
     fail_with_the_circle([&[&["a", "b"]], &[&["b", "a"]]], &["a", "b"], 2);
 }
 
-/// Two ranks with two threads each wait for each other in four agreements. All members get the circular wait.
+/// Two ranks with two threads each wait for each other in four agreements. All four fail with the circular wait.
 #[test]
 fn crossing_agreements_of_several_threads_fail_with_the_circle() {
     // Each thread calls only one agreement. If a thread called a second one, it could complete that agreement before
@@ -366,8 +376,8 @@ fn crossing_agreements_of_several_threads_fail_with_the_circle() {
     fail_with_the_circle([&[&["a"], &["b"]], &[&["c"], &["d"]]], &["a", "b", "c", "d"], 4);
 }
 
-/// Runs two ranks. `ranks` contains, for each thread of each rank, the agreements that the thread calls, in order.
-/// Checks that all `agreements` fail with a circle of `waits` waits.
+/// Runs two ranks with many seeds. `ranks` contains, for each thread of each rank, the agreements that the thread
+/// calls, in order. Checks that all `agreements` fail with a circle of `waits` waits.
 fn fail_with_the_circle(ranks: [&[&[&str]]; 2], agreements: &[&str], waits: usize) {
     for seed in 1..200 {
         // Only one agreement has a short patience, so only one member searches. Another search that begins while the

@@ -20,7 +20,8 @@ use super::{
 pub(super) struct Client {
     greeting: Greeting,
     pub(super) decoder: RequestDecoder,
-    /// The request that is being served. `None` while a piece of it is being worked on, and if no work on it is left.
+    /// The request that is being served. `None` while a piece of it is being worked on, and if there is no such
+    /// request.
     pub(super) task: Option<Task>,
     /// The memory of the request that is being served, in bytes.
     pub(super) task_memory: usize,
@@ -79,7 +80,7 @@ impl Client {
         self.decoder.memory() + self.unsent.memory() + self.task_memory
     }
 
-    /// Returns the number of strings to free when this connection is removed.
+    /// Returns the number of strings to free when this connection is removed, without those of its wait.
     pub(super) fn strings(&self) -> usize {
         self.decoder.strings() + self.task.as_ref().map_or(0, Task::strings)
     }

@@ -1,4 +1,5 @@
-//! Serves requests. A large request is served in pieces, and other clients may be served between two pieces.
+//! Serves requests. A `Check`, `MultiGet`, `MultiSet` or `ListKeys` may take several pieces of work, and other clients
+//! may be served between two pieces. Any other request is one piece.
 
 use super::{
     super::{
@@ -59,7 +60,8 @@ impl Server {
         }
     }
 
-    /// Returns the most keys of a piece. It is half of the units of a tick, because a key may take two units.
+    /// Returns the most keys of a piece: half of the units of a tick, because a key may take two units, but at least
+    /// one.
     fn most_keys(&self) -> usize {
         (self.limits.turn / 2).max(1)
     }
@@ -122,7 +124,7 @@ impl Server {
         budget: &mut Budget,
         outputs: &mut Vec<Output>,
     ) -> Result<Progress, Rejection> {
-        // The next piece is the longest prefix of the keys within the limits, but at least one key.
+        // The next piece is the longest prefix of the keys within the limits, but at least one key if any is left.
         let (mut count, mut work, mut bytes) = (0, 0, 0);
         for key in keys.as_slice().iter().take(self.most_keys()) {
             let size = self.table.value_size(key);
@@ -182,7 +184,8 @@ impl Server {
         })
     }
 
-    /// Collects the next keys for the reply to a `ListKeys` or, if the reply is complete, sends its next piece.
+    /// Collects the next keys for the reply to a `ListKeys` or, if the reply is complete, sends its next piece. Ends
+    /// the request when all pieces were sent.
     fn list(
         &mut self,
         id: ClientId,
@@ -215,19 +218,19 @@ impl Server {
         Ok(Progress::Piece(Work::Listing(listing)))
     }
 
-    /// Adds woken clients to the queue of turns, except `id`, the client that is being served. Spends the work of that: a
-    /// quarter of a unit for each woken client, rounded down.
+    /// Adds woken clients to the queue of turns, except `id`, the client that is being served. Spends the work of that
+    /// on `budget`: a quarter of a unit for each woken client, rounded down.
     fn spend_and_wake(&mut self, id: ClientId, woken: &[ClientId], budget: &mut Budget) {
         budget.spend(woken.len() / 4);
         self.wake(id, woken);
     }
 
-    /// Returns the memory that `bytes` more unsent bytes of a client take, in addition to the present buffer.
+    /// Returns the most memory that `bytes` more unsent bytes of a client take, in addition to the present buffer.
     fn unsent_growth(&self, id: ClientId, bytes: usize) -> usize {
         self.clients.get(&id).map_or(0, |client| client.unsent.growth(bytes))
     }
 
-    /// Adds a reply to the client's unsent bytes, and outputs a request to send them.
+    /// Adds a reply to the client's unsent bytes, and outputs [`Output::Send`].
     pub(super) fn reply(&mut self, id: ClientId, reply: &Reply, outputs: &mut Vec<Output>) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         reply.encode(client.unsent.end());
@@ -236,7 +239,7 @@ impl Server {
     }
 }
 
-/// Outputs a request to send a client's unsent bytes, unless the last output already is one.
+/// Outputs [`Output::Send`] for a client, unless it is the last output already.
 pub(super) fn send(id: ClientId, outputs: &mut Vec<Output>) {
     if outputs.last() != Some(&Output::Send(id)) {
         outputs.push(Output::Send(id));

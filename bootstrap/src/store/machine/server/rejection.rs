@@ -44,8 +44,8 @@ pub enum Rejection {
         /// The number of connected clients.
         clients: usize,
     },
-    /// The server's memory is used up. Either this connection needed more, and no other would have held more. Or
-    /// another connection needed more, and this one held the most.
+    /// The server's memory is used up. Either this connection needed more, and no other held more than this one would
+    /// then. Or another connection needed more, and this one held the most.
     #[error(
         "the store's {limit} bytes of memory are used up, and none holds or needs more of them than this connection: \
          {held} bytes"

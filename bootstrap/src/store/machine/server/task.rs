@@ -42,7 +42,8 @@ impl Task {
         Self { work: Work::Entries(strings.into_iter()), request: memory }
     }
 
-    /// Returns the memory of this task, in bytes. Strings that were already used still count.
+    /// Returns the memory of this task, in bytes: the remaining pieces of a [`Listing`], or all strings of the request,
+    /// including those already used.
     pub(super) fn memory(&self) -> usize {
         match &self.work {
             Work::Listing(listing) => listing.memory,
@@ -78,9 +79,9 @@ impl Work {
 pub(super) struct Listing {
     /// The number of keys so far.
     keys: u64,
-    /// The last of these keys. The next ones are greater.
+    /// The last of these keys. The next ones are greater. `None` before the first piece.
     last: Option<Key>,
-    /// The parts of the reply that were not sent yet, in wire format.
+    /// The parts of the reply that were not added to the client's unsent bytes yet, in wire format.
     pieces: VecDeque<Vec<u8>>,
     /// The size of all keys so far in wire format, in bytes.
     bytes: usize,
@@ -95,7 +96,7 @@ pub(super) struct Keys {
     count: usize,
     /// Their size in wire format, in bytes.
     bytes: usize,
-    /// True if the table has no keys after these.
+    /// True if there are fewer keys than were asked for, so the table has none after these.
     are_last: bool,
 }
 
@@ -105,7 +106,7 @@ impl Keys {
         1 + self.count + copying(self.bytes)
     }
 
-    /// Returns the memory that these keys will take, in bytes.
+    /// Returns the memory of the piece that these keys will be, in bytes.
     pub(super) fn memory(&self) -> usize {
         PIECE + self.bytes
     }
@@ -164,7 +165,7 @@ impl Listing {
         self.pieces.front().map(Vec::as_slice)
     }
 
-    /// Removes the [first](Self::first) piece, after it was sent.
+    /// Removes the [first](Self::first) piece, after it was added to the client's unsent bytes.
     pub(super) fn skip(&mut self) {
         self.memory -= self.pieces.pop_front().map_or(0, |piece| PIECE + piece.len());
     }

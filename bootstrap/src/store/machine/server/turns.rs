@@ -6,9 +6,10 @@ use super::super::clients::ClientId;
 
 /// A queue of the clients with work left, in the order of start-time fair queueing.
 ///
-/// Every client has a count of the work done in its turns, in units of a `Budget`. In a tick, the client with the smallest
-/// count has the next turn. A client that is woken when another client's bytes arrive may have its turn at once. When a client joins the queue, its count is raised to the count of the current turn if it is smaller. So
-/// each client that is already in the queue delays the new one by about one turn, however much work it has.
+/// Every client has a count of the work done in its turns, in units of a `Budget`. In a tick, the client in the queue
+/// with the smallest count has the next turn. A client that is woken when another client's bytes arrive may have its
+/// turn at once. When a client joins the queue, its count is raised to the count of the current turn if it is smaller.
+/// So each client that is already in the queue delays the new one by about one turn, however much work it has.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     /// The work count and the id of each client in the queue.
@@ -68,8 +69,8 @@ impl Turns {
 
     /// Ends the turn of a client. Adds `work`, the units that were done in the turn, to its count. If work `is_left`,
     /// or if the client was added again during the turn, it returns to the queue. `since` is the result of
-    /// [`begin`](Self::begin). A client that returns to the queue keeps it as the step in which it joined, even if it was
-    /// added again during the turn.
+    /// [`begin`](Self::begin). A client that returns to the queue keeps this as the step in which it joined, even if it
+    /// was added again during the turn. If `since` is `None`, it keeps the step in which it was added again.
     pub(super) fn end(
         &mut self,
         client: ClientId,
@@ -110,7 +111,7 @@ mod tests {
         let first: Vec<_> = (0..30).map(|_| next(&mut turns, &mut places, 1000)).collect();
         assert_eq!(first[..6], [0, 1, 2, 0, 1, 2]);
         turns.add(3, &mut places[3], 1);
-        // Client 3 joins with the smallest count, and its turns are small. So it has most turns until its count exceeds
+        // Client 3 joins with the smallest count, and its turns are small. So it has every turn until its count equals
         // those of the others. Then another client has a turn.
         let then: Vec<_> = (0..12).map(|_| next(&mut turns, &mut places, 100)).collect();
         assert!(then[..2].contains(&3), "{then:?}");

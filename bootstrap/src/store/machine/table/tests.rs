@@ -1,4 +1,4 @@
-//! Tests of the table's count of its memory, and of the memory that it predicts for requests.
+//! Tests of the table's count of its memory, and of its predictions for requests: growth, reply sizes and work.
 
 use proptest::{collection::vec, prelude::*};
 
@@ -41,8 +41,10 @@ fn request() -> impl Strategy<Value = Request> {
 }
 
 proptest! {
-    /// After any requests, the memory equals the recount, has grown by no more than predicted, and is within the limit.
-    /// Replies are no longer than predicted.
+    /// After each request, the memory equals the recount, has grown by no more than predicted, and is within the limit.
+    /// A refused request does not change it. A reply to the client, except for `MultiGet` and `ListKeys`, has at most
+    /// the predicted size or 8 bytes. A client that waits has wait memory. When all clients have left, nothing of their
+    /// waits is left.
     #[test]
     fn memory_is_counted(requests in vec((0..5u64, request()), 1..200), limit in 1000..20_000usize) {
         let mut table = Table::new(Limits { store_bytes: limit, value_bytes: 1000, ..Limits::default() });
@@ -71,7 +73,7 @@ proptest! {
     }
 }
 
-/// The memory of removed elements and values is no longer counted.
+/// The memory of removed elements, queues and values is no longer counted.
 #[test]
 fn what_is_emptied_gives_its_memory_back() {
     let mut table = Table::default();
@@ -95,8 +97,8 @@ fn what_is_emptied_gives_its_memory_back() {
     assert!(memory < 8 << 10, "{memory}");
 }
 
-/// Appending 1 MiB to a value byte by byte moves at most 6 MiB in total. The value's memory is
-/// then at most about a quarter more than its size.
+/// Appending 1 MiB to a value byte by byte moves at most 6 MiB in total, according to [`Table::work`], which ignores
+/// moves of less than 1 KiB. The value's memory is then at most about a quarter more than its size.
 #[test]
 fn a_value_that_grows_is_seldom_moved() {
     let mut table = Table::default();
