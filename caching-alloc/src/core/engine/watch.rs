@@ -50,7 +50,7 @@ impl Engine {
 
     /// Makes the snapshot from the state of pools. Adds the live segments that are in no cache.
     fn assemble(&self, structure: &Structure, states: States) -> Snapshot {
-        let States { mut segments, mapped, mut trace } = states;
+        let States { mut segments, mut mapped, mut trace } = states;
         segments.extend(locked(&self.registry.deferred).iter().flat_map(DeferredRelease::capture));
         // A live segment is neither in a cache nor in `deferred` while its cache is being dropped, or while another
         // thread, which is calling trackers, adds, moves or removes the segment. Such a segment is added as one free
@@ -59,8 +59,18 @@ impl Engine {
         let shown: HashSet<_> = segments.iter().map(|state| state.segment.id()).chain(mapped_ids).collect();
         let live = self.registry.live_segments();
         let left = live.iter().filter(|segment| !shown.contains(&segment.id()));
-        segments.extend(left.map(|segment| SegmentState::whole(segment, Usage::Inactive)));
+        let re_mappable: HashSet<_> =
+            self.pools().iter().filter(|pool| pool.info.arena.is_some()).map(|pool| pool.info.id).collect();
+        for segment in left {
+            let SegmentState { segment, blocks } = SegmentState::whole(segment, Usage::Inactive);
+            if re_mappable.contains(&segment.pool()) {
+                mapped.push(MappedState { segments: vec![segment], blocks });
+            } else {
+                segments.push(SegmentState { segment, blocks });
+            }
+        }
         segments.sort_by_key(|state| state.segment.address());
+        mapped.sort_by_key(|range| range.segments[0].address());
         // The sort is stable: entries of equal time keep their order, structural entries first.
         trace.sort_by_key(|entry| entry.time_ns);
         Snapshot {

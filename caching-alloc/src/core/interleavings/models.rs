@@ -355,6 +355,23 @@ fn two_streams_share_re_mappable_pages() {
 }
 
 #[test]
+fn a_page_that_is_being_mapped_is_shown_as_a_page() {
+    check_within(3, || {
+        let program = Program::remapping(16 * MIB);
+        let reader = Reader::new();
+        let attachment = program.allocator.attach(reader.clone(), Filter::structural()).unwrap();
+        let here = program.clone();
+        let other = thread::spawn(move || drop(here.allocate(SHORT, 1)));
+        let snapshot = program.allocator.snapshot().unwrap();
+        assert!(snapshot.segments.is_empty(), "{:?}", snapshot.segments);
+        other.join().unwrap();
+        attachment.detach().unwrap();
+        reader.close();
+        program.end();
+    });
+}
+
+#[test]
 fn what_a_capture_has_taken_stays_whatever_is_trimmed() {
     check(|| {
         let program = Program::new(8 * MIB);

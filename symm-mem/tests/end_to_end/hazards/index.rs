@@ -149,6 +149,10 @@ const ERRORS: &[Entry] = &[
 #[test]
 fn every_hazard_and_error_has_its_test() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in the workspace");
+    if !root.join("Cargo.toml").exists() {
+        println!("skipped: the sources are not here");
+        return;
+    }
     for (what, file, tests) in HAZARDS.iter().chain(ERRORS) {
         let text =
             fs::read_to_string(root.join(file)).unwrap_or_else(|error| panic!("{what}: {file}: {error}"));
