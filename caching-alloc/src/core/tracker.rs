@@ -8,10 +8,9 @@ use std::sync::{Arc, PoisonError};
 
 use super::entry::{ActionKind, Entry};
 use super::error::{Fault, TrackError, TrackerError, chain};
-use super::registry::locked;
 use super::snapshot::Snapshot;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Condvar, Mutex, per_thread};
+use crate::sync::{Condvar, Mutex, MutexGuard, per_thread};
 
 /// An observer of the blocks and segments of an allocator.
 ///
@@ -143,19 +142,23 @@ impl Slot {
     /// Delivers the entries that pass the filter, unless the tracker is detached. Returns the fault, if any.
     pub(super) fn deliver(&self, entries: &[Entry]) -> Option<Fault> {
         {
-            let mut running = locked(&self.running);
+            let mut running = self.running();
             if !self.attached.load(Ordering::Acquire) {
                 return None;
             }
             *running += 1;
         }
         let fault = self.call(entries);
-        let mut running = locked(&self.running);
+        let mut running = self.running();
         *running -= 1;
         if *running == 0 {
             self.idle.notify_all();
         }
         fault
+    }
+
+    fn running(&self) -> MutexGuard<'_, usize> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Prevents later deliveries to the tracker.
@@ -165,7 +168,7 @@ impl Slot {
 
     /// Waits for the deliveries that are running. The caller has detached the tracker, and is not inside a tracker.
     pub(super) fn wait_until_idle(&self) {
-        let mut running = locked(&self.running);
+        let mut running = self.running();
         while *running > 0 {
             running = self.idle.wait(running).unwrap_or_else(PoisonError::into_inner);
         }
