@@ -42,6 +42,16 @@ fn failure(outcome: &Outcome) -> &Failure {
     }
 }
 
+/// Waits until `has_failed` returns true. Panics after 10 s, so that a member which never learns of a failure does not
+/// make the test hang.
+fn wait_for_failure(has_failed: &dyn Fn() -> bool) {
+    let deadline = Deadline::after(Duration::from_secs(10));
+    while !has_failed() {
+        assert!(!deadline.expired(), "the action does not learn that it has failed");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn a_member_whose_object_has_ended_says_so_and_nobody_else_is_blamed() {
     let store = HashStore::new();
@@ -76,9 +86,7 @@ fn a_member_that_leaves_ends_the_waits_before_and_after_the_decision() {
         true
     };
     let waits = |_: &u64, _, has_failed: &dyn Fn() -> bool| {
-        while !has_failed() {
-            thread::sleep(Duration::from_millis(1));
-        }
+        wait_for_failure(has_failed);
         false
     };
     thread::scope(|scope| {
@@ -109,9 +117,7 @@ fn the_reason_of_a_failed_action_comes_before_slow_members() {
     let store = HashStore::new();
     let fails = |_: &u64, _, _: &dyn Fn() -> bool| false;
     let is_slow = |_: &u64, _, has_failed: &dyn Fn() -> bool| {
-        while !has_failed() {
-            thread::sleep(Duration::from_millis(1));
-        }
+        wait_for_failure(has_failed);
         true
     };
     thread::scope(|scope| {
