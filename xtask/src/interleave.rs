@@ -40,7 +40,7 @@ const CHECKERS: [Checker; 2] = [
         name: "shuttle",
         variable: "SHUTTLE_ORDERS",
         quick: None,
-        full: ["20000", "20000"],
+        full: ["8000", "20000"],
         unit: "orders of each model and flow at random, and as many by priorities (PCT of depth 3)",
     },
 ];

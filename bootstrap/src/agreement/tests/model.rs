@@ -235,9 +235,10 @@ impl World {
                     let mut world = self.clone();
                     let Some(answer) = world.execute(request) else {
                         // A wait can time out if all running members wait or, as an injected fault, earlier.
-                        if self.faults.expiries > 0 || self.is_stuck() {
+                        let is_stuck = self.is_stuck();
+                        if self.faults.expiries > 0 || is_stuck {
                             let mut world = self.clone();
-                            world.faults.expiries = world.faults.expiries.saturating_sub(1);
+                            world.faults.expiries -= u32::from(!is_stuck);
                             all.push(world.give(index, Input::Store(Answer::Expired)));
                         }
                         return all;
