@@ -24,7 +24,8 @@ impl Buffer {
     }
 
     /// Like [`new`](Self::new), but checks that the whole buffer is memory of the context's device. Groups
-    /// make the same check when they first see memory; this one fails where the buffer is made.
+    /// make the same check when they first see memory; this one fails where the buffer is made. Neither knows the
+    /// blocks of an allocator: a buffer that is longer than its block, but lies within the segment, passes.
     ///
     /// # Errors
     /// [`GroupError::Buffer`].
