@@ -24,9 +24,22 @@ pub(crate) fn even_ranks(text: &str) -> Result<usize, String> {
     number.ok_or_else(|| "expected an even number of ranks from 2 to 64".into())
 }
 
-/// Parses a number of bytes.
-pub(crate) fn bytes(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| "expected a number of bytes, such as 1073741824".into())
+/// Parses a size in bytes: a whole number, or one with a binary unit, such as `80GiB` or `80G`.
+pub(crate) fn size(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.to_ascii_lowercase().as_str() {
+        "" => Some(0),
+        "k" | "kib" => Some(10),
+        "m" | "mib" => Some(20),
+        "g" | "gib" => Some(30),
+        "t" | "tib" => Some(40),
+        _ => None,
+    };
+    let bytes = shift.and_then(|shift| number.parse::<u64>().ok()?.checked_mul(1_u64 << shift));
+    bytes.ok_or_else(|| {
+        "expected a whole number of bytes below 2^64, or of KiB, MiB, GiB or TiB, such as 80GiB".into()
+    })
 }
 
 /// Parses a port.
@@ -65,9 +78,27 @@ mod tests {
         let rounds = whole::<u32>("a number of rounds", 1..=u64::MAX);
         assert_eq!(rounds("0"), Err("expected a number of rounds, at least 1".into()));
         assert!(rounds("4294967296").is_err());
-        assert_eq!((bytes("1024"), even_ranks("6")), (Ok(1024), Ok(6)));
-        assert!(bytes("1GiB").unwrap_err().contains("1073741824"));
+        assert_eq!(even_ranks("6"), Ok(6));
         assert!(even_ranks("3").is_err() && even_ranks("66").is_err());
+    }
+
+    #[test]
+    fn sizes_have_binary_units() {
+        for (text, expected) in [
+            ("0", 0_u64),
+            ("1073741824", 1 << 30),
+            ("3KiB", 3 << 10),
+            ("5M", 5 << 20),
+            ("1gib", 1 << 30),
+            ("80G", 80 << 30),
+            ("2TiB", 2 << 40),
+            ("18446744073709551615", u64::MAX),
+        ] {
+            assert_eq!(size(text), Ok(expected), "{text}");
+        }
+        for text in ["", "GiB", "-1", "1.5GiB", "1GB", "1 GiB", "16777216TiB", "18446744073709551616"] {
+            assert!(size(text).unwrap_err().contains("such as 80GiB"), "{text}");
+        }
     }
 
     #[test]

@@ -41,8 +41,8 @@ pub(crate) struct Options {
     /// How the allocator reuses free memory that fits no request
     #[arg(long, value_enum, default_value_t = Policy::Fixed)]
     policy: Policy,
-    /// Memory of the device, in bytes, such as 1073741824 [default: unlimited]
-    #[arg(long, value_name = "BYTES", default_value_t = u64::MAX, hide_default_value = true, value_parser = values::bytes, allow_negative_numbers = true)]
+    /// Memory of the device, in bytes or with a unit (KiB, MiB, GiB, TiB, or K, M, G, T for the same), such as 80GiB [default: unlimited]
+    #[arg(long, value_name = "SIZE", default_value_t = u64::MAX, hide_default_value = true, value_parser = values::size, allow_negative_numbers = true)]
     capacity: u64,
     /// The memory that the allocator manages
     #[arg(long, value_enum, default_value_t = Backend::Host)]

@@ -13,7 +13,8 @@ fn run(arguments: &[&str]) -> (Output, String) {
 #[test]
 fn wrong_arguments_are_an_error_that_says_what_is_expected() {
     for (arguments, expected) in [
-        (&["replay", "--capacity", "1GiB", "x"][..], "expected a number of bytes, such as 1073741824"),
+        (&["replay", "--capacity", "1GB", "x"][..], "such as 80GiB"),
+        (&["replay", "--capacity", "1GB", "x"], "invalid value '1GB'"),
         (&["replay", "--check", "x"], "--backend cuda"),
         (&["launch", "-n", "x", "true"], "expected a number of ranks from 1 to 4096"),
         (&["launch", "-n", "0", "true"], "expected a number of ranks from 1 to 4096"),
