@@ -1,5 +1,7 @@
 //! `lockstep bench alloc`: runs caching-alloc's benchmark and PyTorch's peer of it, and compares them.
 
+use std::fmt;
+
 use anyhow::{Context, Result};
 use serde::Serialize;
 
@@ -36,7 +38,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {
-        print(&report);
+        println!("{report}");
     }
     Ok(())
 }
@@ -46,13 +48,40 @@ fn scaling(figures: &[Figure]) -> Option<f64> {
     Some(time("1 threads, its own stream")? / time("8 threads, its own stream")?)
 }
 
-fn print(report: &Report) {
-    println!("{}", table(&report.figures, ("ns", 1.0), "times ours"));
-    if let Some(scaling) = report.scaling {
-        println!("8 threads with their own streams: {scaling:.1} times one thread's pairs a second");
-    }
-    if let Some(why) = &report.torch {
-        println!("PyTorch: skipped: {why}");
+/// Explains the table.
+const LEGEND: &str = "
+Times are medians, in ns of host time for one operation. The ratio is the time divided by that of `ours` (without a GPU,
+of `ours, counted memory`); below 1 is faster.
+  hit pair          allocate a block that the cache has, and free it
+  churn             free a random block and allocate one of a random size, while that many blocks are in use
+  threads           pairs of 1 MiB by threads at once, each on a stream of its own or all on one stream: elapsed time
+                    divided by the number of pairs of all threads
+  pair, used by ... allocate 1 MiB, have a second stream use it, and free it
+  miss and release  allocate 64 MiB that the cache does not have, and give it back to the memory's source
+Counted memory is not real: its source only counts the bytes. A tracker is a callback for changes of the allocator:
+structural for its segments, block for every block too.";
+
+/// Returns the name of a case as the table shows it. The case itself keeps the name that PyTorch's peer gives it.
+fn title(case: &str) -> String {
+    case.strip_prefix("1 threads").map_or_else(|| case.to_owned(), |rest| format!("1 thread{rest}"))
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let titled = |figure: &Figure| Figure { case: title(&figure.case), ..figure.clone() };
+        let figures: Vec<_> = self.figures.iter().map(titled).collect();
+        writeln!(f, "caching allocator: host time of allocations and frees")?;
+        write!(f, "{}\n{LEGEND}", table(&figures, ("ns per operation", 1.0), "ratio to ours"))?;
+        if let Some(scaling) = self.scaling {
+            write!(
+                f,
+                "\n8 threads, each on its own stream, make {scaling:.1} times as many pairs per second as 1 thread"
+            )?;
+        }
+        if let Some(why) = &self.torch {
+            write!(f, "\nPyTorch: skipped: {why}")?;
+        }
+        Ok(())
     }
 }
 
@@ -65,5 +94,16 @@ mod tests {
         let lines = "1 threads, its own stream\tours\t40\n8 threads, its own stream\tours\t5\n";
         assert_eq!(scaling(&medians(lines).unwrap()), Some(8.0));
         assert_eq!(scaling(&[]), None);
+    }
+
+    #[test]
+    fn figures_have_units_and_headings() {
+        let lines = "1 threads, its own stream\tours\t40\n8 threads, its own stream\tours\t5\n";
+        let figures = compare(medians(lines).unwrap(), &OURS);
+        let text = Report { scaling: scaling(&figures), figures, torch: None }.to_string();
+        for part in ["ns per operation", "ratio to ours", "1 thread, its own stream", "make 8.0 times"] {
+            assert!(text.contains(part), "no {part:?} in:\n{text}");
+        }
+        assert!(!text.contains("1 threads"), "{text}");
     }
 }
