@@ -53,11 +53,14 @@ members called: `collective`, `operation`, and `ranks` with `rank` and its last 
 
 pub(crate) const LIVE: &str = "\
 A job of `lockstep launch` has a free port and a random secret unless you choose them: \
-`PROCESS_GROUP_STORE_SECRET=SECRET lockstep launch --port P ...`. To try it, start a job in one shell and ask it in another \
-before it ends:
+`PROCESS_GROUP_STORE_SECRET=SECRET lockstep launch --port P ...`. To try it, stop a rank of the demo, so that the job waits \
+for it. The other ranks give up after some seconds:
 
-    export PROCESS_GROUP_STORE_SECRET=0123456789abcdef0123456789abcdef  # in both shells
-    lockstep demo --port 29500
+    export PROCESS_GROUP_STORE_SECRET=0123456789abcdef0123456789abcdef
+    rm -f demo.log
+    lockstep demo --backend sim --port 29500 > demo.log 2>&1 &
+    while kill -0 $! && ! grep -qs reducing demo.log; do sleep 0.05; done
+    pkill -STOP -P $! -f 'demo-rank --rank 3 '
     lockstep fr live 127.0.0.1:29500
 
 Keys of --json, one object in a line for each group: `group`, `members` (`rank`, `answered`, and of the last call \

@@ -68,7 +68,7 @@ impl<'a> From<&'a Progress> for Group<'a> {
             messages: last.messages,
             operation: last.operation.as_deref(),
             completed: last.is_completed,
-            age_ms: last.age.as_secs_f64() * 1e3,
+            age_ms: last.age.as_micros() as f64 / 1e3,
             site: &last.site,
         };
         let members = progress.members.iter().map(|member| Member {
@@ -119,7 +119,18 @@ impl fmt::Display for Call<'_> {
         let LastCall { operation, is_completed, age, site, .. } = self.0;
         let Some(operation) = operation else { return f.write_str("no call that it remembers") };
         let done = if *is_completed { "done" } else { "not done" };
-        write!(f, "{operation} at {site}, {:.1} s ago, {done}", age.as_secs_f64())
+        write!(f, "{operation} at {site}, {} ago, {done}", short(*age))
+    }
+}
+
+/// Formats a duration in ms below a second, otherwise in s.
+fn short(duration: Duration) -> String {
+    let seconds = duration.as_secs_f64();
+    match seconds {
+        ..0.01 => format!("{:.2} ms", seconds * 1e3),
+        ..1.0 => format!("{:.0} ms", seconds * 1e3),
+        ..60.0 => format!("{seconds:.1} s"),
+        _ => format!("{seconds:.0} s"),
     }
 }
 
@@ -172,5 +183,24 @@ impl fmt::Display for View<'_> {
             }
         }
         writeln!(f, "  {}", summary(group))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_durations_are_in_milliseconds() {
+        for (microseconds, expected) in [
+            (0, "0.00 ms"),
+            (1_234, "1.23 ms"),
+            (40_400, "40 ms"),
+            (999_400, "999 ms"),
+            (1_500_000, "1.5 s"),
+            (90_400_000, "90 s"),
+        ] {
+            assert_eq!(short(Duration::from_micros(microseconds)), expected);
+        }
     }
 }
