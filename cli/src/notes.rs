@@ -47,7 +47,7 @@ the majority. Ranks are those of the job. The exit code is 0 if the dumps were r
 Keys of --json: `ranks` (those with a dump); `without_dump` (members of groups that have none); `groups`, each with `id`, \
 `name`, `ranks`, and null or an empty list for what was not found: `mismatch` (the first collective in which members differ: \
 `collective`, `what`, `ranks`, and `values` with `value`, `ranks`, `site`), `missing` (the first collective that not all \
-members called: `collective`, `operation`, and `ranks` with `rank` and its last `call`), `unfinished` (`collective`, \
+members called: `collective`, `operation`, and `ranks` with `rank`, its last `call`, and the number of that call as `collective`, null for a message), `unfinished` (`collective`, \
 `operation`, `ranks` on which it is not done, `unknown`, the members without a dump), `messages` (`from`, `to`, `number`, \
 `problem`).";
 

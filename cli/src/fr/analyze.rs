@@ -70,6 +70,8 @@ pub(super) struct Missing {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Last {
     pub(super) rank: usize,
+    /// The number of the call, if it was a collective.
+    pub(super) collective: Option<u64>,
     pub(super) call: Option<String>,
 }
 
@@ -179,7 +181,11 @@ impl<'a> Group<'a> {
 
     fn last(&self, rank: usize) -> Last {
         let last = self.dumps.get(&rank).and_then(|dump| self.entries(dump).next_back());
-        Last { rank, call: last.map(|entry| format!("{}{}", describe(&[entry]), entry.place())) }
+        Last {
+            rank,
+            collective: last.filter(|entry| !entry.is_p2p).map(|entry| entry.collective_seq_id),
+            call: last.map(|entry| format!("{}{}", describe(&[entry]), entry.place())),
+        }
     }
 
     /// Compares the members' calls of one number and returns the first difference.

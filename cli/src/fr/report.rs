@@ -50,7 +50,11 @@ impl GroupReport {
             }
             for last in &missing.ranks {
                 let call = last.call.as_deref().unwrap_or("nothing");
-                writeln!(f, "    rank {} called last: {}", last.rank, Plain(call))?;
+                write!(f, "    rank {} called last: ", last.rank)?;
+                if let Some(number) = last.collective {
+                    write!(f, "collective {number}, ")?;
+                }
+                writeln!(f, "{}", Plain(call))?;
             }
         }
         if let Some(open) = &self.unfinished {
