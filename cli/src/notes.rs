@@ -34,7 +34,7 @@ Hosts the store with a random secret, prefixes each line of output with its rank
 the first rank that failed with its last lines, and exits with the code of that rank.";
 
 pub(crate) const ANALYZE: &str = "\
-Ranks write dumps into the folder PROCESS_GROUP_DUMP_FOLDER when work misses its deadline or NCCL reports an error. A \
+Ranks write dumps into the folder PROCESS_GROUP_DUMP_FOLDER when work misses its deadline or NCCL reports an error. A folder that does not exist is created. A \
 program needs the feature `pickle` of lockstep-process-group for this. The dumps of PyTorch are read too. To try it: \
 `PROCESS_GROUP_DUMP_FOLDER=$PWD/dumps lockstep kill-test --rounds 1; lockstep fr analyze dumps`.
 
