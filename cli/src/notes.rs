@@ -97,7 +97,7 @@ for blocks that a snapshot still has, and for allocations with recorded stacks. 
 pub(crate) const BENCH: &str = "\
 A benchmark takes from a second to a minute on a host without GPUs, and some minutes beside PyTorch and NCCL.
 
-With --json each prints one object. `figures` lists medians: `case`, `contender`, `ns` for one operation, and `ratio` to the \
+With --json each prints one object, whose numbers have at most three decimals. `figures` lists medians: `case`, `contender`, `ns` for one operation, and `ratio` to the \
 case's baseline. `machine` names the devices, `bars` the limits that --check tests (`what`, `figure`, `most`, `holds`), and \
 `torch` says why PyTorch was left out. `pool` has `footprints` (`pools`, `reserved_bytes`, `segments`, `windows`), and \
 `symm` has that object as `pools`. `call` has `results` (`contender`, `compared`, `differ`) and in place of bars \

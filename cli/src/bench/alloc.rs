@@ -5,7 +5,7 @@ use std::fmt;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use super::figures::{Figure, compare, find, medians, table};
+use super::figures::{Figure, compare, find, json, medians, table};
 use super::programs::Program;
 use super::{ours, peer};
 
@@ -36,7 +36,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let torch = torch.err().map(|why| format!("{why:#}"));
     let report = Report { scaling: scaling(&figures), figures, torch };
     if options.json {
-        println!("{}", serde_json::to_string(&report)?);
+        println!("{}", json(&report)?);
     } else {
         println!("{report}");
     }

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use super::figures::{Bar, Figure, compare, find, for_gpus, is_embedded, medians, read, table};
+use super::figures::{Bar, Figure, compare, find, for_gpus, is_embedded, json, medians, read, table};
 use super::programs::Program;
 use super::{check, ours, peer};
 use crate::values;
@@ -76,7 +76,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let torch = torch.err().map(|why| format!("{why:#}"));
     let report = Report { machine, bars: Bars::of(&figures), figures, results, torch };
     if options.json {
-        println!("{}", serde_json::to_string(&report)?);
+        println!("{}", json(&report)?);
     } else {
         print(&report);
     }

@@ -22,6 +22,7 @@ use symm_mem::rendezvous::{
     CudaAllocator, GroupInfo, PeerAllocator, Rendezvous, RendezvousOptions, SymmetricMemory,
 };
 
+use super::figures::json;
 use crate::values;
 
 #[derive(clap::Args)]
@@ -83,7 +84,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     let rows = machine.run((options.largest as usize) << 20)?;
     let report = Report { machine: machine.description, ranks: machine.ranks, rows };
     if options.json {
-        println!("{}", serde_json::to_string(&report)?);
+        println!("{}", json(&report)?);
         return Ok(());
     }
     println!("collective kernels, bf16, {} ranks on {}", report.ranks, report.machine);

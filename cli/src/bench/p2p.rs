@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use super::figures::{Figure, compare, medians, read, table};
+use super::figures::{Figure, compare, json, medians, read, table};
 use super::programs::Program;
 use super::{ours, turns};
 use crate::values;
@@ -64,7 +64,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     turns::rounds(|| ours.round(&mut lines)).context("the benchmark of messages")?;
     let report = Report::of(&lines)?;
     if options.json {
-        println!("{}", serde_json::to_string(&report)?);
+        println!("{}", json(&report)?);
     } else {
         report.print();
     }

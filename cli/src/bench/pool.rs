@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
-use super::figures::{Bar, Figure, compare, find, for_gpus, medians, read, table};
+use super::figures::{Bar, Figure, compare, find, for_gpus, json, medians, read, table};
 use super::programs::Program;
 use super::{check, ours, turns};
 use crate::values;
@@ -45,7 +45,7 @@ struct Footprint {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let report = measure(options.ranks)?;
     if options.json {
-        println!("{}", serde_json::to_string(&report)?);
+        println!("{}", json(&report)?);
     } else {
         report.print();
     }

@@ -24,6 +24,7 @@ use process_group::store::{Deadline, Store, TcpStore};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::Serialize;
 
+use super::figures::json;
 use crate::child::KillOnDrop;
 use crate::progress::Progress;
 use crate::values;
@@ -324,7 +325,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         },
     };
     if options.json {
-        writeln!(std::io::stdout(), "{}", serde_json::to_string(&report)?)?;
+        writeln!(std::io::stdout(), "{}", json(&report)?)?;
     } else {
         writeln!(std::io::stdout(), "{}", report.table())?;
     }

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use super::figures::{Bar, Figure, compare, find, for_gpus, medians, table};
+use super::figures::{Bar, Figure, compare, find, for_gpus, json, medians, table};
 use super::programs::Program;
 use super::{check, ours, peer, pool};
 use crate::values;
@@ -61,7 +61,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let torch = torch.err().map(|why| format!("{why:#}"));
     let report = Report { machine: machine.to_owned(), figures, pools, bars, torch };
     if options.json {
-        println!("{}", serde_json::to_string(&report)?);
+        println!("{}", json(&report)?);
     } else {
         report.print();
     }

@@ -18,6 +18,7 @@ use process_group::store::{Deadline, Store, TcpStore};
 use serde::Serialize;
 
 use super::{CALLS, Processors, add};
+use crate::bench::figures;
 use crate::child::KillOnDrop;
 use crate::exit::UsageError;
 use crate::percentiles::{self, Percentiles};
@@ -92,7 +93,7 @@ pub(super) fn run(options: &Options, json: bool) -> Result<()> {
     }
     let mut out = std::io::stdout();
     if json {
-        writeln!(out, "{}", serde_json::to_string(&rows)?)?;
+        writeln!(out, "{}", figures::json(&rows)?)?;
     } else {
         let rows = rows.iter().map(|row| (row.attack, row.calls, &row.wait_ms));
         writeln!(out, "{}", percentiles::table("attack", rows))?;
