@@ -3,14 +3,15 @@
 //! The launcher hosts the job's store. Its secret is generated for the job unless the environment has one. Each rank
 //! gets its position in environment variables, and each line that it prints is prefixed with its number. Each rank
 //! leads a process group of its own; processes of that group that remain at the end of the job are killed. The first
-//! rank that fails decides the job's result: the others are asked to end, and are killed if they do not.
+//! rank that fails decides the job's result: the others are asked to end, and are killed if they do not. A signal that
+//! ends the launcher interrupts the job: it is passed on to the ranks, and no rank counts as failed after it.
 //!
 //! - [`rank`]: a rank's process, its lines, its end
 //! - here: all ranks together
 
 mod rank;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::Write;
 use std::process::{Command, ExitCode, Stdio};
@@ -48,6 +49,10 @@ pub(crate) struct Options {
     program: Vec<OsString>,
 }
 
+/// How long to wait for the launcher's own signal after the last rank has ended by the same signal. A signal that is
+/// sent to all processes of a job can end a rank before the launcher has read its own.
+const OWN_SIGNAL: Duration = Duration::from_millis(200);
+
 /// Events of the launcher's main loop.
 enum Event {
     /// A rank's process has ended.
@@ -56,7 +61,7 @@ enum Event {
     Signal(Signal),
 }
 
-/// Runs the job; the exit code is that of the first rank that failed.
+/// Runs the job; the exit code is that of the first rank that failed, or that of a signal that interrupted the job.
 pub(crate) fn run(options: &Options) -> ExitCode {
     launch(options).unwrap_or_else(|error| {
         eprintln!("error: {}", explain(&error));
@@ -68,12 +73,12 @@ fn launch(options: &Options) -> Result<ExitCode> {
     let (sender, events) = mpsc::channel();
     let signals = watch_signals(sender.clone())?;
     let mut job = Job::start(options, &sender)?;
-    let outcome = job.watch(&events, options.grace);
+    let stop = job.watch(&events, options.grace);
     signals.close();
     job.end();
-    let Some(failure) = outcome else { return Ok(ExitCode::SUCCESS) };
-    job.report(&failure);
-    Ok(ExitCode::from(failure.end.code()))
+    let Some(stop) = stop else { return Ok(ExitCode::SUCCESS) };
+    job.report(&stop);
+    Ok(ExitCode::from(stop.end().code()))
 }
 
 /// Watches the signals that would end the launcher, to forward them to the ranks.
@@ -106,14 +111,44 @@ struct Job {
     _store: TcpStore,
 }
 
+/// The reason for which a job ended early.
+enum Stop {
+    Failure(Failure),
+    Interrupt(Interrupt),
+}
+
+impl Stop {
+    /// The end that decides the exit code.
+    fn end(&self) -> End {
+        match self {
+            Stop::Failure(failure) => failure.end,
+            Stop::Interrupt(interrupt) => interrupt.end(),
+        }
+    }
+}
+
 /// The first rank that failed.
 struct Failure {
     rank: usize,
     end: End,
     after: Duration,
-    /// Ranks that were running then, and how they were asked to end.
+    /// Ranks that were running then.
     others: BTreeSet<usize>,
-    asked: &'static str,
+}
+
+/// A signal that the launcher received before any rank had failed.
+struct Interrupt {
+    signal: Signal,
+    after: Duration,
+    /// How ranks ended after it.
+    ends: BTreeMap<usize, End>,
+}
+
+impl Interrupt {
+    /// The end of a process by this signal.
+    fn end(&self) -> End {
+        End::Signal(self.signal.as_raw())
+    }
 }
 
 impl Job {
@@ -154,9 +189,9 @@ impl Job {
         Ok(job)
     }
 
-    /// Waits until all ranks have ended; returns the first that failed.
-    fn watch(&mut self, events: &Receiver<Event>, grace: Duration) -> Option<Failure> {
-        let mut failure = None;
+    /// Waits until all ranks have ended; returns the reason if the job ended early.
+    fn watch(&mut self, events: &Receiver<Event>, grace: Duration) -> Option<Stop> {
+        let mut stop: Option<Stop> = None;
         // Time at which the ranks that still run are killed.
         let mut due: Option<Instant> = None;
         while !self.running.is_empty() {
@@ -167,24 +202,22 @@ impl Job {
             match event {
                 Ok(Event::Ended(rank, end)) => {
                     self.running.remove(&rank);
-                    if !end.is_success() && failure.is_none() {
+                    if let Some(Stop::Interrupt(interrupt)) = &mut stop {
+                        interrupt.ends.insert(rank, end);
+                    } else if stop.is_none() && !end.is_success() {
                         let (after, others) = (self.started.elapsed(), self.running.clone());
-                        // After an interrupt the ranks have been asked to end already, and may end in their own way.
-                        let asked =
-                            if due.is_some() { "interrupted as well" } else { "sent SIGTERM after that" };
-                        failure = Some(Failure { rank, end, after, others, asked });
-                        if due.is_none() {
-                            self.signal_all(Signal::TERM);
-                            due = Some(Instant::now() + grace);
-                        }
+                        stop = Some(Stop::Failure(Failure { rank, end, after, others }));
+                        self.signal_all(Signal::TERM);
+                        due = Some(Instant::now() + grace);
                     }
                 }
-                // A second signal kills the ranks at once.
-                Ok(Event::Signal(_)) if due.is_some() => due = Some(Instant::now()),
-                Ok(Event::Signal(signal)) => {
+                Ok(Event::Signal(signal)) if is_interrupt(stop.as_ref(), signal) => {
+                    stop = Some(self.interrupted(signal));
                     self.signal_all(signal);
                     due = Some(Instant::now() + grace);
                 }
+                // A signal to a job that is ending already kills the ranks at once.
+                Ok(Event::Signal(_)) => due = Some(Instant::now()),
                 Err(_) => {
                     self.killed.extend(&self.running);
                     self.signal_all(Signal::KILL);
@@ -192,7 +225,18 @@ impl Job {
                 }
             }
         }
-        failure
+        if let Some(Stop::Failure(Failure { end: End::Signal(number), .. })) = stop
+            && [SIGINT, SIGTERM, SIGHUP].contains(&number)
+            && let Ok(Event::Signal(signal)) = events.recv_timeout(OWN_SIGNAL)
+            && is_interrupt(stop.as_ref(), signal)
+        {
+            stop = Some(self.interrupted(signal));
+        }
+        stop
+    }
+
+    fn interrupted(&self, signal: Signal) -> Stop {
+        Stop::Interrupt(Interrupt { signal, after: self.started.elapsed(), ends: BTreeMap::new() })
     }
 
     fn signal_all(&self, signal: Signal) {
@@ -206,8 +250,20 @@ impl Job {
         self.ranks.iter_mut().for_each(Rank::end);
     }
 
-    fn report(&self, failure: &Failure) {
-        let Failure { rank, end, after, others, asked: how } = failure;
+    fn report(&self, stop: &Stop) {
+        let mut text = match stop {
+            Stop::Failure(failure) => self.describe_failure(failure),
+            Stop::Interrupt(interrupt) => describe_interrupt(interrupt, &self.killed),
+        };
+        if !self.killed.is_empty() {
+            text.push_str(&format!("sent SIGKILL, as they did not end: {}\n", list(&self.killed)));
+        }
+        // The reader of standard error may be gone.
+        let _ = std::io::stderr().write_all(text.as_bytes());
+    }
+
+    fn describe_failure(&self, failure: &Failure) -> String {
+        let Failure { rank, end, after, others } = failure;
         let mut text =
             format!("error: rank {rank} failed first: {end}, {:.1} s after the start", after.as_secs_f64());
         match &self.ranks[*rank].last_lines()[..] {
@@ -217,15 +273,47 @@ impl Job {
                 lines.iter().for_each(|line| text.push_str(&format!("    {line}\n")));
             }
         }
-        let asked: Vec<_> = others.difference(&self.killed).map(ToString::to_string).collect();
-        let killed: Vec<_> = self.killed.iter().map(ToString::to_string).collect();
-        let killed_how = format!("{how} and, as they did not end, SIGKILL after that");
-        for (ranks, how) in [(asked, (*how).to_owned()), (killed, killed_how)] {
-            if !ranks.is_empty() {
-                text.push_str(&format!("{how}: rank(s) {}\n", ranks.join(", ")));
-            }
+        if !others.is_empty() {
+            text.push_str(&format!("sent SIGTERM after that: {}\n", list(others)));
         }
-        // The reader of standard error may be gone.
-        let _ = std::io::stderr().write_all(text.as_bytes());
+        text
     }
+}
+
+/// Returns true if a signal to the launcher interrupts the job: no rank has failed, or the failed one has ended by the
+/// same signal, which was then sent to both.
+fn is_interrupt(stop: Option<&Stop>, signal: Signal) -> bool {
+    match stop {
+        None => true,
+        Some(Stop::Failure(failure)) => {
+            matches!(failure.end, End::Signal(number) if number == signal.as_raw())
+        }
+        Some(Stop::Interrupt(_)) => false,
+    }
+}
+
+/// Describes an interrupt, and the ranks that ended neither successfully, nor by its signal, nor by SIGKILL of the
+/// launcher.
+fn describe_interrupt(interrupt: &Interrupt, killed: &BTreeSet<usize>) -> String {
+    let name = rank::name(interrupt.signal).unwrap_or("a signal");
+    let after = interrupt.after.as_secs_f64();
+    let mut text = format!("error: the job was interrupted by {name} {after:.1} s after the start\n");
+    let mut ends: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
+    for (&rank, end) in &interrupt.ends {
+        // Shells exit with the code of the signal when it ends their child.
+        let is_expected = end.is_success() || end.code() == interrupt.end().code();
+        if !is_expected && !killed.contains(&rank) {
+            ends.entry(end.to_string()).or_default().insert(rank);
+        }
+    }
+    for (end, ranks) in ends {
+        text.push_str(&format!("after that, {end}: {}\n", list(&ranks)));
+    }
+    text
+}
+
+/// `rank(s) 0, 2`.
+fn list(ranks: &BTreeSet<usize>) -> String {
+    let ranks: Vec<_> = ranks.iter().map(ToString::to_string).collect();
+    format!("rank(s) {}", ranks.join(", "))
 }

@@ -31,7 +31,10 @@ Keys of --json: `cuda` and `nccl` hold the library that a program would load (`t
 
 pub(crate) const LAUNCH: &str = "\
 Hosts the store with a random secret, prefixes each line of output with its rank, and ends all ranks when one fails. Names \
-the first rank that failed with its last lines, and exits with the code of that rank.";
+the first rank that failed with its last lines, and exits with the code of that rank.
+
+SIGINT (Ctrl-C), SIGTERM and SIGHUP interrupt the job: they are passed on to the ranks, and the exit code is 128 plus the \
+number of the signal, 130 for Ctrl-C. Ranks that remain after --grace are killed; a second signal kills them at once.";
 
 pub(crate) const ANALYZE: &str = "\
 Ranks write dumps into the folder PROCESS_GROUP_DUMP_FOLDER when work misses its deadline or NCCL reports an error. A folder that does not exist is created. A \

@@ -50,7 +50,7 @@ impl fmt::Display for End {
 }
 
 /// Names of the signals that end programs.
-fn name(signal: Signal) -> Option<&'static str> {
+pub(super) fn name(signal: Signal) -> Option<&'static str> {
     const NAMES: [(Signal, &str); 12] = [
         (Signal::HUP, "SIGHUP"),
         (Signal::INT, "SIGINT"),

@@ -105,7 +105,7 @@ fn who_does_not_end_is_killed_with_what_it_started() {
     let said = error(&output);
     assert_eq!(output.status.code(), Some(128 + 11), "{said}");
     assert!(said.contains("rank 0 failed first: ended by signal 11 (SIGSEGV)"), "{said}");
-    assert!(said.contains("SIGKILL after that: rank(s) 1"), "{said}");
+    assert!(said.contains("sent SIGKILL, as they did not end: rank(s) 1"), "{said}");
     let started = lines(&output.stdout);
     assert_eq!(started.len(), 2, "{started:?}");
     for line in started {
@@ -123,10 +123,33 @@ fn an_interrupt_reaches_every_rank() {
     let mut rest: Vec<_> = output.collect();
     rest.sort();
     assert_eq!(rest, ["[0] interrupted", "[1] interrupted"]);
-    assert_eq!(launcher.wait().unwrap().code(), Some(5));
+    let output = launcher.wait_with_output().unwrap();
+    let said = error(&output);
+    assert_eq!(output.status.code(), Some(128 + 2), "{said}");
+    assert!(said.contains("error: the job was interrupted by SIGINT"), "{said}");
+    assert!(said.contains("after that, exit status 5: rank(s) 0, 1"), "{said}");
+    assert!(!said.contains("failed"), "{said}");
     for line in started {
         is_gone(line.split(' ').next_back().unwrap().parse().unwrap());
     }
+}
+
+/// The only rank is ended by the same signal as the launcher, perhaps before the launcher has read its own.
+#[test]
+fn a_signal_to_all_processes_is_no_failure_of_a_rank() {
+    let output = launch(1, &[], &["sh", "-c", "kill -TERM $PPID $$"]).output().unwrap();
+    let said = error(&output);
+    assert_eq!(output.status.code(), Some(128 + 15), "{said}");
+    assert!(said.contains("error: the job was interrupted by SIGTERM"), "{said}");
+    assert!(!said.contains("rank"), "{said}");
+}
+
+#[test]
+fn a_rank_that_a_signal_of_its_own_ends_has_failed() {
+    let output = launch(1, &[], &["sh", "-c", "kill -TERM $$"]).output().unwrap();
+    let said = error(&output);
+    assert_eq!(output.status.code(), Some(128 + 15), "{said}");
+    assert!(said.contains("rank 0 failed first: ended by signal 15 (SIGTERM)"), "{said}");
 }
 
 /// Ranks do not outlive a launcher that was killed.
