@@ -1,19 +1,27 @@
 //! The secret of a job's store: generated for the job, unless the environment has one.
 //!
-//! Ranks read it from a file of mode 0600, which is removed at the end of the job.
+//! Ranks read it from a file of mode 0600, which is removed at the end of the job. A process that is killed leaves its
+//! file behind; the next job of the user that generates a secret removes it.
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
 use process_group::store::{Secret, SecretSetting, TcpOptions, TcpStore};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::process::geteuid;
 use tempfile::NamedTempFile;
+
+/// Start of the names of the files.
+const PREFIX: &str = "job-secret-";
 
 /// The secret of a job that this process starts.
 pub(crate) struct JobSecret {
     secret: Option<Secret>,
-    /// Holds a generated secret.
+    /// Holds a generated secret. Locked while it is in use.
     file: Option<NamedTempFile>,
 }
 
@@ -29,10 +37,14 @@ impl JobSecret {
         let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         let folder = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|folder| folder.is_dir());
         let folder = folder.unwrap_or_else(std::env::temp_dir);
+        remove_abandoned(&folder);
         let mut file = tempfile::Builder::new()
-            .prefix("job-secret-")
+            .prefix(PREFIX)
             .tempfile_in(&folder)
             .with_context(|| format!("cannot make a file for the job's secret in {}", folder.display()))?;
+        // Locked before it is written, so that no file in use is both unlocked and not empty. A file system without
+        // locks refuses the lock to `remove_abandoned` too, which then leaves the file in place.
+        let _ = flock(file.as_file(), FlockOperation::NonBlockingLockExclusive);
         file.write_all(text.as_bytes()).context("cannot write the job's secret")?;
         Ok(Self { secret: Some(Secret::new(text)?), file: Some(file) })
     }
@@ -56,6 +68,29 @@ impl JobSecret {
             (None, None) => _ = rank.env(Secret::VARIABLE, "none").env_remove(Secret::FILE_VARIABLE),
         }
     }
+}
+
+/// Removes the files of this user whose processes were killed. The system releases a lock when its process ends, also
+/// in another container that shares the folder.
+fn remove_abandoned(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()) {
+            // A file that cannot be removed does not concern this job.
+            let _ = remove_if_abandoned(&entry.path());
+        }
+    }
+}
+
+fn remove_if_abandoned(path: &Path) -> io::Result<()> {
+    let about = path.symlink_metadata()?;
+    if !about.is_file() || about.uid() != geteuid().as_raw() || about.len() == 0 {
+        return Ok(());
+    }
+    // Other users may replace a file in a folder without the sticky bit: do not follow a link or wait for a pipe.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = open(path, flags, Mode::empty())?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+    fs::remove_file(path)
 }
 
 /// Options of a job's store, with the secret of the environment.
@@ -87,5 +122,32 @@ mod tests {
         assert_ne!(JobSecret::make().unwrap().secret, secret.secret);
         drop(secret);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn only_files_that_no_process_has_locked_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let make = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        let abandoned = make("job-secret-abandoned", "0123456789abcdef");
+        let kept = [
+            make("job-secret-used", "0123456789abcdef"),
+            // Its process has not locked it yet.
+            make("job-secret-new", ""),
+            make("another", "0123456789abcdef"),
+        ];
+        let link = folder.path().join("job-secret-link");
+        std::os::unix::fs::symlink(&kept[2], &link).unwrap();
+        let used = fs::File::open(&kept[0]).unwrap();
+        flock(&used, FlockOperation::LockExclusive).unwrap();
+        remove_abandoned(folder.path());
+        assert!(!abandoned.exists());
+        assert!(kept.iter().all(|path| path.exists()) && link.is_symlink());
+        drop(used);
+        remove_abandoned(folder.path());
+        assert!(!kept[0].exists() && kept[1].exists());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -163,6 +163,37 @@ fn ranks_go_with_their_launcher() {
     for line in started {
         is_gone(line.split(' ').next_back().unwrap().parse().unwrap());
     }
+}
+
+/// The secret's file of a launcher that was killed is removed by the next job.
+#[test]
+fn a_killed_launcher_leaves_no_secret_for_long() {
+    let folder = tempfile::tempdir().unwrap();
+    let in_folder = |mut command: Command| {
+        command.env("TMPDIR", folder.path()).env_remove("XDG_RUNTIME_DIR");
+        command
+    };
+    let files = || std::fs::read_dir(folder.path()).unwrap().count();
+    let start = || {
+        let mut launcher =
+            in_folder(launch(1, &[], &["sh", "-c", "echo $$; exec sleep 1000"])).spawn().unwrap();
+        let output = BufReader::new(launcher.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let started: Vec<_> = output.take(1).collect();
+        let rank = started[0].split(' ').next_back().unwrap().parse::<i32>().unwrap();
+        (launcher, rank)
+    };
+    let end = |(mut launcher, rank): (Child, i32)| {
+        launcher.kill().unwrap();
+        launcher.wait().unwrap();
+        is_gone(rank);
+    };
+    let (running, killed) = (start(), start());
+    end(killed);
+    assert_eq!(files(), 2);
+    let output = in_folder(launch(1, &[], &["true"])).output().unwrap();
+    assert!(output.status.success(), "{}", error(&output));
+    assert_eq!(files(), 1, "expected the file of the launcher that runs");
+    end(running);
 }
 
 #[test]
