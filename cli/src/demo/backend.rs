@@ -58,12 +58,24 @@ pub struct Plan {
 
 const RANKS: u32 = 4;
 
-/// Resolves [`Backend::Auto`] and the default number of ranks.
+/// Resolves [`Backend::Auto`] and the default number of ranks. Says on standard error why `Auto` does not use GPUs.
+///
+/// # Errors
+/// As for [`choose`].
+pub fn plan(wanted: Backend, ranks: Option<u32>) -> Result<Plan> {
+    let (plan, without_gpus) = choose(wanted, ranks)?;
+    if let Some(why) = without_gpus {
+        eprintln!("{why}");
+    }
+    Ok(plan)
+}
+
+/// Like [`plan`], but returns the line on missing GPUs instead of printing it.
 ///
 /// # Errors
 /// `wanted` is [`Backend::Cuda`] and the libraries or enough GPUs are missing, or an environment variable names a library
 /// that cannot be loaded.
-pub fn plan(wanted: Backend, ranks: Option<u32>) -> Result<Plan> {
+pub fn choose(wanted: Backend, ranks: Option<u32>) -> Result<(Plan, Option<String>)> {
     // A path in the environment must work: a wrong path is an error with every backend.
     if let Some(path) = std::env::var_os("CUDA_DRIVER_SYS_LIBRARY") {
         cuda_driver_sys::Api::load()
@@ -73,10 +85,10 @@ pub fn plan(wanted: Backend, ranks: Option<u32>) -> Result<Plan> {
         nccl_sys::Api::load().with_context(|| format!("NCCL_SYS_LIBRARY is {}", path.display()))?;
     }
     if wanted == Backend::Sim {
-        return Ok(Plan { backend: Backend::Sim, ranks: ranks.unwrap_or(RANKS) });
+        return Ok((Plan { backend: Backend::Sim, ranks: ranks.unwrap_or(RANKS) }, None));
     }
     match (real(ranks), wanted) {
-        (Ok(ranks), _) => Ok(Plan { backend: Backend::Cuda, ranks }),
+        (Ok(ranks), _) => Ok((Plan { backend: Backend::Cuda, ranks }, None)),
         (Err(error), Backend::Cuda) => {
             Err(error.context("--backend cuda cannot run here (--backend sim takes the embedded device)"))
         }
@@ -84,10 +96,10 @@ pub fn plan(wanted: Backend, ranks: Option<u32>) -> Result<Plan> {
             let why = explain(&error);
             let why = why.lines().next().unwrap_or_default();
             let short = why.split(" (").next().unwrap_or_default().trim_end_matches(':');
-            eprintln!(
+            let without_gpus = format!(
                 "No GPUs to run on: {short}. Running on the embedded device; --backend cuda says more."
             );
-            Ok(Plan { backend: Backend::Sim, ranks: ranks.unwrap_or(RANKS) })
+            Ok((Plan { backend: Backend::Sim, ranks: ranks.unwrap_or(RANKS) }, Some(without_gpus)))
         }
     }
 }

@@ -48,10 +48,14 @@ struct Rank {
 pub(crate) fn run(options: &Options) -> Result<Figures> {
     // Every rank reads the trace again; loading it here reports a broken trace before any rank starts.
     Trace::load(options.trace.as_deref())?;
-    let Plan { backend, ranks: world_size } = backend::plan(options.backend, options.ranks)?;
+    let (Plan { backend, ranks: world_size }, without_gpus) =
+        backend::choose(options.backend, options.ranks)?;
     if let Some(absent) = options.absent.filter(|&absent| absent >= world_size) {
         let last = world_size - 1;
         return Err(UsageError(format!("--absent {absent}: expected one of the ranks 0 to {last}")).into());
+    }
+    if let Some(why) = without_gpus {
+        eprintln!("{why}");
     }
     let secret = JobSecret::make()?;
     let store = secret.store().host(options.port, Deadline::after(PATIENCE))?;

@@ -146,6 +146,15 @@ fn rank_counts_that_the_groups_do_not_allow_are_refused() {
 }
 
 #[test]
+fn a_rank_that_is_not_there_cannot_be_absent_and_nothing_else_is_said() {
+    let output = finish(demo(&["--absent", "9"]), |_| {});
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.starts_with("error: --absent 9: expected one of the ranks 0 to "), "{said}");
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
 fn a_broken_trace_file_is_named_with_its_place() {
     let folder = tempfile::tempdir().unwrap();
     let with = |name: &str, bytes: &[u8]| {
