@@ -1,4 +1,5 @@
-//! The report for a person: facts, then verdicts, then findings, the worst last.
+//! The report for a person: facts, then verdicts, then findings, the worst last. The error of a part that does not work
+//! is in its finding only.
 
 use comfy_table::{ContentArrangement, LineStyle, Table, presets};
 
@@ -8,6 +9,9 @@ use super::verdict::{Finding, Outcome, Weight};
 use crate::probe::Probe;
 
 const GIB: f64 = (1_u64 << 30) as f64;
+
+/// Follows a part that does not work. Each such part has a finding.
+const SEE: &str = "see the findings";
 
 /// Adds a line.
 macro_rules! say {
@@ -29,7 +33,7 @@ pub(super) fn text(examined: &Examined) -> String {
         Tried::Failed { .. } if facts.cuda.taken.error().is_some() => {
             say!(out, "GPUs\n  none without a driver\n")
         }
-        Tried::Failed { error } => say!(out, "GPUs\n  none: {}\n", brief(error)),
+        Tried::Failed { .. } => say!(out, "GPUs\n  none: {SEE}\n"),
     }
     host(out, &facts.host);
     variables(out, &facts.variables);
@@ -43,14 +47,14 @@ fn libraries(out: &mut String, title: &str, libraries: &Libraries) {
     let legend =
         if taken.is_some() { " (*: the one that is taken, by the first way that is named)" } else { "" };
     say!(out, "{title}{legend}");
-    if let Tried::Failed { error } = &libraries.taken {
-        say!(out, "  none is taken: {}", brief(error));
+    if libraries.taken.error().is_some() {
+        say!(out, "  none is taken: {SEE}");
     }
     for library in &libraries.found {
         let sources = library.sources.join(", ");
         match &library.probe {
-            Tried::Failed { error } => {
-                say!(out, "  - {} (from {sources})\n      {}", library.path.display(), brief(error))
+            Tried::Failed { .. } => {
+                say!(out, "  - {} (from {sources})\n      cannot be used: {SEE}", library.path.display())
             }
             Tried::Done(probe) => {
                 say!(
@@ -236,7 +240,7 @@ fn host(out: &mut String, host: &Host) {
                 space.total as f64 / GIB
             )
         }
-        Tried::Failed { error } => say!(out, "  /dev/shm: {}", brief(error)),
+        Tried::Failed { .. } => say!(out, "  /dev/shm: cannot be used: {SEE}"),
     }
     let limits = host.limits.iter().map(|(name, limit)| {
         let (what, unit) = match name.as_str() {
@@ -255,7 +259,10 @@ fn host(out: &mut String, host: &Host) {
         ("loopback interface", &host.loopback),
         ("embedded device", &host.embedded_device),
     ] {
-        say!(out, "  {name}: {}", tried.error().map_or_else(|| "works".into(), brief));
+        match tried {
+            Tried::Done(_) => say!(out, "  {name}: works"),
+            Tried::Failed { .. } => say!(out, "  {name}: does not work: {SEE}"),
+        }
     }
     let channels = host.imex_channels.join(", ");
     say!(out, "  IMEX channels: {}\n", if channels.is_empty() { "none" } else { &channels });
@@ -366,6 +373,24 @@ mod tests {
         };
         assert_eq!(row("1"), "1 yes a 0 · yes a 0 yes a 0", "{text}");
         assert_eq!(row("2"), "2 no no · no", "{text}");
+    }
+
+    #[test]
+    fn an_error_is_told_once() {
+        use hosts::Change::{BrokenNccl, NoDevices, NoDriver, NoEmbedded, NoLoopback, NoNccl, NoSockets};
+        for (change, error) in [
+            (NoDriver, "no library found"),
+            (NoDevices, "CUDA_ERROR_NO_DEVICE"),
+            (NoNccl, "no library found"),
+            (BrokenNccl, "file too short"),
+            (NoSockets, "not permitted"),
+            (NoLoopback, "no such device"),
+            (NoEmbedded, "out of memory"),
+        ] {
+            let text = text(&examined(&[change]));
+            assert_eq!(text.matches(error).count(), 1, "{error:?} in:\n{text}");
+            assert!(text.contains(super::SEE), "{text}");
+        }
     }
 
     proptest! {
