@@ -37,6 +37,19 @@ struct Refusal {
     nanoseconds: u64,
 }
 
+/// Explains the table of ranks.
+const BY_RANK: &str = "\
+Replay of the trace on each rank. Active memory is in use by the trace's program, reserved memory is all that the
+allocator has taken from the device. Registrations count each segment once for each communicator of the rank.";
+
+/// Explains the table of groups.
+const BY_GROUP: &str = "\
+All-reduces of the gradient buckets in each group: TP are tensor-parallel pairs, DP data-parallel groups across them.
+Windows are the pool's segments that the group registers with NCCL in its commit. Times are of the slowest member: the
+commit, the all-reduces called one by one (eager), and the same from a captured graph. All sums are compared with the
+exact ones (verified, over all members and passes). After that one rank diverges: it allocates a segment that the others
+lack, and every group commits again (second commit).";
+
 /// Error kind for a segment that others lack.
 const DIVERGENCE: &str = "SegmentCountMismatch";
 
@@ -230,6 +243,7 @@ fn ms(milliseconds: Option<f64>) -> String {
 pub(crate) fn table(figures: &Figures) {
     println!("{} ranks on {} {}", figures.ranks, on(figures), figures.nccl_version);
 
+    println!("\n{BY_RANK}");
     let mut by_rank = Table::new();
     by_rank.load_style(presets::UTF8_HORIZONTAL_ONLY).set_header([
         "rank",
@@ -255,6 +269,7 @@ pub(crate) fn table(figures: &Figures) {
     }
     println!("{by_rank}");
 
+    println!("\n{BY_GROUP}");
     let mut by_group = Table::new();
     by_group.load_style(presets::UTF8_HORIZONTAL_ONLY).set_header([
         "group",
@@ -264,7 +279,7 @@ pub(crate) fn table(figures: &Figures) {
         "verified MiB",
         "eager ms",
         "graph ms",
-        "after divergence",
+        "second commit",
     ]);
     for (number, group) in (0..).zip(&figures.groups) {
         let refused = figures.refusal(number);
@@ -276,7 +291,7 @@ pub(crate) fn table(figures: &Figures) {
             mib(figures.verified_bytes(number)),
             ms(figures.slowest(number, Mode::Eager)),
             ms(figures.slowest(number, Mode::Graph)),
-            refused.map_or_else(|| "goes on".into(), |refusal| refusal.kind.clone()),
+            refused.map_or_else(|| "succeeds".into(), |refusal| refusal.kind.clone()),
         ]);
     }
     println!("{by_group}");
