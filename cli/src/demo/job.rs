@@ -35,7 +35,7 @@ impl Job<'_> {
     }
 
     /// Waits until the stream has finished work of `member`'s group that has no work handles of its own, such as a
-    /// graph.
+    /// graph. An error if the group has ended meanwhile: what was enqueued is then cut short.
     pub(super) fn finish_stream(&self, member: &Member) -> Result<()> {
         let deadline = self.deadline();
         while !self.stream.query()? {
@@ -48,6 +48,6 @@ impl Job<'_> {
             );
             std::thread::sleep(Duration::from_micros(50));
         }
-        Ok(())
+        Ok(member.process_group.check()?)
     }
 }
