@@ -2,7 +2,7 @@
 //!
 //! One structure suits every release, because it declares its own size and version. An older library reads only the
 //! fields that it knows, and silently ignores the newer fields. [`Api::ignored`] lists the ignored fields that are
-//! set. A newer library treats the fields that the structure lacks as undefined. [`Api::config`] makes the structure.
+//! set. A newer library chooses the values of the fields that the structure lacks. [`Api::config`] makes the structure.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::ptr;

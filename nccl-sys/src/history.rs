@@ -51,7 +51,8 @@ impl Structure {
         STRUCTURES.iter().find(|structure| structure.name == name)
     }
 
-    /// Returns the size in bytes in the headers of `release`; `None` if these have no such structure.
+    /// Returns the size in bytes in the headers of `release`, or the newest known size for a release newer than the
+    /// tables. `None` if the release is older than the first in the tables that has the structure.
     pub fn size_in(&self, release: Version) -> Option<usize> {
         self.sizes.iter().rev().find(|(since, _)| *since <= release).map(|(_, size)| *size)
     }

@@ -21,9 +21,9 @@ pub enum StoreError {
         /// The time since the deadline was created.
         waited: Duration,
     },
-    /// The store's host answered earlier. Now the connection has broken, or a new one has failed, and so has a further
-    /// attempt to connect. Usually the host's process has ended, and the store's contents are lost, or its machine
-    /// cannot be reached.
+    /// The store's host answered earlier. Then its connection broke, or a new connection failed, and one more attempt to
+    /// connect failed too. Usually the host's process has ended, and the contents of the store are lost with it, or the
+    /// host's machine cannot be reached.
     #[error(
         "the store's host at {address} died during {operation}: its process ended or its machine is cut off"
     )]
@@ -49,8 +49,8 @@ pub enum StoreError {
         /// The time since the deadline was created. For an operation without a deadline, the time since its start.
         waited: Duration,
     },
-    /// No connection to the store was possible before the deadline. In the attempt whose error is `source`, no process
-    /// accepted one, or a system call failed.
+    /// No connection to the store was possible before the deadline: no process listens at the address, or a system call
+    /// failed. This describes the last attempt that did not time out (see `source`).
     #[error(
         "no store at {address} after {waited:?} and {attempts} attempts; is its host (rank 0) running, and the address right?"
     )]
@@ -61,12 +61,13 @@ pub enum StoreError {
         attempts: u32,
         /// The time since the deadline was created.
         waited: Duration,
-        /// The error of the last attempt. If a process accepted that connection but did not answer, the error of an
-        /// earlier attempt.
+        /// The error of the last attempt that ended before the deadline. An attempt in which a process accepted the
+        /// connection, but did not answer by the deadline, says less than the one before it.
         source: Arc<io::Error>,
     },
-    /// No connection to the store was possible before the deadline. In the attempt whose error is `source`, a process
-    /// accepted one, but it ended or failed before the greeting was complete.
+    /// No connection to the store was possible before the deadline: a process accepted the connection, but closed it, or
+    /// the connection broke, before the greeting was complete. This describes the last attempt that did not time out
+    /// (see `source`).
     #[error(
         "the store at {address} has turned this process away {attempts} times within {waited:?}; it has as many clients \
          as it may have (its limit, or `ulimit -n`), or it is no store"
@@ -78,8 +79,8 @@ pub enum StoreError {
         attempts: u32,
         /// The time since the deadline was created.
         waited: Duration,
-        /// The error of the last attempt. If a process accepted that connection but did not answer, the error of an
-        /// earlier attempt.
+        /// The error of the last attempt that ended before the deadline. An attempt in which a process accepted the
+        /// connection, but did not answer by the deadline, says less than the one before it.
         source: Arc<io::Error>,
     },
     /// The greeting failed because of the secret. Usually this process and the host do not have the same one.
@@ -100,8 +101,9 @@ pub enum StoreError {
         /// The length of that value, in bytes.
         found: usize,
     },
-    /// The job's secret cannot be used: the variable or the file contains no valid one, the file does not meet the
-    /// conditions of [`Secret::read_file`](super::Secret::read_file), or both variables are set.
+    /// The job's secret cannot be used: [`Secret::VARIABLE`](super::Secret::VARIABLE) or the file that
+    /// [`Secret::FILE_VARIABLE`](super::Secret::FILE_VARIABLE) names contains no valid secret, the file does not meet
+    /// the conditions of [`Secret::read_file`](super::Secret::read_file), or both variables are set.
     #[error("the store's secret: {origin} {problem}")]
     Secret {
         /// The name of the variable, or the path of the file.
@@ -163,8 +165,8 @@ pub enum StoreError {
         /// A description of the data received.
         detail: String,
     },
-    /// A key, a value or a request exceeds the limits of the store, or the reply or the store's contents after the
-    /// request would. Nothing was changed.
+    /// A key, a value or a request exceeds a limit of the store. Or the request is small enough, but its reply or the
+    /// contents of the store after it would exceed a limit. Nothing was changed.
     #[error("{what} of {size} {unit} exceeds the store's limit of {limit}")]
     TooLarge {
         /// The part that is too large, with its key if that is known.
@@ -288,8 +290,8 @@ pub enum StoreError {
         /// The path of the file.
         path: PathBuf,
     },
-    /// A store's file contains something other than records or a record whose key or value exceeds this process's
-    /// limits, or the file has become shorter.
+    /// A store's file contains bytes that are no record, it contains a record whose key or value exceeds this process's
+    /// limits, or it has become shorter.
     #[error(
         "the store's file {} holds no record at byte {offset} but {found}; it is another program's, or a writer was \
          killed and another went on behind what that one had begun: remove it and start again",

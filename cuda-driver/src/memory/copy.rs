@@ -22,8 +22,8 @@ impl Context {
         Stream::legacy_default(self).synchronize()
     }
 
-    /// Enqueues a copy on the legacy stream. Blocks until the driver has read `from`: if it is pageable, the device
-    /// memory may be written later.
+    /// Enqueues a copy on the legacy stream. Blocks only until the driver has read `from`: if `from` is
+    /// pageable memory, the device memory may be written after this returns.
     ///
     /// # Safety
     /// As [`copy_from_host`](Self::copy_from_host). The copy is done after the next synchronisation of the legacy

@@ -25,7 +25,8 @@ pub struct FabricHandle(pub [u8; 64]);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PhysicalProperties {
-    /// The ordinal of the device that holds the pages.
+    /// The ordinal of the device that holds the pages. Has no meaning for pages that are not on a device, such as host
+    /// memory of another library.
     pub device: u32,
     /// The handle types that the memory can be exported as. For imported memory, the driver may leave out the type of
     /// handle that it was imported from.
@@ -73,8 +74,8 @@ impl PhysicalMemory {
     /// requested. [`Error::NoFabric`] if fabric handles are requested and this process has no access to a fabric.
     ///
     /// [`Error::Driver`] from `cuMemCreate`: `CUDA_ERROR_OUT_OF_MEMORY`; `CUDA_ERROR_INVALID_VALUE` if the size is not
-    /// a multiple of the granularity; `CUDA_ERROR_NOT_SUPPORTED` or `CUDA_ERROR_NOT_PERMITTED` for another handle type
-    /// if fabric handles are not requested.
+    /// a multiple of the granularity; `CUDA_ERROR_NOT_SUPPORTED` or `CUDA_ERROR_NOT_PERMITTED` if the driver refuses
+    /// the handle types. If fabric handles are requested, these two become [`Error::NoFabric`].
     #[doc(alias = "cuMemCreate")]
     pub fn create(context: &Context, bytes: usize, handle_types: HandleTypes) -> Result<Self> {
         let device = context.device();

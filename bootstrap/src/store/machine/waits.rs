@@ -203,8 +203,9 @@ impl Waits {
         self.clear(key);
     }
 
-    /// Wakes clients that wait for `queue`, the longest waiting first, until as many clients have a claim to one of its
-    /// elements (are in `called`) as it has `elements`, or no more wait. Adds them to `woken`.
+    /// Wakes clients that wait for `queue`, the longest waiting first, and enters each in `called` as having a claim to
+    /// one element. Stops when as many clients have a claim as the queue has elements, or when no client waits any
+    /// more. Adds the woken clients to `woken`.
     pub(super) fn call(&mut self, queue: &[u8], elements: usize, woken: &mut Vec<ClientId>) {
         let Some(line) = self.lines.get_mut(queue) else { return };
         let called = self.calls.get(queue).copied().unwrap_or_default();

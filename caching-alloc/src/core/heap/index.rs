@@ -69,8 +69,9 @@ impl FreeIndex {
 
     /// Returns true if the rest of a block that was [found](Self::find) belongs in the same bin as the block. `left` is
     /// the length of the rest. If this returns true, the block is the first of its bin, so the rest can take that place
-    /// in the index. Proof: a block that is not the first of its bin is found only if the request belongs in that bin
-    /// too. The rest is then shorter than the width of the bin, so it belongs in a lower bin.
+    /// in the index. Proof: suppose that the block is not the first. Then it was found because the request belongs in
+    /// the same bin, so the rest is shorter than the width of the bin. No bin has lengths shorter than its own width,
+    /// so the rest belongs in a lower bin, and this returns false.
     #[inline]
     pub(super) fn stays(records: &[Record], found: BlockId, left: Units) -> bool {
         bin_of(records[found as usize].units) == bin_of(left)

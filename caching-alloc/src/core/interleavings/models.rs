@@ -82,8 +82,8 @@ fn a_block_borrowed_of_a_pool_that_goes_keeps_it() {
         // The block is borrowed, or comes from the default pool. The request fails while the lender's memory is being
         // released.
         let mine = mine.unwrap_or_else(|_| program.allocate(LONG, 1));
-        // The lender's slot has the state of its cache. If the slot were free already, the cache of this pool would
-        // get it.
+        // If `mine` is borrowed, its state is still in the slot of the lender's cache. If that slot were free already,
+        // the cache of the pool made here would get it, and `mine` would refer to the state of another cache.
         let next = program.pool(PoolSettings::default());
         assert!(next.allocate(LONG, StreamId(1)).is_err(), "there is no more memory");
         assert_eq!(mine.block().requested(), LONG);
@@ -281,7 +281,8 @@ fn a_tracker_is_not_called_after_its_end_for_a_cache_that_is_retired() {
         [1, 2].into_iter().for_each(|stream| drop(program.allocate(SHORT, stream)));
         let here = program.clone();
         let other = thread::spawn(move || _ = here.allocator.snapshot().unwrap());
-        // When stream 3 gets a cache, those of streams 1 and 2, which are empty, are retired.
+        // The caches of streams 1 and 2 are empty. When stream 3 gets a cache, that of stream 1 is retired; that of
+        // stream 2 is too recent (`RECENT` of the cache table is 1 for model checkers).
         let mine = program.allocate(SHORT, 3);
         attachment.detach().unwrap();
         reader.close();

@@ -8,8 +8,8 @@ use crate::core::remap::Arena;
 use crate::core::stream::StreamId;
 use crate::core::stream_cache::StreamCache;
 
-/// Number of the most recently created caches, which a search for empty caches skips. Their streams may allocate
-/// again, and their traces stay readable. Model checkers use a smaller number because their programs have few
+/// Number of the most recently created caches, which a search for empty caches skips: their streams are the likeliest
+/// to allocate again, and a cache that is retired takes the entries in its ring with it. Model checkers use a smaller number because their programs have few
 /// streams.
 const RECENT: usize = if cfg!(all(test, any(loom, shuttle))) { 1 } else { 32 };
 

@@ -2,7 +2,8 @@
 //!
 //! The pool reserves large ranges of addresses and maps pages there as they are needed. A block may span pages. It is
 //! placed best fit in the free memory of its stream. If it fits nowhere, idle or new pages are mapped at addresses
-//! where it fits. A page is idle if no block is in it and no [`Hold`](super::Hold) keeps it.
+//! where it fits. A page is idle if no block is in it and no [`Hold`](super::Hold) keeps it. The *reserved memory* of a
+//! pool is the bytes of all its pages, not its reserved addresses.
 //!
 //! - `arena`: the blocks, pages and addresses. It calls no driver and reads no clock.
 //! - `plan`: selects the place of a block for which free memory has no room, and the pages to map there.
@@ -17,7 +18,8 @@
 //! - The old addresses of a moved page stay mapped at least until the host has seen the end of the uses there. They are
 //!   unmapped when pages are to be mapped there, when a page is to return to the source, or when there are more bytes
 //!   of old addresses than reserved memory. One call unmaps all neighbouring old addresses.
-//! - While the source is called to create, map, unmap or release pages, the structure lock is held and no other lock.
+//! - While the source is called to create, map, unmap or release pages, the [engine](super::engine)'s structure lock is
+//!   held, and no other lock.
 //! - A pool's reserved memory has an upper bound while all pages may move: no page is held, no stream is being
 //!   captured, and the streams may wait for each other. The bound is the sum of the peak use, a slack, and `2 * n`
 //!   times the length of the longest page. `n` is the largest number of blocks that were handed out at one time. The

@@ -6,10 +6,10 @@ use super::super::clients::ClientId;
 
 /// A queue of the clients with work left, in the order of start-time fair queueing.
 ///
-/// Every client has a count of the work done in its turns, in units of a `Budget`. In a tick, the client in the queue
-/// with the smallest count has the next turn. A client that is woken when another client's bytes arrive may have its
-/// turn at once. When a client joins the queue, its count is raised to the count of the current turn if it is smaller.
-/// So each client that is already in the queue delays the new one by about one turn, however much work it has.
+/// Every client has a count of the work done in its turns, in units of a `Budget`. In an `Input::Tick`, turns go to the
+/// client in the queue with the smallest count, again and again. Exception: a client that is woken while the server
+/// handles the bytes of another client may have its turn at once, whatever its count. A client that joins the queue
+/// with a smaller count than that of the current turn (`now`) gets that count. So each client that is already in the queue delays the new one by about one turn, however much work it has.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     /// The work count and the id of each client in the queue.
@@ -69,8 +69,8 @@ impl Turns {
 
     /// Ends the turn of a client. Adds `work`, the units that were done in the turn, to its count. If work `is_left`,
     /// or if the client was added again during the turn, it returns to the queue. `since` is the result of
-    /// [`begin`](Self::begin). A client that returns to the queue keeps this as the step in which it joined, even if it
-    /// was added again during the turn. If `since` is `None`, it keeps the step in which it was added again.
+    /// [`begin`](Self::begin), and must not be `None` if work is left. A client that returns to the queue counts as
+    /// having joined it in step `since`, even if it was added again during the turn.
     pub(super) fn end(
         &mut self,
         client: ClientId,
