@@ -10,11 +10,12 @@ impl Context {
     ///
     /// # Safety
     /// The range at `to` must be device memory at least as large as `from`. No other work may access it until the copy
-    /// is done. If the call fails, the copy may still be done later.
+    /// is done. If the call fails with [`Error::Driver`](crate::Error::Driver), the copy may still be done later.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemcpyHtoD_v2` or `cuStreamSynchronize`, also for errors of
-    /// earlier asynchronous work.
+    /// earlier asynchronous work; [`Error::Missing`](crate::Error::Missing) if the driver lacks one of them, before
+    /// anything is copied.
     #[doc(alias = "cuMemcpyHtoD")]
     pub unsafe fn copy_from_host<T: Element>(&self, to: DevicePtr, from: &[T]) -> Result<()> {
         // SAFETY: the caller's promises are the same.
@@ -29,6 +30,8 @@ impl Context {
     /// As [`copy_from_host`](Self::copy_from_host). The copy is done after the next synchronisation of the legacy
     /// stream.
     pub(crate) unsafe fn enqueue_copy_from_host<T: Element>(&self, to: DevicePtr, from: &[T]) -> Result<()> {
+        // The caller waits with this function. If it is missing, no copy may start that nobody can wait for.
+        self.api().cuStreamSynchronize()?;
         let _current = self.enter()?;
         // SAFETY: the caller promises that the device range is valid; the host range is the slice.
         unsafe { call!(self.api(), cuMemcpyHtoD_v2(to.0, from.as_ptr().cast(), size_of_val(from))) }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use cuda_driver::memory::DeviceMemory;
 use cuda_driver::sys::{Api, Table};
 use cuda_driver::{Driver, Error, Result};
 use gpu_sim::World;
@@ -104,4 +105,16 @@ fn any_functions_may_be_missing() {
     proptest!(ProptestConfig::with_cases(64), |(removed in some)| {
         prop_assert_eq!(run(&removed.iter().map(String::as_str).collect()), Vec::<String>::new());
     });
+}
+
+#[test]
+fn a_copy_that_could_not_be_waited_for_does_not_start() {
+    let _turn = turn();
+    let world = start(1);
+    let driver = without(&world, &BTreeSet::from(["cuStreamSynchronize"])).unwrap();
+    let context = driver.device(0).unwrap().retain_primary().unwrap();
+    let memory = DeviceMemory::new(&context, 4096).unwrap();
+    let outcome = memory.copy_from_host(0, &[7u8; 16]);
+    assert!(matches!(outcome, Err(Error::Missing(_))), "{outcome:?}");
+    assert_eq!(world.faults().calls("cuMemcpyHtoD_v2"), 0);
 }

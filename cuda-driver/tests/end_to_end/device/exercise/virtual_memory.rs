@@ -5,7 +5,7 @@ use std::os::fd::AsFd as _;
 use cuda_driver::vmm::{
     Access, FabricHandle, Granularity, HandleTypes, PageTable, PhysicalMemory, Reservation,
 };
-use cuda_driver::{Context, Driver, Error, Result};
+use cuda_driver::{Context, DevicePtr, Driver, Error, Result};
 
 use super::{attempt, note};
 
@@ -16,6 +16,16 @@ fn physical(driver: &Driver, handle_types: HandleTypes) -> Result<(Context, Phys
     assert!(bytes > 0 && bytes.is_multiple_of(granularity.minimum));
     let memory = PhysicalMemory::create(&context, bytes, handle_types)?;
     Ok((context, memory, bytes))
+}
+
+/// Writes one word, and waits for the copy even if the call fails, because the caller then unmaps the memory.
+///
+/// # Safety
+/// As [`Context::copy_from_host`].
+unsafe fn write(context: &Context, to: DevicePtr, word: u64) -> Result<()> {
+    // SAFETY: the caller's promises are the same.
+    let written = unsafe { context.copy_from_host(to, &[word]) };
+    if written.is_err() { context.synchronize().and(written) } else { written }
 }
 
 pub(super) fn mappings(driver: &Driver) -> Result<()> {
@@ -38,7 +48,7 @@ pub(super) fn mappings(driver: &Driver) -> Result<()> {
     assert_eq!(reservation.access(bytes, device)?, Access::ReadWrite);
     // SAFETY: both addresses are mapped, and nobody else uses the memory.
     unsafe {
-        context.copy_from_host(first.ptr() + 8usize, &[5u64])?;
+        write(&context, first.ptr() + 8usize, 5)?;
         let mut found = [0u64];
         context.copy_to_host(&mut found, second.ptr() + 8usize)?;
         assert_eq!(found, [5], "the same pages");
@@ -66,8 +76,8 @@ pub(super) fn page_tables(driver: &Driver) -> Result<()> {
     let start = table.reservation().ptr();
     // SAFETY: the addresses are mapped, and nobody else uses the memory.
     unsafe {
-        context.copy_from_host(start + 8usize, &[5u64])?;
-        context.copy_from_host(start + (2 * bytes + 8), &[6u64])?;
+        write(&context, start + 8usize, 5)?;
+        write(&context, start + (2 * bytes + 8), 6)?;
         let mut found = [0u64];
         context.copy_to_host(&mut found, start + (4 * bytes + 8))?;
         assert_eq!(found, [5], "the same page");
