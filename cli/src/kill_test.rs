@@ -325,7 +325,7 @@ pub(crate) fn run_rank(options: &RankOptions) -> Result<()> {
     let all_reduce = |group: &ProcessGroup, stream: &Stream| -> Result<(), GroupError> {
         memory.copy_from_host(0, &[1f32; 1024])?;
         // SAFETY: the memory holds 1024 elements and outlives the work, whose end is waited for or forced.
-        let work = unsafe { group.all_reduce(buffer, buffer, ReduceOp::Sum, stream) }?;
+        let work = unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, stream) }?;
         work.wait_timeout(deadline())
     };
     all_reduce(&world, &stream)?;

@@ -47,7 +47,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     memory.copy_from_host(0, &vec![rank as f32; ELEMENTS])?;
     let buffer = Buffer::new(memory.ptr(), ELEMENTS, DataType::F32);
     // SAFETY: the memory holds the elements, nobody else uses it, and it outlives the work.
-    let work = unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream)? };
+    let work = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream)? };
     work.wait_timeout(world.timeout())?;
     let mut sums = vec![0f32; ELEMENTS];
     memory.copy_to_host(0, &mut sums)?;

@@ -38,7 +38,7 @@ mod watch;
 
 pub use bootstrap::{agreement, link, store};
 use chain::chain;
-pub use group::{Path, ProcessGroup};
+pub use group::{Job, Path, ProcessGroup};
 use rare::{Slim, rare};
 
 #[cfg(doctest)]

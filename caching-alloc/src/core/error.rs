@@ -61,6 +61,9 @@ pub enum AllocError {
         /// The stream.
         stream: StreamId,
     },
+    /// A stream of another context than the allocator's.
+    #[error("the stream is of another context than the allocator; use a stream of the allocator's context")]
+    ForeignStream,
     /// A re-mappable pool already serves the maximum number of streams.
     #[error("pool {} serves {streams} streams, the most at a time; ask another pool for memory of {stream}", pool.0)]
     TooManyStreams {

@@ -6,6 +6,7 @@
 //! | [`VirtualMemorySource`] | [`SegmentSource`](crate::core::SegmentSource) from virtual memory, for memory shared with peers, communicators and other processes; [`PageSource`](crate::core::PageSource) of pages for one device |
 //! | [`PinnedHostSource`] | [`SegmentSource`](crate::core::SegmentSource) from `cuMemHostAlloc`, for pinned host memory |
 //! | [`PinnedAllocator`] | an allocator over a [`PinnedHostSource`], with [blocks](PinnedBlock) that the host may access |
+//! | [`DeviceAllocator`] | an allocator over a [`VirtualMemorySource`], with typed [slices](cuda_driver::DeviceSlice) for safe calls |
 //! | [`DriverEvents`] | [`StreamEvents`](crate::core::StreamEvents) from the driver's streams and events |
 //!
 //! Everything here may be called while a stream captures. For calls that the driver would refuse during a capture, the
@@ -19,6 +20,7 @@
 //!   enabled or unmapped, and the lock of a [contiguous row](VirtualMemorySource::in_a_row) while a segment is placed
 //!   in it.
 
+mod device;
 mod events;
 mod pages;
 mod pinned;
@@ -30,6 +32,7 @@ use std::sync::{Mutex, PoisonError};
 
 use cuda_driver::{Context, Error};
 
+pub use self::device::DeviceAllocator;
 pub use self::events::DriverEvents;
 pub use self::pinned::{PinnedAllocator, PinnedBlock, PinnedError, PinnedHostSource, PinnedSource};
 pub use self::plain::DriverSource;

@@ -137,7 +137,7 @@ impl Reducer {
             // SAFETY: the block and the copy are device memory of at least that length, and live until this rank
             // is done; the stream orders the reductions, which alone touch them meanwhile.
             last =
-                Some(unsafe { member.process_group.all_reduce(send, receive, ReduceOp::Sum, &job.stream)? });
+                Some(unsafe { member.process_group.raw().all_reduce(send, receive, ReduceOp::Sum, &job.stream)? });
         }
         last.context("at least one bucket")
     }

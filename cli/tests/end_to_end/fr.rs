@@ -60,7 +60,7 @@ fn job(folder: &Path, odd: Option<usize>, look: impl Fn(&str) + Sync) {
         let all = |elements| {
             let buffer = Buffer::new(memory.ptr(), elements, F32);
             // SAFETY: the memory is long enough, and freed after the group's end.
-            unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap()
+            unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap()
         };
         all(8).wait_timeout(far()).unwrap();
         if let Some(elements) = if rank == 2 { odd } else { Some(8) } {

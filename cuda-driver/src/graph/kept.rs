@@ -14,14 +14,25 @@ pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
 
 /// Memory that belongs to a stream. If another stream uses the memory, the owning stream waits for that use. Work that
 /// is enqueued on the owning stream afterwards, such as a free of the memory, therefore runs after all uses.
-pub(crate) trait StreamBound: Send + Sync {
+///
+/// An allocator implements it for its memory, so that [slices](crate::DeviceSlice::from_owner) of that memory can be
+/// used in safe calls.
+///
+/// # Safety
+/// - [`stream`](Self::stream) always returns the same stream, of the context whose device can access the memory.
+/// - The memory stays valid until the value is dropped. After the drop it is freed, or given to another owner, in the
+///   order of that stream: later uses run after all work that was enqueued on the stream before the drop.
+/// - After [`keep_for_ever`](Self::keep_for_ever), the memory is never freed and never given to another owner.
+pub unsafe trait StreamBound: Send + Sync {
+    /// The stream that the memory belongs to.
     fn stream(&self) -> &Stream;
 
     /// Prevents the memory from ever being freed. Called when it is unknown whether or when a use of the memory ends.
     fn keep_for_ever(&self);
 }
 
-pub(crate) type BoundMemory = Arc<dyn StreamBound>;
+/// A reference to memory that belongs to a stream. It keeps the memory alive.
+pub type BoundMemory = Arc<dyn StreamBound>;
 
 /// The owners and the memory that a capture, a graph or an executable holds, without duplicates.
 #[derive(Clone, Default)]

@@ -36,7 +36,8 @@ use cuda_driver_sys::{CUgraph, CUgraphExec, CUgraphExecUpdateResultInfo, CUresul
 pub use self::capture::{Capture, CaptureInfo, CaptureMode, CaptureStatus, RelaxedCapture, is_capturing};
 use self::kept::Kept;
 pub use self::kept::captures_of_this_thread;
-pub(crate) use self::kept::{BoundMemory, Owner, StreamBound, keep};
+pub use self::kept::{BoundMemory, StreamBound};
+pub(crate) use self::kept::{Owner, keep};
 pub(crate) use self::uses::{DuringCapture, enqueue, keep_in_capture, refuse_capture, synchronize};
 pub(crate) use self::watch::Watch;
 use crate::call::{call, check, code};

@@ -46,12 +46,12 @@ pub(crate) fn keep_in_capture(stream: &Stream, memory: &[BoundMemory]) -> Result
 /// memory. If failed calls or a race with a capture leave the order unknown, the memory is never freed.
 ///
 /// The work may have been enqueued even if the result is an error.
-pub(crate) fn enqueue(
+pub(crate) fn enqueue<T, E: From<Error>>(
     stream: &Stream,
     memory: &[BoundMemory],
     during_capture: DuringCapture,
-    work: impl FnOnce() -> Result<()>,
-) -> Result<()> {
+    work: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
     if memory.is_empty() {
         return work();
     }
@@ -61,9 +61,11 @@ pub(crate) fn enqueue(
     let done = if others.is_empty() { None } else { Some(event_of(stream)?) };
     // Called after each record of an event. If another thread began a capture, the event may be part of it, and a
     // stream that waits for such an event joins the capture.
-    let not_captured = || match capture {
-        None if !watch.is_certain() => Err(Error::CaptureRace { what: "work on slices" }),
-        _ => Ok(()),
+    let not_captured = || -> Result<()> {
+        match capture {
+            None if !watch.is_certain() => Err(Error::CaptureRace { what: "work on slices" }),
+            _ => Ok(()),
+        }
     };
     for other in &others {
         let earlier = event_of(other)?;
@@ -72,7 +74,7 @@ pub(crate) fn enqueue(
         stream.wait_uncounted(&earlier)?;
     }
     let enqueued = work();
-    let ordered = done.map_or(Ok(()), |done| {
+    let ordered = done.map_or(Ok(()), |done| -> Result<()> {
         stream.record(&done)?;
         not_captured()?;
         others.iter().try_for_each(|other| other.wait_uncounted(&done))
@@ -90,10 +92,11 @@ pub(crate) fn enqueue(
         memory.iter().for_each(|memory| memory.keep_for_ever());
     }
     if raced? {
-        return Err(Error::CaptureRace { what: "work on slices" });
+        return Err(Error::CaptureRace { what: "work on slices" }.into());
     }
-    enqueued?;
-    ordered
+    let enqueued = enqueued?;
+    ordered?;
+    Ok(enqueued)
 }
 
 /// Returns `None` if `stream` does not capture. Otherwise makes the graph of the stream's capture hold `memory`, and

@@ -56,11 +56,11 @@ impl<'a, P: Parameter> sealed::Push<'a> for &'a P {
 
 impl<'a, T: Element> sealed::Push<'a> for DeviceView<'a, T> {
     fn push(self, launch: &mut LaunchArgs<'a>) {
-        if let Err(error) = require_context(self.allocation(), launch.stream) {
+        if let Err(error) = require_context(self.memory(), launch.stream) {
             launch.refused.get_or_insert(error);
         }
         launch.arguments.push(Slot::Address(self.device_ptr()));
-        launch.memory.push(self.memory());
+        launch.memory.push(self.memory().clone());
     }
 }
 

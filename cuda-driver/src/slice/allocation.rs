@@ -44,7 +44,9 @@ impl Allocation {
     }
 }
 
-impl StreamBound for Allocation {
+// SAFETY: the stream does not change. The memory is freed in its order, by the graph of its capture, or never, and never
+// after `keep_for_ever`.
+unsafe impl StreamBound for Allocation {
     fn stream(&self) -> &Stream {
         &self.stream
     }
@@ -92,9 +94,9 @@ fn free_with_graph(stream: &Stream, memory: StreamMemory) {
     teardown::report(held);
 }
 
-/// Returns an error if the allocation is of another context than the stream.
-pub(crate) fn require_context(allocation: &Allocation, stream: &Stream) -> Result<()> {
-    let (found, wanted) = (allocation.stream.context(), stream.context());
+/// Returns an error if the memory is of another context than the stream.
+pub(crate) fn require_context(memory: &BoundMemory, stream: &Stream) -> Result<()> {
+    let (found, wanted) = (memory.stream().context(), stream.context());
     if found == wanted {
         return Ok(());
     }

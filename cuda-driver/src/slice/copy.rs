@@ -3,7 +3,7 @@
 //! Copies make the stream's context current, because the driver requires it for stream-ordered memory.
 
 use super::{DeviceSlice, DeviceView, DeviceViewMut, PinnedSlice, require_context};
-use crate::graph::{DuringCapture, RelaxedCapture, enqueue, refuse_capture, synchronize};
+use crate::graph::{BoundMemory, DuringCapture, RelaxedCapture, enqueue, refuse_capture, synchronize};
 use crate::{Element, Error, Event, EventFlags, Result, Stream, device};
 
 impl Stream {
@@ -30,6 +30,23 @@ impl Stream {
         Ok(slice)
     }
 
+    /// Calls `work`, which enqueues work on this stream that uses `memory`, and [orders](crate::slice#order) that work
+    /// with the other uses of the memory. In a capture, the graph holds the memory. For work that this crate does not
+    /// know, such as calls of other libraries.
+    ///
+    /// # Errors
+    /// [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for memory of another context than the stream's, and
+    /// the errors of ordering, as for [`memset_zeros`](Self::memset_zeros); the error of `work`. The work may have been
+    /// enqueued even if the result is an error.
+    pub fn enqueue_using<T, E: From<Error>>(
+        &self,
+        memory: &[BoundMemory],
+        work: impl FnOnce() -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        memory.iter().try_for_each(|memory| require_context(memory, self))?;
+        enqueue(self, memory, DuringCapture::Keep, work)
+    }
+
     /// Enqueues a fill that sets all bytes of `to` to zero.
     ///
     /// # Errors
@@ -41,11 +58,11 @@ impl Stream {
     #[doc(alias = "cuMemsetD8Async")]
     pub fn memset_zeros<'a, T: Element>(&self, to: impl Into<DeviceViewMut<'a, T>>) -> Result<()> {
         let to = to.into();
-        require_context(to.as_view().allocation(), self)?;
+        require_context(to.as_view().memory(), self)?;
         if to.bytes() == 0 {
             return Ok(());
         }
-        enqueue(self, &[to.as_view().memory()], DuringCapture::Keep, || {
+        enqueue(self, &[to.as_view().memory().clone()], DuringCapture::Keep, || {
             // SAFETY: the range lies in a slice, which the view borrows exclusively. `enqueue` orders the fill with
             // other uses and with the free of the slice.
             unsafe { self.fill_u8(to.device_ptr(), 0, to.bytes()) }
@@ -154,7 +171,7 @@ impl Stream {
             return Ok(());
         }
         let _current = self.context().enter()?;
-        enqueue(self, &[from.memory(), to.as_view().memory()], DuringCapture::Keep, || {
+        enqueue(self, &[from.memory().clone(), to.as_view().memory().clone()], DuringCapture::Keep, || {
             if source == target {
                 // SAFETY: both ranges lie in slices that the views borrow. `to` is borrowed exclusively, so they do not
                 // overlap. `enqueue` orders the copy with other uses and with the frees of the slices.
@@ -233,7 +250,7 @@ impl Stream {
     ) -> Result<()> {
         let driver = self.context().driver();
         driver.require_same("the pinned slice", pinned.context().driver(), "the stream that should copy")?;
-        require_context(slice.allocation(), self)?;
+        require_context(slice.memory(), self)?;
         if slice.bytes() == 0 {
             return Ok(());
         }
@@ -241,7 +258,7 @@ impl Stream {
         let earlier = pinned.earlier_uses()?;
         let (mut is_enqueued, mut is_recorded) = (false, false);
         let _current = self.context().enter()?;
-        let copied = enqueue(self, &[slice.memory()], DuringCapture::Refuse, || {
+        let copied = enqueue(self, &[slice.memory().clone()], DuringCapture::Refuse, || {
             earlier.iter().try_for_each(|event| self.wait_uncounted(event))?;
             is_enqueued = true;
             // The driver may have enqueued the copy even if it returns an error.
@@ -265,7 +282,7 @@ impl Stream {
     /// Blocks until this stream and the slice's stream have done all their work. Returns an error if one of them
     /// captures.
     fn finish_uses<T: Element>(&self, slice: DeviceView<'_, T>) -> Result<()> {
-        require_context(slice.allocation(), self)?;
+        require_context(slice.memory(), self)?;
         for stream in [self, slice.stream()] {
             refuse_capture(stream)?;
             synchronize(stream)?;

@@ -3,10 +3,9 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
-use std::sync::Arc;
 
 use super::Allocation;
-use crate::graph::{BoundMemory, StreamBound as _};
+use crate::graph::BoundMemory;
 use crate::{DevicePtr, Element, Error, Result, Stream};
 
 /// Elements in device memory, freed in the order of the stream that allocated them.
@@ -14,7 +13,8 @@ use crate::{DevicePtr, Element, Error, Result, Stream};
 /// [`Stream::alloc_zeros`], [`Stream::alloc`], [`Stream::clone_htod`] and [`Stream::clone_dtod`] make one. The
 /// [module](super#order) describes how uses on several streams are ordered.
 pub struct DeviceSlice<T: Element> {
-    memory: Arc<Allocation>,
+    memory: BoundMemory,
+    start: DevicePtr,
     len: usize,
     elements: PhantomData<T>,
 }
@@ -24,7 +24,7 @@ pub struct DeviceSlice<T: Element> {
 /// Functions that read device memory take `impl Into<DeviceView<T>>`: a view, `&slice`, or a reference to a
 /// [`DeviceViewMut`].
 pub struct DeviceView<'a, T: Element> {
-    memory: &'a Arc<Allocation>,
+    memory: &'a BoundMemory,
     start: DevicePtr,
     len: usize,
     elements: PhantomData<&'a [T]>,
@@ -43,7 +43,7 @@ pub struct DeviceView<'a, T: Element> {
 /// }
 /// ```
 pub struct DeviceViewMut<'a, T: Element> {
-    memory: &'a Arc<Allocation>,
+    memory: &'a BoundMemory,
     start: DevicePtr,
     len: usize,
     elements: PhantomData<&'a mut [T]>,
@@ -55,7 +55,19 @@ impl<T: Element> DeviceSlice<T> {
     pub(super) fn new(stream: &Stream, len: usize) -> Result<Self> {
         // Saturates. The driver then refuses the allocation, because no device has as much memory.
         let memory = Allocation::new(stream, len.saturating_mul(size_of::<T>()))?;
-        Ok(Self { memory, len, elements: PhantomData })
+        let start = memory.ptr();
+        Ok(Self { memory, start, len, elements: PhantomData })
+    }
+
+    /// Makes a slice of `len` elements at `start` from the memory of another allocator. The slice holds the owner.
+    ///
+    /// # Safety
+    /// The `len` elements at `start` lie in the memory of `memory`, at a multiple of the element's size. Until the slice
+    /// and everything that holds its memory is dropped, nothing else uses these elements, unless it is ordered with the
+    /// owner's [stream](crate::graph::StreamBound::stream).
+    #[must_use]
+    pub unsafe fn from_owner(memory: BoundMemory, start: DevicePtr, len: usize) -> Self {
+        Self { memory, start, len, elements: PhantomData }
     }
 
     /// The stream that the slice belongs to.
@@ -67,20 +79,19 @@ impl<T: Element> DeviceSlice<T> {
     /// The address of the first element, for `unsafe` calls; [`DevicePtr::NULL`] if there are no elements.
     #[must_use]
     pub fn device_ptr(&self) -> DevicePtr {
-        self.memory.ptr()
+        self.start
     }
 
     /// A view of all elements.
     #[must_use]
     pub fn as_view(&self) -> DeviceView<'_, T> {
-        DeviceView { memory: &self.memory, start: self.memory.ptr(), len: self.len, elements: PhantomData }
+        DeviceView { memory: &self.memory, start: self.start, len: self.len, elements: PhantomData }
     }
 
     /// An exclusive view of all elements.
     #[must_use]
     pub fn as_view_mut(&mut self) -> DeviceViewMut<'_, T> {
-        let start = self.memory.ptr();
-        DeviceViewMut { memory: &self.memory, start, len: self.len, elements: PhantomData }
+        DeviceViewMut { memory: &self.memory, start: self.start, len: self.len, elements: PhantomData }
     }
 
     /// A view of a range of elements.
@@ -125,12 +136,10 @@ impl<'a, T: Element> DeviceView<'a, T> {
         Ok(Self { start, len, ..*self })
     }
 
-    pub(crate) fn allocation(&self) -> &'a Allocation {
+    /// The memory that the elements lie in, for [`Stream::enqueue_using`].
+    #[must_use]
+    pub fn memory(&self) -> &'a BoundMemory {
         self.memory
-    }
-
-    pub(crate) fn memory(&self) -> BoundMemory {
-        self.memory.clone()
     }
 
     /// Returns the address and the length of a range of elements.

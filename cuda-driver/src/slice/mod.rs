@@ -98,6 +98,7 @@ mod copy;
 mod device;
 mod pinned;
 
-pub(crate) use self::allocation::{Allocation, require_context};
+use self::allocation::Allocation;
+pub(crate) use self::allocation::require_context;
 pub use self::device::{DeviceSlice, DeviceView, DeviceViewMut};
 pub use self::pinned::PinnedSlice;

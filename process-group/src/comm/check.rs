@@ -26,6 +26,9 @@ pub enum ArgumentError {
         /// Number of ranks whose elements lie in the buffer.
         ranks: usize,
     },
+    /// [`ReduceOp::PreMulSumAt`](super::ReduceOp::PreMulSumAt) in an operation on slices.
+    #[error("PreMulSumAt reads its factor at an address that nothing checks; call the operation through `raw()`")]
+    RawFactor,
     /// A buffer that the operation uses is null.
     #[error("{call}: the {buffer} buffer is null, but {bytes} bytes are to be used there")]
     Null {

@@ -1,9 +1,50 @@
-//! The group's operations in the public API.
+//! The group's operations on raw addresses.
 
 use cuda_driver::Stream;
 
 use super::{Batch, Buffer, ProcessGroup, Result, Work};
 use crate::comm::{Operation, ReduceOp};
+
+/// The operations of a group on raw addresses, from [`ProcessGroup::raw`]. The operations on
+/// [slices](cuda_driver::DeviceSlice) are methods of the group itself, and are safe.
+#[derive(Debug, Clone, Copy)]
+pub struct Raw<'a>(&'a ProcessGroup);
+
+impl ProcessGroup {
+    /// Returns the operations on raw addresses, which are `unsafe`.
+    #[must_use]
+    pub fn raw(&self) -> Raw<'_> {
+        Raw(self)
+    }
+
+    /// Launches several operations together, with one number and one [`Work`]: for example messages in both
+    /// directions, or several buckets to reduce. All are checked as they are queued, and launched when the
+    /// closure has returned.
+    ///
+    /// ```no_run
+    /// # use process_group::{ProcessGroup, group::{Buffer, GroupError}};
+    /// # fn exchange(group: &ProcessGroup, from: Buffer, to: Buffer, stream: &cuda_driver::Stream)
+    /// # -> Result<(), GroupError> {
+    /// let peer = group.rank() ^ 1;
+    /// let work = group.batch(stream, |batch| {
+    ///     // SAFETY: the buffers outlive the work.
+    ///     unsafe {
+    ///         batch.send(from, peer)?;
+    ///         batch.recv(to, peer)
+    ///     }
+    /// })?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// The closure's error, with nothing launched; otherwise see the head of this section.
+    #[doc(alias = "coalescing")]
+    #[doc(alias = "batch_isend_irecv")]
+    #[track_caller]
+    pub fn batch(&self, stream: &Stream, queue: impl FnOnce(&Batch<'_>) -> Result<()>) -> Result<Work> {
+        self.together("batch", stream, queue)
+    }
+}
 
 /// Every operation enqueues work on `stream` and returns. All members make the same calls in the same order.
 /// While `stream` captures, the operation becomes a part of the graph.
@@ -28,7 +69,7 @@ use crate::comm::{Operation, ReduceOp};
 /// For every operation: the buffers are device-accessible memory of the stated length until the work
 /// is done. Until then nothing else writes memory that the operation reads, or accesses memory that it
 /// writes.
-impl ProcessGroup {
+impl Raw<'_> {
     /// Reduces all members' `send` and gives the result to all. For an in-place operation, pass the same
     /// buffer twice.
     ///
@@ -47,7 +88,7 @@ impl ProcessGroup {
         stream: &Stream,
     ) -> Result<Work> {
         // SAFETY: the caller's contract.
-        unsafe { self.alone(Operation::AllReduce, self.parts().all_reduce(send, receive, op), stream) }
+        unsafe { self.0.alone(Operation::AllReduce, self.0.parts().all_reduce(send, receive, op), stream) }
     }
 
     /// Gives the root's `buffer` to all, into theirs.
@@ -60,7 +101,7 @@ impl ProcessGroup {
     #[track_caller]
     pub unsafe fn broadcast(&self, buffer: Buffer, root: usize, stream: &Stream) -> Result<Work> {
         // SAFETY: the caller's contract.
-        unsafe { self.alone(Operation::Broadcast, self.parts().broadcast(buffer, root), stream) }
+        unsafe { self.0.alone(Operation::Broadcast, self.0.parts().broadcast(buffer, root), stream) }
     }
 
     /// Reduces all members' `send` into the root's `receive`; the others' `receive` stays as it is.
@@ -80,7 +121,7 @@ impl ProcessGroup {
         stream: &Stream,
     ) -> Result<Work> {
         // SAFETY: the caller's contract.
-        unsafe { self.alone(Operation::Reduce, self.parts().reduce(send, receive, op, root), stream) }
+        unsafe { self.0.alone(Operation::Reduce, self.0.parts().reduce(send, receive, op, root), stream) }
     }
 
     /// Gives all members' `send`, in the order of ranks, to all; `receive` holds as many for every member. In
@@ -95,7 +136,7 @@ impl ProcessGroup {
     #[track_caller]
     pub unsafe fn all_gather(&self, send: Buffer, receive: Buffer, stream: &Stream) -> Result<Work> {
         // SAFETY: the caller's contract.
-        unsafe { self.alone(Operation::AllGather, self.parts().all_gather(send, receive), stream) }
+        unsafe { self.0.alone(Operation::AllGather, self.0.parts().all_gather(send, receive), stream) }
     }
 
     /// Gives every member's `send` to all, each into its buffer of the list. `receive[i]` is as long as
@@ -111,7 +152,7 @@ impl ProcessGroup {
     #[doc(alias = "allgatherv")]
     #[track_caller]
     pub unsafe fn all_gather_list(&self, send: Buffer, receive: &[Buffer], stream: &Stream) -> Result<Work> {
-        self.together("all_gather_list", stream, |batch| {
+        self.0.together("all_gather_list", stream, |batch| {
             // SAFETY: the caller's contract.
             unsafe { batch.all_gather_list(send, receive) }
         })
@@ -136,7 +177,7 @@ impl ProcessGroup {
     ) -> Result<Work> {
         // SAFETY: the caller's contract.
         unsafe {
-            self.alone(Operation::ReduceScatter, self.parts().reduce_scatter(send, receive, op), stream)
+            self.0.alone(Operation::ReduceScatter, self.0.parts().reduce_scatter(send, receive, op), stream)
         }
     }
 
@@ -157,7 +198,7 @@ impl ProcessGroup {
         op: ReduceOp,
         stream: &Stream,
     ) -> Result<Work> {
-        self.together("reduce_scatter_list", stream, |batch| {
+        self.0.together("reduce_scatter_list", stream, |batch| {
             // SAFETY: the caller's contract.
             unsafe { batch.reduce_scatter_list(send, receive, op) }
         })
@@ -174,7 +215,7 @@ impl ProcessGroup {
     #[track_caller]
     pub unsafe fn all_to_all(&self, send: Buffer, receive: Buffer, stream: &Stream) -> Result<Work> {
         // SAFETY: the caller's contract.
-        unsafe { self.alone(Operation::AllToAll, self.parts().all_to_all(send, receive), stream) }
+        unsafe { self.0.alone(Operation::AllToAll, self.0.parts().all_to_all(send, receive), stream) }
     }
 
     /// Gives every member's `send[i]` to member `i`, which receives it in the entry of `receive` for the
@@ -205,7 +246,7 @@ impl ProcessGroup {
         receive: &[Buffer],
         stream: &Stream,
     ) -> Result<Work> {
-        self.together("all_to_all_list", stream, |batch| {
+        self.0.together("all_to_all_list", stream, |batch| {
             // SAFETY: the caller's contract.
             unsafe { batch.all_to_all_list(send, receive) }
         })
@@ -229,7 +270,7 @@ impl ProcessGroup {
         stream: &Stream,
     ) -> Result<Work> {
         // SAFETY: the caller's contract.
-        unsafe { self.alone(Operation::Gather, self.parts().gather(send, receive, root), stream) }
+        unsafe { self.0.alone(Operation::Gather, self.0.parts().gather(send, receive, root), stream) }
     }
 
     /// Gives every member's `send` to the root, each into its buffer of the root's list. The list is ignored
@@ -249,7 +290,7 @@ impl ProcessGroup {
         root: usize,
         stream: &Stream,
     ) -> Result<Work> {
-        self.together("gather_list", stream, |batch| {
+        self.0.together("gather_list", stream, |batch| {
             // SAFETY: the caller's contract.
             unsafe { batch.gather_list(send, receive, root) }
         })
@@ -272,7 +313,7 @@ impl ProcessGroup {
         stream: &Stream,
     ) -> Result<Work> {
         // SAFETY: the caller's contract.
-        unsafe { self.alone(Operation::Scatter, self.parts().scatter(send, receive, root), stream) }
+        unsafe { self.0.alone(Operation::Scatter, self.0.parts().scatter(send, receive, root), stream) }
     }
 
     /// Gives every member its buffer of the root's list. The list is ignored on the other members. In place:
@@ -291,7 +332,7 @@ impl ProcessGroup {
         root: usize,
         stream: &Stream,
     ) -> Result<Work> {
-        self.together("scatter_list", stream, |batch| {
+        self.0.together("scatter_list", stream, |batch| {
             // SAFETY: the caller's contract.
             unsafe { batch.scatter_list(send, receive, root) }
         })
@@ -307,7 +348,7 @@ impl ProcessGroup {
     #[track_caller]
     pub unsafe fn send(&self, buffer: Buffer, peer: usize, stream: &Stream) -> Result<Work> {
         // SAFETY: the caller's contract.
-        unsafe { self.alone(Operation::Send, self.parts().send(buffer, peer), stream) }
+        unsafe { self.0.alone(Operation::Send, self.0.parts().send(buffer, peer), stream) }
     }
 
     /// Receives `buffer` from member `peer`.
@@ -320,34 +361,6 @@ impl ProcessGroup {
     #[track_caller]
     pub unsafe fn recv(&self, buffer: Buffer, peer: usize, stream: &Stream) -> Result<Work> {
         // SAFETY: the caller's contract.
-        unsafe { self.alone(Operation::Recv, self.parts().recv(buffer, peer), stream) }
-    }
-
-    /// Launches several operations together, with one number and one [`Work`]: for example messages in both
-    /// directions, or several buckets to reduce. All are checked as they are queued, and launched when the
-    /// closure has returned.
-    ///
-    /// ```no_run
-    /// # use process_group::{ProcessGroup, group::{Buffer, GroupError}};
-    /// # fn exchange(group: &ProcessGroup, from: Buffer, to: Buffer, stream: &cuda_driver::Stream)
-    /// # -> Result<(), GroupError> {
-    /// let peer = group.rank() ^ 1;
-    /// let work = group.batch(stream, |batch| {
-    ///     // SAFETY: the buffers outlive the work.
-    ///     unsafe {
-    ///         batch.send(from, peer)?;
-    ///         batch.recv(to, peer)
-    ///     }
-    /// })?;
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// The closure's error, with nothing launched; otherwise see the head of this section.
-    #[doc(alias = "coalescing")]
-    #[doc(alias = "batch_isend_irecv")]
-    #[track_caller]
-    pub fn batch(&self, stream: &Stream, queue: impl FnOnce(&Batch<'_>) -> Result<()>) -> Result<Work> {
-        self.together("batch", stream, queue)
+        unsafe { self.0.alone(Operation::Recv, self.0.parts().recv(buffer, peer), stream) }
     }
 }

@@ -12,8 +12,10 @@
 //! | `process_group`, `hosted` | the group: its members, its end, and the end of a store that it hosts |
 //! | `counter` | counts of enqueued work that members can compare |
 //! | `plan`, `split`, `shrink` | groups of some of the ranks, and of the remaining ranks |
+//! | `job` | a rank of a job, with what most programs need |
 //! | `startup` | the time that building a group took |
-//! | `buffer`, `collective`, `one_sided`, `batch` | the operations of the public API |
+//! | `typed` | the operations on typed slices |
+//! | `buffer`, `collective`, `one_sided`, `batch` | the operations on raw addresses |
 //! | `parts`, `list`, `launch` | the tasks of an operation, and their launch |
 //! | `work` | waiting for operations |
 //! | `connect`, `form` | making communicators, on all of their ranks or on none |
@@ -44,6 +46,7 @@ mod environment;
 mod error;
 mod form;
 mod hosted;
+mod job;
 mod join;
 mod launch;
 mod list;
@@ -64,6 +67,7 @@ mod sight;
 mod split;
 mod startup;
 mod torch;
+mod typed;
 mod vigil;
 mod work;
 
@@ -71,9 +75,11 @@ pub use batch::Batch;
 pub use buffer::Buffer;
 pub use builder::Builder;
 pub use checked::Misplaced;
+pub use collective::Raw;
 pub use counter::{Enqueued, MessageCounts, enqueued_on};
 pub use environment::Environment;
 pub use error::{GroupError, Result};
+pub use job::Job;
 pub use member::{Disagreement, Member, Witnesses};
 pub use p2p::{Explanation, P2pPolicy, P2pReport, PathReport, PeerChannel, lane};
 pub use path::{MessageDifference, Path, PathError};
@@ -85,7 +91,8 @@ pub use report::{Lying, OperationBuffers, RegistrationReport};
 pub use shrink::ShrinkError;
 pub use startup::Startup;
 pub use torch::TorchError;
-pub use work::Work;
+pub use typed::Scalar;
+pub use work::{Work, WorkFuture};
 
 pub use crate::{
     memory::{BufferError, Unregistrable},

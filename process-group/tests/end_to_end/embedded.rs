@@ -43,5 +43,6 @@ mod survivors;
 #[cfg(not(sanitized))]
 mod threads;
 mod torch;
+mod typed;
 mod watch;
 mod window;

@@ -121,10 +121,10 @@ fn a_group_works_from_windows_and_in_graphs() {
             let values = vec![rank as f32 + 1.0; elements];
             unsafe { context.copy_from_host(segments[0].ptr(), &values) }.unwrap();
             let buffer = Buffer::new(segments[0].ptr(), elements, F32);
-            let work = unsafe { group.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+            let work = unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
             work.wait_timeout(far()).unwrap();
             let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
-            unsafe { group.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+            unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
             let exec = capture.end().unwrap().instantiate().unwrap();
             stream.launch(&exec).unwrap();
             stream.synchronize().unwrap();

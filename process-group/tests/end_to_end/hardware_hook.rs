@@ -44,7 +44,7 @@ fn gather(world: &ProcessGroup, allocator: &Allocator, id: StreamId, stream: &St
     let from = Buffer::new(DevicePtr(send.address()), elements, F32);
     let to = Buffer::new(DevicePtr(receive.address()), elements * size, F32);
     // SAFETY: the blocks are as long, and outlive the work and the graph.
-    unsafe { world.all_gather(from, to, stream) }.unwrap();
+    unsafe { world.raw().all_gather(from, to, stream) }.unwrap();
     let exec = capture.end().unwrap().instantiate().unwrap();
     let _memory = requests.end();
     let check = |what: &str| {
@@ -60,7 +60,7 @@ fn gather(world: &ProcessGroup, allocator: &Allocator, id: StreamId, stream: &St
     // SAFETY: the block is as long.
     unsafe { world.context().copy_from_host(from.ptr, &vec![world.rank() as f32; elements]) }.unwrap();
     // SAFETY: as above.
-    unsafe { world.all_gather(from, to, stream) }.unwrap().wait_timeout(far()).unwrap();
+    unsafe { world.raw().all_gather(from, to, stream) }.unwrap().wait_timeout(far()).unwrap();
     check("enqueued");
     world.barrier(far()).unwrap();
     stream.launch(&exec).unwrap();

@@ -158,22 +158,22 @@ fn one_rank() {
     let me = rank as f32;
     let (one, each) = (memory(me, 1), memory(me, ranks));
 
-    let work = unsafe { world.all_reduce(all(&one), all(&one), ReduceOp::Sum, &stream) }.unwrap();
+    let work = unsafe { world.raw().all_reduce(all(&one), all(&one), ReduceOp::Sum, &stream) }.unwrap();
     work.wait_timeout(far()).unwrap();
     let sum = (0..ranks).sum::<usize>() as f32;
     assert_eq!(shares(&one), [sum]);
 
     one.copy_from_host(0, &vec![me; ELEMENTS]).unwrap();
-    unsafe { world.all_gather(all(&one), all(&each), &stream) }.unwrap().wait_timeout(far()).unwrap();
+    unsafe { world.raw().all_gather(all(&one), all(&each), &stream) }.unwrap().wait_timeout(far()).unwrap();
     assert_eq!(shares(&each), (0..ranks).map(|rank| rank as f32).collect::<Vec<_>>());
 
-    let reduced = unsafe { world.reduce_scatter(all(&each), all(&one), ReduceOp::Sum, &stream) };
+    let reduced = unsafe { world.raw().reduce_scatter(all(&each), all(&one), ReduceOp::Sum, &stream) };
     reduced.unwrap().wait_timeout(far()).unwrap();
     assert_eq!(shares(&one), [me * ranks as f32]);
 
     for root in 0..ranks {
         one.copy_from_host(0, &vec![me; ELEMENTS]).unwrap();
-        unsafe { world.broadcast(all(&one), root, &stream) }.unwrap().wait_timeout(far()).unwrap();
+        unsafe { world.raw().broadcast(all(&one), root, &stream) }.unwrap().wait_timeout(far()).unwrap();
         assert_eq!(shares(&one), [root as f32]);
     }
 

@@ -101,7 +101,7 @@ impl Program {
         // SAFETY: the block is as long, and lives until the stream is done.
         unsafe {
             stream.fill_u32(block.ptr(), mine.to_bits(), count)?;
-            group.all_reduce(buffer, buffer, ReduceOp::Sum, stream)?;
+            group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, stream)?;
         }
         stream.synchronize()?;
         let mut sums = vec![0_f32; count];

@@ -339,7 +339,7 @@ impl Seat<'_> {
         let memory = DeviceMemory::new(self.context, 4096)?;
         let buffer = Buffer::new(memory.ptr(), 1024, DataType::F32);
         // SAFETY: the memory holds as many elements, and outlives the work, whose end is forced.
-        let reduce = || unsafe { group.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
+        let reduce = || unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
         if *case == Case::Wait {
             self.connect(|| reduce().map(drop), &stream)?;
         }

@@ -5,7 +5,9 @@
 //! | `mark` | the events before and after an operation on its stream, which are reused |
 //! | `outstanding` | the works of every stream that are not known to be done |
 //! | `keep` | owners of memory, kept until operations are done |
+//! | `future` | waiting in asynchronous programs |
 
+mod future;
 mod keep;
 mod mark;
 mod outstanding;
@@ -15,6 +17,7 @@ use std::{fmt, sync::Arc, thread, time::Duration};
 use cuda_driver::{Stream, graph::RelaxedCapture};
 
 use self::mark::{Lease, Mark, StreamKey};
+pub use self::future::WorkFuture;
 pub(super) use self::{
     mark::{Blank, Marks},
     outstanding::Outstanding,

@@ -81,7 +81,7 @@ rusty_fork_test! {
                 assert!(matches!(&error, GroupError::Left { rank: 0, how, .. } if how == "aborted"), "{error}");
                 return world.abort(far()).unwrap();
             }
-            let work = unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+            let work = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
             thread::scope(|scope| {
                 let waits = [
                     scope.spawn(|| work.wait_timeout(far())),

@@ -54,19 +54,19 @@ fn one_rank() {
     let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 64]));
     let part = |at: usize, elements| Buffer::new(memory.ptr() + 4 * at, elements, F32);
     let all =
-        |elements| unsafe { world.all_reduce(part(0, elements), part(0, elements), ReduceOp::Sum, &stream) };
+        |elements| unsafe { world.raw().all_reduce(part(0, elements), part(0, elements), ReduceOp::Sum, &stream) };
     let pair = world.split("tp", &Request::Color { color: Some(me as u32 / 2), key: 0 }).unwrap().unwrap();
 
     // Five collectives, with each kind of record, and some of another group in between. No messages: the
     // analyser reports a batch in which ranks send before they receive as a mismatch.
     all(8).unwrap();
-    unsafe { pair.all_gather(part(0, 4), part(8, 8), &stream) }.unwrap();
+    unsafe { pair.raw().all_gather(part(0, 4), part(8, 8), &stream) }.unwrap();
     let unequal: Vec<_> = (0..RANKS).map(|root| part(8 + 4 * root, root + 1)).collect();
-    unsafe { world.all_gather_list(part(0, me + 1), &unequal, &stream) }.unwrap();
+    unsafe { world.raw().all_gather_list(part(0, me + 1), &unequal, &stream) }.unwrap();
     let send: Vec<_> = (0..RANKS).map(|_| part(0, me + 1)).collect();
-    unsafe { world.all_to_all_list(&send, &unequal, &stream) }.unwrap();
+    unsafe { world.raw().all_to_all_list(&send, &unequal, &stream) }.unwrap();
     let gathered = if me == 1 { &unequal[..] } else { &[] };
-    unsafe { world.gather_list(part(0, me + 1), gathered, 1, &stream) }.unwrap();
+    unsafe { world.raw().gather_list(part(0, me + 1), gathered, 1, &stream) }.unwrap();
     let two = |batch: &Batch<'_>| unsafe {
         batch.all_reduce(part(0, 4), part(0, 4), ReduceOp::Sum)?;
         batch.all_reduce(part(8, 2), part(8, 2), ReduceOp::Max)
@@ -79,7 +79,7 @@ fn one_rank() {
         ("all", _) => None,
         ("absent", true) => None,
         ("length", true) => Some(all(4).unwrap()),
-        ("operation", true) => Some(unsafe { world.broadcast(part(0, 8), 0, &stream) }.unwrap()),
+        ("operation", true) => Some(unsafe { world.raw().broadcast(part(0, 8), 0, &stream) }.unwrap()),
         _ => Some(all(8).unwrap()),
     };
     let differs = ["operation", "length"].contains(&case);

@@ -38,8 +38,8 @@ pub(super) fn call_differently(rank: &Rank, group: &ProcessGroup, all: Buffer, s
     // SAFETY: the memory lives until the test has waited for the work or synchronized the stream.
     let work = unsafe {
         match rank.rank {
-            0 => group.all_reduce(all, all, ReduceOp::Sum, stream),
-            _ => group.broadcast(all, 0, stream),
+            0 => group.raw().all_reduce(all, all, ReduceOp::Sum, stream),
+            _ => group.raw().broadcast(all, 0, stream),
         }
     };
     work.unwrap()
@@ -59,7 +59,7 @@ rusty_fork_test! {
             let world = rank.world();
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
             let all = Buffer::new(memory.ptr(), 4, F32);
-            unsafe { world.all_reduce(all, all, ReduceOp::Sum, &stream) }.unwrap().wait_timeout(far()).unwrap();
+            unsafe { world.raw().all_reduce(all, all, ReduceOp::Sum, &stream) }.unwrap().wait_timeout(far()).unwrap();
             let work = call_differently(&rank, &world, all, &stream);
             let asked = loop {
                 match work.is_completed() {
@@ -112,7 +112,7 @@ rusty_fork_test! {
             let world = rank.world();
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 8]));
             let part = Buffer::new(memory.ptr(), if rank.rank == 3 { 4 } else { 8 }, F32);
-            let work = unsafe { world.all_reduce(part, part, ReduceOp::Sum, &stream) }.unwrap();
+            let work = unsafe { world.raw().all_reduce(part, part, ReduceOp::Sum, &stream) }.unwrap();
             let error = work.wait_timeout(far()).unwrap_err();
             let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
             assert_eq!((&divergence.ranks[..], divergence.by), (&[3][..], 1), "{error}");
@@ -130,7 +130,7 @@ rusty_fork_test! {
             let world = rank.builder().heartbeat(Duration::from_millis(200)).build().unwrap();
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
             let one = Buffer::new(memory.ptr(), 1, F32);
-            let work = unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
+            let work = unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
             stream.synchronize().unwrap();
             if enqueued.wait().is_leader() {
                 machine.world.faults().inject(Injection::new("ncclCommGetAsyncError", Action::Fail(3)).forever()).unwrap();
@@ -154,7 +154,7 @@ rusty_fork_test! {
                 let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
                 let one = Buffer::new(memory.ptr(), 1, F32);
                 let open = hold(&stream);
-                let work = unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
+                let work = unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
                 world.barrier(far()).unwrap();
                 if rank.rank == 0 {
                     machine.world.faults().inject(Injection::new("cuEventQuery", Action::Fail(code)).nth(1)).unwrap();

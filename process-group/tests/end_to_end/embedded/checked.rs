@@ -57,32 +57,32 @@ rusty_fork_test! {
     fn calls_that_do_not_fit_are_refused_on_all_and_the_group_goes_on() {
         let machine = machine(3);
         let calls: [(Call, &str); 9] = [
-            (|p| unsafe { p.world.all_reduce(p.part(0, 1 + p.me / 2), p.part(0, 1 + p.me / 2), ReduceOp::Sum, &p.stream) },
+            (|p| unsafe { p.world.raw().all_reduce(p.part(0, 1 + p.me / 2), p.part(0, 1 + p.me / 2), ReduceOp::Sum, &p.stream) },
                 "rank 2 calls all_reduce of 2 f32 by sum, but rank 0 calls all_reduce of 1 f32 by sum"),
             (|p| {
                 let buffer = Buffer::new(p.memory.ptr(), 4, if p.me == 1 { I32 } else { F32 });
-                unsafe { p.world.all_reduce(buffer, buffer, ReduceOp::Sum, &p.stream) }
+                unsafe { p.world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &p.stream) }
             }, "rank 1 calls all_reduce of 4 i32 by sum, but rank 0 calls all_reduce of 4 f32 by sum"),
             (|p| {
                 let op = if p.me == 0 { ReduceOp::Max } else { ReduceOp::Sum };
-                unsafe { p.world.all_reduce(p.part(0, 4), p.part(0, 4), op, &p.stream) }
+                unsafe { p.world.raw().all_reduce(p.part(0, 4), p.part(0, 4), op, &p.stream) }
             }, "rank 0 calls all_reduce of 4 f32 by max, but rank 1 calls all_reduce of 4 f32 by sum"),
-            (|p| unsafe { p.world.broadcast(p.part(0, 4), p.me / 2, &p.stream) },
+            (|p| unsafe { p.world.raw().broadcast(p.part(0, 4), p.me / 2, &p.stream) },
                 "rank 2 calls broadcast of 4 f32 with root 1, but rank 0 calls broadcast of 4 f32 with root 0"),
             (|p| match p.me {
-                1 => unsafe { p.world.all_gather(p.part(0, 1), p.part(8, 3), &p.stream) },
-                _ => unsafe { p.world.all_reduce(p.part(0, 1), p.part(0, 1), ReduceOp::Sum, &p.stream) },
+                1 => unsafe { p.world.raw().all_gather(p.part(0, 1), p.part(8, 3), &p.stream) },
+                _ => unsafe { p.world.raw().all_reduce(p.part(0, 1), p.part(0, 1), ReduceOp::Sum, &p.stream) },
             }, "rank 1 calls all_gather of 1 f32, but rank 0 calls all_reduce of 1 f32 by sum"),
             // Rank 2 expects one element from rank 1, which sends two.
             (|p| {
                 let send = [p.part(0, 1), p.part(1, 1), p.part(2, if p.me == 1 { 2 } else { 1 })];
                 let receive = [p.part(10, 1), p.part(11, 1), p.part(12, 1)];
-                unsafe { p.world.all_to_all_list(&send, &receive, &p.stream) }
+                unsafe { p.world.raw().all_to_all_list(&send, &receive, &p.stream) }
             }, "rank 1 sends to rank 2 2 f32, but rank 2 receives from rank 1 1 f32"),
             (|p| {
                 let parts = [p.part(10, 1), p.part(11, 1), p.part(12, 1)];
                 let root = if p.me == 1 { 2 } else { 0 };
-                unsafe { p.world.gather_list(p.part(0, 1), if p.me == 0 { &parts } else { &[] }, root, &p.stream) }
+                unsafe { p.world.raw().gather_list(p.part(0, 1), if p.me == 0 { &parts } else { &[] }, root, &p.stream) }
             }, "rank 0 receives from rank 1 1 f32"),
             (|p| p.world.batch(&p.stream, |batch| unsafe {
                 batch.all_reduce(p.part(0, 4), p.part(0, 4), ReduceOp::Sum)?;
@@ -90,8 +90,8 @@ rusty_fork_test! {
             }), "rank 2 calls all_reduce of 4 f32 by sum, but rank 0 calls all_reduce of 4 f32 by sum, broadcast of 4 f32 \
                  with root 0"),
             (|p| match p.me {
-                0 => unsafe { p.world.send(p.part(0, 3), 1, &p.stream) },
-                1 => unsafe { p.world.recv(p.part(0, 4), 0, &p.stream) },
+                0 => unsafe { p.world.raw().send(p.part(0, 3), 1, &p.stream) },
+                1 => unsafe { p.world.raw().recv(p.part(0, 4), 0, &p.stream) },
                 // This rank is not involved.
                 _ => Err(GroupError::CallsDiffer {
                     group: String::new(), rank: 0, call: "sends to rank 1 3 f32".into(),
@@ -114,7 +114,7 @@ rusty_fork_test! {
             let Place { world, stream, memory, me } = &place;
             memory.copy_from_host(0, &[*me as f32 + 1.0]).unwrap();
             let one = Buffer::new(memory.ptr(), 1, F32);
-            unsafe { world.all_reduce(one, one, ReduceOp::Sum, stream) }.unwrap().wait_timeout(far()).unwrap();
+            unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, stream) }.unwrap().wait_timeout(far()).unwrap();
             let mut sum = [0f32];
             memory.copy_to_host(0, &mut sum).unwrap();
             assert_eq!(sum, [6.0]);
@@ -134,18 +134,18 @@ rusty_fork_test! {
                 let send: Vec<_> = (0..3).map(|_| place.part(0, me + 1)).collect();
                 let receive = [place.part(4, 1), place.part(5, 2), place.part(7, 3)];
                 unsafe {
-                    world.all_to_all_list(&send, &receive, stream).unwrap();
-                    world.gather_list(send[0], if me == 1 { &receive } else { &[] }, 1, stream).unwrap();
-                    world.reduce_scatter(place.part(0, 3), place.part(20, 1), ReduceOp::Sum, stream).unwrap();
-                    world.all_gather_list(place.part(30 + me, 1), &[place.part(30, 1), place.part(31, 1), place.part(32, 1)], stream).unwrap();
+                    world.raw().all_to_all_list(&send, &receive, stream).unwrap();
+                    world.raw().gather_list(send[0], if me == 1 { &receive } else { &[] }, 1, stream).unwrap();
+                    world.raw().reduce_scatter(place.part(0, 3), place.part(20, 1), ReduceOp::Sum, stream).unwrap();
+                    world.raw().all_gather_list(place.part(30 + me, 1), &[place.part(30, 1), place.part(31, 1), place.part(32, 1)], stream).unwrap();
                     world.batch(stream, |batch| {
                         batch.send(place.part(0, 2), (me + 1) % 3)?;
                         batch.recv(place.part(40, 2), (me + 2) % 3)?;
                         batch.all_reduce(place.part(50, 2), place.part(50, 2), ReduceOp::Max)
                     }).unwrap();
                     match me {
-                        0 => world.send(place.part(0, 2), 2, stream).map(drop).unwrap(),
-                        2 => world.recv(place.part(60, 2), 0, stream).map(drop).unwrap(),
+                        0 => world.raw().send(place.part(0, 2), 2, stream).map(drop).unwrap(),
+                        2 => world.raw().recv(place.part(60, 2), 0, stream).map(drop).unwrap(),
                         _ => {}
                     }
                 }
@@ -169,7 +169,7 @@ rusty_fork_test! {
             let place = Place::new(&rank);
             let receive = if rank.rank == 1 { 3 } else { 2 };
             let sum = |receive: usize| unsafe {
-                place.world.all_reduce(place.part(0, 2), place.part(8, receive), ReduceOp::Sum, &place.stream)
+                place.world.raw().all_reduce(place.part(0, 2), place.part(8, receive), ReduceOp::Sum, &place.stream)
             };
             let error = sum(receive).unwrap_err();
             match rank.rank {
@@ -192,7 +192,7 @@ rusty_fork_test! {
             let (stream, memory) = (rank.stream(), rank.memory(&[0.0]));
             let one = Buffer::new(memory.ptr(), 1, F32);
             if rank.rank == 0 {
-                let error = unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap_err();
+                let error = unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap_err();
                 assert!(matches!(&error, GroupError::Absent { ranks, .. } if *ranks == [1]), "{error}");
                 assert!(error.to_string().contains("never came to a checked call"), "{error}");
                 rank.store.set("tried", b"").unwrap();
@@ -228,7 +228,7 @@ rusty_fork_test! {
             let (stream, memory) = (rank.stream(), rank.memory(&[0.0]));
             let one = Buffer::new(memory.ptr(), 1, F32);
             if rank.rank == 0 {
-                let error = unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap_err();
+                let error = unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap_err();
                 assert!(matches!(error, GroupError::MemberFailed { rank: 0 | 1, .. }), "{error}");
             } else {
                 std::thread::sleep(std::time::Duration::from_millis(100));

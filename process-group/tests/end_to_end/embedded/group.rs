@@ -75,11 +75,11 @@ rusty_fork_test! {
             let stream = rank.stream();
             let (send, receive) = (rank.memory(&[1.0, 2.0]), rank.memory(&[0.0; 8]));
             let (two, eight) = (Buffer::new(send.ptr(), 2, F32), Buffer::new(receive.ptr(), 8, F32));
-            let work = unsafe { world.all_gather(two, eight, &stream) }.unwrap();
+            let work = unsafe { world.raw().all_gather(two, eight, &stream) }.unwrap();
             work.wait_timeout(far()).unwrap();
             assert!(work.is_completed().unwrap());
             assert_eq!(values(&receive), [1.0, 2.0].repeat(4));
-            let reduced = unsafe { world.all_reduce(two, two, ReduceOp::Sum, &stream) }.unwrap();
+            let reduced = unsafe { world.raw().all_reduce(two, two, ReduceOp::Sum, &stream) }.unwrap();
             let other = rank.stream();
             reduced.wait(&stream).unwrap();
             reduced.wait(&other).unwrap();
@@ -114,20 +114,20 @@ rusty_fork_test! {
             let far_buffer = |elements| Buffer::new(memory.ptr() + 16usize, elements, F32);
             unsafe {
                 for refused in [
-                    world.all_reduce(buffer(2), buffer(3), ReduceOp::Sum, &stream),
-                    world.all_gather(buffer(2), far_buffer(3), &stream),
-                    world.reduce_scatter(buffer(3), far_buffer(1), ReduceOp::Sum, &stream),
-                    world.all_to_all(buffer(3), far_buffer(3), &stream),
-                    world.all_reduce(buffer(2), Buffer::new(memory.ptr(), 2, process_group::comm::DataType::I32),
+                    world.raw().all_reduce(buffer(2), buffer(3), ReduceOp::Sum, &stream),
+                    world.raw().all_gather(buffer(2), far_buffer(3), &stream),
+                    world.raw().reduce_scatter(buffer(3), far_buffer(1), ReduceOp::Sum, &stream),
+                    world.raw().all_to_all(buffer(3), far_buffer(3), &stream),
+                    world.raw().all_reduce(buffer(2), Buffer::new(memory.ptr(), 2, process_group::comm::DataType::I32),
                         ReduceOp::Sum, &stream),
                 ] {
                     let error = refused.unwrap_err();
                     assert!(matches!(error, GroupError::Lengths { .. }), "{error}");
                 }
-                assert!(matches!(world.broadcast(buffer(1), 2, &stream), Err(GroupError::Comm(CommError::Argument(_)))));
+                assert!(matches!(world.raw().broadcast(buffer(1), 2, &stream), Err(GroupError::Comm(CommError::Argument(_)))));
             }
             let open = process_group::comm::Group::begin(world.nccl()).unwrap();
-            let refused = unsafe { world.all_reduce(buffer(2), buffer(2), ReduceOp::Sum, &stream) };
+            let refused = unsafe { world.raw().all_reduce(buffer(2), buffer(2), ReduceOp::Sum, &stream) };
             assert!(matches!(refused, Err(GroupError::Comm(CommError::InsideGroup { .. }))));
             open.finish().unwrap();
             assert_eq!(world.sequence(), 0);
@@ -159,7 +159,7 @@ rusty_fork_test! {
                 assert!(matches!(error, GroupError::Comm(CommError::InsideGroup { .. })), "{error}");
                 open.finish().unwrap();
                 // The other has not enqueued its part.
-                unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+                unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
                 let error = split().unwrap_err();
                 assert!(matches!(error, GroupError::WorkTimeout { .. }), "{error}");
                 // In the barrier it would wait for a rank that waits for it.
@@ -167,7 +167,7 @@ rusty_fork_test! {
             }
             world.barrier(far()).unwrap();
             if rank.rank == 0 {
-                unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+                unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
             }
             let pair = world.split("pair", &pair).unwrap().unwrap();
             pair.destroy(far()).unwrap();
@@ -183,7 +183,7 @@ rusty_fork_test! {
             let world = rank.world();
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
             let buffer = Buffer::new(memory.ptr(), 1, F32);
-            let reduce = || unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+            let reduce = || unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
             let capture = || {
                 let recording = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
                 reduce();
@@ -215,7 +215,7 @@ rusty_fork_test! {
             let (stream, (open, gate)) = (rank.stream(), mpsc::channel::<()>());
             let reduce = |memory: &DeviceMemory| {
                 let buffer = Buffer::new(memory.ptr(), 1, F32);
-                unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap()
+                unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap()
             };
             let (told, dropped) = mpsc::channel();
             let owned = || (rank.memory(&[1.0]), Told(told.clone()));
@@ -262,7 +262,7 @@ rusty_fork_test! {
                     assert_eq!(group.global_ranks()[group.rank()], me);
                     let memory = rank.memory(&[me as f32]);
                     let buffer = Buffer::new(memory.ptr(), 1, F32);
-                    let work = unsafe { group.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+                    let work = unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
                     work.wait_timeout(far()).unwrap();
                     let sum: usize = group.global_ranks().iter().sum();
                     assert_eq!(values(&memory), [sum as f32]);
@@ -413,7 +413,7 @@ rusty_fork_test! {
             let (stream, memory) = (rank.stream(), rank.memory(&[0.0]));
             if rank.rank == 0 {
                 let buffer = Buffer::new(memory.ptr(), 1, F32);
-                let work = unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+                let work = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
                 let error = work.wait_timeout(soon()).unwrap_err();
                 assert!(matches!(error, GroupError::WorkTimeout { sequence: 1, .. }), "{error}");
                 assert!(world.quiesce(soon()).is_err());
@@ -432,7 +432,7 @@ rusty_fork_test! {
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
             let buffer = Buffer::new(memory.ptr(), 1, F32);
             let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
-            let work = unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+            let work = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
             let graph = capture.end().unwrap();
             assert!(matches!(work.wait_timeout(soon()), Err(GroupError::Captured { .. })));
             let exec = graph.instantiate().unwrap();

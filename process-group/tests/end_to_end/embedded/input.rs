@@ -66,24 +66,24 @@ rusty_fork_test! {
             let ints = Buffer::new(memory.ptr(), 2, I32);
             unsafe {
                 for refused in [
-                    world.all_reduce(part(0, 2), part(0, 3), ReduceOp::Sum, &stream),
-                    world.all_reduce(part(0, 2), ints, ReduceOp::Sum, &stream),
-                    world.all_gather(part(0, 2), part(4, 3), &stream),
-                    world.reduce_scatter(part(0, 3), part(4, 1), ReduceOp::Sum, &stream),
-                    world.all_to_all(part(0, 3), part(4, 3), &stream),
-                    world.all_gather_list(part(0, 2), &[part(4, 1), part(5, 1)], &stream),
-                    world.all_to_all_list(&[part(0, 1), ints], &[part(4, 1), part(6, 1)], &stream),
+                    world.raw().all_reduce(part(0, 2), part(0, 3), ReduceOp::Sum, &stream),
+                    world.raw().all_reduce(part(0, 2), ints, ReduceOp::Sum, &stream),
+                    world.raw().all_gather(part(0, 2), part(4, 3), &stream),
+                    world.raw().reduce_scatter(part(0, 3), part(4, 1), ReduceOp::Sum, &stream),
+                    world.raw().all_to_all(part(0, 3), part(4, 3), &stream),
+                    world.raw().all_gather_list(part(0, 2), &[part(4, 1), part(5, 1)], &stream),
+                    world.raw().all_to_all_list(&[part(0, 1), ints], &[part(4, 1), part(6, 1)], &stream),
                 ] {
                     let error = refused.unwrap_err();
                     assert!(matches!(error, GroupError::Lengths { .. }), "{error}");
                 }
                 for refused in [
-                    world.broadcast(part(0, 1), 2, &stream),
-                    world.reduce(part(0, 1), part(0, 1), ReduceOp::Sum, 7, &stream),
-                    world.gather(part(0, 1), None, 2, &stream),
-                    world.scatter(None, part(0, 1), usize::MAX, &stream),
-                    world.send(part(0, 1), 2, &stream),
-                    world.recv(part(0, 1), 3, &stream),
+                    world.raw().broadcast(part(0, 1), 2, &stream),
+                    world.raw().reduce(part(0, 1), part(0, 1), ReduceOp::Sum, 7, &stream),
+                    world.raw().gather(part(0, 1), None, 2, &stream),
+                    world.raw().scatter(None, part(0, 1), usize::MAX, &stream),
+                    world.raw().send(part(0, 1), 2, &stream),
+                    world.raw().recv(part(0, 1), 3, &stream),
                 ] {
                     let error = refused.unwrap_err();
                     let expected = matches!(
@@ -92,12 +92,12 @@ rusty_fork_test! {
                     );
                     assert!(expected, "{error}");
                 }
-                let error = world.all_to_all_list(&[part(0, 1)], &[part(4, 1), part(5, 1)], &stream).unwrap_err();
+                let error = world.raw().all_to_all_list(&[part(0, 1)], &[part(4, 1), part(5, 1)], &stream).unwrap_err();
                 assert!(matches!(error, GroupError::ListLength { list: "send", found: 1, size: 2, .. }), "{error}");
                 let root = world.rank();
-                let error = world.gather(part(0, 1), None, root, &stream).unwrap_err();
+                let error = world.raw().gather(part(0, 1), None, root, &stream).unwrap_err();
                 assert!(matches!(error, GroupError::RootBuffer { .. }), "{error}");
-                let error = world.send(part(0, 1), root, &stream).unwrap_err();
+                let error = world.raw().send(part(0, 1), root, &stream).unwrap_err();
                 let to_oneself = matches!(error, GroupError::Comm(CommError::Argument(ArgumentError::ToOneself { .. })));
                 assert!(to_oneself, "{error}");
             }
@@ -124,8 +124,8 @@ rusty_fork_test! {
                 let is_closed = matches!(error, GroupError::Comm(CommError::Closed { .. }) | GroupError::Left { .. });
                 assert!(is_closed, "{error}");
             };
-            closed(unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap_err());
-            closed(unsafe { world.broadcast(one, 0, &stream) }.unwrap_err());
+            closed(unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap_err());
+            closed(unsafe { world.raw().broadcast(one, 0, &stream) }.unwrap_err());
             closed(world.batch(&stream, |batch| unsafe { batch.send(one, world.rank() ^ 1) }).unwrap_err());
             closed(world.launched(&stream).unwrap_err());
             closed(world.barrier(far()).unwrap_err());
@@ -184,7 +184,7 @@ rusty_fork_test! {
                         let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
                         let one = Buffer::new(memory.ptr(), 1, F32);
                         for _ in 0..50 {
-                            unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
+                            unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
                         }
                         stream.synchronize().unwrap();
                     });

@@ -38,7 +38,7 @@ fn assert_left(error: &GroupError, rank: usize, how: &str) {
 fn all_reduce(rank: &Rank, group: &ProcessGroup) -> Result<Work, GroupError> {
     let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
     let one = Buffer::new(memory.ptr(), 1, F32);
-    let work = unsafe { group.all_reduce(one, one, ReduceOp::Sum, &stream) }?;
+    let work = unsafe { group.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }?;
     work.keep((memory, stream))?;
     Ok(work)
 }
@@ -149,7 +149,7 @@ rusty_fork_test! {
             let world = rank.builder().heartbeat(Duration::from_millis(100)).build().unwrap();
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
             let one = Buffer::new(memory.ptr(), 1, F32);
-            let work = unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
+            let work = unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
             if rank.rank == 0 {
                 return work.wait_timeout(far()).unwrap();
             }
@@ -168,7 +168,7 @@ rusty_fork_test! {
                 assert_eq!(values(&memory), [2.0]);
                 thread::sleep(Duration::from_millis(400));
             }
-            let error = unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap_err();
+            let error = unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap_err();
             assert_left(&error, 0, "dropped");
         });
     }
@@ -182,7 +182,7 @@ rusty_fork_test! {
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
             let one = Buffer::new(memory.ptr(), 1, F32);
             let open = (rank.rank == 1).then(|| hold(&stream));
-            let work = unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
+            let work = unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
             if rank.rank == 0 {
                 rank.store.wait(&["enqueued"], far()).unwrap();
                 drop(world);
@@ -213,7 +213,7 @@ rusty_fork_test! {
                 return world.abort(far()).unwrap();
             }
             let (stream, memory) = (rank.stream(), rank.memory(&[0.0]));
-            let work = unsafe { world.recv(Buffer::new(memory.ptr(), 1, F32), 0, &stream) }.unwrap();
+            let work = unsafe { world.raw().recv(Buffer::new(memory.ptr(), 1, F32), 0, &stream) }.unwrap();
             rank.store.set("enqueued", b"").unwrap();
             assert_left(&until_over(&world), 0, "aborted");
             world.abort_handle().abort(far()).unwrap();

@@ -45,7 +45,7 @@ fn one_rank() {
     let all_reduce = |group: &ProcessGroup| {
         memory.copy_from_host(0, &[me as f32; 1000]).unwrap();
         // SAFETY: the memory holds 1000 elements and outlives the work.
-        unsafe { group.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }
+        unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }
             .and_then(|work| work.wait_timeout(far()))
     };
     all_reduce(&world).unwrap();
@@ -62,7 +62,7 @@ fn one_rank() {
         1 => world.barrier(far()).unwrap_err(),
         _ => loop {
             std::thread::sleep(Duration::from_millis(5));
-            let begun = unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
+            let begun = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
             if let Err(error) = begun {
                 break error;
             }

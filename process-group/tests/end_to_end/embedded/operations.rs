@@ -129,20 +129,20 @@ fn reductions(rank: &Rank<'_>, op: ReduceOp, count: usize) {
     let label = format!("{op} of {count} {} on {n} ranks", rank.dtype);
 
     let (send, receive) = (rank.memory(&rank.terms(count)), rank.empty(count));
-    rank.done(unsafe { group.all_reduce(send.buffer, receive.buffer, op, stream) });
+    rank.done(unsafe { group.raw().all_reduce(send.buffer, receive.buffer, op, stream) });
     assert_eq!(receive.values(), all[..count], "all_reduce, {label}");
-    rank.done(unsafe { group.all_reduce(send.buffer, send.buffer, op, stream) });
+    rank.done(unsafe { group.raw().all_reduce(send.buffer, send.buffer, op, stream) });
     assert_eq!(send.values(), all[..count], "all_reduce in place, {label}");
 
     let (send, receive) = (rank.memory(&rank.terms(count)), rank.empty(count));
-    rank.done(unsafe { group.reduce(send.buffer, receive.buffer, op, n - 1, stream) });
+    rank.done(unsafe { group.raw().reduce(send.buffer, receive.buffer, op, n - 1, stream) });
     let expected = if me == n - 1 { &all[..count] } else { &vec![0.0; count][..] };
     assert_eq!(receive.values(), expected, "reduce, {label}");
 
     let (send, receive) = (rank.memory(&rank.terms(n * count)), rank.empty(count));
-    rank.done(unsafe { group.reduce_scatter(send.buffer, receive.buffer, op, stream) });
+    rank.done(unsafe { group.raw().reduce_scatter(send.buffer, receive.buffer, op, stream) });
     assert_eq!(receive.values(), all[me * count..][..count], "reduce_scatter, {label}");
-    rank.done(unsafe { group.reduce_scatter(send.buffer, send.part(me * count, count), op, stream) });
+    rank.done(unsafe { group.raw().reduce_scatter(send.buffer, send.part(me * count, count), op, stream) });
     assert_eq!(send.values()[me * count..][..count], all[me * count..][..count], "in place, {label}");
 
     // Member i has i elements more than count.
@@ -151,7 +151,7 @@ fn reductions(rank: &Rank<'_>, op: ReduceOp, count: usize) {
     let start: usize = sizes[..me].iter().sum();
     let (send, receive) = (rank.memory(&rank.terms(total)), rank.empty(sizes[me]));
     let parts = send.buffer.split(&sizes).unwrap();
-    rank.done(unsafe { group.reduce_scatter_list(&parts, receive.buffer, op, stream) });
+    rank.done(unsafe { group.raw().reduce_scatter_list(&parts, receive.buffer, op, stream) });
     let expected: Vec<f64> = (start..start + sizes[me]).map(|i| rank.reduced(op, i)).collect();
     assert_eq!(receive.values(), expected, "reduce_scatter_list, {label}");
 }
@@ -165,32 +165,32 @@ fn moves(rank: &Rank<'_>, count: usize) {
     let root = n / 2;
 
     let buffer = rank.memory(&rank.mine(0..count));
-    rank.done(unsafe { group.broadcast(buffer.buffer, root, stream) });
+    rank.done(unsafe { group.raw().broadcast(buffer.buffer, root, stream) });
     assert_eq!(buffer.values(), of(root, 0..count).collect::<Vec<_>>(), "broadcast, {label}");
 
     let (send, receive) = (rank.memory(&rank.mine(0..count)), rank.empty(n * count));
-    rank.done(unsafe { group.all_gather(send.buffer, receive.buffer, stream) });
+    rank.done(unsafe { group.raw().all_gather(send.buffer, receive.buffer, stream) });
     assert_eq!(receive.values(), gathered, "all_gather, {label}");
     let mut own = vec![0.0; n * count];
     own[me * count..][..count].copy_from_slice(&rank.mine(0..count));
     let receive = rank.memory(&own);
-    rank.done(unsafe { group.all_gather(receive.part(me * count, count), receive.buffer, stream) });
+    rank.done(unsafe { group.raw().all_gather(receive.part(me * count, count), receive.buffer, stream) });
     assert_eq!(receive.values(), gathered, "all_gather in place, {label}");
 
     let receive = rank.empty(n * count);
     let given = (me == root).then_some(receive.buffer);
-    rank.done(unsafe { group.gather(send.buffer, given, root, stream) });
+    rank.done(unsafe { group.raw().gather(send.buffer, given, root, stream) });
     let expected = if me == root { gathered.clone() } else { vec![0.0; n * count] };
     assert_eq!(receive.values(), expected, "gather, {label}");
 
     let (send, receive) = (rank.memory(&rank.mine(0..n * count)), rank.empty(count));
     let given = (me == root).then_some(send.buffer);
-    rank.done(unsafe { group.scatter(given, receive.buffer, root, stream) });
+    rank.done(unsafe { group.raw().scatter(given, receive.buffer, root, stream) });
     let expected: Vec<f64> = of(root, me * count..(me + 1) * count).collect();
     assert_eq!(receive.values(), expected, "scatter, {label}");
 
     let receive = rank.empty(n * count);
-    rank.done(unsafe { group.all_to_all(send.buffer, receive.buffer, stream) });
+    rank.done(unsafe { group.raw().all_to_all(send.buffer, receive.buffer, stream) });
     let expected: Vec<f64> = (0..n).flat_map(|r| of(r, me * count..(me + 1) * count)).collect();
     assert_eq!(receive.values(), expected, "all_to_all, {label}");
 
@@ -204,9 +204,9 @@ fn moves(rank: &Rank<'_>, count: usize) {
     // One way, outside a batch.
     let message = rank.memory(&rank.mine(0..count));
     if me == 0 {
-        rank.done(unsafe { group.send(message.buffer, 1, stream) });
+        rank.done(unsafe { group.raw().send(message.buffer, 1, stream) });
     } else if me == 1 {
-        rank.done(unsafe { group.recv(message.buffer, 0, stream) });
+        rank.done(unsafe { group.raw().recv(message.buffer, 0, stream) });
         assert_eq!(message.values(), of(0, 0..count).collect::<Vec<_>>(), "a message, {label}");
     }
 }
@@ -228,21 +228,21 @@ fn lists(rank: &Rank<'_>, count: usize) {
     let receive = rank.memory(&own);
     let parts = receive.buffer.split(&sizes).unwrap();
     let send = if me % 2 == 1 { parts[me] } else { apart.buffer };
-    rank.done(unsafe { group.all_gather_list(send, &parts, stream) });
+    rank.done(unsafe { group.raw().all_gather_list(send, &parts, stream) });
     assert_eq!(receive.values(), gathered, "all_gather_list, {label}");
 
     let receive = rank.memory(&own);
     let parts = receive.buffer.split(&sizes).unwrap();
     let list = if me == root { &parts[..] } else { &[] };
     rank.done(unsafe {
-        group.gather_list(if me % 2 == 1 { parts[me] } else { apart.buffer }, list, root, stream)
+        group.raw().gather_list(if me % 2 == 1 { parts[me] } else { apart.buffer }, list, root, stream)
     });
     assert_eq!(receive.values(), if me == root { gathered } else { own }, "gather_list, {label}");
 
     let (send, receive) = (rank.memory(&rank.mine(0..total)), rank.empty(sizes[me]));
     let parts = send.buffer.split(&sizes).unwrap();
     let list = if me == root { &parts[..] } else { &[] };
-    rank.done(unsafe { group.scatter_list(list, receive.buffer, root, stream) });
+    rank.done(unsafe { group.raw().scatter_list(list, receive.buffer, root, stream) });
     let expected: Vec<f64> = (start..start + sizes[me]).map(|i| rank.value(root, i)).collect();
     assert_eq!(receive.values(), expected, "scatter_list, {label}");
 
@@ -253,7 +253,7 @@ fn lists(rank: &Rank<'_>, count: usize) {
     let send = rank.memory(&rank.mine(0..sends.iter().sum()));
     let receive = rank.empty(receives.iter().sum());
     let (from, to) = (send.buffer.split(&sends).unwrap(), receive.buffer.split(&receives).unwrap());
-    rank.done(unsafe { group.all_to_all_list(&from, &to, stream) });
+    rank.done(unsafe { group.raw().all_to_all_list(&from, &to, stream) });
     let place = |peer: usize| (0..me).map(|to| between(peer, to)).sum::<usize>();
     let expected: Vec<f64> = (0..n)
         .flat_map(|peer| (place(peer)..place(peer) + between(peer, me)).map(move |i| (peer, i)))
@@ -291,7 +291,7 @@ pub(crate) fn every_operation(group: &ProcessGroup, stream: &Stream) {
         lists(&rank, 2);
         if group.nccl().release() < dtype.since() {
             let memory = rank.empty(1);
-            let refused = unsafe { group.all_reduce(memory.buffer, memory.buffer, ReduceOp::Sum, stream) };
+            let refused = unsafe { group.raw().all_reduce(memory.buffer, memory.buffer, ReduceOp::Sum, stream) };
             let error = argument(refused);
             assert!(matches!(error, ArgumentError::TypeTooNew { .. }), "{error}");
             continue;
@@ -373,41 +373,41 @@ rusty_fork_test! {
             let (me, part) = (rank.rank, |start, elements| memory.part(start, elements));
             let typed = |dtype| Buffer { dtype, ..part(0, 4) };
             unsafe {
-                let error = argument(world.all_reduce(typed(DataType::Bool), typed(DataType::Bool), ReduceOp::Avg, &stream));
+                let error = argument(world.raw().all_reduce(typed(DataType::Bool), typed(DataType::Bool), ReduceOp::Avg, &stream));
                 assert!(matches!(error, ArgumentError::Reduction { dtype: DataType::Bool, .. }), "{error}");
                 let op = ReduceOp::PreMulSum(2.0);
-                let error = argument(world.all_reduce(typed(DataType::I32), typed(DataType::I32), op, &stream));
+                let error = argument(world.raw().all_reduce(typed(DataType::I32), typed(DataType::I32), op, &stream));
                 assert!(matches!(error, ArgumentError::Reduction { dtype: DataType::I32, .. }), "{error}");
                 for error in [
-                    argument(world.reduce(part(0, 1), part(1, 1), ReduceOp::Sum, 2, &stream)),
-                    argument(world.gather(part(0, 1), None, 7, &stream)),
-                    argument(world.scatter_list(&[], part(1, 1), 2, &stream)),
-                    argument(world.send(part(0, 1), 2, &stream)),
+                    argument(world.raw().reduce(part(0, 1), part(1, 1), ReduceOp::Sum, 2, &stream)),
+                    argument(world.raw().gather(part(0, 1), None, 7, &stream)),
+                    argument(world.raw().scatter_list(&[], part(1, 1), 2, &stream)),
+                    argument(world.raw().send(part(0, 1), 2, &stream)),
                 ] {
                     assert!(matches!(error, ArgumentError::NoSuchRank { size: 2, .. }), "{error}");
                 }
-                for refused in [world.send(part(0, 1), me, &stream), world.recv(part(0, 1), me, &stream)] {
+                for refused in [world.raw().send(part(0, 1), me, &stream), world.raw().recv(part(0, 1), me, &stream)] {
                     let error = argument(refused);
                     assert!(matches!(error, ArgumentError::ToOneself { .. }), "{error}");
                 }
-                let error = world.gather(part(0, 1), None, me, &stream).unwrap_err();
+                let error = world.raw().gather(part(0, 1), None, me, &stream).unwrap_err();
                 assert!(matches!(error, GroupError::RootBuffer { buffer: "receive", .. }), "{error}");
-                let error = world.scatter(None, part(0, 1), me, &stream).unwrap_err();
+                let error = world.raw().scatter(None, part(0, 1), me, &stream).unwrap_err();
                 assert!(matches!(error, GroupError::RootBuffer { buffer: "send", .. }), "{error}");
                 for refused in [
-                    world.all_gather_list(part(0, 1), &[part(8, 1)], &stream),
-                    world.reduce_scatter_list(&[], part(0, 1), ReduceOp::Sum, &stream),
-                    world.all_to_all_list(&[part(0, 1), part(1, 1)], &[part(8, 1); 3], &stream),
+                    world.raw().all_gather_list(part(0, 1), &[part(8, 1)], &stream),
+                    world.raw().reduce_scatter_list(&[], part(0, 1), ReduceOp::Sum, &stream),
+                    world.raw().all_to_all_list(&[part(0, 1), part(1, 1)], &[part(8, 1); 3], &stream),
                 ] {
                     let error = refused.unwrap_err();
                     assert!(matches!(error, GroupError::ListLength { size: 2, .. }), "{error}");
                 }
-                let error = argument(world.all_gather_list(part(0, 2), &[part(8, 2), part(9, 2)], &stream));
+                let error = argument(world.raw().all_gather_list(part(0, 2), &[part(8, 2), part(9, 2)], &stream));
                 assert!(matches!(error, ArgumentError::ListOverlap { .. }), "{error}");
                 let other = Buffer { dtype: DataType::I32, ..part(16, 2) };
-                let error = world.all_to_all_list(&[part(0, 2), part(2, 2)], &[part(8, 2), other], &stream).unwrap_err();
+                let error = world.raw().all_to_all_list(&[part(0, 2), part(2, 2)], &[part(8, 2), other], &stream).unwrap_err();
                 assert!(matches!(error, GroupError::Lengths { .. }), "{error}");
-                let error = world.all_gather_list(part(0, 2), &[part(8, 3), part(16, 3)], &stream).unwrap_err();
+                let error = world.raw().all_gather_list(part(0, 2), &[part(8, 3), part(16, 3)], &stream).unwrap_err();
                 assert!(matches!(error, GroupError::Lengths { .. }), "{error}");
                 // Operations queued before the invalid one are not launched.
                 let error = argument(world.batch(&stream, |batch| {
@@ -427,7 +427,7 @@ rusty_fork_test! {
             world.barrier(far()).unwrap();
             let end = world.abort_handle();
             end.abort(far()).unwrap();
-            let closed = unsafe { world.all_reduce(part(0, 1), part(0, 1), ReduceOp::Sum, &stream) };
+            let closed = unsafe { world.raw().all_reduce(part(0, 1), part(0, 1), ReduceOp::Sum, &stream) };
             // The other rank aborts too, and that may be known first.
             let is_closed = matches!(closed, Err(GroupError::Comm(CommError::Closed { .. }) | GroupError::Left { .. }));
             assert!(is_closed, "{closed:?}");

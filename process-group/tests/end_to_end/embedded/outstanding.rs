@@ -69,7 +69,7 @@ fn late_to_return<T>(
 
 /// An all-reduce of a group of one rank.
 fn reduce(group: &ProcessGroup, buffer: Buffer, stream: &Stream) -> Work {
-    unsafe { group.all_reduce(buffer, buffer, ReduceOp::Sum, stream) }.unwrap()
+    unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, stream) }.unwrap()
 }
 
 /// Several threads use one stream. One of them enqueues something that does not end, and all calls return: `quiesce` must

@@ -79,7 +79,7 @@ rusty_fork_test! {
             let world = rank.world();
             let (stream, memory) = (rank.stream(), rank.memory(&[0.0; 2]));
             let two = Buffer::new(memory.ptr(), 2, F32);
-            let all = || unsafe { world.all_reduce(two, two, ReduceOp::Sum, &stream) }.unwrap();
+            let all = || unsafe { world.raw().all_reduce(two, two, ReduceOp::Sum, &stream) }.unwrap();
             if rank.rank == 1 {
                 world.barrier(far()).unwrap();
                 all();

@@ -22,16 +22,16 @@ rusty_fork_test! {
             let (stream, memory) = (rank.stream(), rank.memory(&[0.0; 8]));
             let two = Buffer::new(memory.ptr(), 2, F32);
             let line = line!() + 1;
-            let work = unsafe { world.all_reduce(two, two, ReduceOp::Max, &stream) }.unwrap();
+            let work = unsafe { world.raw().all_reduce(two, two, ReduceOp::Max, &stream) }.unwrap();
             work.wait_timeout(far()).unwrap();
-            unsafe { world.broadcast(two, 7, &stream) }.unwrap_err();
+            unsafe { world.raw().broadcast(two, 7, &stream) }.unwrap_err();
             let other = world.rank() ^ 1;
             world.batch(&stream, |batch| unsafe {
                 batch.send(two, other)?;
                 batch.recv(Buffer::new(memory.ptr() + 8usize, 2, F32), other)
             }).unwrap();
             let pair = world.split("pair", &Request::Lists(vec![vec![1, 0]])).unwrap().unwrap();
-            unsafe { pair.broadcast(two, 1, &stream) }.unwrap();
+            unsafe { pair.raw().broadcast(two, 1, &stream) }.unwrap();
             // The pair's events too: NCCL, which a destruction waits for, may be done a moment before them.
             stream.synchronize().unwrap();
             pair.destroy(far()).unwrap();
@@ -72,9 +72,9 @@ rusty_fork_test! {
             // Rank r sends r + 1 elements to each, so it receives 1, 2 and 3.
             let send: Vec<_> = (0..3).map(|_| part(0, me + 1)).collect();
             let receive = [part(4, 1), part(5, 2), part(7, 3)];
-            unsafe { world.all_to_all_list(&send, &receive, &stream) }.unwrap();
+            unsafe { world.raw().all_to_all_list(&send, &receive, &stream) }.unwrap();
             let gathered = if me == 1 { &receive[..] } else { &[] };
-            unsafe { world.gather_list(send[0], gathered, 1, &stream) }.unwrap();
+            unsafe { world.raw().gather_list(send[0], gathered, 1, &stream) }.unwrap();
             world.quiesce(far()).unwrap();
             let dump = world.dump();
             let found: Vec<_> = dump.entries.iter()
@@ -99,7 +99,7 @@ rusty_fork_test! {
             let (stream, memory) = (rank.stream(), rank.memory(&[0.0; 2]));
             let two = Buffer::new(memory.ptr(), 2, F32);
             for _ in 0..2100 {
-                unsafe { world.all_reduce(two, two, ReduceOp::Sum, &stream) }.unwrap();
+                unsafe { world.raw().all_reduce(two, two, ReduceOp::Sum, &stream) }.unwrap();
             }
             world.quiesce(far()).unwrap();
             let dump = world.dump();
@@ -119,7 +119,7 @@ rusty_fork_test! {
             let world = rank.builder().timing(rank.rank == 0).build().unwrap();
             let (stream, memory) = (rank.stream(), rank.memory(&[0.0; 2]));
             let two = Buffer::new(memory.ptr(), 2, F32);
-            let all = || unsafe { world.all_reduce(two, two, ReduceOp::Sum, &stream) }.unwrap();
+            let all = || unsafe { world.raw().all_reduce(two, two, ReduceOp::Sum, &stream) }.unwrap();
             if rank.rank == 1 {
                 called.wait();
                 looked.wait();
@@ -162,7 +162,7 @@ rusty_fork_test! {
             let two = Buffer::new(memory.ptr(), 2, F32);
             let split = || world.split("one", &Request::Lists(vec![vec![0]])).unwrap().unwrap();
             let called = split();
-            unsafe { called.all_reduce(two, two, ReduceOp::Sum, &stream) }.unwrap();
+            unsafe { called.raw().all_reduce(two, two, ReduceOp::Sum, &stream) }.unwrap();
             called.destroy(far()).unwrap();
             for _ in 0..80 {
                 split().destroy(far()).unwrap();
@@ -186,7 +186,7 @@ rusty_fork_test! {
             let pair = world.split("tp", &Request::Lists(vec![vec![1, 2]])).unwrap();
             let (stream, memory) = (rank.stream(), rank.memory(&[0.0; 2]));
             let two = Buffer::new(memory.ptr(), 2, F32);
-            let all = |group: &ProcessGroup| unsafe { group.all_reduce(two, two, ReduceOp::Sum, &stream) };
+            let all = |group: &ProcessGroup| unsafe { group.raw().all_reduce(two, two, ReduceOp::Sum, &stream) };
             all(&world).unwrap().wait_timeout(far()).unwrap();
             if rank.rank == 2 {
                 all(pair.as_ref().unwrap()).unwrap();

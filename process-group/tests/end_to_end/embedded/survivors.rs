@@ -19,7 +19,7 @@ fn group_sum(rank: &Rank, group: &ProcessGroup) -> f32 {
     let stream = rank.stream();
     let memory = rank.memory(&[group.global_rank() as f32 + 1.0; 4]);
     let buffer = Buffer::new(memory.ptr(), 4, F32);
-    let work = unsafe { group.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+    let work = unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
     work.wait_timeout(far()).unwrap();
     values(&memory)[0]
 }
@@ -149,7 +149,7 @@ rusty_fork_test! {
             let world = rank.world();
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
             let buffer = Buffer::new(memory.ptr(), 4, F32);
-            let reduce = || unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
+            let reduce = || unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
             let is_revoked =
                 |error: &GroupError| matches!(error, GroupError::Comm(CommError::Revoked { .. }));
             let given_up = (rank.rank == 0).then(|| reduce().unwrap());
@@ -176,7 +176,7 @@ rusty_fork_test! {
             let world = rank.builder().p2p(P2pPolicy::Lanes(1)).build().unwrap();
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
             let buffer = Buffer::new(memory.ptr(), 4, F32);
-            let receive = || unsafe { world.recv(buffer, 1 - rank.rank, &stream) };
+            let receive = || unsafe { world.raw().recv(buffer, 1 - rank.rank, &stream) };
             let work = receive().unwrap();
             world.revoke(far()).unwrap();
             stream.synchronize().unwrap();
@@ -198,7 +198,7 @@ rusty_fork_test! {
             assert!(matches!(error, GroupError::Comm(CommError::Unmade { .. })), "{error}");
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
             let buffer = Buffer::new(memory.ptr(), 4, F32);
-            let reduce = || unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
+            let reduce = || unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
             reduce().unwrap().wait_timeout(far()).unwrap();
             {
                 let _inside = Group::begin(world.nccl()).unwrap();
@@ -245,7 +245,7 @@ fn one_rank() {
     }
     let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
     let buffer = Buffer::new(memory.ptr(), 4, F32);
-    let lost = unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }
+    let lost = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }
         .and_then(|work| work.wait_timeout(far()));
     let GroupError::Lost { rank: first, .. } = lost.unwrap_err() else { panic!("nobody is lost") };
     let mut gone = BTreeSet::from([first]);

@@ -145,7 +145,7 @@ rusty_fork_test! {
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
             let one = Buffer::new(memory.ptr(), 1, F32);
             let open = hold(&stream);
-            let work = unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
+            let work = unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
             let is_dropped = Arc::new(AtomicBool::new(false));
             let (kept, refused) = without(0, || work.keep(Owner(is_dropped.clone())));
             assert!(matches!(kept, Err(GroupError::Thread { .. })) && refused, "{kept:?}");

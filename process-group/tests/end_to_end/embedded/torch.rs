@@ -43,7 +43,7 @@ fn joined(rank: &Rank, world: ProcessGroup) {
     assert_eq!((world.global_ranks(), world.global_rank()), (vec![0, 1, 2], rank.rank));
     let (stream, memory) = (rank.stream(), rank.memory(&[rank.rank as f32; 64]));
     let buffer = Buffer::new(memory.ptr(), 64, F32);
-    let work = unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+    let work = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
     world.wait(&work, far(), Duration::from_secs(1)).unwrap();
     assert_eq!(values(&memory), [3.0; 64]);
     // Operations that need an agreement are refused at once, and no rank has waited for another.
@@ -158,7 +158,7 @@ fn with_pytorch(theirs: usize) {
             let world = rank.builder().store(Arc::new(store.clone())).join_torch().unwrap();
             let (stream, memory) = (rank.stream(), rank.memory(&[rank.rank as f32; 64]));
             let buffer = Buffer::new(memory.ptr(), 64, F32);
-            let work = unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+            let work = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
             work.wait_timeout(far()).unwrap();
             assert_eq!(values(&memory), [1.0; 64]);
             return world.destroy(far()).unwrap();

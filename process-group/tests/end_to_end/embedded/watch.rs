@@ -45,7 +45,7 @@ rusty_fork_test! {
             let pair = world.split("pair", &Request::Color { color: Some(rank.rank as u32 / 2), key: 0 }).unwrap();
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
             let one = Buffer::new(memory.ptr(), 1, F32);
-            let work = (rank.rank != 1).then(|| unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap());
+            let work = (rank.rank != 1).then(|| unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap());
             let error = until_over(&world);
             let GroupError::Overdue { operation, sequence: 1, progress, .. } = &error else { panic!("{error}") };
             assert_eq!(operation, "all_reduce");
@@ -59,7 +59,7 @@ rusty_fork_test! {
             let pair = pair.unwrap();
             let other = rank.stream();
             memory.copy_from_host(0, &[1f32]).unwrap();
-            unsafe { pair.all_reduce(one, one, ReduceOp::Sum, &other) }.unwrap().wait_timeout(far()).unwrap();
+            unsafe { pair.raw().all_reduce(one, one, ReduceOp::Sum, &other) }.unwrap().wait_timeout(far()).unwrap();
             assert_eq!(values(&memory), [pair.size() as f32]);
             let patience = far();
             let dump = folder.path().join(format!("flight_world_{}", rank.rank));
@@ -88,7 +88,7 @@ rusty_fork_test! {
             if rank.rank == 1 {
                 return all_told();
             }
-            let work = unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
+            let work = unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
             let error = work.wait_timeout(world.timeout()).unwrap_err();
             let progress = match &error {
                 GroupError::WorkTimeout { progress: Some(progress), .. } => progress,
@@ -114,7 +114,7 @@ rusty_fork_test! {
             if rank.rank == 0 {
                 let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
                 let one = Buffer::new(memory.ptr(), 1, F32);
-                let work = unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
+                let work = unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
                 for _ in 0..3 {
                     let error = work.wait_timeout(soon()).unwrap_err();
                     assert!(matches!(error, GroupError::WorkTimeout { progress: None, .. }), "{error}");
@@ -137,7 +137,7 @@ rusty_fork_test! {
             let one = Buffer::new(memory.ptr(), 1, F32);
             // In total longer than the work timeout.
             for _ in 0..60 {
-                unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
+                unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
                 thread::sleep(Duration::from_millis(10));
             }
             world.quiesce(far()).unwrap();
@@ -155,7 +155,7 @@ rusty_fork_test! {
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
             let one = Buffer::new(memory.ptr(), 1, F32);
             let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
-            unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
+            unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
             let graph = capture.end().unwrap().instantiate().unwrap();
             stream.launch(&graph).unwrap();
             let work = world.launched(&stream).unwrap();
@@ -183,12 +183,12 @@ rusty_fork_test! {
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 8]));
             let buffer = |elements| Buffer::new(memory.ptr(), elements, F32);
             for _ in 0..3 {
-                let work = unsafe { world.all_reduce(buffer(8), buffer(8), ReduceOp::Sum, &stream) }.unwrap();
+                let work = unsafe { world.raw().all_reduce(buffer(8), buffer(8), ReduceOp::Sum, &stream) }.unwrap();
                 work.wait_timeout(far()).unwrap();
             }
             let elements = if rank.rank == 1 { 4 } else { 8 };
             let line = line!() + 1;
-            let work = unsafe { world.all_reduce(buffer(elements), buffer(elements), ReduceOp::Max, &stream) };
+            let work = unsafe { world.raw().all_reduce(buffer(elements), buffer(elements), ReduceOp::Max, &stream) };
             let _ = work.map(|work| work.wait_timeout(far()));
             let error = until_over(&world);
             let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
@@ -221,7 +221,7 @@ rusty_fork_test! {
             let one = Buffer::new(memory.ptr(), 1, F32);
             world.barrier(far()).unwrap();
             if rank.rank == 0 {
-                unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
+                unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
             }
             let error = until_over(&world);
             assert!(matches!(error, GroupError::Overdue { rank: 0, .. }), "{error}");
@@ -239,8 +239,8 @@ rusty_fork_test! {
             let (one, all) = (Buffer::new(memory.ptr(), 1, F32), Buffer::new(memory.ptr() + 8usize, 2, F32));
             unsafe {
                 match rank.rank {
-                    0 => world.all_reduce(one, one, ReduceOp::Sum, &stream),
-                    _ => world.all_gather(one, all, &stream),
+                    0 => world.raw().all_reduce(one, one, ReduceOp::Sum, &stream),
+                    _ => world.raw().all_gather(one, all, &stream),
                 }
             }.unwrap();
             let error = until_over(&world);
@@ -265,11 +265,11 @@ rusty_fork_test! {
                 let send: Vec<_> = (0..3).map(|_| part(0, me + 1)).collect();
                 let receive = [part(4, 1), part(5, 2), part(7, 3)];
                 unsafe {
-                    world.all_to_all_list(&send, &receive, &stream).unwrap();
-                    world.gather_list(send[0], if me == 1 { &receive } else { &[] }, 1, &stream).unwrap();
-                    world.scatter_list(if me == 2 { &receive } else { &[] }, part(16, me + 1), 2, &stream).unwrap();
-                    world.gather(part(0, 2), (me == 0).then(|| part(20, 6)), 0, &stream).unwrap();
-                    world.reduce(part(0, 2), part(if me == 0 { 30 } else { 0 }, 2), ReduceOp::Sum, 0, &stream).unwrap();
+                    world.raw().all_to_all_list(&send, &receive, &stream).unwrap();
+                    world.raw().gather_list(send[0], if me == 1 { &receive } else { &[] }, 1, &stream).unwrap();
+                    world.raw().scatter_list(if me == 2 { &receive } else { &[] }, part(16, me + 1), 2, &stream).unwrap();
+                    world.raw().gather(part(0, 2), (me == 0).then(|| part(20, 6)), 0, &stream).unwrap();
+                    world.raw().reduce(part(0, 2), part(if me == 0 { 30 } else { 0 }, 2), ReduceOp::Sum, 0, &stream).unwrap();
                     if me != 2 {
                         world.batch(&stream, |batch| {
                             batch.send(part(0, 2), me ^ 1)?;

@@ -35,7 +35,7 @@ fn a_survivor_goes_on_with_right_sums_in_order_and_after_a_failure() {
         let sum = |group: &ProcessGroup| {
             let stream = Stream::new(context, StreamFlags::NON_BLOCKING).unwrap();
             memory.copy_from_host(0, &vec![rank as f32 + 1.0; 1 << 20]).unwrap();
-            let work = unsafe { group.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+            let work = unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
             work.wait_timeout(far()).unwrap();
             let mut found = vec![0f32; 1 << 20];
             memory.copy_to_host(0, &mut found).unwrap();
@@ -59,7 +59,7 @@ fn a_survivor_goes_on_with_right_sums_in_order_and_after_a_failure() {
             let stream = Stream::new(context, StreamFlags::NON_BLOCKING).unwrap();
             let lost = DeviceMemory::new(context, 4096).unwrap();
             let lost_buffer = Buffer::new(lost.ptr(), 1024, F32);
-            unsafe { world.all_reduce(lost_buffer, lost_buffer, ReduceOp::Sum, &stream) }.unwrap();
+            unsafe { world.raw().all_reduce(lost_buffer, lost_buffer, ReduceOp::Sum, &stream) }.unwrap();
             let began = Instant::now();
             let alone = world.shrink(&[1], ShrinkMode::AfterFailure).unwrap();
             assert_eq!(sum(&alone), 1.0);

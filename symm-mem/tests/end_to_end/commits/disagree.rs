@@ -28,7 +28,7 @@ fn disagree(rank: Rank) -> String {
     let at = blocks[usize::from(rank.rank == 1)].ptr();
     let buffer = Buffer::new(at, 64, DataType::F32);
     // SAFETY: the blocks are alive until the group has been aborted.
-    let work = unsafe { rank.world.all_reduce(buffer, buffer, ReduceOp::Sum, &rank.stream) };
+    let work = unsafe { rank.world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &rank.stream) };
     let ended = work.and_then(|work| work.wait_timeout(soon()));
     let said = explained(&ended.expect_err("the library compares"));
     for group in [rank.dp, rank.tp, rank.world] {

@@ -46,9 +46,9 @@ impl Operation {
         // SAFETY: both are as long, and live until the stream has been synchronised.
         let work = unsafe {
             match self {
-                Self::AllReduce => group.all_reduce(input, output, ReduceOp::Sum, stream),
-                Self::AllGather => group.all_gather(part(input), output, stream),
-                Self::ReduceScatter => group.reduce_scatter(input, part(output), ReduceOp::Sum, stream),
+                Self::AllReduce => group.raw().all_reduce(input, output, ReduceOp::Sum, stream),
+                Self::AllGather => group.raw().all_gather(part(input), output, stream),
+                Self::ReduceScatter => group.raw().reduce_scatter(input, part(output), ReduceOp::Sum, stream),
             }
         };
         work.expect("it is enqueued");

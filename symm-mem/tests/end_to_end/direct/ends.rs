@@ -19,8 +19,8 @@ fn unanswered(rank: &Rank, group: &ProcessGroup, at: Buffer, streams: &[Stream; 
     // SAFETY: the memory lives until the streams are done.
     unsafe {
         vec![
-            group.send(at, peer, &streams[0]).unwrap(),
-            group.recv(at, peer, &streams[1]).unwrap(),
+            group.raw().send(at, peer, &streams[0]).unwrap(),
+            group.raw().recv(at, peer, &streams[1]).unwrap(),
             group
                 .batch(&streams[2], |batch| {
                     batch.recv(at, peer)?;
@@ -57,7 +57,7 @@ fn ends(
         }
         streams.iter().try_for_each(Stream::synchronize).unwrap();
         // SAFETY: refused.
-        let refused = unsafe { group.send(buffer(&memory), 1 - rank.rank, &streams[0]) }.unwrap_err();
+        let refused = unsafe { group.raw().send(buffer(&memory), 1 - rank.rank, &streams[0]) }.unwrap_err();
         if rank.rank == 0 {
             assert!(is_it(&refused), "{refused}");
             done.wait();
@@ -109,8 +109,8 @@ fn a_message_of_more_than_a_queue_holds_arrives() {
         // SAFETY: the memory lives until the work is done.
         let work = unsafe {
             match rank.rank {
-                0 => group.recv(buffer(&memory), 1, &stream),
-                _ => group.send(buffer(&memory), 0, &stream),
+                0 => group.raw().recv(buffer(&memory), 1, &stream),
+                _ => group.raw().send(buffer(&memory), 0, &stream),
             }
         };
         work.unwrap().wait_timeout(far()).unwrap();
@@ -138,8 +138,8 @@ pub(super) fn receive_first(rank: &Rank) {
     let few = Buffer::new(memory.ptr(), 10, DataType::U8);
     // SAFETY: the memory lives until the stream is done.
     let (work, error) = unsafe {
-        let work = group.recv(few, 1 - rank.rank, &stream).unwrap();
-        (work, group.recv(buffer(&memory), 1 - rank.rank, &stream).unwrap_err())
+        let work = group.raw().recv(few, 1 - rank.rank, &stream).unwrap();
+        (work, group.raw().recv(buffer(&memory), 1 - rank.rank, &stream).unwrap_err())
     };
     for error in [error, work.wait_timeout(far()).unwrap_err()] {
         assert!(matches!(error, GroupError::Overdue { .. }), "{error}");
@@ -161,14 +161,14 @@ fn a_wait_that_times_out_says_so_and_the_message_comes_all_the_same() {
         // SAFETY: the memory lives until the stream is done.
         unsafe {
             if rank.rank == 0 {
-                let work = group.recv(buffer(&memory), 1, &stream).unwrap();
+                let work = group.raw().recv(buffer(&memory), 1, &stream).unwrap();
                 let error = work.wait_timeout(soon).unwrap_err();
                 assert!(matches!(error, GroupError::WorkTimeout { operation: "recv", .. }), "{error}");
                 group.barrier(far()).unwrap();
                 work.wait_timeout(far()).unwrap();
             } else {
                 group.barrier(far()).unwrap();
-                group.send(buffer(&memory), 0, &stream).unwrap();
+                group.raw().send(buffer(&memory), 0, &stream).unwrap();
             }
         }
         stream.synchronize().unwrap();
@@ -191,9 +191,9 @@ fn lengths_that_differ_are_named_and_nothing_is_taken_for_right() {
                 // SAFETY: the memory lives until the stream is done.
                 unsafe {
                     if rank.rank == 0 {
-                        group.send(at(elements), 1, &stream)
+                        group.raw().send(at(elements), 1, &stream)
                     } else {
-                        group.recv(at(elements), 0, &stream)
+                        group.raw().recv(at(elements), 0, &stream)
                     }
                 }
             };
@@ -259,7 +259,7 @@ fn a_group_that_goes_leaves_nothing_and_no_message_that_seems_to_have_come() {
             let group = rank.group(small());
             let (stream, memory) = (rank.stream(), rank.memory(&[0; 1000]));
             // SAFETY: the memory lives until the stream is done.
-            let work = unsafe { group.recv(buffer(&memory), 1 - rank.rank, &stream) }.unwrap();
+            let work = unsafe { group.raw().recv(buffer(&memory), 1 - rank.rank, &stream) }.unwrap();
             enqueued.wait();
             if destroys {
                 let error = group.destroy(Deadline::now()).unwrap_err();

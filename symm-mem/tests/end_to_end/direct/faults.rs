@@ -94,7 +94,7 @@ fn a_message_that_cannot_be_launched_ends_the_group_on_both_ends() {
             if rank.rank == 1 {
                 // It already waits, and makes no call that is to fail.
                 // SAFETY: the memory lives until the stream is done.
-                let work = unsafe { group.recv(buffer(&memory), 0, &stream) }.unwrap();
+                let work = unsafe { group.raw().recv(buffer(&memory), 0, &stream) }.unwrap();
                 group.barrier(far()).unwrap();
                 let error = match work.wait_timeout(far()) {
                     // The failing call comes after the message, which is complete.
@@ -113,7 +113,7 @@ fn a_message_that_cannot_be_launched_ends_the_group_on_both_ends() {
                 group.barrier(far()).unwrap();
                 machine.world.faults().inject(Injection::new(call, failure()).nth(count)).unwrap();
                 // SAFETY: as above.
-                let error = unsafe { group.send(buffer(&memory), 1, &stream) }.unwrap_err();
+                let error = unsafe { group.raw().send(buffer(&memory), 1, &stream) }.unwrap_err();
                 assert!(matches!(error, GroupError::MemberFailed { rank: 0, .. }), "{call} {count}: {error}");
             }
             stream.synchronize().unwrap();
@@ -138,7 +138,7 @@ fn what_could_not_be_marked_is_ended_too() {
             if rank.rank == 0 {
                 machine.world.faults().inject(Injection::new("cuEventRecord", failure()).nth(count)).unwrap();
                 // SAFETY: the memory lives until the stream is done.
-                let error = unsafe { group.send(buffer(&memory), 1, &stream) }.unwrap_err();
+                let error = unsafe { group.raw().send(buffer(&memory), 1, &stream) }.unwrap_err();
                 assert!(matches!(error, GroupError::MemberFailed { rank: 0, .. }), "{count}: {error}");
                 stream.synchronize().unwrap();
             }
@@ -160,7 +160,7 @@ fn what_may_have_been_given_up_is_no_message() {
             let (stream, memory) = (rank.stream(), rank.memory(&pattern(rank.rank, 1000)));
             // SAFETY: the memory lives until the stream is done.
             let message = |part: Buffer| unsafe {
-                if rank.rank == 0 { group.send(part, 1, &stream) } else { group.recv(part, 0, &stream) }
+                if rank.rank == 0 { group.raw().send(part, 1, &stream) } else { group.raw().recv(part, 0, &stream) }
             };
             let first = message(Buffer { elements: 100, ..buffer(&memory) }).unwrap();
             first.wait_timeout(far()).unwrap();
@@ -207,7 +207,7 @@ fn an_abort_inside_a_group_of_calls_leaves_no_message_that_seems_to_have_come() 
             return;
         }
         // SAFETY: the memory lives until the stream is done.
-        let work = unsafe { group.recv(buffer(&memory), 0, &stream) }.unwrap();
+        let work = unsafe { group.raw().recv(buffer(&memory), 0, &stream) }.unwrap();
         enqueued.wait();
         let open = Group::begin(group.nccl()).unwrap();
         let error = group.abort(far()).unwrap_err();

@@ -26,9 +26,9 @@ fn a_graph_is_right_in_every_run() {
                 }),
                 // The same as separate calls.
                 if me == 0 {
-                    group.send(buffer(&from), 1, &stream)
+                    group.raw().send(buffer(&from), 1, &stream)
                 } else {
-                    group.recv(buffer(&to), 0, &stream)
+                    group.raw().recv(buffer(&to), 0, &stream)
                 },
             ]
         };
@@ -46,9 +46,9 @@ fn a_graph_is_right_in_every_run() {
             let work = unsafe {
                 if me == 0 {
                     eager.copy_from_host(0, &pattern(run, 70)).unwrap();
-                    group.send(buffer(&eager), 1, &stream)
+                    group.raw().send(buffer(&eager), 1, &stream)
                 } else {
-                    group.recv(buffer(&eager), 0, &stream)
+                    group.raw().recv(buffer(&eager), 0, &stream)
                 }
             };
             work.unwrap().wait_timeout(far()).unwrap();
@@ -69,7 +69,7 @@ fn without_slots_for_graphs_nothing_is_captured_and_the_group_goes_on() {
         let memory = rank.memory(&pattern(rank.rank * 5, 100));
         let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
         // SAFETY: nothing is enqueued.
-        let error = unsafe { group.send(buffer(&memory), peer, &stream) }.unwrap_err();
+        let error = unsafe { group.raw().send(buffer(&memory), peer, &stream) }.unwrap_err();
         let GroupError::Path { source, .. } = &error else { panic!("{error}") };
         assert!(
             matches!(&**source, PathError::Refused(problem) if problem.contains("graph_slots")),
@@ -80,9 +80,9 @@ fn without_slots_for_graphs_nothing_is_captured_and_the_group_goes_on() {
         // SAFETY: the memory lives until the work is done.
         let work = unsafe {
             if rank.rank == 0 {
-                group.send(buffer(&memory), 1, &stream)
+                group.raw().send(buffer(&memory), 1, &stream)
             } else {
-                group.recv(buffer(&memory), 0, &stream)
+                group.raw().recv(buffer(&memory), 0, &stream)
             }
         };
         work.unwrap().wait_timeout(far()).unwrap();
@@ -102,7 +102,7 @@ fn a_message_that_one_end_alone_captures_is_a_difference() {
         let error = if rank.rank == 0 {
             let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
             // SAFETY: the graph never runs.
-            let sent = unsafe { group.send(buffer(&memory), 1, &stream) };
+            let sent = unsafe { group.raw().send(buffer(&memory), 1, &stream) };
             drop(capture.end());
             sent.err().unwrap_or_else(|| {
                 loop {
@@ -114,7 +114,7 @@ fn a_message_that_one_end_alone_captures_is_a_difference() {
             })
         } else {
             // SAFETY: the memory lives until the stream is done.
-            let received = unsafe { group.recv(buffer(&memory), 0, &stream) };
+            let received = unsafe { group.raw().recv(buffer(&memory), 0, &stream) };
             received.and_then(|work| work.wait_timeout(far())).unwrap_err()
         };
         let GroupError::MessagesDiffer { difference, .. } = &error else { panic!("{error}") };
@@ -136,9 +136,9 @@ fn a_run_long_after_an_abort_ends_too() {
         // SAFETY: the memory lives until the stream is done.
         let message = unsafe {
             if rank.rank == 0 {
-                group.send(buffer(&memory), 1, &stream)
+                group.raw().send(buffer(&memory), 1, &stream)
             } else {
-                group.recv(buffer(&memory), 0, &stream)
+                group.raw().recv(buffer(&memory), 0, &stream)
             }
         };
         message.unwrap();

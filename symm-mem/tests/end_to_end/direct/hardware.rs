@@ -89,8 +89,8 @@ fn in_circles(rank: &Rank, group: &ProcessGroup, sent: &[DeviceMemory], received
         // SAFETY: as above.
         let works = unsafe {
             [
-                group.recv(buffer(&received[before]), before, group.recv_stream(before).unwrap()),
-                group.send(buffer(&sent[next]), next, group.send_stream(next).unwrap()),
+                group.raw().recv(buffer(&received[before]), before, group.recv_stream(before).unwrap()),
+                group.raw().send(buffer(&sent[next]), next, group.send_stream(next).unwrap()),
             ]
         };
         works.into_iter().for_each(|work| work.unwrap().wait_timeout(far()).unwrap());
@@ -178,7 +178,7 @@ fn hardware_an_abort_ends_every_wait() {
             .map(|(at, stream)| unsafe {
                 let peer = 1 - rank.rank;
                 if at % 2 == rank.rank {
-                    group.recv(buffer(&memory), peer, stream).unwrap()
+                    group.raw().recv(buffer(&memory), peer, stream).unwrap()
                 } else {
                     group.batch(stream, |batch| batch.recv(buffer(&memory), peer)).unwrap()
                 }

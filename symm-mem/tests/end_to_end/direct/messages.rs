@@ -112,10 +112,10 @@ impl<'a> Part<'a> {
                 // SAFETY: as above.
                 unsafe {
                     if let Some(from) = self.buffer(number, 0, message) {
-                        self.group.send(from, message.to, out).unwrap();
+                        self.group.raw().send(from, message.to, out).unwrap();
                     }
                     if let Some(to) = self.buffer(number, 1, message) {
-                        self.group.recv(to, message.from, back).unwrap();
+                        self.group.raw().recv(to, message.from, back).unwrap();
                     }
                 }
             }
@@ -198,8 +198,8 @@ fn large_messages_alone_have_a_second_stream() {
             // SAFETY: the memory lives until the work is done.
             let work = unsafe {
                 match rank.rank {
-                    0 => group.send(buffer(&memory), 1, &stream),
-                    _ => group.recv(buffer(&memory), 0, &stream),
+                    0 => group.raw().send(buffer(&memory), 1, &stream),
+                    _ => group.raw().recv(buffer(&memory), 0, &stream),
                 }
             };
             work.unwrap().wait_timeout(far()).unwrap();
@@ -245,7 +245,7 @@ fn collectives_go_on_beside_messages() {
         let send: Vec<_> = shares.iter().map(buffer).collect();
         let receive: Vec<_> = parts.iter().map(buffer).collect();
         // SAFETY: as above.
-        let work = unsafe { group.all_to_all_list(&send, &receive, &stream) };
+        let work = unsafe { group.raw().all_to_all_list(&send, &receive, &stream) };
         work.unwrap().wait_timeout(far()).unwrap();
         assert_eq!([bytes(&parts[0]), bytes(&parts[1])], [vec![0; 4], vec![1; 4]]);
         group.destroy(far()).unwrap();
@@ -267,12 +267,12 @@ fn who_is_far_ahead_waits() {
             // SAFETY: the memory lives until the stream is done.
             unsafe {
                 if rank.rank == 0 {
-                    group.send(buffer(memory), 1, &stream).unwrap();
+                    group.raw().send(buffer(memory), 1, &stream).unwrap();
                 } else {
                     if number == 0 {
                         std::thread::sleep(std::time::Duration::from_millis(300));
                     }
-                    group.recv(buffer(memory), 0, &stream).unwrap();
+                    group.raw().recv(buffer(memory), 0, &stream).unwrap();
                 }
             }
         }

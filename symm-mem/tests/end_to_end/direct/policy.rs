@@ -15,8 +15,8 @@ fn without_a_path_a_message_says_what_installs_one() {
         // SAFETY: nothing is enqueued.
         let refused = unsafe {
             [
-                group.send(buffer(&memory), peer, &stream),
-                group.recv(buffer(&memory), peer, &stream),
+                group.raw().send(buffer(&memory), peer, &stream),
+                group.raw().recv(buffer(&memory), peer, &stream),
                 group.batch(&stream, |batch| batch.send(buffer(&memory), peer)),
             ]
         };
@@ -94,15 +94,15 @@ fn a_path_is_for_groups_that_agreed_on_it_once() {
         let pair = group.split("pair", &Request::Color { color: Some(0), key: 0 }).unwrap().unwrap();
         let (stream, memory) = (rank.stream(), rank.memory(&pattern(rank.rank * 3, 1000)));
         // SAFETY: nothing is enqueued.
-        let error = unsafe { pair.send(buffer(&memory), 1 - rank.rank, &stream) }.unwrap_err();
+        let error = unsafe { pair.raw().send(buffer(&memory), 1 - rank.rank, &stream) }.unwrap_err();
         assert!(matches!(error, GroupError::NoPath { .. }), "{error}");
         direct::install(&pair, small()).unwrap();
         // SAFETY: the memory lives until the work is done.
         let work = unsafe {
             if rank.rank == 0 {
-                pair.send(buffer(&memory), 1, &stream)
+                pair.raw().send(buffer(&memory), 1, &stream)
             } else {
-                pair.recv(buffer(&memory), 0, &stream)
+                pair.raw().recv(buffer(&memory), 0, &stream)
             }
         };
         work.unwrap().wait_timeout(far()).unwrap();

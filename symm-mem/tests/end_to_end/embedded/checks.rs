@@ -29,9 +29,9 @@ fn message(rank: &Rank, from: u32, to: u32, buffer: Buffer) {
     // SAFETY: the memory is alive until the stream has been synchronised.
     let enqueued = unsafe {
         if rank.rank == from {
-            rank.world.send(buffer, to as usize, &rank.stream)
+            rank.world.raw().send(buffer, to as usize, &rank.stream)
         } else if rank.rank == to {
-            rank.world.recv(buffer, from as usize, &rank.stream)
+            rank.world.raw().recv(buffer, from as usize, &rank.stream)
         } else {
             return;
         }

@@ -273,7 +273,7 @@ fn an_operation_whose_capture_the_driver_does_not_tell_is_an_error() {
             let recording = rank.stream.begin_capture(CaptureMode::ThreadLocal).expect("nothing is captured");
             let buffer = floats(block.ptr());
             // SAFETY: the capture is thrown away.
-            let work = unsafe { rank.world.all_reduce(buffer, buffer, ReduceOp::Sum, &rank.stream) };
+            let work = unsafe { rank.world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &rank.stream) };
             let error = work.expect_err("nobody keeps the block");
             assert!(matches!(error, GroupError::Driver(_)), "{error}");
             drop(recording);

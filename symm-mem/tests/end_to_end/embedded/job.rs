@@ -85,7 +85,7 @@ impl Rank {
     pub(crate) fn all_reduce(&self, at: DevicePtr, bytes: u64, group: &ProcessGroup) {
         let buffer = Buffer::new(at, bytes as usize / 4, DataType::F32);
         // SAFETY: the block is alive until the stream has been synchronised.
-        unsafe { group.all_reduce(buffer, buffer, ReduceOp::Sum, &self.stream) }
+        unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &self.stream) }
             .expect("the all-reduce is enqueued");
     }
 

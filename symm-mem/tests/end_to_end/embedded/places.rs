@@ -28,7 +28,7 @@ fn a_buffer_elsewhere_is_told_to_all_before_anything_is_launched() {
         let sum = |at: DevicePtr| {
             let buffer = Buffer::new(at, 64, DataType::F32);
             // SAFETY: the blocks are alive until the stream has been synchronised.
-            unsafe { group.all_reduce(buffer, buffer, ReduceOp::Sum, &rank.stream) }.map(drop)
+            unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &rank.stream) }.map(drop)
         };
         let here =
             |odd: u32, elsewhere: DevicePtr| if rank.rank == odd { elsewhere } else { blocks[0].ptr() };
@@ -91,7 +91,7 @@ fn a_buffer_elsewhere_in_a_window_is_a_divergence() {
             let sum = |send: DevicePtr, receive: DevicePtr| {
                 let [send, receive] = [send, receive].map(|at| Buffer::new(at, 64, DataType::F32));
                 // SAFETY: the blocks are alive until the stream has been synchronised.
-                unsafe { group.all_reduce(send, receive, ReduceOp::Sum, &rank.stream) }.map(drop)
+                unsafe { group.raw().all_reduce(send, receive, ReduceOp::Sum, &rank.stream) }.map(drop)
             };
             let [first, second] = [0, 1].map(|at: usize| blocks[at].ptr());
             let other = |here, elsewhere| if rank.rank == 1 { elsewhere } else { here };
@@ -154,7 +154,7 @@ fn a_buffer_of_another_pool_is_a_divergence() {
         let odd = usize::from(rank.rank == 1);
         let buffer = Buffer::new(blocks[1 + odd].ptr(), 64, DataType::F32);
         // SAFETY: the blocks are alive until the stream has been synchronised.
-        let _ = unsafe { group.all_reduce(buffer, buffer, ReduceOp::Sum, &rank.stream) };
+        let _ = unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &rank.stream) };
         let error = over(&group);
         let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
         assert_eq!((&divergence.ranks[..], divergence.by), (&[1][..], 1), "{error}");

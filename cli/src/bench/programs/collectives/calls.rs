@@ -156,7 +156,7 @@ impl<'a> Calls<'a> {
                 }
                 Contender::ProcessGroup => {
                     let buffer = |at| Buffer::new(at, elements, dtype.0);
-                    let work = world.all_reduce(buffer(from), buffer(to), op.0, stream)?;
+                    let work = world.raw().all_reduce(buffer(from), buffer(to), op.0, stream)?;
                     drop(work);
                     Ok(())
                 }

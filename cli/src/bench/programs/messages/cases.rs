@@ -180,9 +180,9 @@ impl Message {
         // SAFETY: as above.
         let work = unsafe {
             if self.out {
-                group.send(self.buffer, self.peer, stream)
+                group.raw().send(self.buffer, self.peer, stream)
             } else {
-                group.recv(self.buffer, self.peer, stream)
+                group.raw().recv(self.buffer, self.peer, stream)
             }
         };
         work.map(drop)

@@ -26,8 +26,8 @@ fn exchange(rank: &Rank, group: &ProcessGroup, peer: usize) -> Result<(), GroupE
     let (from_buffer, to_buffer) = (Buffer::new(from.ptr(), 1, F32), Buffer::new(to.ptr(), 1, F32));
     let (out, back) = (group.send_stream(peer)?, group.recv_stream(peer)?);
     // On one communicator the messages have one order: both ends begin with the lower rank's.
-    let send = || unsafe { group.send(from_buffer, peer, out) };
-    let recv = || unsafe { group.recv(to_buffer, peer, back) };
+    let send = || unsafe { group.raw().send(from_buffer, peer, out) };
+    let recv = || unsafe { group.raw().recv(to_buffer, peer, back) };
     let works = if me < peer { [send()?, recv()?] } else { [recv()?, send()?] };
     works.iter().try_for_each(|work| work.wait_timeout(far()))?;
     assert_eq!(values(&to), [peer as f32]);
@@ -52,7 +52,7 @@ fn all_reduce(rank: &Rank, group: &ProcessGroup) -> Result<f32, GroupError> {
     let memory = rank.memory(&[group.rank() as f32]);
     let buffer = Buffer::new(memory.ptr(), 1, F32);
     let stream = rank.stream();
-    unsafe { group.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }?.wait_timeout(far())?;
+    unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }?.wait_timeout(far())?;
     Ok(values(&memory)[0])
 }
 
@@ -271,8 +271,8 @@ rusty_fork_test! {
             let buffer = Buffer::new(memory.ptr(), 1, F32);
             let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
             for refused in [
-                unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) },
-                unsafe { world.send(buffer, 1 - rank.rank, &stream) },
+                unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) },
+                unsafe { world.raw().send(buffer, 1 - rank.rank, &stream) },
             ] {
                 let error = refused.unwrap_err();
                 assert!(matches!(error, GroupError::UnmadeInCapture { .. }), "{error}");
@@ -319,7 +319,7 @@ rusty_fork_test! {
                 let (stream, memory) = (rank.stream(), rank.memory(&[0.0]));
                 let buffer = Buffer::new(memory.ptr(), 1, F32);
                 // No rank sends.
-                let work = unsafe { world.recv(buffer, 1 - rank.rank, &stream) }.unwrap();
+                let work = unsafe { world.raw().recv(buffer, 1 - rank.rank, &stream) }.unwrap();
                 assert!(work.wait_timeout(soon()).is_err());
                 let end = world.abort_handle();
                 end.abort(far()).unwrap();

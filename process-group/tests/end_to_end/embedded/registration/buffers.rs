@@ -22,7 +22,7 @@ fn refused(
     elements: usize,
 ) -> BufferError {
     let buffer = Buffer::new(ptr, elements, F32);
-    let error = unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, stream) }.unwrap_err();
+    let error = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, stream) }.unwrap_err();
     assert!(matches!(&error, GroupError::Buffer { operation: "all_reduce", buffer: "send", .. }), "{error}");
     let error = unsafe { world.batch(stream, |batch| batch.send(buffer, 1 - world.rank())) }.unwrap_err();
     let GroupError::Buffer { operation: "send", buffer: "send", source, .. } = error else {
@@ -75,7 +75,7 @@ rusty_fork_test! {
             // A buffer that is not in a pool is checked once.
             let buffer = Buffer::checked(world.context(), own.ptr(), 64, F32).unwrap();
             for _ in 0..3 {
-                unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+                unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
             }
             world.quiesce(far()).unwrap();
             assert_eq!(values(&own), [8.0; 64]);
@@ -96,7 +96,7 @@ rusty_fork_test! {
             let before = machine.world.calls("cuPointerGetAttributes");
             for part in 0..64usize {
                 let buffer = Buffer::new(memory.ptr() + part * 4096, 1024, F32);
-                unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+                unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
             }
             assert_eq!(machine.world.calls("cuPointerGetAttributes"), before + 1);
             world.quiesce(far()).unwrap();
@@ -106,7 +106,7 @@ rusty_fork_test! {
             let before = machine.world.calls("cuPointerGetAttributes");
             let other = rank.memory(&[1.0]);
             let buffer = Buffer::new(other.ptr(), 1, F32);
-            unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+            unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
             assert_eq!(machine.world.calls("cuPointerGetAttributes"), before);
             assert!(world.registration_report().operations.is_empty());
             world.quiesce(far()).unwrap();
@@ -125,7 +125,7 @@ rusty_fork_test! {
                 // When one rank frees it, the other may get the same address.
                 let memory = rank.memory(&vec![1.0; 64 << (round % 8)]);
                 let buffer = Buffer::new(memory.ptr(), 64 << (round % 8), F32);
-                unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap().wait_timeout(far()).unwrap();
+                unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap().wait_timeout(far()).unwrap();
             }
             world.destroy(far()).unwrap();
         });
@@ -144,7 +144,7 @@ rusty_fork_test! {
                 let block = allocator.allocate(LARGE, id).unwrap();
                 let reduce = |bytes: u64| {
                     let buffer = Buffer::new(DevicePtr(block.address()), bytes as usize / 4, F32);
-                    unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }
+                    unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }
                 };
                 reduce(LARGE).unwrap().wait_timeout(far()).unwrap();
                 let piece = rank.context.address_range(DevicePtr(block.address())).unwrap().bytes as u64;

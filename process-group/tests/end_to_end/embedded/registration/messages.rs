@@ -25,9 +25,9 @@ fn pass_on(
     let (rank, size) = (world.rank(), world.size());
     let (next, last) = ((rank + 1) % size, (rank + size - 1) % size);
     unsafe { world.context().copy_from_host(at(0), &[rank as f32, -1.0]).unwrap() };
-    let send = || unsafe { world.send(Buffer::new(at(0), 1, F32), next, world.send_stream(next).unwrap()) };
+    let send = || unsafe { world.raw().send(Buffer::new(at(0), 1, F32), next, world.send_stream(next).unwrap()) };
     let receive =
-        || unsafe { world.recv(Buffer::new(at(4), 1, F32), last, world.recv_stream(last).unwrap()) };
+        || unsafe { world.raw().recv(Buffer::new(at(4), 1, F32), last, world.recv_stream(last).unwrap()) };
     // A rank that blocks on the host until the other end comes will meet it: all use one order of the ring's
     // pairs.
     let works = if rank < next {

@@ -35,7 +35,7 @@ rusty_fork_test! {
                 // This rank knows at once, and enqueues nothing.
                 let calls = machine.world.calls("ncclAllReduce");
                 let buffer = Buffer::new(cuda_driver::DevicePtr(grown.address()), 4, F32);
-                let refused = unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap_err();
+                let refused = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap_err();
                 assert!(matches!(&refused, GroupError::MemberFailed { rank: 1, .. }), "{refused}");
                 assert_eq!(machine.world.calls("ncclAllReduce"), calls);
                 grown
@@ -46,7 +46,7 @@ rusty_fork_test! {
                 // before.
                 let block = allocator.allocate(64, id).unwrap();
                 let buffer = Buffer::new(cuda_driver::DevicePtr(block.address()), 4, F32);
-                let called = unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
+                let called = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
                 let error = called.and_then(|work| work.wait_timeout(far())).unwrap_err();
                 let GroupError::MemberFailed { rank: 1, reason, .. } = &error else { panic!("{error:?}") };
                 assert!(reason.contains("ncclCommRegister failed"), "{reason}");
@@ -123,7 +123,7 @@ rusty_fork_test! {
             let block = allocator.allocate(LARGE, id).unwrap();
             assert_eq!(registrar.counts().registrations, 1);
             let buffer = Buffer::new(cuda_driver::DevicePtr(block.address()), 4, F32);
-            unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+            unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
             let graph = capture.end().unwrap();
             together.wait();
             let exec = graph.instantiate().unwrap();

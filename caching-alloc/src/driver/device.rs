@@ -1,0 +1,127 @@
+//! The caching allocator of typed device memory.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cuda_driver::graph::StreamBound;
+use cuda_driver::{Context, DevicePtr, DeviceSlice, Element, Stream};
+
+use super::{DriverEvents, Sharing, VirtualMemorySource};
+use crate::core::{AllocError, Allocator, Block, Settings, SourceError};
+
+/// A caching allocator of a context's device memory that returns [`DeviceSlice`]s: typed memory that safe calls use, in
+/// the order of its stream. A cheap handle, usable from any thread.
+///
+/// It is an [`Allocator`] over a [`VirtualMemorySource`], with the same trackers, snapshots and statistics
+/// ([`allocator`](Self::allocator)). A slice that is dropped returns its block to the cache of its stream.
+///
+/// ```
+/// # use cuda_driver::{Driver, sys};
+/// use caching_alloc::core::Settings;
+/// use caching_alloc::driver::{DeviceAllocator, Sharing};
+/// use cuda_driver::{Stream, StreamFlags};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let machine = gpu_sim::World::builder().start()?;
+/// # // SAFETY: the table keeps the C contracts, and the machine outlives everything made from it.
+/// # let driver = Driver::new(unsafe { sys::Api::from_parts(machine.cuda()) }?)?;
+/// let context = driver.device(0)?.retain_primary()?;
+/// let stream = Stream::new(&context, StreamFlags::NON_BLOCKING)?;
+/// let memory = DeviceAllocator::new(&context, Sharing::none(), Settings::default())?;
+/// let mut values = memory.alloc::<f32>(1000, &stream)?;
+/// stream.memset_zeros(&mut values)?;
+/// assert_eq!(stream.clone_dtoh(&values)?, [0.0; 1000]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct DeviceAllocator {
+    allocator: Allocator,
+    events: Arc<DriverEvents>,
+    context: Context,
+}
+
+impl DeviceAllocator {
+    /// Makes an allocator of the context's device. `sharing` says who else may access the memory.
+    ///
+    /// # Errors
+    /// Those of [`VirtualMemorySource::new`].
+    pub fn new(context: &Context, sharing: Sharing, settings: Settings) -> Result<Self, SourceError> {
+        let source = Arc::new(VirtualMemorySource::new(context, sharing)?);
+        let events = Arc::new(DriverEvents::new(context));
+        let allocator = Allocator::new(source, events.clone(), settings);
+        Ok(Self { allocator, events, context: context.clone() })
+    }
+
+    /// The allocator, for trackers, pools, snapshots and statistics.
+    #[must_use]
+    pub fn allocator(&self) -> &Allocator {
+        &self.allocator
+    }
+
+    /// The streams that were allocated on. Each is kept alive until it is [forgotten](DriverEvents::forget).
+    #[must_use]
+    pub fn events(&self) -> &DriverEvents {
+        &self.events
+    }
+
+    /// Allocates `len` elements with unspecified values. The slice belongs to `stream`, and its memory is reused in
+    /// that stream's order. Does not block if the stream has cached memory.
+    ///
+    /// # Errors
+    /// Those of [`Allocator::allocate`]; [`AllocError::ForeignStream`] for a stream of another context.
+    #[track_caller]
+    pub fn alloc<T: Element>(&self, len: usize, stream: &Stream) -> Result<DeviceSlice<T>, AllocError> {
+        if *stream.context() != self.context {
+            return Err(AllocError::ForeignStream);
+        }
+        let bytes = (len as u64).saturating_mul(size_of::<T>() as u64).max(1);
+        let block = self.allocator.allocate(bytes, self.events.register(stream))?;
+        let start = DevicePtr(block.address());
+        let memory = Arc::new(BlockMemory {
+            block: ManuallyDrop::new(block),
+            stream: stream.clone(),
+            is_kept: AtomicBool::new(false),
+        });
+        // SAFETY: the block has that many bytes, begins at a multiple of 512, and is this slice's alone.
+        Ok(unsafe { DeviceSlice::from_owner(memory, start, len) })
+    }
+}
+
+/// A block of a slice.
+struct BlockMemory {
+    block: ManuallyDrop<Block>,
+    stream: Stream,
+    /// True if the block must never be freed.
+    is_kept: AtomicBool,
+}
+
+// SAFETY: the stream is the one that the block was allocated on. A freed block is reused on that stream at once, and on
+// other streams and for other purposes only behind an event that is recorded on it after the free. `Drop` frees no block
+// after `keep_for_ever`.
+unsafe impl StreamBound for BlockMemory {
+    fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    fn keep_for_ever(&self) {
+        self.is_kept.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Drop for BlockMemory {
+    fn drop(&mut self) {
+        if !self.is_kept.load(Ordering::SeqCst) {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.block) };
+        }
+    }
+}
+
+impl fmt::Debug for BlockMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.block.fmt(f)
+    }
+}

@@ -1,0 +1,80 @@
+//! A rank of a job, with what most programs need.
+
+use std::fmt;
+
+use cuda_driver::{Context, Stream, StreamFlags};
+
+use super::{ProcessGroup, Result};
+use crate::store::Deadline;
+
+/// A rank of a job: its world and a stream on its device.
+///
+/// ```no_run
+/// use process_group::{Job, comm::ReduceOp};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let job = Job::from_env()?; // started by `lockstep launch`, `torchrun`, `mpirun` or `srun`
+/// let mut values = job.stream().clone_htod(&[job.world().rank() as f32; 1024])?;
+/// job.world().all_reduce(&mut values, ReduceOp::Sum)?;
+/// println!("{}", job.stream().clone_dtoh(&values)?[0]);
+/// job.finish()?;
+/// # Ok(()) }
+/// ```
+pub struct Job {
+    world: ProcessGroup,
+    stream: Stream,
+}
+
+impl Job {
+    /// Joins the job that a launcher describes in the [environment](super::Environment): loads the driver and NCCL,
+    /// connects to the store, takes the device, and builds the world. Blocks until all ranks have come, at most for the
+    /// builder's default timeout. [`ProcessGroup::builder`] has settings for all of it.
+    ///
+    /// # Errors
+    /// Those of [`Builder::build`](super::Builder::build).
+    pub fn from_env() -> Result<Self> {
+        Self::new(ProcessGroup::builder().build()?)
+    }
+
+    /// The job of a world that was built in another way.
+    ///
+    /// # Errors
+    /// [`GroupError::Driver`](super::GroupError::Driver) if no stream can be made.
+    pub fn new(world: ProcessGroup) -> Result<Self> {
+        let stream = Stream::new(world.context(), StreamFlags::NON_BLOCKING)?;
+        Ok(Self { world, stream })
+    }
+
+    /// The group of all ranks.
+    #[must_use]
+    pub fn world(&self) -> &ProcessGroup {
+        &self.world
+    }
+
+    /// A stream on this rank's device, for work and memory of the job.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// This rank's device.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        self.world.context()
+    }
+
+    /// Leaves the job together with the other ranks. Groups that were split from the world are destroyed before.
+    ///
+    /// # Errors
+    /// Those of [`ProcessGroup::destroy`].
+    pub fn finish(self) -> Result<()> {
+        let deadline: Deadline = self.world.timeout();
+        self.world.destroy(deadline)
+    }
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job").field("world", &self.world).finish_non_exhaustive()
+    }
+}

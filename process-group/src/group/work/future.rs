@@ -1,0 +1,65 @@
+//! Waiting for operations in asynchronous programs.
+
+use std::{
+    future::{Future, IntoFuture},
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll, Waker},
+};
+
+use super::Work;
+use crate::group::Result;
+
+/// A wait for an operation, from [`Work::into_future`](IntoFuture::into_future). Needs no particular executor.
+///
+/// Its result is that of [`Work::is_completed`]: `Ok` when the operation is done, or the error that ended the group. It
+/// has no deadline of its own; the group's [work timeout](crate::group::Builder::work_timeout) applies. Dropping it has
+/// no effect on the operation.
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled"]
+pub struct WorkFuture {
+    work: Work,
+    /// The task to wake when the operation is done.
+    waker: Arc<Mutex<Option<Waker>>>,
+    /// True once the thread that looks after kept owners will wake the task.
+    is_kept: bool,
+}
+
+/// Wakes a task when it is dropped.
+struct WakeOnDrop(Arc<Mutex<Option<Waker>>>);
+
+impl Drop for WakeOnDrop {
+    fn drop(&mut self) {
+        let waker = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl IntoFuture for Work {
+    type Output = Result<()>;
+    type IntoFuture = WorkFuture;
+
+    fn into_future(self) -> WorkFuture {
+        WorkFuture { work: self, waker: Arc::default(), is_kept: false }
+    }
+}
+
+impl Future for WorkFuture {
+    type Output = Result<()>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        let this = self.get_mut();
+        *this.waker.lock().unwrap_or_else(PoisonError::into_inner) = Some(context.waker().clone());
+        // After the waker is stored: if the operation ends now, either this call sees it, or the waker is called.
+        if this.work.is_completed()? {
+            return Poll::Ready(Ok(()));
+        }
+        if !this.is_kept {
+            this.work.keep(WakeOnDrop(this.waker.clone()))?;
+            this.is_kept = true;
+        }
+        Poll::Pending
+    }
+}
