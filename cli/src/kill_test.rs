@@ -326,7 +326,7 @@ pub(crate) fn run_rank(options: &RankOptions) -> Result<()> {
         memory.copy_from_host(0, &[1f32; 1024])?;
         // SAFETY: the memory holds 1024 elements and outlives the work, whose end is waited for or forced.
         let work = unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, stream) }?;
-        work.wait_timeout(deadline())
+        work.wait_until(deadline())
     };
     all_reduce(&world, &stream)?;
     world.barrier(deadline())?;

@@ -48,7 +48,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let buffer = Buffer::new(memory.ptr(), ELEMENTS, DataType::F32);
     // SAFETY: the memory holds the elements, nobody else uses it, and it outlives the work.
     let work = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream)? };
-    work.wait_timeout(world.timeout())?;
+    work.wait_until(world.timeout())?;
     let mut sums = vec![0f32; ELEMENTS];
     memory.copy_to_host(0, &mut sums)?;
     let expected = (0..ranks).sum::<usize>() as f32;

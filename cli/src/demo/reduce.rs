@@ -97,7 +97,7 @@ impl Reducer {
         self.meet(job, member)?;
         let begun = Instant::now();
         let work = self.enqueue(job, member)?;
-        work.wait_timeout(job.deadline())?;
+        work.wait_until(job.deadline())?;
         let milliseconds = begun.elapsed().as_secs_f64() * 1e3;
         self.verify(job, member, mode, milliseconds, reporter)
     }
@@ -136,8 +136,9 @@ impl Reducer {
             let receive = Buffer::new(self.result(&member.group, placed), elements as usize, data_type);
             // SAFETY: the block and the copy are device memory of at least that length, and live until this rank
             // is done; the stream orders the reductions, which alone touch them meanwhile.
-            last =
-                Some(unsafe { member.process_group.raw().all_reduce(send, receive, ReduceOp::Sum, &job.stream)? });
+            last = Some(unsafe {
+                member.process_group.raw().all_reduce(send, receive, ReduceOp::Sum, &job.stream)?
+            });
         }
         last.context("at least one bucket")
     }

@@ -62,7 +62,7 @@ fn job(folder: &Path, odd: Option<usize>, look: impl Fn(&str) + Sync) {
             // SAFETY: the memory is long enough, and freed after the group's end.
             unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap()
         };
-        all(8).wait_timeout(far()).unwrap();
+        all(8).wait_until(far()).unwrap();
         if let Some(elements) = if rank == 2 { odd } else { Some(8) } {
             all(elements);
         }

@@ -27,7 +27,9 @@ pub enum ArgumentError {
         ranks: usize,
     },
     /// [`ReduceOp::PreMulSumAt`](super::ReduceOp::PreMulSumAt) in an operation on slices.
-    #[error("PreMulSumAt reads its factor at an address that nothing checks; call the operation through `raw()`")]
+    #[error(
+        "PreMulSumAt reads its factor at an address that nothing checks; call the operation through `raw()`"
+    )]
     RawFactor,
     /// A buffer that the operation uses is null.
     #[error("{call}: the {buffer} buffer is null, but {bytes} bytes are to be used there")]

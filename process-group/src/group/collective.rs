@@ -228,7 +228,7 @@ impl Raw<'_> {
     /// #     output_sizes: &[usize], stream: &cuda_driver::Stream) -> Result<(), GroupError> {
     /// // torch's all_to_all_single with split sizes.
     /// // SAFETY: the buffers outlive the work.
-    /// unsafe { group.all_to_all_list(&input.split(input_sizes)?, &output.split(output_sizes)?, stream)? };
+    /// unsafe { group.raw().all_to_all_list(&input.split(input_sizes)?, &output.split(output_sizes)?, stream)? };
     /// # Ok(()) }
     /// ```
     ///

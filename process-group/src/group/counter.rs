@@ -10,6 +10,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use cuda_driver::Device;
@@ -27,6 +28,8 @@ pub(super) struct Counter {
     pub(super) name: Arc<str>,
     pub(super) track: Track,
     pub(super) vigil: Arc<Vigil>,
+    /// The time limit of waits for work.
+    pub(super) timeout: Duration,
     /// This rank, and the ranks of the job that are members.
     rank: usize,
     ranks: Arc<[usize]>,
@@ -138,12 +141,12 @@ impl Counter {
         id: GroupId,
         name: Arc<str>,
         track: Track,
-        vigil: Arc<Vigil>,
+        (vigil, timeout): (Arc<Vigil>, Duration),
         (rank, ranks): (usize, Arc<[usize]>),
         device: &Device,
     ) -> Arc<Self> {
         let (device, calls, others) = (key(device), AtomicU64::new(0), Mutex::default());
-        let counter = Arc::new(Self { id, name, track, vigil, rank, ranks, device, calls, others });
+        let counter = Arc::new(Self { id, name, track, vigil, timeout, rank, ranks, device, calls, others });
         let mut counters = counters();
         counters.retain(|counter| counter.strong_count() > 0);
         counters.push(Arc::downgrade(&counter));

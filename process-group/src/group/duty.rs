@@ -293,7 +293,7 @@ mod tests {
                 let (_second, open) = held();
                 look(LONG.as_secs());
                 drop(first.1);
-                first.0.wait_timeout(far()).unwrap();
+                first.0.wait_until(far()).unwrap();
                 look(answer);
                 group.check().unwrap();
                 look(answer);
@@ -325,7 +325,7 @@ mod tests {
                     group.check().unwrap();
                     if is_done {
                         drop(open);
-                        work.wait_timeout(far()).unwrap();
+                        work.wait_until(far()).unwrap();
                         look(answer);
                         group.check().unwrap();
                         continue;

@@ -55,16 +55,13 @@ impl fmt::Display for GroupId {
 /// One rank's member of a group.
 ///
 /// ```no_run
-/// # use process_group::{ProcessGroup, comm::{DataType, ReduceOp}, group::Buffer};
+/// # use process_group::{ProcessGroup, comm::ReduceOp};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// // Started by a launcher that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
 /// let world = ProcessGroup::builder().build()?;
 /// let stream = cuda_driver::Stream::new(world.context(), cuda_driver::StreamFlags::NON_BLOCKING)?;
-/// let memory = cuda_driver::memory::DeviceMemory::new(world.context(), 4096)?;
-/// let buffer = Buffer::new(memory.ptr(), 1024, DataType::F32);
-/// // SAFETY: the memory holds 1024 elements and outlives the work.
-/// let work = unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream)? };
-/// work.wait_timeout(world.timeout())?;
+/// let mut values = stream.alloc_zeros::<f32>(1024)?;
+/// world.all_reduce(&mut values, ReduceOp::Sum)?.wait()?;
 /// # Ok(()) }
 /// ```
 pub struct ProcessGroup {
@@ -291,16 +288,16 @@ impl ProcessGroup {
     /// [`GroupError::WorkTimeout`] with the first operation that is not done; [`GroupError::Comm`]
     /// for an asynchronous error.
     pub fn quiesce(&self, deadline: Deadline) -> Result<()> {
-        self.outstanding.latest().iter().try_for_each(|work| work.wait_timeout(deadline))
+        self.outstanding.latest().iter().try_for_each(|work| work.wait_until(deadline))
     }
 
     /// Waits on the host until `work` of this group is done. After the deadline it asks all members for their
     /// progress, which takes up to `patience` more.
     ///
     /// # Errors
-    /// Those of [`Work::wait_timeout`].
+    /// Those of [`Work::wait_until`].
     pub fn wait(&self, work: &Work, deadline: Deadline, patience: Duration) -> Result<()> {
-        match work.wait_timeout(deadline) {
+        match work.wait_until(deadline) {
             Err(GroupError::WorkTimeout { operation, sequence, group, waited, progress: None }) => {
                 let progress = self.progress(Deadline::after(patience)).ok().map(Box::new);
                 Err(GroupError::WorkTimeout { operation, sequence, group, waited, progress })
@@ -365,7 +362,7 @@ impl ProcessGroup {
         counter.vigil.check()?;
         // NCCL waits for its own work. Revoked work needs no wait.
         if messages.are_on_path() && counter.vigil.check_work().is_ok() {
-            outstanding.latest().iter().try_for_each(|work| work.wait_timeout(deadline))?;
+            outstanding.latest().iter().try_for_each(|work| work.wait_until(deadline))?;
         }
         let messages = Communicator::destroy_together(messages.into_communicators(rank), deadline);
         let destroyed =

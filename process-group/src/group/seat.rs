@@ -209,7 +209,8 @@ impl Seat {
         // A faster member may have left already.
         watch.recall(&vigil);
         let membership = Membership::new(&vigil);
-        let counter = Counter::new(id, name.clone(), track, vigil, (rank, ranks.clone()), context.device());
+        let counter =
+            Counter::new(id, name.clone(), track, (vigil, timeout), (rank, ranks.clone()), context.device());
         let marks = Marks::new(context, terms.timing);
         let sight = Sight::new(context, communicator.nccl(), terms.looks, plans);
         Ok(ProcessGroup {

@@ -122,7 +122,7 @@ fn a_group_works_from_windows_and_in_graphs() {
             unsafe { context.copy_from_host(segments[0].ptr(), &values) }.unwrap();
             let buffer = Buffer::new(segments[0].ptr(), elements, F32);
             let work = unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
-            work.wait_timeout(far()).unwrap();
+            work.wait_until(far()).unwrap();
             let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
             unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
             let exec = capture.end().unwrap().instantiate().unwrap();

@@ -60,7 +60,7 @@ fn gather(world: &ProcessGroup, allocator: &Allocator, id: StreamId, stream: &St
     // SAFETY: the block is as long.
     unsafe { world.context().copy_from_host(from.ptr, &vec![world.rank() as f32; elements]) }.unwrap();
     // SAFETY: as above.
-    unsafe { world.raw().all_gather(from, to, stream) }.unwrap().wait_timeout(far()).unwrap();
+    unsafe { world.raw().all_gather(from, to, stream) }.unwrap().wait_until(far()).unwrap();
     check("enqueued");
     world.barrier(far()).unwrap();
     stream.launch(&exec).unwrap();

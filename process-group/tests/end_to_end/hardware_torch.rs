@@ -159,21 +159,21 @@ fn one_rank() {
     let (one, each) = (memory(me, 1), memory(me, ranks));
 
     let work = unsafe { world.raw().all_reduce(all(&one), all(&one), ReduceOp::Sum, &stream) }.unwrap();
-    work.wait_timeout(far()).unwrap();
+    work.wait_until(far()).unwrap();
     let sum = (0..ranks).sum::<usize>() as f32;
     assert_eq!(shares(&one), [sum]);
 
     one.copy_from_host(0, &vec![me; ELEMENTS]).unwrap();
-    unsafe { world.raw().all_gather(all(&one), all(&each), &stream) }.unwrap().wait_timeout(far()).unwrap();
+    unsafe { world.raw().all_gather(all(&one), all(&each), &stream) }.unwrap().wait_until(far()).unwrap();
     assert_eq!(shares(&each), (0..ranks).map(|rank| rank as f32).collect::<Vec<_>>());
 
     let reduced = unsafe { world.raw().reduce_scatter(all(&each), all(&one), ReduceOp::Sum, &stream) };
-    reduced.unwrap().wait_timeout(far()).unwrap();
+    reduced.unwrap().wait_until(far()).unwrap();
     assert_eq!(shares(&one), [me * ranks as f32]);
 
     for root in 0..ranks {
         one.copy_from_host(0, &vec![me; ELEMENTS]).unwrap();
-        unsafe { world.raw().broadcast(all(&one), root, &stream) }.unwrap().wait_timeout(far()).unwrap();
+        unsafe { world.raw().broadcast(all(&one), root, &stream) }.unwrap().wait_until(far()).unwrap();
         assert_eq!(shares(&one), [root as f32]);
     }
 
@@ -183,7 +183,7 @@ fn one_rank() {
         batch.send(all(&one), 1 - rank)?;
         batch.recv(all(&other), 1 - rank)
     });
-    exchanged.unwrap().wait_timeout(far()).unwrap();
+    exchanged.unwrap().wait_until(far()).unwrap();
     assert_eq!(shares(&other), [1.0 - me]);
 
     println!("rank {rank}, of Rust ({how}): all is right; {:?}", world.communicator());

@@ -19,7 +19,7 @@
 //!         batch.recv(to, before)
 //!     }
 //! })?;
-//! work.wait_timeout(world.timeout())?;
+//! work.wait()?;
 //! # Ok(()) }
 //! ```
 //!

@@ -348,7 +348,7 @@ impl Seat<'_> {
         }
         let took = match case {
             // Another rank may have ended the group before this one enqueues.
-            Case::Wait => self.under(&handles, true, || reduce()?.wait_timeout(Self::far())),
+            Case::Wait => self.under(&handles, true, || reduce()?.wait_until(Self::far())),
             Case::Barrier => self.under(&handles, true, || group.barrier(Self::far())),
             _ => self.under(&handles, true, || {
                 let request = process_group::group::Request::Color { color: Some(0), key: 0 };

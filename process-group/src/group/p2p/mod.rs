@@ -324,7 +324,7 @@ impl ProcessGroup {
 
     /// Returns a stream for messages to member `peer`. There is one stream for each communicator, so messages
     /// of different communicators overlap. The stream waits for no other; order it with events, or with
-    /// [`Work::wait`](super::Work::wait).
+    /// [`Work::order_before`](super::Work::order_before).
     ///
     /// # Errors
     /// [`GroupError::NoSuchRank`]; [`GroupError::Driver`].

@@ -16,8 +16,8 @@ use std::{fmt, sync::Arc, thread, time::Duration};
 
 use cuda_driver::{Stream, graph::RelaxedCapture};
 
-use self::mark::{Lease, Mark, StreamKey};
 pub use self::future::WorkFuture;
+use self::mark::{Lease, Mark, StreamKey};
 pub(super) use self::{
     mark::{Blank, Marks},
     outstanding::Outstanding,
@@ -62,7 +62,7 @@ impl Work {
     ///
     /// # Errors
     /// [`GroupError::Driver`].
-    pub fn wait(&self, stream: &Stream) -> Result<()> {
+    pub fn order_before(&self, stream: &Stream) -> Result<()> {
         let done = self.mark.done.event();
         if StreamKey::of(stream) == self.mark.stream && stream.context() == done.context() {
             return Ok(());
@@ -70,7 +70,15 @@ impl Work {
         Ok(stream.wait(done)?)
     }
 
-    /// Waits on the host until the operation is done.
+    /// Waits on the host until the operation is done, at most for the group's timeout.
+    ///
+    /// # Errors
+    /// As for [`wait_until`](Self::wait_until).
+    pub fn wait(&self) -> Result<()> {
+        self.wait_until(Deadline::after(self.mark.counter.timeout))
+    }
+
+    /// Waits on the host until the operation is done, or until the deadline.
     ///
     /// # Errors
     /// The error that ended the group, as soon as it is known: [`GroupError::Lost`],
@@ -79,11 +87,11 @@ impl Work {
     /// deadline. [`GroupError::WorkTimeout`] after the deadline, with the members that have not joined unless
     /// the deadline is shorter than a second. [`GroupError::Comm`] for an asynchronous error;
     /// [`GroupError::Captured`]; [`GroupError::Driver`].
-    pub fn wait_timeout(&self, deadline: Deadline) -> Result<()> {
-        self.mark.counter.vigil.explain(self.wait_until(deadline))
+    pub fn wait_until(&self, deadline: Deadline) -> Result<()> {
+        self.mark.counter.vigil.explain(self.look_until(deadline))
     }
 
-    fn wait_until(&self, deadline: Deadline) -> Result<()> {
+    fn look_until(&self, deadline: Deadline) -> Result<()> {
         const LONGEST: Duration = Duration::from_millis(1);
         let mut pause = Duration::from_micros(2);
         let _range = profile::range("wait", &self.mark.counter.name, 0);

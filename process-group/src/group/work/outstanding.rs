@@ -356,13 +356,13 @@ mod tests {
                 let open = hold(&held);
                 let late = group.launched(&held).unwrap();
                 for _ in 0..5 * Outstanding::<super::Work>::STREAMS {
-                    group.launched(&rank.stream()).unwrap().wait_timeout(far()).unwrap();
+                    group.launched(&rank.stream()).unwrap().wait_until(far()).unwrap();
                 }
                 let streams = group.outstanding.state().streams.len();
                 assert!(streams <= Outstanding::<super::Work>::STREAMS, "{streams} streams");
                 group.quiesce(soon()).unwrap_err();
                 drop(open);
-                late.wait_timeout(far()).unwrap();
+                late.wait_until(far()).unwrap();
                 group.quiesce(far()).unwrap();
                 group.destroy(far()).unwrap();
             });

@@ -84,7 +84,7 @@ rusty_fork_test! {
             let work = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
             thread::scope(|scope| {
                 let waits = [
-                    scope.spawn(|| work.wait_timeout(far())),
+                    scope.spawn(|| work.wait_until(far())),
                     scope.spawn(|| world.barrier(far())),
                 ];
                 rank.store.wait(&["process-group/world/0/barrier/0/records/count"], far()).unwrap();

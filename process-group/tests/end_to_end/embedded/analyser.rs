@@ -53,8 +53,9 @@ fn one_rank() {
     let me = world.rank();
     let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 64]));
     let part = |at: usize, elements| Buffer::new(memory.ptr() + 4 * at, elements, F32);
-    let all =
-        |elements| unsafe { world.raw().all_reduce(part(0, elements), part(0, elements), ReduceOp::Sum, &stream) };
+    let all = |elements| unsafe {
+        world.raw().all_reduce(part(0, elements), part(0, elements), ReduceOp::Sum, &stream)
+    };
     let pair = world.split("tp", &Request::Color { color: Some(me as u32 / 2), key: 0 }).unwrap().unwrap();
 
     // Five collectives, with each kind of record, and some of another group in between. No messages: the

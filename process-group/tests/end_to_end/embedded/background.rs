@@ -59,7 +59,7 @@ rusty_fork_test! {
             let world = rank.world();
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
             let all = Buffer::new(memory.ptr(), 4, F32);
-            unsafe { world.raw().all_reduce(all, all, ReduceOp::Sum, &stream) }.unwrap().wait_timeout(far()).unwrap();
+            unsafe { world.raw().all_reduce(all, all, ReduceOp::Sum, &stream) }.unwrap().wait_until(far()).unwrap();
             let work = call_differently(&rank, &world, all, &stream);
             let asked = loop {
                 match work.is_completed() {
@@ -70,7 +70,7 @@ rusty_fork_test! {
             };
             // Right away it is the communicator's error, or already its cause.
             assert!(matches!(asked, GroupError::Comm(_) | GroupError::CollectiveDiverged { .. }), "{asked}");
-            for error in [work.wait_timeout(far()).unwrap_err(), world.quiesce(far()).unwrap_err(), world.check().unwrap_err()] {
+            for error in [work.wait_until(far()).unwrap_err(), world.quiesce(far()).unwrap_err(), world.check().unwrap_err()] {
                 let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
                 assert_eq!((&divergence.ranks[..], divergence.after, divergence.by), (&[0, 1][..], 1, 2), "{error}");
                 let calls: Vec<_> = divergence.calls.iter().map(|call| call.call.as_str()).collect();
@@ -97,7 +97,7 @@ rusty_fork_test! {
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
             let all = Buffer::new(memory.ptr(), 4, F32);
             let work = call_differently(&rank, &world, all, &stream);
-            let error = work.wait_timeout(far()).unwrap_err();
+            let error = work.wait_until(far()).unwrap_err();
             assert!(matches!(error, GroupError::CollectiveDiverged { .. }), "{error}");
             world.abort(far()).unwrap();
             let _ = stream.synchronize();
@@ -113,7 +113,7 @@ rusty_fork_test! {
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 8]));
             let part = Buffer::new(memory.ptr(), if rank.rank == 3 { 4 } else { 8 }, F32);
             let work = unsafe { world.raw().all_reduce(part, part, ReduceOp::Sum, &stream) }.unwrap();
-            let error = work.wait_timeout(far()).unwrap_err();
+            let error = work.wait_until(far()).unwrap_err();
             let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
             assert_eq!((&divergence.ranks[..], divergence.by), (&[3][..], 1), "{error}");
             world.abort(far()).unwrap();
@@ -136,7 +136,7 @@ rusty_fork_test! {
                 machine.world.faults().inject(Injection::new("ncclCommGetAsyncError", Action::Fail(3)).forever()).unwrap();
             }
             failing.wait();
-            let error = work.wait_timeout(far()).unwrap_err();
+            let error = work.wait_until(far()).unwrap_err();
             let GroupError::MemberFailed { reason, .. } = &error else { panic!("{error}") };
             assert!(reason.contains("ncclCommGetAsyncError"), "{error}");
             world.abort(far()).unwrap();
@@ -162,7 +162,7 @@ rusty_fork_test! {
                 let error = until_over(&world);
                 let GroupError::MemberFailed { reason, .. } = &error else { panic!("{error}") };
                 assert!(reason.contains("cuEventQuery") && reason.contains(&code.to_string()), "{error}");
-                assert!(work.wait_timeout(far()).is_err());
+                assert!(work.wait_until(far()).is_err());
                 drop(open);
                 world.abort(far()).unwrap();
                 let _ = stream.synchronize();
@@ -179,7 +179,7 @@ rusty_fork_test! {
             let open = hold(&stream);
             let work = world.launched(&stream).unwrap();
             machine.world.faults().inject(Injection::new("cuEventQuery", Action::Fail(700)).forever()).unwrap();
-            let error = work.wait_timeout(far()).unwrap_err();
+            let error = work.wait_until(far()).unwrap_err();
             assert!(matches!(error, GroupError::Driver(_)), "{error}");
             machine.world.faults().clear();
             let error = world.check().unwrap_err();

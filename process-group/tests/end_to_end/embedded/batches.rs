@@ -110,7 +110,17 @@ impl Seat<'_> {
         let put = window.map(|(from, to)| (Buffer::new(from, *count, F32), to));
         let (first, second) = calls.split_at(calls.len() / 2);
         if mode == Mode::Alone {
-            let alone = |call: &Call| drop(unsafe { { let raw = world.raw(); call!(self, call, raw, stream) } }.unwrap());
+            let alone = |call: &Call| {
+                drop(
+                    unsafe {
+                        {
+                            let raw = world.raw();
+                            call!(self, call, raw, stream)
+                        }
+                    }
+                    .unwrap(),
+                )
+            };
             first.iter().for_each(alone);
             if let Some((from, to)) = put {
                 unsafe { world.put_signal(from, to, next, stream) }.unwrap();

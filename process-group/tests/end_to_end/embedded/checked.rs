@@ -114,7 +114,7 @@ rusty_fork_test! {
             let Place { world, stream, memory, me } = &place;
             memory.copy_from_host(0, &[*me as f32 + 1.0]).unwrap();
             let one = Buffer::new(memory.ptr(), 1, F32);
-            unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, stream) }.unwrap().wait_timeout(far()).unwrap();
+            unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, stream) }.unwrap().wait_until(far()).unwrap();
             let mut sum = [0f32];
             memory.copy_to_host(0, &mut sum).unwrap();
             assert_eq!(sum, [6.0]);
@@ -178,7 +178,7 @@ rusty_fork_test! {
             }
             assert_eq!(launches(&machine), 0);
             place.world.barrier(far()).unwrap();
-            sum(2).unwrap().wait_timeout(far()).unwrap();
+            sum(2).unwrap().wait_until(far()).unwrap();
             place.world.destroy(far()).unwrap();
         });
         machine.world.finish().unwrap();

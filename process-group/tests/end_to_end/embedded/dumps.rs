@@ -21,7 +21,7 @@ rusty_fork_test! {
             let world = rank.builder().name("a \"name\"\n\u{e9}").timing(true).build().unwrap();
             let (stream, memory) = (rank.stream(), rank.memory(&[0.0; 2]));
             let two = Buffer::new(memory.ptr(), 2, F32);
-            unsafe { world.raw().all_reduce(two, two, ReduceOp::Sum, &stream) }.unwrap().wait_timeout(far()).unwrap();
+            unsafe { world.raw().all_reduce(two, two, ReduceOp::Sum, &stream) }.unwrap().wait_until(far()).unwrap();
             let dump = world.dump();
             let pickle = dump.write(folder.path()).unwrap();
             let json = folder.path().join("json");
@@ -72,7 +72,7 @@ rusty_fork_test! {
             let two = Buffer::new(memory.ptr(), 2, F32);
             if rank.rank == 0 {
                 let work = unsafe { world.raw().all_reduce(two, two, ReduceOp::Sum, &stream) }.unwrap();
-                work.wait_timeout(Deadline::now()).unwrap_err();
+                work.wait_until(Deadline::now()).unwrap_err();
             }
             let (both, patience) = (["flight_world_0", "flight_world_1"], far());
             while !both.iter().all(|file| folder.path().join(file).exists()) {

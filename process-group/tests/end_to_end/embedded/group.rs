@@ -76,13 +76,13 @@ rusty_fork_test! {
             let (send, receive) = (rank.memory(&[1.0, 2.0]), rank.memory(&[0.0; 8]));
             let (two, eight) = (Buffer::new(send.ptr(), 2, F32), Buffer::new(receive.ptr(), 8, F32));
             let work = unsafe { world.raw().all_gather(two, eight, &stream) }.unwrap();
-            work.wait_timeout(far()).unwrap();
+            work.wait_until(far()).unwrap();
             assert!(work.is_completed().unwrap());
             assert_eq!(values(&receive), [1.0, 2.0].repeat(4));
             let reduced = unsafe { world.raw().all_reduce(two, two, ReduceOp::Sum, &stream) }.unwrap();
             let other = rank.stream();
-            reduced.wait(&stream).unwrap();
-            reduced.wait(&other).unwrap();
+            reduced.order_before(&stream).unwrap();
+            reduced.order_before(&other).unwrap();
             other.synchronize().unwrap();
             assert_eq!(values(&send), [4.0, 8.0]);
             let exchange = world.batch(&stream, |batch| unsafe {
@@ -90,7 +90,7 @@ rusty_fork_test! {
                 batch.recv(Buffer::new(receive.ptr(), 2, F32), world.rank() ^ 1)
             }).unwrap();
             assert_eq!((work.sequence(), exchange.sequence(), world.sequence()), (1, 3, 3));
-            exchange.wait_timeout(far()).unwrap();
+            exchange.wait_until(far()).unwrap();
             let mine: Vec<_> = enqueued_on(world.context().device());
             assert_eq!((mine.len(), mine[0].sequence, mine[0].id), (1, 3, world.id()));
             // The counts that members can compare: two collectives, and an exchange with one other member.
@@ -263,7 +263,7 @@ rusty_fork_test! {
                     let memory = rank.memory(&[me as f32]);
                     let buffer = Buffer::new(memory.ptr(), 1, F32);
                     let work = unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
-                    work.wait_timeout(far()).unwrap();
+                    work.wait_until(far()).unwrap();
                     let sum: usize = group.global_ranks().iter().sum();
                     assert_eq!(values(&memory), [sum as f32]);
                     group.windows_supported().err();
@@ -414,7 +414,7 @@ rusty_fork_test! {
             if rank.rank == 0 {
                 let buffer = Buffer::new(memory.ptr(), 1, F32);
                 let work = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
-                let error = work.wait_timeout(soon()).unwrap_err();
+                let error = work.wait_until(soon()).unwrap_err();
                 assert!(matches!(error, GroupError::WorkTimeout { sequence: 1, .. }), "{error}");
                 assert!(world.quiesce(soon()).is_err());
             }
@@ -434,7 +434,7 @@ rusty_fork_test! {
             let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
             let work = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
             let graph = capture.end().unwrap();
-            assert!(matches!(work.wait_timeout(soon()), Err(GroupError::Captured { .. })));
+            assert!(matches!(work.wait_until(soon()), Err(GroupError::Captured { .. })));
             let exec = graph.instantiate().unwrap();
             for _ in 0..3 {
                 stream.launch(&exec).unwrap();

@@ -69,7 +69,7 @@ const WAITS: [(&str, Option<&str>, Wait); 5] = [
         2 => group.barrier(far()),
         _ => group.shrink(&[2], ShrinkMode::AfterFailure).map(drop),
     }),
-    ("a collective", None, |rank, group| all_reduce(rank, group)?.wait_timeout(far())),
+    ("a collective", None, |rank, group| all_reduce(rank, group)?.wait_until(far())),
     ("quiescence", None, |rank, group| {
         all_reduce(rank, group)?;
         group.quiesce(far())
@@ -151,7 +151,7 @@ rusty_fork_test! {
             let one = Buffer::new(memory.ptr(), 1, F32);
             let work = unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
             if rank.rank == 0 {
-                return work.wait_timeout(far()).unwrap();
+                return work.wait_until(far()).unwrap();
             }
             stream.synchronize().unwrap();
             assert_left(&loop {
@@ -163,7 +163,7 @@ rusty_fork_test! {
             // Also after the communicator was given up.
             for _ in 0..2 {
                 assert!(work.is_completed().unwrap());
-                work.wait_timeout(far()).unwrap();
+                work.wait_until(far()).unwrap();
                 world.quiesce(far()).unwrap();
                 assert_eq!(values(&memory), [2.0]);
                 thread::sleep(Duration::from_millis(400));
@@ -194,7 +194,7 @@ rusty_fork_test! {
             rank.store.set("enqueued", b"").unwrap();
             rank.store.wait(&["left"], far()).unwrap();
             drop(open);
-            assert_left(&work.wait_timeout(far()).unwrap_err(), 0, "dropped");
+            assert_left(&work.wait_until(far()).unwrap_err(), 0, "dropped");
             assert_left(&work.is_completed().unwrap_err(), 0, "dropped");
             stream.synchronize().unwrap();
         });
@@ -218,7 +218,7 @@ rusty_fork_test! {
             assert_left(&until_over(&world), 0, "aborted");
             world.abort_handle().abort(far()).unwrap();
             let is_done = is_done_by(&stream, Deadline::after(Duration::from_secs(20)));
-            let error = work.wait_timeout(far()).unwrap_err();
+            let error = work.wait_until(far()).unwrap_err();
             // The memory is freed once nothing uses it.
             world.abort(far()).unwrap();
             assert!(is_done, "the message still waits");
@@ -257,7 +257,7 @@ rusty_fork_test! {
             let world = rank.world();
             for _ in 0..3 {
                 let pair = world.split("pair", &everybody(&world)).unwrap().unwrap();
-                all_reduce(&rank, &pair).unwrap().wait_timeout(far()).unwrap();
+                all_reduce(&rank, &pair).unwrap().wait_until(far()).unwrap();
                 pair.destroy(far()).unwrap();
             }
             let pair = world.split("pair", &everybody(&world)).unwrap().unwrap();
@@ -268,7 +268,7 @@ rusty_fork_test! {
             }
             // Only one group is over.
             world.barrier(far()).unwrap();
-            all_reduce(&rank, &world).unwrap().wait_timeout(far()).unwrap();
+            all_reduce(&rank, &world).unwrap().wait_until(far()).unwrap();
             let log = rank.store.get(&world_key("flight/troubles"), far()).unwrap();
             assert_eq!(log, b"1");
             world.destroy(far()).unwrap();

@@ -46,7 +46,7 @@ fn one_rank() {
         memory.copy_from_host(0, &[me as f32; 1000]).unwrap();
         // SAFETY: the memory holds 1000 elements and outlives the work.
         unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }
-            .and_then(|work| work.wait_timeout(far()))
+            .and_then(|work| work.wait_until(far()))
     };
     all_reduce(&world).unwrap();
     world.barrier(far()).unwrap();

@@ -256,7 +256,7 @@ rusty_fork_test! {
             // An empty put is only a signal.
             put(buffer(DevicePtr(0), 0), DevicePtr(0), peer).unwrap();
             let work = world.wait_signals(peer, 1, &stream).unwrap();
-            work.wait_timeout(far()).unwrap();
+            work.wait_until(far()).unwrap();
             world.destroy(far()).unwrap();
         });
         machine.world.finish().unwrap();
@@ -309,7 +309,7 @@ rusty_fork_test! {
             world.prepare_one_sided(far()).unwrap();
             if rank.rank == 0 {
                 let work = world.wait_signals(1, 1, &stream).unwrap();
-                let error = work.wait_timeout(soon()).unwrap_err();
+                let error = work.wait_until(soon()).unwrap_err();
                 assert!(matches!(error, GroupError::WorkTimeout { operation: "wait_signals", .. }), "{error}");
             }
             world.barrier(far()).unwrap();

@@ -113,7 +113,7 @@ impl Rank<'_> {
     }
 
     fn done(&self, work: Result<Work, GroupError>) {
-        work.unwrap().wait_timeout(far()).unwrap();
+        work.unwrap().wait_until(far()).unwrap();
     }
 }
 
@@ -291,7 +291,8 @@ pub(crate) fn every_operation(group: &ProcessGroup, stream: &Stream) {
         lists(&rank, 2);
         if group.nccl().release() < dtype.since() {
             let memory = rank.empty(1);
-            let refused = unsafe { group.raw().all_reduce(memory.buffer, memory.buffer, ReduceOp::Sum, stream) };
+            let refused =
+                unsafe { group.raw().all_reduce(memory.buffer, memory.buffer, ReduceOp::Sum, stream) };
             let error = argument(refused);
             assert!(matches!(error, ArgumentError::TypeTooNew { .. }), "{error}");
             continue;

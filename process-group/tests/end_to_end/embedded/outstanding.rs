@@ -58,7 +58,7 @@ fn late_to_return<T>(
         wait_for(machine, AFTER_THE_RECORD, so_far + threads);
         let open = hold(stream);
         let held = call();
-        late.into_iter().for_each(|late| late.join().unwrap().wait_timeout(far()).unwrap());
+        late.into_iter().for_each(|late| late.join().unwrap().wait_until(far()).unwrap());
         (open, held)
     });
     let found = then(held);
@@ -89,7 +89,7 @@ fn rounds_without_quiet(group: &ProcessGroup, stream: &Stream, threads: usize, t
         let is_quiet = group.quiesce(Deadline::now()).is_ok();
         wrong.fetch_add(u64::from(is_quiet && !work.is_completed().unwrap()), Ordering::Relaxed);
         drop(open);
-        work.wait_timeout(far()).unwrap();
+        work.wait_until(far()).unwrap();
         is_over.store(begun.elapsed() >= time, Ordering::Relaxed);
     };
     thread::scope(|scope| {
@@ -168,7 +168,7 @@ rusty_fork_test! {
             let (open, late) = thread::scope(|scope| {
                 let late = scope.spawn(|| reduce(&group, two, &stream));
                 wait_for(&machine, "ncclAllReduce", so_far + 1);
-                reduce(&other, also_two, &stream).wait_timeout(far()).unwrap();
+                reduce(&other, also_two, &stream).wait_until(far()).unwrap();
                 let open = hold(&stream);
                 (open, late.join().unwrap())
             });
@@ -179,7 +179,7 @@ rusty_fork_test! {
                 assert!(entries[0].completed_ns.is_none(), "it waits for the gate");
             }
             drop(open);
-            late.wait_timeout(far()).unwrap();
+            late.wait_until(far()).unwrap();
             other.destroy(far()).unwrap();
             group.destroy(far()).unwrap();
         });

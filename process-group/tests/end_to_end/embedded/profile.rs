@@ -86,9 +86,9 @@ rusty_fork_test! {
             } else {
                 tracing::subscriber::with_default(notes.clone(), || {
                     let work = all();
-                    work.wait_timeout(Deadline::now()).unwrap_err();
+                    work.wait_until(Deadline::now()).unwrap_err();
                     world.barrier(far()).unwrap();
-                    work.wait_timeout(far()).unwrap();
+                    work.wait_until(far()).unwrap();
                 });
             }
             world.destroy(far()).unwrap();

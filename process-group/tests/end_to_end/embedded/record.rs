@@ -23,7 +23,7 @@ rusty_fork_test! {
             let two = Buffer::new(memory.ptr(), 2, F32);
             let line = line!() + 1;
             let work = unsafe { world.raw().all_reduce(two, two, ReduceOp::Max, &stream) }.unwrap();
-            work.wait_timeout(far()).unwrap();
+            work.wait_until(far()).unwrap();
             unsafe { world.raw().broadcast(two, 7, &stream) }.unwrap_err();
             let other = world.rank() ^ 1;
             world.batch(&stream, |batch| unsafe {
@@ -187,7 +187,7 @@ rusty_fork_test! {
             let (stream, memory) = (rank.stream(), rank.memory(&[0.0; 2]));
             let two = Buffer::new(memory.ptr(), 2, F32);
             let all = |group: &ProcessGroup| unsafe { group.raw().all_reduce(two, two, ReduceOp::Sum, &stream) };
-            all(&world).unwrap().wait_timeout(far()).unwrap();
+            all(&world).unwrap().wait_until(far()).unwrap();
             if rank.rank == 2 {
                 all(pair.as_ref().unwrap()).unwrap();
             }

@@ -24,8 +24,8 @@ rusty_fork_test! {
             let error = group.launched(&other).unwrap_err();
             assert!(error.to_string().contains("device 1"), "{error}");
             assert_eq!(group.sequence(), 1);
-            work.wait(&own).unwrap();
-            work.wait(&other).unwrap();
+            work.order_before(&own).unwrap();
+            work.order_before(&other).unwrap();
             assert!(!other.query().unwrap());
             drop(open);
             other.synchronize().unwrap();
@@ -46,9 +46,9 @@ rusty_fork_test! {
                 let there = scope.spawn(|| {
                     let other = per_thread(&rank.context);
                     // Enqueued later, and done earlier.
-                    group.launched(&other).unwrap().wait_timeout(far()).unwrap();
+                    group.launched(&other).unwrap().wait_until(far()).unwrap();
                     group.quiesce(soon()).unwrap_err();
-                    work.wait(&other).unwrap();
+                    work.order_before(&other).unwrap();
                     let waits = !other.query().unwrap();
                     drop(open);
                     other.synchronize().unwrap();

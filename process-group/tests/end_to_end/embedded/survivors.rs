@@ -20,7 +20,7 @@ fn group_sum(rank: &Rank, group: &ProcessGroup) -> f32 {
     let memory = rank.memory(&[group.global_rank() as f32 + 1.0; 4]);
     let buffer = Buffer::new(memory.ptr(), 4, F32);
     let work = unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
-    work.wait_timeout(far()).unwrap();
+    work.wait_until(far()).unwrap();
     values(&memory)[0]
 }
 
@@ -155,7 +155,7 @@ rusty_fork_test! {
             let given_up = (rank.rank == 0).then(|| reduce().unwrap());
             world.revoke(far()).unwrap();
             if let Some(work) = given_up {
-                let error = work.wait_timeout(far()).unwrap_err();
+                let error = work.wait_until(far()).unwrap_err();
                 assert!(is_revoked(&error), "{error}");
             }
             let error = reduce().unwrap_err();
@@ -180,7 +180,7 @@ rusty_fork_test! {
             let work = receive().unwrap();
             world.revoke(far()).unwrap();
             stream.synchronize().unwrap();
-            for error in [work.wait_timeout(far()).unwrap_err(), receive().unwrap_err()] {
+            for error in [work.wait_until(far()).unwrap_err(), receive().unwrap_err()] {
                 assert!(matches!(error, GroupError::Comm(CommError::Revoked { .. })), "{error}");
             }
             world.barrier(far()).unwrap();
@@ -199,13 +199,13 @@ rusty_fork_test! {
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
             let buffer = Buffer::new(memory.ptr(), 4, F32);
             let reduce = || unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
-            reduce().unwrap().wait_timeout(far()).unwrap();
+            reduce().unwrap().wait_until(far()).unwrap();
             {
                 let _inside = Group::begin(world.nccl()).unwrap();
                 let error = world.revoke(far()).unwrap_err();
                 assert!(matches!(error, GroupError::Comm(CommError::InsideGroup { .. })), "{error}");
             }
-            reduce().unwrap().wait_timeout(far()).unwrap();
+            reduce().unwrap().wait_until(far()).unwrap();
             world.destroy(far()).unwrap();
         });
         machine.world.finish().unwrap();
@@ -246,7 +246,7 @@ fn one_rank() {
     let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
     let buffer = Buffer::new(memory.ptr(), 4, F32);
     let lost = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }
-        .and_then(|work| work.wait_timeout(far()));
+        .and_then(|work| work.wait_until(far()));
     let GroupError::Lost { rank: first, .. } = lost.unwrap_err() else { panic!("nobody is lost") };
     let mut gone = BTreeSet::from([first]);
     if is_apart {

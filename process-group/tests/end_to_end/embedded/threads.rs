@@ -150,7 +150,7 @@ rusty_fork_test! {
             let (kept, refused) = without(0, || work.keep(Owner(is_dropped.clone())));
             assert!(matches!(kept, Err(GroupError::Thread { .. })) && refused, "{kept:?}");
             drop(open);
-            work.wait_timeout(far()).unwrap();
+            work.wait_until(far()).unwrap();
             // The thread that is started for the next owner drops this one too.
             assert!(!is_dropped.load(Ordering::Acquire));
             work.keep(()).unwrap();
@@ -179,7 +179,7 @@ rusty_fork_test! {
             let stream = rank.stream();
             let open = hold(&stream);
             let work = world.launched(&stream).unwrap();
-            let error = work.wait_timeout(far()).unwrap_err();
+            let error = work.wait_until(far()).unwrap_err();
             assert!(matches!(error, GroupError::Overdue { .. }), "{error}");
             drop(open);
             stream.synchronize().unwrap();

@@ -52,14 +52,14 @@ rusty_fork_test! {
             assert_eq!(progress.not_joined().map(|member| member.rank).collect::<Vec<_>>(), [1], "{error}");
             // A wait gets the same error, at once.
             if let Some(work) = work {
-                assert_eq!(work.wait_timeout(far()).unwrap_err().to_string(), error.to_string());
+                assert_eq!(work.wait_until(far()).unwrap_err().to_string(), error.to_string());
             }
             assert_eq!(world.barrier(far()).unwrap_err().to_string(), error.to_string());
             // A group without trouble stays usable.
             let pair = pair.unwrap();
             let other = rank.stream();
             memory.copy_from_host(0, &[1f32]).unwrap();
-            unsafe { pair.raw().all_reduce(one, one, ReduceOp::Sum, &other) }.unwrap().wait_timeout(far()).unwrap();
+            unsafe { pair.raw().all_reduce(one, one, ReduceOp::Sum, &other) }.unwrap().wait_until(far()).unwrap();
             assert_eq!(values(&memory), [pair.size() as f32]);
             let patience = far();
             let dump = folder.path().join(format!("flight_world_{}", rank.rank));
@@ -89,7 +89,7 @@ rusty_fork_test! {
                 return all_told();
             }
             let work = unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
-            let error = work.wait_timeout(world.timeout()).unwrap_err();
+            let error = work.wait_until(world.timeout()).unwrap_err();
             let progress = match &error {
                 GroupError::WorkTimeout { progress: Some(progress), .. } => progress,
                 // If this thread was not scheduled for long, the watchdog comes first.
@@ -116,7 +116,7 @@ rusty_fork_test! {
                 let one = Buffer::new(memory.ptr(), 1, F32);
                 let work = unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
                 for _ in 0..3 {
-                    let error = work.wait_timeout(soon()).unwrap_err();
+                    let error = work.wait_until(soon()).unwrap_err();
                     assert!(matches!(error, GroupError::WorkTimeout { progress: None, .. }), "{error}");
                 }
                 assert_eq!(rank.store.get("process-group/world/0/flight/asked", far()).unwrap(), b"0");
@@ -159,7 +159,7 @@ rusty_fork_test! {
             let graph = capture.end().unwrap().instantiate().unwrap();
             stream.launch(&graph).unwrap();
             let work = world.launched(&stream).unwrap();
-            work.wait_timeout(far()).unwrap();
+            work.wait_until(far()).unwrap();
             assert_eq!((values(&memory), work.operation()), (vec![2.0], "graph"));
             world.barrier(far()).unwrap();
             if rank.rank == 0 {
@@ -184,12 +184,12 @@ rusty_fork_test! {
             let buffer = |elements| Buffer::new(memory.ptr(), elements, F32);
             for _ in 0..3 {
                 let work = unsafe { world.raw().all_reduce(buffer(8), buffer(8), ReduceOp::Sum, &stream) }.unwrap();
-                work.wait_timeout(far()).unwrap();
+                work.wait_until(far()).unwrap();
             }
             let elements = if rank.rank == 1 { 4 } else { 8 };
             let line = line!() + 1;
             let work = unsafe { world.raw().all_reduce(buffer(elements), buffer(elements), ReduceOp::Max, &stream) };
-            let _ = work.map(|work| work.wait_timeout(far()));
+            let _ = work.map(|work| work.wait_until(far()));
             let error = until_over(&world);
             let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
             assert_eq!((&divergence.ranks[..], divergence.after, divergence.by), (&[1][..], 3, 4), "{error}");

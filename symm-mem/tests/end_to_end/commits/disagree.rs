@@ -29,7 +29,7 @@ fn disagree(rank: Rank) -> String {
     let buffer = Buffer::new(at, 64, DataType::F32);
     // SAFETY: the blocks are alive until the group has been aborted.
     let work = unsafe { rank.world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &rank.stream) };
-    let ended = work.and_then(|work| work.wait_timeout(soon()));
+    let ended = work.and_then(|work| work.wait_until(soon()));
     let said = explained(&ended.expect_err("the library compares"));
     for group in [rank.dp, rank.tp, rank.world] {
         let _ = group.abort(soon());

@@ -52,7 +52,7 @@ fn ends(
         };
         end(&group);
         for work in &works {
-            let error = work.wait_timeout(far()).unwrap_err();
+            let error = work.wait_until(far()).unwrap_err();
             assert!(is_it(&error), "{error}");
         }
         streams.iter().try_for_each(Stream::synchronize).unwrap();
@@ -113,7 +113,7 @@ fn a_message_of_more_than_a_queue_holds_arrives() {
                 _ => group.raw().send(buffer(&memory), 0, &stream),
             }
         };
-        work.unwrap().wait_timeout(far()).unwrap();
+        work.unwrap().wait_until(far()).unwrap();
         assert!(bytes(&memory) == pattern(1, MORE_THAN_A_QUEUE));
         group.destroy(far()).unwrap();
     });
@@ -141,7 +141,7 @@ pub(super) fn receive_first(rank: &Rank) {
         let work = group.raw().recv(few, 1 - rank.rank, &stream).unwrap();
         (work, group.raw().recv(buffer(&memory), 1 - rank.rank, &stream).unwrap_err())
     };
-    for error in [error, work.wait_timeout(far()).unwrap_err()] {
+    for error in [error, work.wait_until(far()).unwrap_err()] {
         assert!(matches!(error, GroupError::Overdue { .. }), "{error}");
     }
     stream.synchronize().unwrap();
@@ -162,10 +162,10 @@ fn a_wait_that_times_out_says_so_and_the_message_comes_all_the_same() {
         unsafe {
             if rank.rank == 0 {
                 let work = group.raw().recv(buffer(&memory), 1, &stream).unwrap();
-                let error = work.wait_timeout(soon).unwrap_err();
+                let error = work.wait_until(soon).unwrap_err();
                 assert!(matches!(error, GroupError::WorkTimeout { operation: "recv", .. }), "{error}");
                 group.barrier(far()).unwrap();
-                work.wait_timeout(far()).unwrap();
+                work.wait_until(far()).unwrap();
             } else {
                 group.barrier(far()).unwrap();
                 group.raw().send(buffer(&memory), 0, &stream).unwrap();
@@ -200,7 +200,7 @@ fn lengths_that_differ_are_named_and_nothing_is_taken_for_right() {
             let mut works = Vec::new();
             if rank.rank < 2 {
                 works.push(message(300));
-                works[0].as_ref().unwrap().wait_timeout(far()).unwrap();
+                works[0].as_ref().unwrap().wait_until(far()).unwrap();
             }
             group.barrier(far()).unwrap();
             if rank.rank == first {
@@ -210,7 +210,7 @@ fn lengths_that_differ_are_named_and_nothing_is_taken_for_right() {
             if rank.rank == 1 - first {
                 works.push(message(200 + rank.rank));
             }
-            let last = works.pop().map(|work| work.and_then(|work| work.wait_timeout(far())));
+            let last = works.pop().map(|work| work.and_then(|work| work.wait_until(far())));
             let error = match last {
                 Some(ended) => ended.unwrap_err(),
                 None => loop {
@@ -272,7 +272,7 @@ fn a_group_that_goes_leaves_nothing_and_no_message_that_seems_to_have_come() {
             }
             stream.synchronize().unwrap();
             // Work that was given up is not reported as done.
-            let error = work.wait_timeout(far()).unwrap_err();
+            let error = work.wait_until(far()).unwrap_err();
             let is_it = matches!(error, GroupError::Comm(CommError::Closed { .. }) | GroupError::Left { .. });
             assert!(is_it, "{error}");
             drop(work);

@@ -96,7 +96,7 @@ fn a_message_that_cannot_be_launched_ends_the_group_on_both_ends() {
                 // SAFETY: the memory lives until the stream is done.
                 let work = unsafe { group.raw().recv(buffer(&memory), 0, &stream) }.unwrap();
                 group.barrier(far()).unwrap();
-                let error = match work.wait_timeout(far()) {
+                let error = match work.wait_until(far()) {
                     // The failing call comes after the message, which is complete.
                     Ok(()) => {
                         assert!(call == "cuEventRecord" || call == "cuStreamWaitEvent", "{call} {count}");
@@ -160,10 +160,14 @@ fn what_may_have_been_given_up_is_no_message() {
             let (stream, memory) = (rank.stream(), rank.memory(&pattern(rank.rank, 1000)));
             // SAFETY: the memory lives until the stream is done.
             let message = |part: Buffer| unsafe {
-                if rank.rank == 0 { group.raw().send(part, 1, &stream) } else { group.raw().recv(part, 0, &stream) }
+                if rank.rank == 0 {
+                    group.raw().send(part, 1, &stream)
+                } else {
+                    group.raw().recv(part, 0, &stream)
+                }
             };
             let first = message(Buffer { elements: 100, ..buffer(&memory) }).unwrap();
-            first.wait_timeout(far()).unwrap();
+            first.wait_until(far()).unwrap();
             meet.wait();
             if rank.rank == 0 {
                 // Nobody receives it.
@@ -184,7 +188,7 @@ fn what_may_have_been_given_up_is_no_message() {
             // A rank that aborts by itself gives no reason. The other rank still learns which rank aborted: first by
             // the path, later by the health monitor.
             for deadline in [Deadline::now(), far()] {
-                let error = first.wait_timeout(deadline).unwrap_err();
+                let error = first.wait_until(deadline).unwrap_err();
                 assert!(is_given_up(&error, 0), "{error}");
             }
             group.into_iter().for_each(|group| group.abort(far()).unwrap());

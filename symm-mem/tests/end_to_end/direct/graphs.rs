@@ -33,7 +33,7 @@ fn a_graph_is_right_in_every_run() {
             ]
         };
         for work in works {
-            let error = work.unwrap().wait_timeout(far()).unwrap_err();
+            let error = work.unwrap().wait_until(far()).unwrap_err();
             assert!(matches!(error, GroupError::Captured { .. }), "{error}");
         }
         let graph = capture.end().unwrap().instantiate().unwrap();
@@ -51,7 +51,7 @@ fn a_graph_is_right_in_every_run() {
                     group.raw().recv(buffer(&eager), 0, &stream)
                 }
             };
-            work.unwrap().wait_timeout(far()).unwrap();
+            work.unwrap().wait_until(far()).unwrap();
             assert_eq!(bytes(&eager), pattern(run, 70));
         }
         drop(graph);
@@ -85,7 +85,7 @@ fn without_slots_for_graphs_nothing_is_captured_and_the_group_goes_on() {
                 group.raw().recv(buffer(&memory), 0, &stream)
             }
         };
-        work.unwrap().wait_timeout(far()).unwrap();
+        work.unwrap().wait_until(far()).unwrap();
         assert_eq!(bytes(&memory), pattern(0, 100));
         group.destroy(far()).unwrap();
     });
@@ -115,7 +115,7 @@ fn a_message_that_one_end_alone_captures_is_a_difference() {
         } else {
             // SAFETY: the memory lives until the stream is done.
             let received = unsafe { group.raw().recv(buffer(&memory), 0, &stream) };
-            received.and_then(|work| work.wait_timeout(far())).unwrap_err()
+            received.and_then(|work| work.wait_until(far())).unwrap_err()
         };
         let GroupError::MessagesDiffer { difference, .. } = &error else { panic!("{error}") };
         assert_eq!((&*difference.sent, &*difference.received), ("10 u8, in a graph", "10 u8"));

@@ -76,7 +76,7 @@ fn together(rank: &Rank, group: &ProcessGroup, sent: &[DeviceMemory], received: 
             }
         })
     });
-    work.unwrap().wait_timeout(far()).unwrap();
+    work.unwrap().wait_until(far()).unwrap();
 }
 
 /// Sends to each distance in turn, as separate calls on the group's own streams. Receives come first, so all of them
@@ -93,7 +93,7 @@ fn in_circles(rank: &Rank, group: &ProcessGroup, sent: &[DeviceMemory], received
                 group.raw().send(buffer(&sent[next]), next, group.send_stream(next).unwrap()),
             ]
         };
-        works.into_iter().for_each(|work| work.unwrap().wait_timeout(far()).unwrap());
+        works.into_iter().for_each(|work| work.unwrap().wait_until(far()).unwrap());
     }
 }
 
@@ -188,7 +188,7 @@ fn hardware_an_abort_ends_every_wait() {
         let began = std::time::Instant::now();
         group.abort_handle().abort(far()).unwrap();
         for work in &works {
-            let error = work.wait_timeout(far()).unwrap_err();
+            let error = work.wait_until(far()).unwrap_err();
             // The other rank's abort may be seen first.
             let is_abort =
                 matches!(error, GroupError::Comm(CommError::Closed { .. }) | GroupError::Left { .. });

@@ -177,7 +177,7 @@ fn what_does_not_fit_the_ring_goes_round_in_a_circle() {
                     batch.send(buffer(&from), (me + 2) % 3)
                 }
             });
-            work.unwrap().wait_timeout(far()).unwrap();
+            work.unwrap().wait_until(far()).unwrap();
             assert_eq!(bytes(&before), pattern((me + 2) % 3, 50_000));
             assert_eq!(bytes(&next), pattern((me + 1) % 3, 50_000));
         }
@@ -202,7 +202,7 @@ fn large_messages_alone_have_a_second_stream() {
                     _ => group.raw().recv(buffer(&memory), 0, &stream),
                 }
             };
-            work.unwrap().wait_timeout(far()).unwrap();
+            work.unwrap().wait_until(far()).unwrap();
             assert_eq!(bytes(&memory), pattern(number, length));
             group.barrier(far()).unwrap();
             let calls = ["cuStreamCreate", "cuStreamWaitEvent"].map(|call| machine.world.calls(call));
@@ -240,13 +240,13 @@ fn collectives_go_on_beside_messages() {
                 batch.recv(buffer(&to), peer)
             }
         });
-        work.unwrap().wait_timeout(far()).unwrap();
+        work.unwrap().wait_until(far()).unwrap();
         assert_eq!((bytes(&to), bytes(&sum)), (pattern(peer, 500), 3u32.to_le_bytes().to_vec()));
         let send: Vec<_> = shares.iter().map(buffer).collect();
         let receive: Vec<_> = parts.iter().map(buffer).collect();
         // SAFETY: as above.
         let work = unsafe { group.raw().all_to_all_list(&send, &receive, &stream) };
-        work.unwrap().wait_timeout(far()).unwrap();
+        work.unwrap().wait_until(far()).unwrap();
         assert_eq!([bytes(&parts[0]), bytes(&parts[1])], [vec![0; 4], vec![1; 4]]);
         group.destroy(far()).unwrap();
     });

@@ -49,7 +49,7 @@ fn a_group_tells_its_path_and_the_recorder_what_went_there() {
                 batch.recv(buffer(&own), me)
             }
         });
-        work.unwrap().wait_timeout(far()).unwrap();
+        work.unwrap().wait_until(far()).unwrap();
         assert_eq!((bytes(&to), bytes(&own)), (pattern(peer, 90), pattern(me, 90)));
 
         let report = group.p2p();
@@ -105,7 +105,7 @@ fn a_path_is_for_groups_that_agreed_on_it_once() {
                 pair.raw().recv(buffer(&memory), 0, &stream)
             }
         };
-        work.unwrap().wait_timeout(far()).unwrap();
+        work.unwrap().wait_until(far()).unwrap();
         assert_eq!(bytes(&memory), pattern(0, 1000));
         pair.destroy(far()).unwrap();
         group.destroy(far()).unwrap();

@@ -120,7 +120,7 @@ fn body(case: &str, rank: &Rank) {
             }
         })
     };
-    exchange().unwrap().wait_timeout(far()).unwrap();
+    exchange().unwrap().wait_until(far()).unwrap();
     assert_eq!(bytes(&to), pattern(before, 2000));
     if case == "well" {
         return group.destroy(far()).unwrap();
@@ -132,7 +132,7 @@ fn body(case: &str, rank: &Rank) {
     }
     let work = exchange().unwrap();
     barrier(&*rank.store, "launched", me, RANKS, far()).unwrap();
-    let error = work.wait_timeout(far()).unwrap_err();
+    let error = work.wait_until(far()).unwrap_err();
     let named = matches!(&error, GroupError::Lost { rank: VICTIM, loss: Loss::Died, .. });
     assert!(named, "{error}");
     stream.synchronize().unwrap();

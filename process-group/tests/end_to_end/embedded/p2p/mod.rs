@@ -29,7 +29,7 @@ fn exchange(rank: &Rank, group: &ProcessGroup, peer: usize) -> Result<(), GroupE
     let send = || unsafe { group.raw().send(from_buffer, peer, out) };
     let recv = || unsafe { group.raw().recv(to_buffer, peer, back) };
     let works = if me < peer { [send()?, recv()?] } else { [recv()?, send()?] };
-    works.iter().try_for_each(|work| work.wait_timeout(far()))?;
+    works.iter().try_for_each(|work| work.wait_until(far()))?;
     assert_eq!(values(&to), [peer as f32]);
     Ok(())
 }
@@ -52,7 +52,7 @@ fn all_reduce(rank: &Rank, group: &ProcessGroup) -> Result<f32, GroupError> {
     let memory = rank.memory(&[group.rank() as f32]);
     let buffer = Buffer::new(memory.ptr(), 1, F32);
     let stream = rank.stream();
-    unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }?.wait_timeout(far())?;
+    unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }?.wait_until(far())?;
     Ok(values(&memory)[0])
 }
 
@@ -175,7 +175,7 @@ rusty_fork_test! {
                 world.batch(&stream, |batch| unsafe {
                     batch.send(from, (me + 1) % 4)?;
                     batch.recv(into, (me + 3) % 4)
-                }).unwrap().wait_timeout(far()).unwrap();
+                }).unwrap().wait_until(far()).unwrap();
                 assert_eq!(values(&to), [((me + 3) % 4) as f32]);
                 assert!(world.is_connected());
                 assert!(!world.p2p().peers.contains(&PeerChannel::Pair));
@@ -320,10 +320,10 @@ rusty_fork_test! {
                 let buffer = Buffer::new(memory.ptr(), 1, F32);
                 // No rank sends.
                 let work = unsafe { world.raw().recv(buffer, 1 - rank.rank, &stream) }.unwrap();
-                assert!(work.wait_timeout(soon()).is_err());
+                assert!(work.wait_until(soon()).is_err());
                 let end = world.abort_handle();
                 end.abort(far()).unwrap();
-                let error = work.wait_timeout(far()).unwrap_err();
+                let error = work.wait_until(far()).unwrap_err();
                 // The other rank aborts too, and that may be known first.
                 let is_it = matches!(error, GroupError::Comm(CommError::Closed { .. }) | GroupError::Left { .. });
                 stream.synchronize().unwrap();

@@ -116,7 +116,7 @@ fn to_oneself(rank: &Rank, group: &process_group::ProcessGroup) -> Result<f32, G
         batch.send(Buffer::new(from.ptr(), 1, F32), group.rank())?;
         batch.recv(Buffer::new(to.ptr(), 1, F32), group.rank())
     })?;
-    work.wait_timeout(far())?;
+    work.wait_until(far())?;
     Ok(values(&to)[0])
 }
 

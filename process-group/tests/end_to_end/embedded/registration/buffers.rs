@@ -125,7 +125,7 @@ rusty_fork_test! {
                 // When one rank frees it, the other may get the same address.
                 let memory = rank.memory(&vec![1.0; 64 << (round % 8)]);
                 let buffer = Buffer::new(memory.ptr(), 64 << (round % 8), F32);
-                unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap().wait_timeout(far()).unwrap();
+                unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap().wait_until(far()).unwrap();
             }
             world.destroy(far()).unwrap();
         });
@@ -146,7 +146,7 @@ rusty_fork_test! {
                     let buffer = Buffer::new(DevicePtr(block.address()), bytes as usize / 4, F32);
                     unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }
                 };
-                reduce(LARGE).unwrap().wait_timeout(far()).unwrap();
+                reduce(LARGE).unwrap().wait_until(far()).unwrap();
                 let piece = rank.context.address_range(DevicePtr(block.address())).unwrap().bytes as u64;
                 assert!(piece < LARGE, "{piece}");
                 let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();

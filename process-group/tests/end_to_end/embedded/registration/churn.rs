@@ -280,7 +280,7 @@ rusty_fork_test! {
                         // A strict machine refuses a call with one registered side.
                         unsafe {
                             world.context().copy_from_host(buffer.ptr, &[1f32; 4]).unwrap();
-                            group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream).unwrap().wait_timeout(far()).unwrap();
+                            group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream).unwrap().wait_until(far()).unwrap();
                             let mut found = [0f32; 4];
                             world.context().copy_to_host(&mut found, buffer.ptr).unwrap();
                             assert_eq!(found, [2.0; 4]);

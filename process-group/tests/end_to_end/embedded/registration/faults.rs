@@ -46,7 +46,7 @@ fn registered(
     for block in [&early, &late] {
         let buffer = Buffer::new(cuda_driver::DevicePtr(block.address()), 8, F32);
         // SAFETY: the block is larger, and outlives the work.
-        unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, stream) }?.wait_timeout(far())?;
+        unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, stream) }?.wait_until(far())?;
     }
     drop(early);
     allocator.empty_cache()?;

@@ -25,7 +25,8 @@ fn pass_on(
     let (rank, size) = (world.rank(), world.size());
     let (next, last) = ((rank + 1) % size, (rank + size - 1) % size);
     unsafe { world.context().copy_from_host(at(0), &[rank as f32, -1.0]).unwrap() };
-    let send = || unsafe { world.raw().send(Buffer::new(at(0), 1, F32), next, world.send_stream(next).unwrap()) };
+    let send =
+        || unsafe { world.raw().send(Buffer::new(at(0), 1, F32), next, world.send_stream(next).unwrap()) };
     let receive =
         || unsafe { world.raw().recv(Buffer::new(at(4), 1, F32), last, world.recv_stream(last).unwrap()) };
     // A rank that blocks on the host until the other end comes will meet it: all use one order of the ring's
@@ -35,7 +36,7 @@ fn pass_on(
     } else {
         [receive().unwrap(), send().unwrap()]
     };
-    works.iter().for_each(|work| work.wait_timeout(far()).unwrap());
+    works.iter().for_each(|work| work.wait_until(far()).unwrap());
     let mut found = [0f32];
     unsafe { world.context().copy_to_host(&mut found, at(4)).unwrap() };
     found[0]

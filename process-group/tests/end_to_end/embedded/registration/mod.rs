@@ -67,7 +67,7 @@ fn gather(world: &ProcessGroup, allocator: &Allocator, id: StreamId, stream: &St
         world.context().copy_from_host(at(send.address()), &[world.rank() as f32]).unwrap();
         let from = Buffer::new(at(send.address()), 1, F32);
         let to = Buffer::new(at(receive.address()), world.size(), F32);
-        world.raw().all_gather(from, to, stream).unwrap().wait_timeout(far()).unwrap();
+        world.raw().all_gather(from, to, stream).unwrap().wait_until(far()).unwrap();
         let mut found = vec![-1f32; world.size()];
         world.context().copy_to_host(&mut found, at(receive.address())).unwrap();
         found

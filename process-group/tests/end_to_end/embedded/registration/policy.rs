@@ -115,7 +115,7 @@ rusty_fork_test! {
             let memory = rank.memory(&[1.0; 2]);
             let buffer = process_group::group::Buffer::new(memory.ptr(), 2, process_group::comm::DataType::F32);
             let sum = process_group::comm::ReduceOp::Sum;
-            unsafe { world.raw().all_reduce(buffer, buffer, sum, &stream) }.unwrap().wait_timeout(far()).unwrap();
+            unsafe { world.raw().all_reduce(buffer, buffer, sum, &stream) }.unwrap().wait_until(far()).unwrap();
             let report = world.registration_report();
             assert!(report.policy.is_ok());
             let found: Vec<_> = report.operations.iter().map(|one| (one.operation, one.registered, &one.unregistered[..])).collect();

@@ -47,7 +47,7 @@ rusty_fork_test! {
                 let block = allocator.allocate(64, id).unwrap();
                 let buffer = Buffer::new(cuda_driver::DevicePtr(block.address()), 4, F32);
                 let called = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
-                let error = called.and_then(|work| work.wait_timeout(far())).unwrap_err();
+                let error = called.and_then(|work| work.wait_until(far())).unwrap_err();
                 let GroupError::MemberFailed { rank: 1, reason, .. } = &error else { panic!("{error:?}") };
                 assert!(reason.contains("ncclCommRegister failed"), "{reason}");
             }
