@@ -15,6 +15,7 @@
 //! processes that know the secret.
 
 pub mod agreement;
+mod error_text;
 pub mod hash;
 pub mod link;
 mod ranks;
@@ -22,6 +23,7 @@ pub mod runtime;
 pub mod store;
 pub mod wire;
 
+pub use error_text::error_text;
 pub use ranks::{Ranges, Ranks};
 
 #[cfg(not(target_os = "linux"))]

@@ -21,7 +21,6 @@
 //! follow from records that all ranks have. No memory that NCCL may still write to is freed. `Drop` calls no
 //! collective and does not panic.
 
-mod chain;
 pub mod comm;
 pub mod graph_memory;
 pub mod group;
@@ -36,8 +35,7 @@ pub mod registration;
 mod sync;
 mod watch;
 
-pub use bootstrap::{agreement, link, store};
-use chain::chain;
+pub use bootstrap::{agreement, error_text, link, store};
 pub use group::{Job, Path, ProcessGroup};
 use rare::{Slim, rare};
 

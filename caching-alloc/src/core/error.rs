@@ -293,7 +293,7 @@ pub enum Fault {
 }
 
 /// Returns an error's message, followed by those of its sources.
-pub(super) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {

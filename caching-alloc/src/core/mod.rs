@@ -48,6 +48,7 @@ pub use block::Block;
 pub use conf::{ConfError, TorchConf};
 pub use engine::Since;
 pub use entry::{Action, ActionKind, BlockSpan, Entry};
+pub(crate) use error::chain;
 pub use error::{AllocError, Fault, OutOfMemory, TrackError, TrackerError};
 pub use export::{ExportError, ExportedPart};
 pub use graph::{Capture, Checkpoint, GraphMemory, GraphPool, RestoreError};

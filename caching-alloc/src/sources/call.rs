@@ -5,7 +5,7 @@ use std::fmt::{self, Write as _};
 use std::thread::ThreadId;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::core::SourceError;
+use crate::core::{SourceError, chain};
 
 /// A method of [`SegmentSource`](crate::core::SegmentSource) or [`PageSource`](crate::core::PageSource) whose calls are
 /// logged.
@@ -66,7 +66,7 @@ impl CallOutcome {
         match result {
             Ok(_) => Self::Success,
             Err(SourceError::OutOfMemory { .. }) => Self::OutOfMemory,
-            Err(error) => Self::Failed(with_causes(error)),
+            Err(error) => Self::Failed(chain(error)),
         }
     }
 
@@ -155,16 +155,6 @@ fn quoted(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
         }
     }
     f.write_char('"')
-}
-
-fn with_causes(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let _ = write!(text, ": {cause}");
-        next = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

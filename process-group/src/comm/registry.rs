@@ -288,7 +288,7 @@ pub(crate) struct Unsettled {
 impl Unsettled {
     fn reason(&self) -> String {
         let Self { address, bytes, .. } = self;
-        format!("{bytes} bytes at {address:#x} could not be registered: {}", crate::chain(&self.source))
+        format!("{bytes} bytes at {address:#x} could not be registered: {}", crate::error_text(&self.source))
     }
 }
 

@@ -16,9 +16,8 @@ use super::{
     meeting::{Meeting, id},
 };
 use crate::{
-    chain,
     comm::{self, CommError, Communicator, UniqueId},
-    messages,
+    error_text, messages,
     store::{Deadline, PrefixStore},
 };
 
@@ -143,7 +142,7 @@ impl ProcessGroup {
         });
         formed.inspect_err(|error| {
             if has_acted {
-                made.give_up(&chain(error));
+                made.give_up(&error_text(error));
             }
         })
     }
@@ -185,7 +184,7 @@ impl ProcessGroup {
                 // The verdict says why this rank has stopped, and its outcome does not matter.
                 Err(_) if is_stopped => Outcome::Ended,
                 Err(error) => {
-                    let problem = chain(&error);
+                    let problem = error_text(&error);
                     let is_late = is_timeout(&error);
                     own = Some(error);
                     match is_late {
@@ -223,7 +222,7 @@ impl ProcessGroup {
 impl Meeting<'_> {
     /// Tells the others that this rank cannot take part. Returns this rank's error.
     pub(super) fn refuse(&self, error: GroupError, deadline: Deadline) -> GroupError {
-        let refused = Readiness::Refused { problem: chain(&error) };
+        let refused = Readiness::Refused { problem: error_text(&error) };
         // The other ranks report missing ranks.
         let _ = self.run::<Making>(refused, deadline, |_, _, _| Outcome::Ended);
         error

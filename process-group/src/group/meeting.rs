@@ -18,7 +18,7 @@ use bootstrap::{
 
 use super::{GroupError, Result, vigil::Vigil};
 use crate::{
-    chain, messages,
+    error_text, messages,
     store::{Deadline, PrefixStore, StoreError},
 };
 
@@ -134,7 +134,7 @@ impl Meeting<'_> {
         // The end of another member may be the cause.
         let error = vigil.cause(error);
         if !vigil.is_over() {
-            vigil.fail(format!("in doubt about {}: {}", self.what, chain(&error)));
+            vigil.fail(format!("in doubt about {}: {}", self.what, error_text(&error)));
         }
         vigil.reason(error)
     }

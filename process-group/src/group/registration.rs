@@ -252,7 +252,7 @@ impl ProcessGroup {
         use crate::registration::Enlistment;
         let enlistment = Enlistment::new(communicators);
         let classes = enlistment.classes();
-        let served = enlistment.serve(deadline).map_err(|error| crate::chain(&error));
+        let served = enlistment.serve(deadline).map_err(|error| crate::error_text(&error));
         let ballot = Ballot { classes, problem: served.err() };
         let meeting = all.part("the registration of memory", "registration");
         if let Err(reason) = vote::count(&meeting.gather(ballot, deadline)?) {

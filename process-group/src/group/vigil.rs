@@ -14,9 +14,8 @@ use nccl_sys::ncclResult_t;
 
 use super::{GroupError, Path, Result, doubt::Doubt, duty::Duty, path::PathError};
 use crate::{
-    chain,
     comm::{self, AbortHandle, CommError, Force},
-    peers,
+    error_text, peers,
     record::Recorder,
     store::{Deadline, StoreError},
     watch::{Bell, Trouble, Watch},
@@ -165,7 +164,7 @@ impl Vigil {
             End::Trouble(trouble) => trouble.culprit(),
             End::Force(_) => None,
         };
-        Some((culprit.unwrap_or_else(|| self.rank()), chain(&self.error(end))))
+        Some((culprit.unwrap_or_else(|| self.rank()), error_text(&self.error(end))))
     }
 
     /// Returns true if it is over because a member was in trouble.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use process_group::{
-    ProcessGroup,
+    ProcessGroup, error_text,
     link::{Listener, Tag, exchange},
     store::{Deadline, StoreError, rendezvous},
 };
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::rendezvous::{
     desk::{Deposit, Desk},
-    explained, process,
+    process,
 };
 
 /// Tag of a message with the descriptor of a board.
@@ -171,7 +171,7 @@ pub(super) fn agreed<T>(
 
     let made = own
         .boards(group, layout, &places, deadline)
-        .and_then(|boards| make(boards).map_err(|error| explained(&error)));
+        .and_then(|boards| make(boards).map_err(|error| error_text(&error)));
     let outcome = made.as_ref().err().cloned().unwrap_or_default();
     let outcomes = meet("outcomes", outcome.as_bytes())?;
     // No other rank needs the descriptor or the endpoint any more.

@@ -109,7 +109,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use cuda_driver::{Context, Stream, sys::Feature, vmm::HandleTypes};
 use process_group::{
-    ProcessGroup,
+    ProcessGroup, error_text,
     group::{
         GroupError, P2pPolicy,
         path::{Declined, Message, Operation, Path, PathError},
@@ -119,7 +119,7 @@ use process_group::{
 
 pub use self::error::DirectError;
 use self::{core::Core, lane::Ring};
-use crate::rendezvous::{PeerMemory, Rendezvous, RendezvousOptions, explained};
+use crate::rendezvous::{PeerMemory, Rendezvous, RendezvousOptions};
 
 /// The path's name.
 const NAME: &str = "direct";
@@ -251,7 +251,7 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<(), Direc
         Ok(memory) => memory,
         Err(error) => {
             // A rank that has no memory tells the others.
-            rendezvous.decline(explained(&error));
+            rendezvous.decline(error_text(&error));
             return Err(error);
         }
     };

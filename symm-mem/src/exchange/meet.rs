@@ -10,7 +10,7 @@ use std::{
 
 use cuda_driver::graph::RelaxedCapture;
 use process_group::{
-    link,
+    error_text, link,
     store::{Deadline, StoreError},
 };
 
@@ -27,7 +27,7 @@ use super::{
 use crate::{
     agreement::hash::chain,
     commit::{meeting, over},
-    rendezvous::{explained, protocol::Readiness},
+    rendezvous::protocol::Readiness,
 };
 
 /// This rank's contribution to an exchange.
@@ -76,7 +76,7 @@ impl Exchange {
         let (record, candidate, refused) = match self.prepare(plan, transfers, &held.open) {
             Ok(candidate) => (candidate.record.clone(), Some(candidate), None),
             Err(refused) => {
-                let cause = explained(&refused);
+                let cause = error_text(&refused);
                 let record = Record { readiness: Readiness::Failed { cause }, ..self.record(plan) };
                 (record, None, Some(refused))
             }

@@ -7,6 +7,7 @@ use cuda_driver::{
     memory::{DeviceMemory, IpcHandle},
     vmm::{HandleTypes, PhysicalMemory},
 };
+use process_group::error_text;
 
 use super::{
     TransferError,
@@ -14,7 +15,7 @@ use super::{
 };
 use crate::{
     pool::SymmetricBlock,
-    rendezvous::{Buffer, Layout, PeerMemory, explained, fresh_number, protocol::Subject},
+    rendezvous::{Buffer, Layout, PeerMemory, fresh_number, protocol::Subject},
 };
 
 /// Contiguous memory of this rank's device: a block of a pool, an allocation that peers can map, or plain memory of
@@ -183,15 +184,15 @@ impl Memory {
         match &self.home {
             Home::Plain(plain) => {
                 let IpcHandle(handle) =
-                    plain.context.export_ipc(plain.base).map_err(|error| explained(&error))?;
+                    plain.context.export_ipc(plain.base).map_err(|error| error_text(&error))?;
                 Ok(Way::Legacy { handle: handle.to_vec() })
             }
             Home::Virtual(_) => {
-                let physical = self.physical(context).map_err(|error| explained(&error))?;
+                let physical = self.physical(context).map_err(|error| error_text(&error))?;
                 let Some(physical) = physical else { return Err("the memory has no pages".to_owned()) };
                 let kinds = physical.handle_types();
                 let fabric = match kinds.contains(HandleTypes::FABRIC) {
-                    true => Some(physical.export_fabric().map_err(|error| explained(&error))?.0.to_vec()),
+                    true => Some(physical.export_fabric().map_err(|error| error_text(&error))?.0.to_vec()),
                     false => None,
                 };
                 Ok(Way::Virtual { descriptor: kinds.contains(HandleTypes::POSIX_FD), fabric })

@@ -78,7 +78,7 @@ use std::{
 };
 
 use cuda_driver::{Context, graph::RelaxedCapture, vmm::HandleTypes};
-use process_group::store::Deadline;
+use process_group::{error_text, store::Deadline};
 
 use self::{
     core::Core,
@@ -96,7 +96,7 @@ pub use self::{
     protocol::{ExchangeRefusal, Part},
     transfer::Transfer,
 };
-use crate::rendezvous::{GroupInfo, PeerMemory, Rendezvous, explained};
+use crate::rendezvous::{GroupInfo, PeerMemory, Rendezvous};
 
 /// A group's exchanges. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -151,7 +151,7 @@ impl Exchange {
             Ok(prepared) => prepared,
             Err(error) => {
                 // A rank that has no slab tells the others.
-                rendezvous.decline(explained(&error));
+                rendezvous.decline(error_text(&error));
                 return Err(error);
             }
         };

@@ -13,6 +13,7 @@ use cuda_driver::{
     vmm::{FabricHandle, PhysicalMemory},
 };
 use process_group::{
+    error_text,
     link::{Listener, Tag, exchange},
     store::Deadline,
 };
@@ -24,7 +25,7 @@ use super::{
 };
 use crate::rendezvous::{
     desk::{Deposit, Desk},
-    explained, mapped,
+    mapped,
     protocol::Outcome,
     share::{MEMORY, told},
 };
@@ -45,7 +46,7 @@ pub(super) struct Offer {
 impl Offer {
     /// Opens an endpoint, and exports the memory that peers access.
     pub(super) fn make(context: &Context, transfers: &[Transfer]) -> Result<Self, String> {
-        let listener = Listener::open().map_err(|error| explained(&error))?;
+        let listener = Listener::open().map_err(|error| error_text(&error))?;
         let mut exports: Vec<(Export, Memory)> = Vec::new();
         let mut deposits = Vec::new();
         for transfer in transfers.iter().filter(|transfer| !transfer.part.copies()) {
@@ -150,9 +151,9 @@ fn hand_over(
             handed(me, &records[at]).into_iter().try_for_each(|number| {
                 let memory = offer.exports.get(number).map(|(_, memory)| memory.physical(context));
                 let descriptor = match memory.transpose().map(Option::flatten) {
-                    Ok(Some(physical)) => physical.export_fd().map_err(|error| failed(explained(&error)))?,
+                    Ok(Some(physical)) => physical.export_fd().map_err(|error| failed(error_text(&error)))?,
                     Ok(None) => return Err(failed(format!("there is no memory behind export {number}"))),
-                    Err(error) => return Err(failed(explained(&error))),
+                    Err(error) => return Err(failed(error_text(&error))),
                 };
                 let sent = peer.link.send(MEMORY, descriptor.as_fd(), deadline);
                 sent.map_err(|error| told(&error, rank))
@@ -180,7 +181,7 @@ fn import(
     export: &Export,
     descriptor: Option<&OwnedFd>,
 ) -> Result<Imported, String> {
-    let said = |error: cuda_driver::Error| explained(&error);
+    let said = |error: cuda_driver::Error| error_text(&error);
     let bytes = usize::try_from(export.bytes).map_err(|_| "more than there are addresses".to_owned())?;
     if (peer.host, peer.process) == (me.host, me.process) {
         let memory = DESK.find(export.token).ok_or("it has left this process's desk")?;
@@ -209,7 +210,7 @@ fn import(
 }
 
 fn legacy(context: &Context, handle: &[u8], bytes: usize) -> Result<Imported, String> {
-    let said = |error: cuda_driver::Error| explained(&error);
+    let said = |error: cuda_driver::Error| error_text(&error);
     let handle = <[u8; 64]>::try_from(handle)
         .map_err(|_| format!("a legacy handle of {} bytes, expected 64", handle.len()))?;
     let imported = ImportedMemory::open(context, IpcHandle(handle)).map_err(said)?;

@@ -54,7 +54,7 @@ use std::{
 };
 
 use cuda_driver::{Context, graph::RelaxedCapture, vmm::HandleTypes};
-use process_group::{ProcessGroup, link};
+use process_group::{ProcessGroup, error_text, link};
 
 pub use self::{
     allocation::{AllocationError, Allocators, CudaAllocator, DeviceKind, PeerAllocator, PeerMemory},
@@ -213,7 +213,7 @@ impl Rendezvous {
             .and_then(|_| OwnPad::make(context, rendezvous.inner.info.world_size(), &options));
         // A rank without a pad posts the reason to the others.
         let candidate = own.as_ref().map(|own| Candidate { buffer: (&own.memory).into(), mapped: None });
-        let (_, peers) = rendezvous.meet(candidate.map_err(|error| explained(error)))?;
+        let (_, peers) = rendezvous.meet(candidate.map_err(|error| error_text(error)))?;
         // This value is new, so the pads are not yet set.
         let _ = rendezvous.inner.pads.set(Pads::new(own?, peers));
         Ok(rendezvous)
@@ -339,7 +339,7 @@ impl Rendezvous {
         let Candidate { buffer, mapped } = &candidate;
         let allocation = buffer.allocation().ok_or("the block is of no segment of its pool")?;
         let physical =
-            buffer.physical(&self.inner.context, &allocation).map_err(|error| explained(&error))?;
+            buffer.physical(&self.inner.context, &allocation).map_err(|error| error_text(&error))?;
         let (offer, handles) = Offer::make(&physical)?;
         let readiness = if allocation.frozen { Readiness::Capturing } else { Readiness::Ready };
         let record = Record {
@@ -403,15 +403,4 @@ fn device(context: &Context) -> cuda_driver::Result<(Uuid, Vec<Uuid>)> {
         }
     }
     Ok((device.uuid()?.into(), unreachable))
-}
-
-/// The text of an error with its chain of causes.
-pub(crate) fn explained(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }

@@ -10,8 +10,9 @@ use cuda_driver::Stream;
 
 use super::Plan;
 use crate::{
-    Slim, chain,
+    Slim,
     comm::{Operation, Task},
+    error_text,
     group::{
         Buffer, GroupError, ProcessGroup, Result, Work,
         calls::Calling,
@@ -184,7 +185,7 @@ impl ProcessGroup {
             let path = self.messages.path_name();
             vigil.fail(format!(
                 "{operation}: only its messages on the {path} path were launched: {}",
-                chain(&error)
+                error_text(&error)
             ));
         }
         error

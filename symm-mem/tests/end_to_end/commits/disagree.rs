@@ -8,11 +8,12 @@ use cuda_driver::Driver;
 use gpu_sim::process::test_command;
 use process_group::{
     comm::{DataType, Nccl, ReduceOp},
+    error_text,
     group::Buffer,
 };
 
 use crate::{
-    common::{explained, turn},
+    common::turn,
     embedded::job::{self, Rank, options, soon},
 };
 
@@ -30,7 +31,7 @@ fn disagree(rank: Rank) -> String {
     // SAFETY: the blocks are alive until the group has been aborted.
     let work = unsafe { rank.world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &rank.stream) };
     let ended = work.and_then(|work| work.wait_until(soon()));
-    let said = explained(&ended.expect_err("the library compares"));
+    let said = error_text(&ended.expect_err("the library compares"));
     for group in [rank.dp, rank.tp, rank.world] {
         let _ = group.abort(soon());
     }

@@ -2,8 +2,6 @@
 
 pub(crate) mod intercept;
 
-use std::error::Error;
-use std::iter::successors;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Lock held by the owner of an embedded machine: a process has only one at a time.
@@ -15,10 +13,4 @@ pub(crate) fn turn() -> MutexGuard<'static, ()> {
 /// Returns the factor by which searches are longer than in the checks of a change: the variable `TEST_EFFORT`, or 1.
 pub(crate) fn test_effort() -> u64 {
     std::env::var("TEST_EFFORT").map_or(1, |times| times.parse().expect("TEST_EFFORT is a whole number"))
-}
-
-/// The message of an error and of its causes.
-pub(crate) fn explained(error: &dyn Error) -> String {
-    let causes = successors(error.source(), |cause| (*cause).source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

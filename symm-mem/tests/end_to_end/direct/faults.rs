@@ -7,13 +7,13 @@ use gpu_sim::{Action, Injection};
 use process_group::{
     ProcessGroup,
     comm::Group,
+    error_text,
     group::{Buffer, GroupError},
     store::Deadline,
 };
 use symm_mem::direct;
 
 use super::rig::{Machine, buffer, bytes, far, is_given_up, pattern, small};
-use crate::common::explained;
 
 /// Driver calls by which two ranks make a path, and which of these calls fail: calls of the rendezvous, of the rings,
 /// and of the rest.
@@ -74,7 +74,7 @@ fn a_path_that_one_cannot_make_none_has_and_all_may_try_again() {
             // An abort would end the other rank's call.
             group.barrier(far()).unwrap();
             group.abort(far()).unwrap();
-            made.err().map(|error| explained(&error))
+            made.err().map(|error| error_text(&error))
         });
         // Ranks on which the call did not fail are told the cause too, and not that a rank is missing.
         let is_told = |told: &Option<String>| told.as_ref().is_some_and(|told| told.contains(call));
