@@ -26,6 +26,7 @@ pub mod graph_memory;
 pub mod group;
 mod memory;
 mod messages;
+mod operation;
 pub mod peers;
 mod profile;
 mod rare;

@@ -1,6 +1,5 @@
 //! Records of the calls that are made to a source.
 
-use std::error::Error;
 use std::fmt::{self, Write as _};
 use std::thread::ThreadId;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

@@ -4,7 +4,7 @@ use cuda_driver::{DevicePtr, Stream};
 
 use super::{
     Communicator, DataType, ReduceOp, Result, group,
-    task::{Operation, Task},
+    task::{Primitive, Task},
 };
 use crate::graph_memory;
 
@@ -42,7 +42,7 @@ impl Communicator {
         op: ReduceOp,
         stream: &Stream,
     ) -> Result<()> {
-        let task = Task::new(Operation::AllReduce, send, receive, count, dtype).reduced_by(op);
+        let task = Task::new(Primitive::AllReduce, send, receive, count, dtype).reduced_by(op);
         // SAFETY: the caller's contract.
         unsafe { self.submit(&task, stream) }
     }
@@ -64,7 +64,7 @@ impl Communicator {
         root: usize,
         stream: &Stream,
     ) -> Result<()> {
-        let task = Task::new(Operation::Broadcast, send, receive, count, dtype).with(root);
+        let task = Task::new(Primitive::Broadcast, send, receive, count, dtype).with(root);
         // SAFETY: the caller's contract.
         unsafe { self.submit(&task, stream) }
     }
@@ -89,7 +89,7 @@ impl Communicator {
         root: usize,
         stream: &Stream,
     ) -> Result<()> {
-        let task = Task::new(Operation::Reduce, send, receive, count, dtype).reduced_by(op).with(root);
+        let task = Task::new(Primitive::Reduce, send, receive, count, dtype).reduced_by(op).with(root);
         // SAFETY: the caller's contract.
         unsafe { self.submit(&task, stream) }
     }
@@ -111,7 +111,7 @@ impl Communicator {
         dtype: DataType,
         stream: &Stream,
     ) -> Result<()> {
-        let task = Task::new(Operation::AllGather, send, receive, count, dtype);
+        let task = Task::new(Primitive::AllGather, send, receive, count, dtype);
         // SAFETY: the caller's contract.
         unsafe { self.submit(&task, stream) }
     }
@@ -134,7 +134,7 @@ impl Communicator {
         op: ReduceOp,
         stream: &Stream,
     ) -> Result<()> {
-        let task = Task::new(Operation::ReduceScatter, send, receive, count, dtype).reduced_by(op);
+        let task = Task::new(Primitive::ReduceScatter, send, receive, count, dtype).reduced_by(op);
         // SAFETY: the caller's contract.
         unsafe { self.submit(&task, stream) }
     }
@@ -156,7 +156,7 @@ impl Communicator {
         dtype: DataType,
         stream: &Stream,
     ) -> Result<()> {
-        let task = Task::new(Operation::AllToAll, send, receive, count, dtype);
+        let task = Task::new(Primitive::AllToAll, send, receive, count, dtype);
         // SAFETY: the caller's contract.
         unsafe { self.submit(&task, stream) }
     }
@@ -179,7 +179,7 @@ impl Communicator {
         root: usize,
         stream: &Stream,
     ) -> Result<()> {
-        let task = Task::new(Operation::Gather, send, receive, count, dtype).with(root);
+        let task = Task::new(Primitive::Gather, send, receive, count, dtype).with(root);
         // SAFETY: the caller's contract.
         unsafe { self.submit(&task, stream) }
     }
@@ -202,7 +202,7 @@ impl Communicator {
         root: usize,
         stream: &Stream,
     ) -> Result<()> {
-        let task = Task::new(Operation::Scatter, send, receive, count, dtype).with(root);
+        let task = Task::new(Primitive::Scatter, send, receive, count, dtype).with(root);
         // SAFETY: the caller's contract.
         unsafe { self.submit(&task, stream) }
     }
@@ -224,7 +224,7 @@ impl Communicator {
         peer: usize,
         stream: &Stream,
     ) -> Result<()> {
-        let task = Task::new(Operation::Send, send, DevicePtr(0), count, dtype).with(peer);
+        let task = Task::new(Primitive::Send, send, DevicePtr(0), count, dtype).with(peer);
         // SAFETY: the caller's contract.
         unsafe { self.submit(&task, stream) }
     }
@@ -245,7 +245,7 @@ impl Communicator {
         peer: usize,
         stream: &Stream,
     ) -> Result<()> {
-        let task = Task::new(Operation::Recv, DevicePtr(0), receive, count, dtype).with(peer);
+        let task = Task::new(Primitive::Recv, DevicePtr(0), receive, count, dtype).with(peer);
         // SAFETY: the caller's contract.
         unsafe { self.submit(&task, stream) }
     }

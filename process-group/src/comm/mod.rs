@@ -72,7 +72,7 @@ pub(crate) use service::{Force, Listener};
 pub(crate) use shared::Seat;
 #[cfg(feature = "registration")]
 pub(crate) use shared::Shared;
-pub(crate) use task::{Operation, Task};
+pub(crate) use task::{Primitive, Task};
 pub(crate) use turn::Turn;
 pub use types::{DataType, ReduceOp};
 pub use unique_id::UniqueId;

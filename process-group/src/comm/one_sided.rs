@@ -12,7 +12,7 @@ use nccl_sys::{Feature, ncclWaitSignalDesc_t, ncclWindow_t};
 use super::{
     ArgumentError, CommError, Communicator, DataType, Result,
     call::call,
-    task::{Operation, Task},
+    task::{Primitive, Task},
 };
 use crate::store::Deadline;
 
@@ -100,7 +100,7 @@ impl Communicator {
         peer: usize,
         stream: &Stream,
     ) -> Result<()> {
-        let task = Task::new(Operation::PutSignal, local, place, count, dtype).with(peer);
+        let task = Task::new(Primitive::PutSignal, local, place, count, dtype).with(peer);
         // SAFETY: the caller's contract.
         unsafe { self.submit(&task, stream) }
     }
@@ -112,7 +112,7 @@ impl Communicator {
     #[doc(alias = "ncclSignal")]
     pub fn signal(&self, peer: usize, stream: &Stream) -> Result<()> {
         // SAFETY: a signal accesses no memory of the program.
-        unsafe { self.submit(&Task::signals(Operation::Signal, 1, peer), stream) }
+        unsafe { self.submit(&Task::signals(Primitive::Signal, 1, peer), stream) }
     }
 
     /// Makes `stream` wait for `count` signals of `peer` beyond those that earlier waits consumed. A captured wait
@@ -123,17 +123,17 @@ impl Communicator {
     #[doc(alias = "ncclWaitSignal")]
     pub fn wait_signals(&self, peer: usize, count: usize, stream: &Stream) -> Result<()> {
         // SAFETY: a wait accesses no memory of the program.
-        unsafe { self.submit(&Task::signals(Operation::WaitSignals, count, peer), stream) }
+        unsafe { self.submit(&Task::signals(Primitive::WaitSignals, count, peer), stream) }
     }
 
     /// Checks the parts of a one-sided task that depend on the communicator's state.
     pub(super) fn check_one_sided(&self, task: Task, stream: &Stream) -> Result<()> {
         let shared = self.shared();
-        let call = task.call;
+        let call = task.call.name();
         if !shared.one_sided.load(Ordering::Acquire) {
             return Err(ArgumentError::NotPrepared { call }.into());
         }
-        if task.operation == Operation::PutSignal && task.count > 0 {
+        if task.primitive == Primitive::PutSignal && task.count > 0 {
             self.window(call, "send", task.send, &task)?;
         }
         self.window_of(task)?;
@@ -146,9 +146,9 @@ impl Communicator {
     /// Returns the window that a task writes into, if it does, and the offset in it in bytes.
     #[inline(always)]
     pub(super) fn window_of(&self, task: Task) -> Result<Option<(ncclWindow_t, usize)>> {
-        match task.operation {
-            Operation::PutSignal if task.count > 0 => {
-                self.window(task.call, "receive", task.receive, &task).map(Some)
+        match task.primitive {
+            Primitive::PutSignal if task.count > 0 => {
+                self.window(task.call.name(), "receive", task.receive, &task).map(Some)
             }
             _ => Ok(None),
         }

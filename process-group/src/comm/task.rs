@@ -17,10 +17,11 @@ use super::{
     one_sided::ONLY,
     types,
 };
-use crate::{Slim, memory::CommonPlace, rare};
+use crate::{Slim, memory::CommonPlace, operation::Operation, rare};
 
+/// An operation that NCCL carries out: by one call or, in old releases, by messages in one NCCL group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Operation {
+pub(crate) enum Primitive {
     AllReduce,
     Broadcast,
     Reduce,
@@ -36,11 +37,7 @@ pub(crate) enum Operation {
     WaitSignals,
 }
 
-impl Operation {
-    /// Operations that not all members call.
-    pub(crate) const ALONE: [Self; 5] =
-        [Self::Send, Self::Recv, Self::PutSignal, Self::Signal, Self::WaitSignals];
-
+impl Primitive {
     pub(crate) const ALL: [Self; 13] = [
         Self::AllReduce,
         Self::Broadcast,
@@ -57,21 +54,22 @@ impl Operation {
         Self::WaitSignals,
     ];
 
-    pub(crate) const fn name(self) -> &'static str {
+    /// Returns the operation that consists of it alone.
+    pub(crate) const fn operation(self) -> Operation {
         match self {
-            Self::AllReduce => "all_reduce",
-            Self::Broadcast => "broadcast",
-            Self::Reduce => "reduce",
-            Self::AllGather => "all_gather",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::AllToAll => "all_to_all",
-            Self::Gather => "gather",
-            Self::Scatter => "scatter",
-            Self::Send => "send",
-            Self::Recv => "recv",
-            Self::PutSignal => "put_signal",
-            Self::Signal => "signal",
-            Self::WaitSignals => "wait_signals",
+            Self::AllReduce => Operation::AllReduce,
+            Self::Broadcast => Operation::Broadcast,
+            Self::Reduce => Operation::Reduce,
+            Self::AllGather => Operation::AllGather,
+            Self::ReduceScatter => Operation::ReduceScatter,
+            Self::AllToAll => Operation::AllToAll,
+            Self::Gather => Operation::Gather,
+            Self::Scatter => Operation::Scatter,
+            Self::Send => Operation::Send,
+            Self::Recv => Operation::Recv,
+            Self::PutSignal => Operation::PutSignal,
+            Self::Signal => Operation::Signal,
+            Self::WaitSignals => Operation::WaitSignals,
         }
     }
 
@@ -114,9 +112,9 @@ impl Operation {
 /// buffer is this rank's own address at the same offset of the window.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Task {
-    pub(crate) operation: Operation,
-    /// The name in errors: that of the operation it is a part of.
-    pub(crate) call: &'static str,
+    pub(crate) primitive: Primitive,
+    /// The operation that it is a part of.
+    pub(crate) call: Operation,
     pub(crate) send: DevicePtr,
     pub(crate) receive: DevicePtr,
     /// Elements of one share, or signals.
@@ -126,7 +124,7 @@ pub(crate) struct Task {
     pub(crate) op: ReduceOp,
     /// The root, or the peer.
     pub(crate) rank: usize,
-    /// Window offsets of the send and the receive buffer, if the operation needs them [equal](Operation::symmetric)
+    /// Window offsets of the send and the receive buffer, if the operation needs them [equal](Primitive::symmetric)
     /// on all ranks.
     pub(crate) places: [CommonPlace; 2],
 }
@@ -134,19 +132,19 @@ pub(crate) struct Task {
 impl Task {
     /// Makes an operation without a reduction and without a rank.
     pub(crate) const fn new(
-        operation: Operation,
+        primitive: Primitive,
         send: DevicePtr,
         receive: DevicePtr,
         count: usize,
         dtype: DataType,
     ) -> Self {
-        let (call, places) = (operation.name(), [CommonPlace::from_code(0); 2]);
-        Self { operation, call, send, receive, count, dtype, op: ReduceOp::Sum, rank: 0, places }
+        let (call, places) = (primitive.operation(), [CommonPlace::from_code(0); 2]);
+        Self { primitive, call, send, receive, count, dtype, op: ReduceOp::Sum, rank: 0, places }
     }
 
     /// Makes a one-sided operation without data.
-    pub(crate) const fn signals(operation: Operation, count: usize, peer: usize) -> Self {
-        Self::new(operation, DevicePtr(0), DevicePtr(0), count, DataType::U8).with(peer)
+    pub(crate) const fn signals(primitive: Primitive, count: usize, peer: usize) -> Self {
+        Self::new(primitive, DevicePtr(0), DevicePtr(0), count, DataType::U8).with(peer)
     }
 
     pub(crate) const fn reduced_by(self, op: ReduceOp) -> Self {
@@ -154,7 +152,7 @@ impl Task {
     }
 
     /// Makes it a part of the operation `call`.
-    pub(crate) const fn within(self, call: &'static str) -> Self {
+    pub(crate) const fn within(self, call: Operation) -> Self {
         Self { call, ..self }
     }
 
@@ -171,19 +169,19 @@ impl Task {
         let named = place.rank == self.rank;
         let send = |bytes| Some(("send", self.send.0, bytes));
         let receive = |bytes| Some(("receive", self.receive.0, bytes));
-        let (send, receive) = match self.operation {
-            Operation::AllReduce => (send(share), receive(share)),
-            Operation::Broadcast => (send(share).filter(|_| named), receive(share)),
-            Operation::Reduce => (send(share), receive(share).filter(|_| named)),
-            Operation::AllGather => (send(share), receive(all)),
-            Operation::ReduceScatter => (send(all), receive(share)),
-            Operation::AllToAll => (send(all), receive(all)),
-            Operation::Gather => (send(share), receive(all).filter(|_| named)),
-            Operation::Scatter => (send(all).filter(|_| named), receive(share)),
-            Operation::Send => (send(share), None),
-            Operation::Recv => (None, receive(share)),
+        let (send, receive) = match self.primitive {
+            Primitive::AllReduce => (send(share), receive(share)),
+            Primitive::Broadcast => (send(share).filter(|_| named), receive(share)),
+            Primitive::Reduce => (send(share), receive(share).filter(|_| named)),
+            Primitive::AllGather => (send(share), receive(all)),
+            Primitive::ReduceScatter => (send(all), receive(share)),
+            Primitive::AllToAll => (send(all), receive(all)),
+            Primitive::Gather => (send(share), receive(all).filter(|_| named)),
+            Primitive::Scatter => (send(all).filter(|_| named), receive(share)),
+            Primitive::Send => (send(share), None),
+            Primitive::Recv => (None, receive(share)),
             // Their buffers lie in windows, or there are none.
-            Operation::PutSignal | Operation::Signal | Operation::WaitSignals => (None, None),
+            Primitive::PutSignal | Primitive::Signal | Primitive::WaitSignals => (None, None),
         };
         match (send, receive) {
             (Some((_, from, bytes)), Some((_, to, length))) if from == to && bytes == length => [send, None],
@@ -193,8 +191,8 @@ impl Task {
 
     /// Returns the ranges of this rank's memory that the operation uses.
     pub(crate) fn memory(&self, place: &Place) -> impl Iterator<Item = (DevicePtr, u64)> + use<> {
-        let buffers = match self.operation {
-            Operation::PutSignal => [Some(self.send), Some(self.receive)].map(|at| Some((at?, self.bytes()))),
+        let buffers = match self.primitive {
+            Primitive::PutSignal => [Some(self.send), Some(self.receive)].map(|at| Some((at?, self.bytes()))),
             _ => self.buffers(place).map(|buffer| buffer.map(|(_, at, bytes)| (DevicePtr(at), bytes))),
         };
         let factor = match self.op {
@@ -204,12 +202,12 @@ impl Task {
         buffers.into_iter().flatten().chain(factor)
     }
 
-    /// Returns the buffers that need [equal](Operation::symmetric) window offsets: name, address and size in bytes.
+    /// Returns the buffers that need [equal](Primitive::symmetric) window offsets: name, address and size in bytes.
     pub(crate) fn symmetric_buffers(
         &self,
         place: &Place,
     ) -> impl Iterator<Item = (&'static str, u64, u64)> + use<> {
-        let [send, receive] = match (self.buffers(place), self.operation.symmetric()) {
+        let [send, receive] = match (self.buffers(place), self.primitive.symmetric()) {
             // In place: one buffer serves as both.
             ([Some((_, at, bytes)), None], [true, true]) => {
                 [Some(("send", at, bytes)), Some(("receive", at, bytes))]
@@ -222,7 +220,7 @@ impl Task {
     /// Returns true for a message that is not part of a collective.
     #[inline(always)]
     pub(crate) fn is_message(&self) -> bool {
-        self.operation.is_message() && self.call == self.operation.name()
+        self.primitive.is_message() && self.call.is_message()
     }
 
     /// Returns the size of one share in bytes.
@@ -233,43 +231,44 @@ impl Task {
     /// Checks what one rank can check alone. `grouped` says whether it will be launched within a group.
     #[inline(always)]
     pub(crate) fn check(&self, place: &Place, grouped: bool) -> Slim<(), ArgumentError> {
-        let Self { operation, call, count, dtype, op, rank, .. } = *self;
+        let Self { primitive, call, count, dtype, op, rank, .. } = *self;
+        let call = call.name();
         let one = |ptr: DevicePtr| Span { address: ptr.0, shares: 1 };
         let all = |ptr: DevicePtr| Span { address: ptr.0, shares: place.size };
         let (send, receive) = (self.send, self.receive);
-        if operation.reduces() {
+        if primitive.reduces() {
             place.reduction(call, op, dtype)?;
         }
-        if let Some(role) = operation.role() {
+        if let Some(role) = primitive.role() {
             place.member(call, role, rank)?;
         }
         let named = place.rank == rank;
         let pair = |send, receive, in_place| place.buffers(call, send, receive, count, dtype, in_place);
-        match operation {
-            Operation::AllReduce => pair(one(send), one(receive), InPlace::Same),
-            Operation::Broadcast => {
+        match primitive {
+            Primitive::AllReduce => pair(one(send), one(receive), InPlace::Same),
+            Primitive::Broadcast => {
                 pair(one(if named { send } else { receive }), one(receive), InPlace::Same)
             }
-            Operation::Reduce => pair(one(send), one(if named { receive } else { send }), InPlace::Same),
-            Operation::AllGather => pair(one(send), all(receive), InPlace::ShareOfReceive),
-            Operation::Gather if named => pair(one(send), all(receive), InPlace::ShareOfReceive),
-            Operation::ReduceScatter => pair(all(send), one(receive), InPlace::ShareOfSend),
-            Operation::Scatter if named => pair(all(send), one(receive), InPlace::ShareOfSend),
-            Operation::AllToAll => pair(all(send), all(receive), InPlace::Never),
-            Operation::Send | Operation::Recv if named && !grouped => {
+            Primitive::Reduce => pair(one(send), one(if named { receive } else { send }), InPlace::Same),
+            Primitive::AllGather => pair(one(send), all(receive), InPlace::ShareOfReceive),
+            Primitive::Gather if named => pair(one(send), all(receive), InPlace::ShareOfReceive),
+            Primitive::ReduceScatter => pair(all(send), one(receive), InPlace::ShareOfSend),
+            Primitive::Scatter if named => pair(all(send), one(receive), InPlace::ShareOfSend),
+            Primitive::AllToAll => pair(all(send), all(receive), InPlace::Never),
+            Primitive::Send | Primitive::Recv if named && !grouped => {
                 Err(rare(move || ArgumentError::ToOneself { call, rank }))
             }
-            Operation::PutSignal if named => pair(one(send), one(receive), InPlace::Never),
-            Operation::PutSignal => {
+            Primitive::PutSignal if named => pair(one(send), one(receive), InPlace::Never),
+            Primitive::PutSignal => {
                 place.buffer(call, "send", one(send), count, dtype)?;
                 place.buffer(call, "receive", one(receive), count, dtype).map(drop)
             }
-            Operation::Signal => Ok(()),
-            Operation::WaitSignals => place.signals(call, count),
-            Operation::Send | Operation::Gather => {
+            Primitive::Signal => Ok(()),
+            Primitive::WaitSignals => place.signals(call, count),
+            Primitive::Send | Primitive::Gather => {
                 place.buffer(call, "send", one(send), count, dtype).map(drop)
             }
-            Operation::Recv | Operation::Scatter => {
+            Primitive::Recv | Primitive::Scatter => {
                 place.buffer(call, "receive", one(receive), count, dtype).map(drop)
             }
         }
@@ -284,10 +283,10 @@ impl Communicator {
     #[inline(always)]
     pub(crate) fn check_task(&self, task: &Task, stream: &Stream, grouped: bool) -> Slim<(), CommError> {
         task.check(self.place(), grouped)?;
-        if task.operation.is_one_sided() {
+        if task.primitive.is_one_sided() {
             self.check_one_sided(*task, stream)?;
         }
-        self.check_stream(task.call, stream)
+        self.check_stream(task.call.name(), stream)
     }
 
     /// Checks that `stream` is of the communicator's device.
@@ -310,9 +309,9 @@ impl Communicator {
     pub(crate) unsafe fn launch(&self, task: &Task, stream: &Stream) -> Slim<(), CommError> {
         let shared = self.shared();
         let window = self.window_of(*task)?;
-        let _entry = shared.gate.enter(task.call, Kind::Enqueue, None)?;
+        let _entry = shared.gate.enter(task.call.name(), Kind::Enqueue, None)?;
         if shared.registry.owes() {
-            shared.settle_before(task.call)?;
+            shared.settle_before(task.call.name())?;
         }
         if group::is_open() {
             group::enrol(shared);
@@ -354,31 +353,31 @@ impl Launch<'_> {
     #[inline(always)]
     unsafe fn task(&self, task: &Task) -> Result<()> {
         let Self { nccl, name, comm, stream, .. } = *self;
-        let Task { operation, count, dtype, rank, .. } = *task;
+        let Task { primitive, count, dtype, rank, .. } = *task;
         let (send, receive, root) = (task.send.0 as *const _, task.receive.0 as *mut _, rank as i32);
         let moved = || dtype.moved(self.release());
         let native = || nccl.has(Feature::ALL_TO_ALL);
         // SAFETY: the caller's contract; ranks were checked.
         unsafe {
-            match operation {
-                Operation::AllReduce => self.reduction(task, move |op| {
+            match primitive {
+                Primitive::AllReduce => self.reduction(task, move |op| {
                     call!(nccl, name, ncclAllReduce(send, receive, count, dtype.raw(), op, comm, stream))
                 }),
-                Operation::Reduce => self.reduction(task, move |op| {
+                Primitive::Reduce => self.reduction(task, move |op| {
                     call!(nccl, name, ncclReduce(send, receive, count, dtype.raw(), op, root, comm, stream))
                 }),
-                Operation::ReduceScatter => self.reduction(task, move |op| {
+                Primitive::ReduceScatter => self.reduction(task, move |op| {
                     call!(nccl, name, ncclReduceScatter(send, receive, count, dtype.raw(), op, comm, stream))
                 }),
-                Operation::Broadcast => {
+                Primitive::Broadcast => {
                     call!(nccl, name, ncclBroadcast(send, receive, count, moved(), root, comm, stream))
                 }
-                Operation::AllGather => {
+                Primitive::AllGather => {
                     call!(nccl, name, ncclAllGather(send, receive, count, moved(), comm, stream))
                 }
-                Operation::Send => call!(nccl, name, ncclSend(send, count, moved(), root, comm, stream)),
-                Operation::Recv => call!(nccl, name, ncclRecv(receive, count, moved(), root, comm, stream)),
-                Operation::PutSignal if count > 0 => {
+                Primitive::Send => call!(nccl, name, ncclSend(send, count, moved(), root, comm, stream)),
+                Primitive::Recv => call!(nccl, name, ncclRecv(receive, count, moved(), root, comm, stream)),
+                Primitive::PutSignal if count > 0 => {
                     let (window, at) = self.window.unwrap_or((ptr::null_mut(), 0));
                     let flags = ONLY.cast_unsigned();
                     call!(
@@ -400,25 +399,25 @@ impl Launch<'_> {
                     )
                 }
                 // A put of no elements is also a signal.
-                Operation::PutSignal | Operation::Signal => {
+                Primitive::PutSignal | Primitive::Signal => {
                     let flags = ONLY.cast_unsigned();
                     call!(nccl, name, ncclSignal(root, ONLY, ONLY, flags, comm, stream))
                 }
-                Operation::WaitSignals => {
+                Primitive::WaitSignals => {
                     let mut awaited =
                         ncclWaitSignalDesc_t { opCnt: count as i32, peer: root, sigIdx: ONLY, ctx: ONLY };
                     call!(nccl, name, ncclWaitSignal(1, &mut awaited, comm, stream))
                 }
-                Operation::AllToAll if native() => {
+                Primitive::AllToAll if native() => {
                     call!(nccl, name, ncclAlltoAll(send, receive, count, moved(), comm, stream))
                 }
-                Operation::Gather if native() => {
+                Primitive::Gather if native() => {
                     call!(nccl, name, ncclGather(send, receive, count, moved(), root, comm, stream))
                 }
-                Operation::Scatter if native() => {
+                Primitive::Scatter if native() => {
                     call!(nccl, name, ncclScatter(send, receive, count, moved(), root, comm, stream))
                 }
-                Operation::AllToAll | Operation::Gather | Operation::Scatter => self.messages(*task),
+                Primitive::AllToAll | Primitive::Gather | Primitive::Scatter => self.messages(*task),
             }
         }
     }
@@ -433,19 +432,19 @@ impl Launch<'_> {
         let own = place.rank == task.rank;
         let share = (task.count * task.dtype.size()) as u64;
         let part = |ptr: DevicePtr, rank: usize| DevicePtr(ptr.0 + rank as u64 * share);
-        let message = |operation, ptr, peer| Task { operation, send: ptr, receive: ptr, rank: peer, ..task };
-        let send = |ptr, peer| message(Operation::Send, ptr, peer);
-        let recv = |ptr, peer| message(Operation::Recv, ptr, peer);
+        let message = |primitive, ptr, peer| Task { primitive, send: ptr, receive: ptr, rank: peer, ..task };
+        let send = |ptr, peer| message(Primitive::Send, ptr, peer);
+        let recv = |ptr, peer| message(Primitive::Recv, ptr, peer);
         let queue = || {
             // SAFETY: the caller's contract; every peer is a rank, and its share lies in the buffer.
             let put = |message: Task| unsafe { self.task(&message) };
-            match task.operation {
-                Operation::Gather => {
+            match task.primitive {
+                Primitive::Gather => {
                     put(send(task.send, task.rank))?;
                     (0..if own { place.size } else { 0 })
                         .try_for_each(|peer| put(recv(part(task.receive, peer), peer)))
                 }
-                Operation::Scatter => {
+                Primitive::Scatter => {
                     (0..if own { place.size } else { 0 })
                         .try_for_each(|peer| put(send(part(task.send, peer), peer)))?;
                     put(recv(task.receive, task.rank))

@@ -13,8 +13,9 @@ use bootstrap::{
 
 use super::{GroupError, ProcessGroup, Result};
 use crate::{
-    comm::{Operation, ReduceOp, Task},
+    comm::{Primitive, ReduceOp, Task},
     messages,
+    operation::Operation,
 };
 
 /// A buffer of a collective that does not lie at the same place on all ranks.
@@ -88,11 +89,11 @@ impl PlainProtocol for Comparison {
     }
 }
 
-/// Returns true if all members make the call of this name. For a batch that depends on the tasks in `queued`.
-pub(super) fn is_collective<'a>(operation: &str, mut queued: impl Iterator<Item = &'a Task>) -> bool {
+/// Returns true if all members make this call. For a batch that depends on the tasks in `queued`.
+pub(super) fn is_collective<'a>(operation: Operation, mut queued: impl Iterator<Item = &'a Task>) -> bool {
     match operation {
-        "batch" => queued.any(|task| !task.is_message() && !task.operation.is_one_sided()),
-        name => !Operation::ALONE.iter().any(|alone| alone.name() == name),
+        Operation::Batch => queued.any(|task| !task.is_message() && !task.primitive.is_one_sided()),
+        operation => !operation.is_message(),
     }
 }
 
@@ -101,11 +102,11 @@ impl Card {
     fn of(tasks: &[Task], peer: Option<usize>) -> Self {
         let mut card = Self::default();
         for task in tasks.iter().filter(|task| task.is_message() == peer.is_some()) {
-            let Task { operation, call, count, dtype, op, rank, .. } = *task;
-            if let Operation::Send | Operation::Recv = operation {
+            let Task { primitive, call, count, dtype, op, rank, .. } = *task;
+            if let Primitive::Send | Primitive::Recv = primitive {
                 if peer.is_none_or(|peer| peer == rank) {
                     let (to, from) = card.messages.entry(rank).or_default();
-                    let calls = if operation == Operation::Send { to } else { from };
+                    let calls = if primitive == Primitive::Send { to } else { from };
                     calls.push(format!("{count} {dtype}"));
                 }
                 // The parts of a list are not calls of their own.
@@ -117,12 +118,12 @@ impl Card {
             }
             let mut words = format!("{call} of {count} {dtype}");
             match op {
-                _ if !operation.reduces() => {}
+                _ if !primitive.reduces() => {}
                 // Each member may have its own factor.
                 ReduceOp::PreMulSum(_) | ReduceOp::PreMulSumAt(_) => words += " by premul_sum",
                 op => words += &format!(" by {op}"),
             }
-            if let Some(role) = operation.role() {
+            if let Some(role) = primitive.role() {
                 words += &format!(" with {role} {rank}");
             }
             card.collectives.push(words);
@@ -212,7 +213,7 @@ impl ProcessGroup {
     /// call. The error that ended the group.
     pub(super) fn compare(&self, tasks: &[Task]) -> Result<()> {
         // One-sided operations have no matching call on the other rank.
-        let tasks: Vec<_> = tasks.iter().filter(|task| !task.operation.is_one_sided()).copied().collect();
+        let tasks: Vec<_> = tasks.iter().filter(|task| !task.primitive.is_one_sided()).copied().collect();
         if tasks.iter().any(|task| !task.is_message()) {
             let card = Card { places: places(self, &tasks), ..Card::of(&tasks, None) };
             self.meet("all", &self.ranks, card)?;
@@ -263,8 +264,8 @@ mod tests {
     use cuda_driver::DevicePtr;
     use proptest::prelude::*;
 
-    fn task(operation: Operation, count: usize, rank: usize) -> Task {
-        Task::new(operation, DevicePtr(8), DevicePtr(8), count, DataType::F32).with(rank)
+    fn task(primitive: Primitive, count: usize, rank: usize) -> Task {
+        Task::new(primitive, DevicePtr(8), DevicePtr(8), count, DataType::F32).with(rank)
     }
 
     /// Returns the card as a record of the rank at this place.
@@ -282,8 +283,8 @@ mod tests {
     /// Returns the tasks of one rank in an all-to-all with these counts.
     fn all_to_all(counts: &[Vec<usize>], own: usize) -> Vec<Task> {
         let pair = |peer: usize| {
-            let message = |operation, count| task(operation, count, peer).within("all_to_all_list");
-            [message(Operation::Send, counts[own][peer]), message(Operation::Recv, counts[peer][own])]
+            let message = |primitive, count| task(primitive, count, peer).within(Operation::AllToAllList);
+            [message(Primitive::Send, counts[own][peer]), message(Primitive::Recv, counts[peer][own])]
         };
         (0..counts.len()).flat_map(pair).collect()
     }
@@ -319,8 +320,8 @@ mod tests {
         fn the_odd_call_is_named(size in 3usize..7, odd in any::<prop::sample::Index>(), count in 1usize..9, root in 0usize..3) {
             let odd = odd.index(size);
             let call = |rank: usize| match rank == odd {
-                true => task(Operation::Broadcast, count, root + 1),
-                false => task(Operation::Broadcast, count, root),
+                true => task(Primitive::Broadcast, count, root + 1),
+                false => task(Primitive::Broadcast, count, root),
             };
             let cards: Vec<_> = (0..size).map(|rank| at(rank, Card::of(&[call(rank)], None))).collect();
             let ((rank, call), (other, other_call)) = calls(Comparison::conclude(&cards).unwrap_err());
@@ -348,9 +349,9 @@ mod tests {
 
     #[test]
     fn messages_are_compared_by_the_two() {
-        let sends = at(2, Card::of(&[task(Operation::Send, 3, 5), task(Operation::Send, 9, 7)], Some(5)));
-        let fits = at(5, Card::of(&[task(Operation::Recv, 3, 2)], Some(2)));
-        let other = at(5, Card::of(&[task(Operation::Recv, 4, 2)], Some(2)));
+        let sends = at(2, Card::of(&[task(Primitive::Send, 3, 5), task(Primitive::Send, 9, 7)], Some(5)));
+        let fits = at(5, Card::of(&[task(Primitive::Recv, 3, 2)], Some(2)));
+        let other = at(5, Card::of(&[task(Primitive::Recv, 4, 2)], Some(2)));
         assert_eq!(Comparison::conclude(&[sends.clone(), fits]), Ok(()));
         let ((rank, sent), (peer, received)) = calls(Comparison::conclude(&[sends, other]).unwrap_err());
         assert_eq!(

@@ -17,7 +17,7 @@ use cuda_driver::Device;
 
 use super::{GroupId, vigil::Vigil};
 use crate::{
-    comm::{Operation, Task},
+    comm::{Primitive, Task},
     record::Track,
 };
 
@@ -70,7 +70,7 @@ pub(super) enum Count<'a> {
 impl<'a> Count<'a> {
     /// Returns the kind of tasks that are launched together.
     pub(super) fn of(tasks: &'a [Task], collective: bool) -> Self {
-        if !tasks.is_empty() && tasks.iter().all(|task| task.operation.is_one_sided()) {
+        if !tasks.is_empty() && tasks.iter().all(|task| task.primitive.is_one_sided()) {
             return Self::Nothing;
         }
         match collective && !tasks.iter().any(Task::is_message) {
@@ -82,7 +82,7 @@ impl<'a> Count<'a> {
     /// Returns the kind of a single task.
     #[inline(always)]
     pub(super) fn of_one(task: &'a Task) -> Self {
-        if task.operation.is_one_sided() {
+        if task.primitive.is_one_sided() {
             Self::Nothing
         } else if task.is_message() {
             Self::Messages { tasks: std::slice::from_ref(task), collective: false }
@@ -174,8 +174,8 @@ impl Counter {
         others.calls += u64::from(!collective);
         for task in self.exchanged(tasks) {
             let with = others.messages.entry(task.rank).or_default();
-            match task.operation {
-                Operation::Send => with.sent += 1,
+            match task.primitive {
+                Primitive::Send => with.sent += 1,
                 _ => with.received += 1,
             }
         }

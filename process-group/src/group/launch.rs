@@ -14,8 +14,10 @@ use cuda_driver::Stream;
 use super::{Batch, GroupError, ProcessGroup, Result, Work, counter::Count, parts, work::Blank};
 use crate::{
     Slim,
-    comm::{Operation, Task, refuse_inside_group},
-    graph_memory, profile,
+    comm::{Task, refuse_inside_group},
+    graph_memory,
+    operation::Operation,
+    profile,
     record::{Call, Span},
 };
 
@@ -46,7 +48,7 @@ impl ProcessGroup {
         let vigil = &self.counter.vigil;
         vigil.check()?;
         // SAFETY: the caller's contract; the task was checked.
-        let launched = unsafe { self.launch_task(task, name, operation.is_message(), stream, site) };
+        let launched = unsafe { self.launch_task(task, operation, operation.is_message(), stream, site) };
         launched.map_err(|error| vigil.reason(*error))
     }
 
@@ -54,12 +56,12 @@ impl ProcessGroup {
     #[track_caller]
     pub(super) fn together(
         &self,
-        operation: &'static str,
+        operation: Operation,
         stream: &Stream,
         queue: impl FnOnce(&Batch<'_>) -> Result<()>,
     ) -> Result<Work> {
         // For the same reason as in `alone`.
-        refuse_inside_group(operation)?;
+        refuse_inside_group(operation.name())?;
         let batch = Batch::new(self, stream);
         queue(&batch).inspect_err(|error| self.refused(batch.is_collective(operation), error))?;
         batch.launch(operation)
@@ -75,7 +77,7 @@ impl ProcessGroup {
     /// In checked mode, tells the other members of an error in this rank's call.
     #[cold]
     fn wrong(&self, operation: Operation, error: Box<GroupError>) -> GroupError {
-        self.refused(!Operation::ALONE.contains(&operation), &error);
+        self.refused(!operation.is_message(), &error);
         *error
     }
 
@@ -88,12 +90,12 @@ impl ProcessGroup {
     pub(super) unsafe fn launch_task(
         &self,
         task: Task,
-        operation: &'static str,
+        operation: Operation,
         message: bool,
         stream: &Stream,
         site: &'static Location<'static>,
     ) -> Slim<Work, GroupError> {
-        if task.operation.is_message() && task.rank == self.rank || self.terms.checked {
+        if task.primitive.is_message() && task.rank == self.rank || self.terms.checked {
             self.examine(&[task], operation)?;
         }
         if message && self.messages.are_on_path() && self.takes_path(&task)? {
@@ -102,7 +104,7 @@ impl ProcessGroup {
         }
         let channel =
             if message { self.channel(task, stream)? } else { self.channel_of_all(operation, stream)? };
-        let _range = profile::range(operation, &self.name, task.bytes());
+        let _range = profile::range(operation.name(), &self.name, task.bytes());
         let mut blank = self.outstanding.blank(&self.marks, &self.counter)?;
         blank.start(stream)?;
         let (call, track) = (Call::of_one(task, self.size()), &self.counter.track);
@@ -114,12 +116,12 @@ impl ProcessGroup {
             return Err(error.into());
         }
         let span = track.launched_one(&call, begun);
-        self.mark(blank, operation, stream, span, Count::of_one(&task), slice::from_ref(&task))
+        self.mark(blank, operation.name(), stream, span, Count::of_one(&task), slice::from_ref(&task))
     }
 
     /// Makes the checks that need all tasks of a launch.
     #[cold]
-    pub(super) fn examine(&self, tasks: &[Task], operation: &'static str) -> Result<()> {
+    pub(super) fn examine(&self, tasks: &[Task], operation: Operation) -> Result<()> {
         parts::to_oneself(self, tasks).inspect_err(|error| {
             self.refused(super::checked::is_collective(operation, tasks.iter()), error)
         })?;

@@ -15,7 +15,7 @@
 //! | `job` | a rank of a job, with what most programs need |
 //! | `startup` | the time that building a group took |
 //! | `typed` | the operations on typed slices |
-//! | `buffer`, `collective`, `one_sided`, `batch` | the operations on raw addresses |
+//! | `buffer`, `raw`, `one_sided`, `batch` | the operations on raw addresses |
 //! | `parts`, `list`, `launch` | the tasks of an operation, and their launch |
 //! | `work` | waiting for operations |
 //! | `connect`, `form` | making communicators, on all of their ranks or on none |
@@ -36,7 +36,6 @@ mod buffer;
 mod builder;
 mod calls;
 mod checked;
-mod collective;
 mod connect;
 mod counter;
 mod doubt;
@@ -59,6 +58,7 @@ pub mod path;
 mod places;
 mod plan;
 mod process_group;
+mod raw;
 mod registration;
 mod report;
 mod seat;
@@ -75,7 +75,6 @@ pub use batch::Batch;
 pub use buffer::Buffer;
 pub use builder::Builder;
 pub use checked::Misplaced;
-pub use collective::Raw;
 pub use counter::{Enqueued, MessageCounts, enqueued_on};
 pub use environment::Environment;
 pub use error::{GroupError, Result};
@@ -86,6 +85,7 @@ pub use path::{MessageDifference, Path, PathError};
 pub use places::{SymmetricPlaces, SymmetricPlan, SymmetricSegment, places_changed};
 pub use plan::{Placement, Request, SplitError, SplitPlan};
 pub use process_group::{GroupId, ProcessGroup, Standing};
+pub use raw::Raw;
 pub use registration::{NotRegistered, Stance};
 pub use report::{Lying, OperationBuffers, RegistrationReport};
 pub use shrink::ShrinkError;

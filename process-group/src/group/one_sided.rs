@@ -3,11 +3,7 @@
 use cuda_driver::{DevicePtr, Stream};
 
 use super::{Batch, Buffer, ProcessGroup, Result, Work};
-use crate::{
-    comm::{CommError, Operation},
-    profile,
-    store::Deadline,
-};
+use crate::{comm::CommError, operation::Operation, profile, store::Deadline};
 
 /// One-sided operations, from NCCL 2.29 and with a driver of CUDA 12.5: a member writes into another's
 /// window, and the other only waits for the signal. They are not counted in [`sequence`](Self::sequence),

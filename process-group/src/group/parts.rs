@@ -5,7 +5,8 @@ use cuda_driver::DevicePtr;
 use super::{Buffer, GroupError, ProcessGroup, Result, list};
 use crate::{
     Slim,
-    comm::{ArgumentError, Operation, ReduceOp, Task},
+    comm::{ArgumentError, Primitive, ReduceOp, Task},
+    operation::Operation,
     rare,
 };
 
@@ -27,13 +28,13 @@ impl ProcessGroup {
 impl Parts<'_> {
     #[inline(always)]
     pub(super) fn all_reduce(&self, send: Buffer, receive: Buffer, op: ReduceOp) -> Slim<Task, GroupError> {
-        self.fits("all_reduce", send, receive, (1, 1), "both must be equal")?;
-        Ok(task(Operation::AllReduce, send, receive, send.elements).reduced_by(op))
+        self.fits(Operation::AllReduce, send, receive, (1, 1), "both must be equal")?;
+        Ok(task(Primitive::AllReduce, send, receive, send.elements).reduced_by(op))
     }
 
     #[inline(always)]
     pub(super) fn broadcast(&self, buffer: Buffer, root: usize) -> Slim<Task, GroupError> {
-        Ok(task(Operation::Broadcast, buffer, buffer, buffer.elements).with(root))
+        Ok(task(Primitive::Broadcast, buffer, buffer, buffer.elements).with(root))
     }
 
     #[inline(always)]
@@ -45,20 +46,20 @@ impl Parts<'_> {
         root: usize,
     ) -> Slim<Task, GroupError> {
         if self.group.rank == root {
-            self.fits("reduce", send, receive, (1, 1), "both must be equal on the root")?;
+            self.fits(Operation::Reduce, send, receive, (1, 1), "both must be equal on the root")?;
         }
-        Ok(task(Operation::Reduce, send, receive, send.elements).reduced_by(op).with(root))
+        Ok(task(Primitive::Reduce, send, receive, send.elements).reduced_by(op).with(root))
     }
 
     #[inline(always)]
     pub(super) fn all_gather(&self, send: Buffer, receive: Buffer) -> Slim<Task, GroupError> {
         let rule = "receive must hold send's once for every member";
-        self.fits("all_gather", send, receive, (1, self.group.size()), rule)?;
-        Ok(task(Operation::AllGather, send, receive, send.elements))
+        self.fits(Operation::AllGather, send, receive, (1, self.group.size()), rule)?;
+        Ok(task(Primitive::AllGather, send, receive, send.elements))
     }
 
     pub(super) fn all_gather_list(&self, send: Buffer, receive: &[Buffer]) -> Slim<Vec<Task>, GroupError> {
-        const CALL: &str = "all_gather_list";
+        const CALL: Operation = Operation::AllGatherList;
         let own = self.own(CALL, "receive", receive)?;
         self.fits(CALL, send, receive[own], (1, 1), "this rank's receive buffer must be as send")?;
         self.one_type(CALL, send, receive)?;
@@ -67,7 +68,7 @@ impl Parts<'_> {
             .iter()
             .enumerate()
             .map(|(root, receive)| {
-                task(Operation::Broadcast, send, *receive, receive.elements).with(root).within(CALL)
+                task(Primitive::Broadcast, send, *receive, receive.elements).with(root).within(CALL)
             })
             .collect())
     }
@@ -80,8 +81,8 @@ impl Parts<'_> {
         op: ReduceOp,
     ) -> Slim<Task, GroupError> {
         let rule = "send must hold receive's once for every member";
-        self.fits("reduce_scatter", send, receive, (self.group.size(), 1), rule)?;
-        Ok(task(Operation::ReduceScatter, send, receive, receive.elements).reduced_by(op))
+        self.fits(Operation::ReduceScatter, send, receive, (self.group.size(), 1), rule)?;
+        Ok(task(Primitive::ReduceScatter, send, receive, receive.elements).reduced_by(op))
     }
 
     pub(super) fn reduce_scatter_list(
@@ -90,7 +91,7 @@ impl Parts<'_> {
         receive: Buffer,
         op: ReduceOp,
     ) -> Slim<Vec<Task>, GroupError> {
-        const CALL: &str = "reduce_scatter_list";
+        const CALL: Operation = Operation::ReduceScatterList;
         let own = self.own(CALL, "send", send)?;
         self.fits(CALL, send[own], receive, (1, 1), "this rank's send buffer must be as receive")?;
         self.one_type(CALL, receive, send)?;
@@ -99,7 +100,7 @@ impl Parts<'_> {
             .iter()
             .enumerate()
             .map(|(root, send)| {
-                task(Operation::Reduce, *send, receive, send.elements).reduced_by(op).with(root).within(CALL)
+                task(Primitive::Reduce, *send, receive, send.elements).reduced_by(op).with(root).within(CALL)
             })
             .collect())
     }
@@ -107,12 +108,18 @@ impl Parts<'_> {
     #[inline(always)]
     pub(super) fn all_to_all(&self, send: Buffer, receive: Buffer) -> Slim<Task, GroupError> {
         let size = self.group.size();
-        self.fits("all_to_all", send, receive, (size, size), "both must hold one share for every member")?;
-        Ok(task(Operation::AllToAll, send, receive, send.elements / size))
+        self.fits(
+            Operation::AllToAll,
+            send,
+            receive,
+            (size, size),
+            "both must hold one share for every member",
+        )?;
+        Ok(task(Primitive::AllToAll, send, receive, send.elements / size))
     }
 
     pub(super) fn all_to_all_list(&self, send: &[Buffer], receive: &[Buffer]) -> Slim<Vec<Task>, GroupError> {
-        const CALL: &str = "all_to_all_list";
+        const CALL: Operation = Operation::AllToAllList;
         let own = self.own(CALL, "send", send)?;
         self.own(CALL, "receive", receive)?;
         self.fits(
@@ -138,14 +145,14 @@ impl Parts<'_> {
         receive: Option<Buffer>,
         root: usize,
     ) -> Slim<Task, GroupError> {
-        const CALL: &str = "gather";
+        const CALL: Operation = Operation::Gather;
         let mut all = Buffer { ptr: NONE, ..send };
         if self.group.rank == root {
             all = receive.ok_or_else(|| rare(move || self.rootless(CALL, "receive", root)))?;
             let rule = "receive must hold send's once for every member";
             self.fits(CALL, send, all, (1, self.group.size()), rule)?;
         }
-        Ok(task(Operation::Gather, send, all, send.elements).with(root))
+        Ok(task(Primitive::Gather, send, all, send.elements).with(root))
     }
 
     pub(super) fn gather_list(
@@ -154,7 +161,7 @@ impl Parts<'_> {
         receive: &[Buffer],
         root: usize,
     ) -> Slim<Vec<Task>, GroupError> {
-        const CALL: &str = "gather_list";
+        const CALL: Operation = Operation::GatherList;
         let own = self.group.rank;
         if own != root {
             return Ok(vec![message(CALL, send, true, root)]);
@@ -176,14 +183,14 @@ impl Parts<'_> {
         receive: Buffer,
         root: usize,
     ) -> Slim<Task, GroupError> {
-        const CALL: &str = "scatter";
+        const CALL: Operation = Operation::Scatter;
         let mut all = Buffer { ptr: NONE, ..receive };
         if self.group.rank == root {
             all = send.ok_or_else(|| rare(move || self.rootless(CALL, "send", root)))?;
             let rule = "send must hold receive's once for every member";
             self.fits(CALL, all, receive, (self.group.size(), 1), rule)?;
         }
-        Ok(task(Operation::Scatter, all, receive, receive.elements).with(root))
+        Ok(task(Primitive::Scatter, all, receive, receive.elements).with(root))
     }
 
     pub(super) fn scatter_list(
@@ -192,7 +199,7 @@ impl Parts<'_> {
         receive: Buffer,
         root: usize,
     ) -> Slim<Vec<Task>, GroupError> {
-        const CALL: &str = "scatter_list";
+        const CALL: Operation = Operation::ScatterList;
         let own = self.group.rank;
         if own != root {
             return Ok(vec![message(CALL, receive, false, root)]);
@@ -209,35 +216,35 @@ impl Parts<'_> {
 
     #[inline(always)]
     pub(super) fn send(&self, buffer: Buffer, peer: usize) -> Slim<Task, GroupError> {
-        Ok(message("send", buffer, true, peer))
+        Ok(message(Operation::Send, buffer, true, peer))
     }
 
     #[inline(always)]
     pub(super) fn recv(&self, buffer: Buffer, peer: usize) -> Slim<Task, GroupError> {
-        Ok(message("recv", buffer, false, peer))
+        Ok(message(Operation::Recv, buffer, false, peer))
     }
 
     #[inline(always)]
     pub(super) fn put_signal(&self, local: Buffer, place: DevicePtr, peer: usize) -> Slim<Task, GroupError> {
         let place = Buffer { ptr: place, ..local };
-        Ok(task(Operation::PutSignal, local, place, local.elements).with(peer))
+        Ok(task(Primitive::PutSignal, local, place, local.elements).with(peer))
     }
 
     #[inline(always)]
     pub(super) fn signal(&self, peer: usize) -> Slim<Task, GroupError> {
-        Ok(Task::signals(Operation::Signal, 1, peer))
+        Ok(Task::signals(Primitive::Signal, 1, peer))
     }
 
     #[inline(always)]
     pub(super) fn wait_signals(&self, peer: usize, count: usize) -> Slim<Task, GroupError> {
-        Ok(Task::signals(Operation::WaitSignals, count, peer))
+        Ok(Task::signals(Primitive::WaitSignals, count, peer))
     }
 
     /// Checks the lengths of two buffers that hold so many shares each.
     #[inline(always)]
     fn fits(
         &self,
-        operation: &'static str,
+        operation: Operation,
         send: Buffer,
         receive: Buffer,
         shares: (usize, usize),
@@ -255,18 +262,13 @@ impl Parts<'_> {
     }
 
     /// Checks that a list has one buffer for every member, and returns the index of this rank's.
-    fn own(
-        &self,
-        operation: &'static str,
-        list: &'static str,
-        buffers: &[Buffer],
-    ) -> Slim<usize, GroupError> {
+    fn own(&self, operation: Operation, list: &'static str, buffers: &[Buffer]) -> Slim<usize, GroupError> {
         let (found, size) = (buffers.len(), self.group.size());
         if found == size {
             return Ok(self.group.rank);
         }
         Err(rare(move || GroupError::ListLength {
-            operation,
+            operation: operation.name(),
             group: self.group.name.to_string(),
             list,
             found,
@@ -275,7 +277,7 @@ impl Parts<'_> {
     }
 
     /// Checks that all buffers of a list have one type.
-    fn one_type(&self, operation: &'static str, like: Buffer, buffers: &[Buffer]) -> Result<()> {
+    fn one_type(&self, operation: Operation, like: Buffer, buffers: &[Buffer]) -> Result<()> {
         const RULE: &str = "all buffers must hold elements of one type";
         match buffers.iter().find(|buffer| buffer.dtype != like.dtype) {
             None => Ok(()),
@@ -285,36 +287,41 @@ impl Parts<'_> {
 
     fn apart(
         &self,
-        operation: &'static str,
+        operation: Operation,
         send: &[Buffer],
         receive: &[Buffer],
         in_place: Option<(usize, usize)>,
     ) -> Result<()> {
-        Ok(list::apart(operation, list::parts(send, receive, in_place))?)
+        Ok(list::apart(operation.name(), list::parts(send, receive, in_place))?)
     }
 
-    fn rootless(&self, operation: &'static str, buffer: &'static str, root: usize) -> GroupError {
-        GroupError::RootBuffer { operation, group: self.group.name.to_string(), buffer, root }
+    fn rootless(&self, operation: Operation, buffer: &'static str, root: usize) -> GroupError {
+        GroupError::RootBuffer {
+            operation: operation.name(),
+            group: self.group.name.to_string(),
+            buffer,
+            root,
+        }
     }
 }
 
 #[inline(always)]
-fn task(operation: Operation, send: Buffer, receive: Buffer, count: usize) -> Task {
-    Task::new(operation, send.ptr, receive.ptr, count, send.dtype)
+fn task(primitive: Primitive, send: Buffer, receive: Buffer, count: usize) -> Task {
+    Task::new(primitive, send.ptr, receive.ptr, count, send.dtype)
 }
 
 /// Returns one message of the operation `call`, from `buffer` or into it.
 #[inline(always)]
-fn message(call: &'static str, buffer: Buffer, out: bool, peer: usize) -> Task {
-    let operation = if out { Operation::Send } else { Operation::Recv };
-    task(operation, buffer, buffer, buffer.elements).with(peer).within(call)
+fn message(call: Operation, buffer: Buffer, out: bool, peer: usize) -> Task {
+    let primitive = if out { Primitive::Send } else { Primitive::Recv };
+    task(primitive, buffer, buffer, buffer.elements).with(peer).within(call)
 }
 
 /// Fails for messages to this rank itself that lack their counterpart, or have another length.
 pub(super) fn to_oneself(group: &ProcessGroup, tasks: &[Task]) -> Result<()> {
     let own =
-        |operation| tasks.iter().filter(move |task| task.operation == operation && task.rank == group.rank);
-    let (mut sent, mut received) = (own(Operation::Send), own(Operation::Recv));
+        |primitive| tasks.iter().filter(move |task| task.primitive == primitive && task.rank == group.rank);
+    let (mut sent, mut received) = (own(Primitive::Send), own(Primitive::Recv));
     loop {
         match (sent.next(), received.next()) {
             (None, None) => return Ok(()),
@@ -325,7 +332,7 @@ pub(super) fn to_oneself(group: &ProcessGroup, tasks: &[Task]) -> Result<()> {
                 return Err(lengths(group, from.call, buffer(from), buffer(to), rule));
             }
             (Some(half), None) | (None, Some(half)) => {
-                return Err(ArgumentError::ToOneself { call: half.call, rank: group.rank }.into());
+                return Err(ArgumentError::ToOneself { call: half.call.name(), rank: group.rank }.into());
             }
         }
     }
@@ -334,13 +341,13 @@ pub(super) fn to_oneself(group: &ProcessGroup, tasks: &[Task]) -> Result<()> {
 #[cold]
 fn lengths(
     group: &ProcessGroup,
-    operation: &'static str,
+    operation: Operation,
     send: Buffer,
     receive: Buffer,
     rule: &'static str,
 ) -> GroupError {
     GroupError::Lengths {
-        operation,
+        operation: operation.name(),
         group: group.name.to_string(),
         size: group.size(),
         send: send.elements,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{NotRegistered, ProcessGroup};
 use crate::{
-    comm::Operation,
+    comm::Primitive,
     memory::{Place, Unregistrable},
 };
 
@@ -107,15 +107,19 @@ impl ProcessGroup {
     #[must_use]
     pub fn registration_report(&self) -> RegistrationReport {
         let policy = self.registration();
-        let one = |operation: Operation| {
-            let seen = Lying::ALL.map(|lying| (lying, self.sight.seen(operation, lying)));
-            let registered = self.sight.seen(operation, Lying::Registered);
+        let one = |primitive: Primitive| {
+            let seen = Lying::ALL.map(|lying| (lying, self.sight.seen(primitive, lying)));
+            let registered = self.sight.seen(primitive, Lying::Registered);
             let unregistered: Vec<_> =
                 seen.into_iter().filter(|(lying, n)| *n > 0 && lying.reason().is_some()).collect();
             let found = registered > 0 || !unregistered.is_empty();
-            found.then(|| OperationBuffers { operation: operation.name(), registered, unregistered })
+            found.then(|| OperationBuffers {
+                operation: primitive.operation().name(),
+                registered,
+                unregistered,
+            })
         };
-        RegistrationReport { operations: Operation::ALL.into_iter().filter_map(one).collect(), policy }
+        RegistrationReport { operations: Primitive::ALL.into_iter().filter_map(one).collect(), policy }
     }
 }
 

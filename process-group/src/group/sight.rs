@@ -19,7 +19,7 @@ use nccl_sys::Version;
 use super::{BufferError, GroupError, places::Places, registration::Registered, report::Lying};
 use crate::{
     Slim,
-    comm::{Communicator, Nccl, Operation, Task},
+    comm::{Communicator, Nccl, Primitive, Task},
     memory::{self, CommonPlace, Place, PlanNames},
     rare,
     sync::atomic::{AtomicBool, AtomicU64, Ordering, fence},
@@ -83,7 +83,7 @@ const PAGE: u32 = 21;
 /// The driver's alignment of allocations, as a power of two.
 const UNIT: u32 = 9;
 
-const OPERATIONS: usize = Operation::ALL.len();
+const OPERATIONS: usize = Primitive::ALL.len();
 const LYINGS: usize = Lying::ALL.len();
 
 /// A group's cache.
@@ -151,19 +151,19 @@ impl Sight {
 
     /// Remembers a buffer that is counted as not agreed to, until there is an outcome.
     #[cold]
-    fn remember(&self, operation: Operation, address: u64, bytes: u64) {
+    fn remember(&self, primitive: Primitive, address: u64, bytes: u64) {
         let place = memory::look(&self.context, DevicePtr(address), bytes);
         if let Ok(Place { segment: Some((registrar, None)), .. }) = place {
             let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
             if !self.has_agreed.load(Ordering::Acquire) {
-                *early.entry((operation as usize, registrar)).or_default() += 1;
+                *early.entry((primitive as usize, registrar)).or_default() += 1;
             }
         }
     }
 
     /// Returns the number of an operation's buffers with this registration.
-    pub(super) fn seen(&self, operation: Operation, lying: Lying) -> u64 {
-        self.counts[operation as usize][lying as usize].load(Ordering::Relaxed)
+    pub(super) fn seen(&self, primitive: Primitive, lying: Lying) -> u64 {
+        self.counts[primitive as usize][lying as usize].load(Ordering::Relaxed)
     }
 
     /// Checks the buffers of an operation whose arguments were checked. Records the positions of those that
@@ -189,7 +189,7 @@ impl Sight {
         if let Some(buffer) = second {
             places[1] = self.look_at(group, task, buffer, stream)?;
         }
-        let [sends, receives] = task.operation.symmetric();
+        let [sends, receives] = task.primitive.symmetric();
         task.places = [places[0].only(sends), places[1].only(receives)];
         Ok(())
     }
@@ -214,9 +214,9 @@ impl Sight {
             self.in_one(address, bytes, stream).map_err(|source| wrong(group, task, side, source))?;
         }
         if lying == Lying::NotAgreed && !self.has_agreed.load(Ordering::Acquire) {
-            self.remember(task.operation, address, bytes);
+            self.remember(task.primitive, address, bytes);
         }
-        let count = &self.counts[task.operation as usize][lying as usize];
+        let count = &self.counts[task.primitive as usize][lying as usize];
         // Not an atomic increment: of two that happen at once, one may be lost. That is cheaper than a locked
         // addition.
         count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
@@ -280,7 +280,7 @@ impl Sight {
 /// Returns the error for a buffer that cannot be used.
 #[cold]
 fn wrong(group: &str, task: &Task, buffer: &'static str, source: Box<BufferError>) -> Box<GroupError> {
-    let (operation, group) = (task.call, group.to_owned());
+    let (operation, group) = (task.call.name(), group.to_owned());
     rare(move || GroupError::Buffer { operation, group, buffer, source: *source })
 }
 

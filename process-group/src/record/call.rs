@@ -1,141 +1,11 @@
 //! The recorded data of a call.
 
 use crate::{
-    comm::{self, ReduceOp, Task},
+    comm::{Primitive, ReduceOp, Task},
     memory::CommonPlace,
+    operation::Operation,
     watch::Fold,
 };
-use comm::Operation as Native;
-
-/// The operation of a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-#[repr(u8)]
-pub enum Operation {
-    /// All-reduce.
-    AllReduce,
-    /// Broadcast.
-    Broadcast,
-    /// Reduce to a root.
-    Reduce,
-    /// All-gather.
-    AllGather,
-    /// Reduce-scatter.
-    ReduceScatter,
-    /// All-to-all.
-    AllToAll,
-    /// Gather to a root.
-    Gather,
-    /// Scatter from a root.
-    Scatter,
-    /// All-to-all of shares of any length.
-    AllToAllList,
-    /// Gather of shares of any length.
-    GatherList,
-    /// Scatter of shares of any length.
-    ScatterList,
-    /// Send to one member.
-    Send,
-    /// Receive from one member.
-    Recv,
-    /// The end of an all-gather of shares of any length, which consists of broadcasts.
-    AllGatherList,
-    /// The end of a reduce-scatter of shares of any length, which consists of reductions.
-    ReduceScatterList,
-    /// The end of a batch.
-    Batch,
-    /// Write into one member's window.
-    PutSignal,
-    /// Signal to one member.
-    Signal,
-    /// Wait for one member's signals.
-    WaitSignals,
-}
-
-impl Operation {
-    /// Every operation.
-    pub const ALL: [Self; 19] = [
-        Self::AllReduce,
-        Self::Broadcast,
-        Self::Reduce,
-        Self::AllGather,
-        Self::ReduceScatter,
-        Self::AllToAll,
-        Self::Gather,
-        Self::Scatter,
-        Self::AllToAllList,
-        Self::GatherList,
-        Self::ScatterList,
-        Self::Send,
-        Self::Recv,
-        Self::AllGatherList,
-        Self::ReduceScatterList,
-        Self::Batch,
-        Self::PutSignal,
-        Self::Signal,
-        Self::WaitSignals,
-    ];
-
-    /// Returns the name of its method.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::AllReduce => "all_reduce",
-            Self::Broadcast => "broadcast",
-            Self::Reduce => "reduce",
-            Self::AllGather => "all_gather",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::AllToAll => "all_to_all",
-            Self::Gather => "gather",
-            Self::Scatter => "scatter",
-            Self::AllToAllList => "all_to_all_list",
-            Self::GatherList => "gather_list",
-            Self::ScatterList => "scatter_list",
-            Self::Send => "send",
-            Self::Recv => "recv",
-            Self::AllGatherList => "all_gather_list",
-            Self::ReduceScatterList => "reduce_scatter_list",
-            Self::Batch => "batch",
-            Self::PutSignal => "put_signal",
-            Self::Signal => "signal",
-            Self::WaitSignals => "wait_signals",
-        }
-    }
-
-    /// Returns the name that PyTorch's analyser uses. An operation whose members have buffers of different
-    /// lengths is reported as all-to-all, because for that the analyser compares the total sent with the
-    /// total received.
-    #[must_use]
-    pub const fn torch_name(self) -> &'static str {
-        match self {
-            Self::AllGather => "_all_gather_base",
-            Self::ReduceScatter => "_reduce_scatter_base",
-            Self::AllToAll | Self::AllToAllList | Self::GatherList | Self::ScatterList => "all_to_all",
-            Self::AllGatherList => "ALLGATHER_coalesced",
-            Self::ReduceScatterList => "REDUCE_SCATTER_coalesced",
-            Self::Batch => "coalesced",
-            other => other.name(),
-        }
-    }
-
-    /// Returns true if it is between two members. Such calls are counted separately, or not at all.
-    #[must_use]
-    pub const fn is_message(self) -> bool {
-        matches!(self, Self::Send | Self::Recv | Self::PutSignal | Self::Signal | Self::WaitSignals)
-    }
-
-    /// Returns true if it has no matching call on the other member. Such calls are not counted.
-    #[must_use]
-    pub const fn is_one_sided(self) -> bool {
-        matches!(self, Self::PutSignal | Self::Signal | Self::WaitSignals)
-    }
-
-    /// Returns true if it only marks the end of a batch, whose calls are recorded before it.
-    #[must_use]
-    pub const fn is_end(self) -> bool {
-        matches!(self, Self::AllGatherList | Self::ReduceScatterList | Self::Batch)
-    }
-}
 
 /// The reductions' names. The first stands for no reduction.
 pub(super) const REDUCTIONS: [&str; 7] = ["", "sum", "prod", "max", "min", "avg", "premul_sum"];
@@ -163,17 +33,13 @@ pub(crate) struct Call {
 /// Returns true if two consecutive tasks are recorded as one: messages of one collective, of which its
 /// members need not have equally many.
 pub(crate) fn are_one(former: &Task, next: &Task) -> bool {
-    list_of(former).is_some() && former.call == next.call
+    is_of_list(former) && former.call == next.call
 }
 
-/// Returns the collective that a message is a part of.
+/// Returns true for a message that is a part of a collective.
 #[inline(always)]
-fn list_of(task: &Task) -> Option<Operation> {
-    const LISTS: [Operation; 3] = [Operation::AllToAllList, Operation::GatherList, Operation::ScatterList];
-    match task.operation {
-        Native::Send | Native::Recv => LISTS.into_iter().find(|list| list.name() == task.call),
-        _ => None,
-    }
+fn is_of_list(task: &Task) -> bool {
+    task.primitive.is_message() && task.call.is_list_of_messages()
 }
 
 impl Call {
@@ -193,7 +59,7 @@ impl Call {
     /// Like [`of`](Self::of), for a single task.
     #[inline(always)]
     pub(crate) fn of_one(task: Task, size: usize) -> Self {
-        if list_of(&task).is_none() { Self::of_native(task, size) } else { Self::of_list(&[task]) }
+        if is_of_list(&task) { Self::of_list(&[task]) } else { Self::of_primitive(task, size) }
     }
 
     /// Adds to a batch's hash the data that all members of a collective have in common. That excludes
@@ -202,7 +68,7 @@ impl Call {
     pub(super) fn fold(&self, batch: Fold) -> Fold {
         let length = match self.operation {
             message if message.is_message() => return batch,
-            Operation::AllToAllList | Operation::GatherList | Operation::ScatterList => 0,
+            list if list.is_list_of_messages() => 0,
             _ => self.send,
         };
         let root = u64::from(self.peer.map_or(0, |root| root + 1));
@@ -217,19 +83,19 @@ impl Call {
     }
 
     fn of_list(tasks: &[Task]) -> Self {
-        let sum = |operation| {
+        let sum = |primitive| {
             let counts =
-                tasks.iter().filter(|task| task.operation == operation).map(|task| task.count as u64);
+                tasks.iter().filter(|task| task.primitive == primitive).map(|task| task.count as u64);
             counts.fold(0, u64::saturating_add)
         };
         let first = tasks.first();
         Self {
-            operation: first.and_then(list_of).unwrap_or(Operation::Batch),
+            operation: first.map_or(Operation::Batch, |task| task.call),
             dtype: first.map_or(0, |task| task.dtype as u8),
             reduction: 0,
             peer: None,
-            send: sum(Native::Send),
-            receive: sum(Native::Recv),
+            send: sum(Primitive::Send),
+            receive: sum(Primitive::Recv),
             on_path: false,
             places: Default::default(),
         }
@@ -237,26 +103,20 @@ impl Call {
 
     /// Returns the record of a task that is not part of a list.
     #[inline(always)]
-    fn of_native(task: Task, size: usize) -> Self {
-        let Task { operation, count, dtype, op, rank, places, .. } = task;
+    fn of_primitive(task: Task, size: usize) -> Self {
+        let Task { primitive, count, dtype, op, rank, places, .. } = task;
         let (one, all) = (count as u64, (count as u64).saturating_mul(size as u64));
-        let (operation, send, receive, reduces, names) = match operation {
-            Native::AllReduce => (Operation::AllReduce, one, one, true, false),
-            Native::Broadcast => (Operation::Broadcast, one, one, false, true),
-            Native::Reduce => (Operation::Reduce, one, one, true, true),
-            Native::AllGather => (Operation::AllGather, one, all, false, false),
-            Native::ReduceScatter => (Operation::ReduceScatter, all, one, true, false),
-            Native::AllToAll => (Operation::AllToAll, all, all, false, false),
-            Native::Gather => (Operation::Gather, one, all, false, true),
-            Native::Scatter => (Operation::Scatter, all, one, false, true),
-            Native::Send => (Operation::Send, one, 0, false, true),
-            Native::Recv => (Operation::Recv, 0, one, false, true),
-            Native::PutSignal => (Operation::PutSignal, one, 0, false, true),
-            Native::Signal => (Operation::Signal, 0, 0, false, true),
-            Native::WaitSignals => (Operation::WaitSignals, 0, one, false, true),
+        let (send, receive) = match primitive {
+            Primitive::AllReduce | Primitive::Broadcast | Primitive::Reduce => (one, one),
+            Primitive::AllGather | Primitive::Gather => (one, all),
+            Primitive::ReduceScatter | Primitive::Scatter => (all, one),
+            Primitive::AllToAll => (all, all),
+            Primitive::Send | Primitive::PutSignal => (one, 0),
+            Primitive::Recv | Primitive::WaitSignals => (0, one),
+            Primitive::Signal => (0, 0),
         };
         let reduction = match op {
-            _ if !reduces => 0,
+            _ if !primitive.reduces() => 0,
             ReduceOp::Sum => 1,
             ReduceOp::Prod => 2,
             ReduceOp::Max => 3,
@@ -264,15 +124,14 @@ impl Call {
             ReduceOp::Avg => 5,
             ReduceOp::PreMulSum(_) | ReduceOp::PreMulSumAt(_) => 6,
         };
-        let peer = u32::try_from(rank).ok().filter(|_| names);
+        let peer = u32::try_from(rank).ok().filter(|_| primitive.role().is_some());
+        let operation = primitive.operation();
         Self { operation, dtype: dtype as u8, reduction, peer, send, receive, on_path: false, places }
     }
 
-    /// Returns the end of the batch that `name` consists of.
-    pub(super) fn end(name: &str) -> Self {
-        let named =
-            Operation::ALL.into_iter().find(|operation| operation.is_end() && operation.name() == name);
-        let operation = named.unwrap_or(Operation::Batch);
+    /// Returns the end of the batch that `operation` consists of.
+    pub(super) fn end(operation: Operation) -> Self {
+        let operation = if operation.is_end() { operation } else { Operation::Batch };
         let (on_path, places) = (false, Default::default());
         Self { operation, dtype: 0, reduction: 0, peer: None, send: 0, receive: 0, on_path, places }
     }
@@ -286,17 +145,10 @@ mod tests {
     use crate::{comm::DataType, memory::PlanKey};
 
     #[test]
-    fn codes_are_places() {
-        for (place, operation) in Operation::ALL.into_iter().enumerate() {
-            assert_eq!(operation as usize, place);
-        }
-    }
-
-    #[test]
     fn a_plan_is_compared_by_its_identity_and_not_by_its_number_here() {
         let fold = |digest, number, offset| {
             let place = CommonPlace::new(PlanKey { digest, number }, 3, offset);
-            let task = Task::new(Native::AllReduce, DevicePtr(0), DevicePtr(0), 8, DataType::F32);
+            let task = Task::new(Primitive::AllReduce, DevicePtr(0), DevicePtr(0), 8, DataType::F32);
             Call::of_one(Task { places: [place; 2], ..task }, 2).fold(Fold::default())
         };
         let here = fold(7, 0, 64);

@@ -13,7 +13,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 #[cfg(feature = "pickle")]
 use super::DumpError;
 use super::{
-    call::Operation,
+    Operation,
     dump::{Dump, DumpedGroup, Entry},
 };
 use crate::comm::DataType;

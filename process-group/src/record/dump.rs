@@ -10,7 +10,8 @@ use std::{
 };
 
 use super::{
-    call::{Call, Operation, REDUCTIONS},
+    Operation,
+    call::{Call, REDUCTIONS},
     clock::Scale,
     recorder::Recorder,
     ring::Record,

@@ -29,7 +29,7 @@ mod progress;
 mod recorder;
 mod ring;
 
-pub use call::Operation;
+pub use crate::operation::Operation;
 pub use dump::{Dump, DumpError, DumpedGroup, Entry};
 pub use progress::{LastCall, MemberProgress, Progress};
 

@@ -12,8 +12,8 @@ use std::{
 };
 
 use super::{
-    Dump, DumpError,
-    call::{Call, Operation},
+    Dump, DumpError, Operation,
+    call::Call,
     clock::{Clock, ticks},
     ring::{Position, Ring, Span},
 };
@@ -265,12 +265,12 @@ impl Track {
         }
     }
 
-    /// Records the end of the batch that `name` consists of, if the batch had any calls. Returns the record's
+    /// Records the end of the batch that `operation` consists of, if the batch had any calls. Returns the record's
     /// number.
     fn end_batch(
         &self,
         batch: Batched,
-        name: &str,
+        operation: Operation,
         work: Span,
         site: &'static Location<'static>,
     ) -> Option<u64> {
@@ -283,7 +283,7 @@ impl Track {
                 message: !batch.collective,
                 batched: true,
             };
-            self.recorder.ring.write(&Call::end(name), position, work, site, ticks())
+            self.recorder.ring.write(&Call::end(operation), position, work, site, ticks())
         })
     }
 
@@ -360,10 +360,10 @@ impl<'a> Recording<'a> {
         Ok(())
     }
 
-    /// Ends the batch `name` after all its calls were launched. Returns their records.
-    pub(crate) fn end(self, name: &str) -> Span {
+    /// Ends `operation` after all its calls were launched. Returns their records.
+    pub(crate) fn end(self, operation: Operation) -> Span {
         self.track.rolling.step(self.fold);
-        let end = self.batch.and_then(|batch| self.track.end_batch(batch, name, self.span, self.site));
+        let end = self.batch.and_then(|batch| self.track.end_batch(batch, operation, self.span, self.site));
         end.map_or(self.span, |end| self.span.with(end))
     }
 }

@@ -188,7 +188,7 @@ mod interleavings;
 mod tests {
     use proptest::prelude::*;
 
-    use super::{super::call::Operation, *};
+    use super::{super::Operation, *};
 
     fn position(collective: u64) -> Position {
         Position { group: 0, collective, messages: 0, pair: 0, message: false, batched: false }

@@ -11,7 +11,7 @@ use cuda_driver::Stream;
 use super::Plan;
 use crate::{
     Slim,
-    comm::{Operation, Task},
+    comm::{Primitive, Task},
     error_text,
     group::{
         Buffer, GroupError, ProcessGroup, Result, Work,
@@ -20,6 +20,7 @@ use crate::{
         path::{self, Message, Path, PathError, Way},
         vigil::Vigil,
     },
+    operation::Operation,
     profile,
     record::{Call, Recording},
 };
@@ -99,12 +100,12 @@ impl ProcessGroup {
         if self.messages.plan != Plan::Path || !task.is_message() {
             return Ok(false);
         }
-        let (from, to) = match task.operation {
-            Operation::Send => (self.rank, task.rank),
-            Operation::Recv => (task.rank, self.rank),
+        let (from, to) = match task.primitive {
+            Primitive::Send => (self.rank, task.rank),
+            Primitive::Recv => (task.rank, self.rank),
             _ => return Ok(false),
         };
-        Ok(self.path(task.call)?.plan(path::Operation::Message { from, to }).is_ok())
+        Ok(self.path(task.call.name())?.plan(path::Operation::Message { from, to }).is_ok())
     }
 
     /// Separates the tasks that go on the group's path from those that go to NCCL.
@@ -131,7 +132,7 @@ impl ProcessGroup {
         site: &'static Location<'static>,
     ) -> Slim<Work, GroupError> {
         let operation = task.call;
-        let _range = profile::range(operation, &self.name, task.bytes());
+        let _range = profile::range(operation.name(), &self.name, task.bytes());
         let _calling = self.calling(operation);
         let mut blank = self.outstanding.blank(&self.marks, &self.counter)?;
         blank.start(stream)?;
@@ -139,12 +140,12 @@ impl ProcessGroup {
         // SAFETY: the caller's contract.
         unsafe { self.record_on_path(&[task], stream, &mut recording) }?;
         let span = recording.end(operation);
-        self.mark(blank, operation, stream, span, Count::of_one(&task), slice::from_ref(&task))
+        self.mark(blank, operation.name(), stream, span, Count::of_one(&task), slice::from_ref(&task))
     }
 
     /// Registers a call that may block in the driver, until the returned value is dropped.
-    pub(in crate::group) fn calling(&self, operation: &'static str) -> Option<Calling<'_>> {
-        self.counter.vigil.duty().map(|duty| duty.calls().begin(operation, self.sequence() + 1))
+    pub(in crate::group) fn calling(&self, operation: Operation) -> Option<Calling<'_>> {
+        self.counter.vigil.duty().map(|duty| duty.calls().begin(operation.name(), self.sequence() + 1))
     }
 
     /// Records one or more messages, and launches them on the group's path.
@@ -165,7 +166,7 @@ impl ProcessGroup {
         }
         let messages: Vec<_> = tasks.iter().map(message).collect();
         let call = |task: &Task| Call::of_one(*task, self.size()).on_path();
-        let path = self.path(first.call)?;
+        let path = self.path(first.call.name())?;
         recording.call(&call(first), || {
             // SAFETY: the caller's contract.
             let launched = unsafe { path.launch(&messages, stream, self.timeout()) };
@@ -178,13 +179,14 @@ impl ProcessGroup {
     /// Ends the group after a batch whose messages on the path were launched and whose other tasks were not:
     /// other members may wait for those. Returns the error.
     #[cold]
-    pub(in crate::group) fn part_launched(&self, operation: &'static str, error: GroupError) -> GroupError {
+    pub(in crate::group) fn part_launched(&self, operation: Operation, error: GroupError) -> GroupError {
         let vigil = &self.counter.vigil;
         // If the group is over already, that may be the cause.
         if !vigil.is_over() {
             let path = self.messages.path_name();
             vigil.fail(format!(
-                "{operation}: only its messages on the {path} path were launched: {}",
+                "{}: only its messages on the {path} path were launched: {}",
+                operation.name(),
                 error_text(&error)
             ));
         }
@@ -194,7 +196,7 @@ impl ProcessGroup {
     /// Returns the error of messages that were not launched. Ends the group, because the other ends may wait
     /// for them, unless the other ends were told nothing.
     #[cold]
-    fn off_path(&self, operation: &'static str, error: PathError) -> GroupError {
+    fn off_path(&self, operation: Operation, error: PathError) -> GroupError {
         let vigil = &self.counter.vigil;
         let group = self.name.to_string();
         match error {
@@ -205,22 +207,28 @@ impl ProcessGroup {
                 vigil.differ(difference.clone());
                 GroupError::MessagesDiffer { group, difference: Box::new(difference) }
             }
-            PathError::Refused(_) => GroupError::Path { operation, group, source: Box::new(error) },
+            PathError::Refused(_) => {
+                GroupError::Path { operation: operation.name(), group, source: Box::new(error) }
+            }
             // The reason of the end is known, or about to be.
             PathError::Aborted if vigil.is_over() => {
-                vigil.reason(GroupError::Path { operation, group, source: Box::new(error) })
+                vigil.reason(GroupError::Path { operation: operation.name(), group, source: Box::new(error) })
             }
             error => {
-                vigil.fail(format!("{operation} on the {} path: {error}", self.messages.path_name()));
-                GroupError::Path { operation, group, source: Box::new(error) }
+                vigil.fail(format!(
+                    "{} on the {} path: {error}",
+                    operation.name(),
+                    self.messages.path_name()
+                ));
+                GroupError::Path { operation: operation.name(), group, source: Box::new(error) }
             }
         }
     }
 }
 
 fn message(task: &Task) -> Message {
-    let (way, ptr) = match task.operation {
-        Operation::Send => (Way::Send, task.send),
+    let (way, ptr) = match task.primitive {
+        Primitive::Send => (Way::Send, task.send),
         _ => (Way::Receive, task.receive),
     };
     Message { way, peer: task.rank, buffer: Buffer::new(ptr, task.count, task.dtype) }

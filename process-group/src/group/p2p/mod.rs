@@ -97,7 +97,8 @@ use super::{
 };
 use crate::{
     Slim,
-    comm::{Communicator, Config, Operation, Seat, Task, Turn},
+    comm::{Communicator, Config, Primitive, Seat, Task, Turn},
+    operation::Operation,
     store::Deadline,
 };
 
@@ -250,10 +251,10 @@ impl ProcessGroup {
     #[inline]
     pub(super) fn channel_of_all(
         &self,
-        operation: &'static str,
+        operation: Operation,
         stream: &Stream,
     ) -> Slim<Channel<'_>, GroupError> {
-        self.connected(operation, stream)?;
+        self.connected(operation.name(), stream)?;
         Ok(Channel::of_all(self))
     }
 
@@ -262,13 +263,13 @@ impl ProcessGroup {
         if !self.messages.used.load(Ordering::Relaxed) {
             self.first_message();
         }
-        let (call, peer) = (message.call, message.rank);
+        let (call, peer) = (message.call.name(), message.rank);
         match self.messages.plan {
             // Messages that go on the path were separated before this call.
             Plan::Group | Plan::Path => {}
             Plan::Lanes(count) => {
                 self.connected(call, stream)?;
-                let lane = self.lane_of(peer, message.operation == Operation::Send, count);
+                let lane = self.lane_of(peer, message.primitive == Primitive::Send, count);
                 if let Some(communicator) = self.messages.lanes.get().and_then(|lanes| lanes.get(lane)) {
                     return Ok(Channel { communicator, peer: None });
                 }
@@ -286,7 +287,7 @@ impl ProcessGroup {
                 }
             }
         }
-        self.channel_of_all(call, stream)
+        self.channel_of_all(message.call, stream)
     }
 
     fn lane_of(&self, peer: usize, out: bool, lanes: usize) -> usize {

@@ -2,7 +2,7 @@
 
 use std::{panic::Location, sync::Arc};
 
-use super::{super::call::Operation, *};
+use super::{super::Operation, *};
 use crate::sync::model::{check, thread};
 
 /// Writes a record in which every number is `value`.
