@@ -120,8 +120,9 @@ impl Unidentified {
         }
     }
 
-    /// Waits until a socket is readable, and returns the indices of all readable ones. The listening socket has index
-    /// 0, and the connections follow. Returns no index after the deadline, a signal, or an hour.
+    /// Waits until a socket is readable, at most until the deadline and at most an hour, and returns the indices of all
+    /// readable ones. The listening socket has index 0, and the connections follow. Returns no index if the time ends
+    /// or a signal arrives first. After the deadline it does not wait, but still returns what is readable now.
     fn ready(&self, listener: &Listener, deadline: Deadline) -> io::Result<Vec<usize>> {
         let all = std::iter::once(&listener.socket).chain(&self.0);
         let mut all: Vec<_> = all.map(|socket| PollFd::new(socket, PollFlags::IN)).collect();

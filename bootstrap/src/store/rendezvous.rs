@@ -2,9 +2,10 @@
 //! missing ranks.
 //!
 //! Each rank has its own deadline. If each rank decided alone, one could fail while another succeeds. So the outcome is
-//! written to the store once, by compare-and-set. The last rank to arrive proposes an outcome, and so does a rank whose
-//! deadline passes, or that has come before. The first proposal is stored, and all ranks follow it. Only a rank that
-//! has come before fails whatever the outcome is.
+//! written to the store once, by compare-and-set: the first proposal stands, and all ranks follow it. The last rank to
+//! arrive proposes success. A rank whose deadline passes proposes the list of missing ranks, or success if none is
+//! missing. A process whose rank another process has already used proposes failure, and fails even if the stored
+//! outcome is success.
 
 use std::time::Duration;
 

@@ -7,6 +7,7 @@ mod common;
 mod contention;
 #[cfg(feature = "cudarc")]
 mod cudarc;
+mod device_allocator;
 mod driver;
 mod failing;
 mod growth;

@@ -44,8 +44,9 @@ impl Allocation {
     }
 }
 
-// SAFETY: the stream does not change. The memory is freed in its order, by the graph of its capture, or never, and never
-// after `keep_for_ever`.
+// SAFETY: the stream never changes. `Drop` frees the memory in the order of that stream. While the stream captures,
+// `Drop` first hands the memory to the graph of the capture, and the free comes when the last graph or executable that
+// holds it is dropped. If neither is possible, or after `keep_for_ever`, the memory is never freed.
 unsafe impl StreamBound for Allocation {
     fn stream(&self) -> &Stream {
         &self.stream
@@ -67,8 +68,9 @@ impl Drop for Allocation {
             Ok(CaptureStatus::None) => drop(memory),
             Ok(_) => free_with_graph(&self.stream, memory),
             Err(error) => {
-                // The stream is the legacy one, and a stream that synchronizes with it captures. The driver would refuse
-                // the free, and would invalidate that capture.
+                // With this code, the stream is the legacy default stream, and a blocking stream of its context
+                // captures. A free would be refused and would invalidate that capture, so the memory is leaked. After
+                // any other error, the memory is dropped here, which frees it in the stream's order.
                 if error.code() == Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) {
                     std::mem::forget(memory);
                 }

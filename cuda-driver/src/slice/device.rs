@@ -62,11 +62,15 @@ impl<T: Element> DeviceSlice<T> {
     /// Makes a slice of `len` elements at `start` from the memory of another allocator. The slice holds the owner.
     ///
     /// # Safety
-    /// The `len` elements at `start` lie in the memory of `memory`, at a multiple of the element's size. Until the slice
-    /// and everything that holds its memory is dropped, nothing else uses these elements, unless it is ordered with the
-    /// owner's [stream](crate::graph::StreamBound::stream).
+    /// `start` must be a multiple of the element's size, and the `len` elements there must lie in `memory`.
+    ///
+    /// The slice exists until it is dropped, and so does every capture, graph and executable that captured work on it.
+    /// As long as any of them exists, every other use of these elements must be ordered with the work of the owner's
+    /// [stream](crate::graph::StreamBound::stream): it is enqueued on that stream, or events make that stream and the
+    /// other use wait for each other.
     #[must_use]
     pub unsafe fn from_owner(memory: BoundMemory, start: DevicePtr, len: usize) -> Self {
+        let start = if len == 0 { DevicePtr::NULL } else { start };
         Self { memory, start, len, elements: PhantomData }
     }
 

@@ -93,9 +93,10 @@ pub enum Failure {
         /// keys of the call. For a barrier: its key.
         missing: Vec<Vec<u8>>,
     },
-    /// The server has not answered in time. It must complete the greeting before the greeting's deadline, and answer
-    /// each request that does not wait within the client's patience. For a call that waits, it must also give its last
-    /// answer within 5 s after the deadline, or after the start of the call or of its cancellation if that is later.
+    /// The server has not answered in time. The greeting must be complete before its deadline, and each request that
+    /// does not wait must be answered within the client's patience. The last answer to a call that waits must also
+    /// arrive within 5 s of the latest of these times: the call's deadline, the start of the call, and the time at
+    /// which this client sent `CancelWait`, if it did.
     Unresponsive,
     /// The greeting has failed because of the secret: the two sides do not have the same one, or only one side has
     /// one, or the server has not answered a greeting with a secret.
@@ -170,8 +171,8 @@ struct Pending {
     keys: Vec<Vec<u8>>,
     then: Option<Request>,
     deadline: Duration,
-    /// The time by which the server must have given the last answer: [`GRACE`] after the deadline, or after the start
-    /// of the call or of the cancellation if that is later.
+    /// The time by which the server must have given the last answer: [`GRACE`] after the deadline or the start of the
+    /// call, whichever is later. If a `CancelWait` is sent, it becomes [`GRACE`] after that.
     limit: Duration,
 }
 

@@ -202,8 +202,9 @@ struct States {
 }
 
 impl States {
-    /// Adds the state of a pool. For each cache, `look` is called at the moment that the copy shows, with the cache's
-    /// state locked. The caller holds the structure lock, so no memory moves between streams while caches are copied.
+    /// Adds the state of a pool. The caller holds the structure lock, so no memory moves between streams meanwhile.
+    /// Calls `look` once for each cache, with the cache's state locked. The snapshot shows the cache as it is at that
+    /// moment, although it is copied piece by piece afterwards.
     fn capture(
         &mut self,
         pool: &PoolCore,

@@ -40,8 +40,9 @@ impl SavedBlock {
 impl PoolCore {
     /// Returns the blocks that are handed out, grouped by stream cache.
     pub(in crate::core) fn owned_blocks(&self) -> Vec<SavedBlock> {
-        // A request that borrows from another cache holds the structure lock while its block is reserved there but not
-        // handed out. Inside a tracker the lock is not available.
+        // A request that borrows a block reserves it in the lender's cache first, where it already counts as handed
+        // out. The request holds the structure lock meanwhile, so under this lock no such block is listed. Inside a
+        // tracker the lock cannot be taken, so there a block that is only reserved may be listed too.
         let _structure = self.registry().lock_structure();
         let saved = |cache: Arc<StreamCache>| {
             let owned = cache.state.lock().blocks.owned();

@@ -187,8 +187,8 @@ impl<'a> StructureLock<'a> {
         self.own_released
     }
 
-    /// Returns a count of changes that have released the lock. While this thread keeps the lock, or waits for it
-    /// inside a method of this type, only changes of other threads increase the count.
+    /// Returns a number that grows by one for each change of another thread that releases the lock. It includes
+    /// changes from before this value took the lock, so only the difference of two results has a meaning.
     pub(in crate::core) fn changes_of_others(&self) -> u64 {
         self.changes - self.own
     }

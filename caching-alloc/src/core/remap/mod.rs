@@ -20,11 +20,13 @@
 //!   of old addresses than reserved memory. One call unmaps all neighbouring old addresses.
 //! - While the source is called to create, map, unmap or release pages, the [engine](super::engine)'s structure lock is
 //!   held, and no other lock.
-//! - A pool's reserved memory has an upper bound while all pages may move: no page is held, no stream is being
-//!   captured, and the streams may wait for each other. The bound is the sum of the peak use, a slack, and `2 * n`
-//!   times the length of the longest page. `n` is the largest number of blocks that were handed out at one time. The
-//!   slack is at most 8 MiB, or 1/64 of the peak if that is more. The pool grows beyond peak and slack only when each
-//!   of its pages has a block in it. It usually reserves far less than the bound (see `plan`).
+//! - A pool's reserved memory has an upper bound while all its pages may move, that is, while no page is held, no
+//!   stream is being captured, and the streams may wait for each other. The pool grows beyond its peak use plus a slack
+//!   only when every page has a block in it. A block fills all its pages except perhaps the first and the last, so at
+//!   most `2 * n` pages are partly empty. Therefore the bound is the peak, plus the slack, plus `2 * n` times the
+//!   length of the longest page. The peak is the most bytes that were in use at one time, and `n` the largest number of
+//!   blocks that were: handed out, or freed but perhaps still used by another stream. The slack is at most 8 MiB, or
+//!   1/64 of the peak if that is more. The pool usually reserves far less than the bound (see `plan`).
 
 mod arena;
 mod plan;

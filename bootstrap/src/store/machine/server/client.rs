@@ -1,8 +1,9 @@
 //! The server's state for one connection, and its side of the greeting.
 //!
-//! The greeting of a client begins with the type byte `VALIDATE` and a fixed `u32`. With a secret, another `u32` is
-//! used, and the client's challenge follows. The server answers with 1 and its challenge, the client sends its proof,
-//! and the server answers with 1 and its proof.
+//! Without a secret, the client's greeting is the type byte `VALIDATE` and a fixed `u32`, and the server does not
+//! answer it. With a secret, the client sends `VALIDATE`, a different fixed `u32`, and its challenge. The server answers
+//! with the byte 1 and its own challenge, the client sends its proof, and the server answers with the byte 1 and its
+//! own proof.
 
 use super::{
     super::{

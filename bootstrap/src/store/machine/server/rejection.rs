@@ -44,8 +44,9 @@ pub enum Rejection {
         /// The number of connected clients.
         clients: usize,
     },
-    /// The server's memory is used up. Either this connection needed more, and no other held more than this one would
-    /// then. Or another connection needed more, and this one held the most.
+    /// The server's memory is used up. If a connection needs more memory than is free, the server closes the other
+    /// connection that holds the most. If no other connection holds more than the needing one would hold with the new
+    /// memory, the server closes the needing one.
     #[error(
         "the store's {limit} bytes of memory are used up, and none holds or needs more of them than this connection: \
          {held} bytes"

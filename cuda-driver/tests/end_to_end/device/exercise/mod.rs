@@ -41,6 +41,7 @@ pub(crate) const SECTIONS: &[(&str, Section)] = &[
     ("slices", slices::slices),
     ("slices on two streams", slices::on_two_streams),
     ("slices on two devices", slices::on_two_devices),
+    ("slices of an allocator", slices::of_an_allocator),
     ("pinned slices", slices::pinned),
     ("captured slices", slices::captured),
     ("virtual memory", virtual_memory::mappings),

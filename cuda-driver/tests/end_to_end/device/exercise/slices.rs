@@ -1,6 +1,10 @@
 //! Slices: views, copies, several streams and devices, captures.
 
-use cuda_driver::graph::CaptureMode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cuda_driver::graph::{BoundMemory, CaptureMode, StreamBound};
+use cuda_driver::memory::StreamMemory;
 use cuda_driver::{
     DevicePtr, DeviceSlice, DeviceView, Driver, Error, PinnedSlice, Result, Stream, StreamFlags,
 };
@@ -70,6 +74,58 @@ pub(super) fn on_two_devices(driver: &Driver) -> Result<()> {
         Err(Error::DifferentDevices { .. }) => Ok(()),
         other => other.map(|()| panic!("the slice is another device's")),
     }
+}
+
+/// Memory as an allocator outside of the crate would own it.
+struct Owned {
+    memory: Option<StreamMemory>,
+    stream: Stream,
+    is_kept: AtomicBool,
+}
+
+// SAFETY: the memory is freed in the order of its stream, and never after `keep_for_ever`.
+unsafe impl StreamBound for Owned {
+    fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    fn keep_for_ever(&self) {
+        self.is_kept.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        if self.is_kept.load(Ordering::SeqCst) {
+            std::mem::forget(self.memory.take());
+        }
+    }
+}
+
+pub(super) fn of_an_allocator(driver: &Driver) -> Result<()> {
+    let (context, stream) = on_stream(driver)?;
+    let memory = StreamMemory::new(&stream, 4096)?;
+    let start = memory.ptr();
+    let owner: BoundMemory =
+        Arc::new(Owned { memory: Some(memory), stream: stream.clone(), is_kept: AtomicBool::new(false) });
+    // SAFETY: the elements lie in the memory, which this section uses only through the slice and ordered with it.
+    let (mut slice, none) = unsafe {
+        (
+            DeviceSlice::from_owner(owner.clone(), start, 4),
+            DeviceSlice::<u8>::from_owner(owner.clone(), start, 0),
+        )
+    };
+    assert_eq!((none.len(), none.device_ptr()), (0, DevicePtr::NULL));
+    assert_eq!(slice.device_ptr(), start);
+    stream.memcpy_htod(&[1u32, 2, 3, 4], &mut slice)?;
+    let other = Stream::new(&context, StreamFlags::NON_BLOCKING)?;
+    // SAFETY: the words lie in the memory.
+    other.enqueue_using(std::slice::from_ref(&owner), || unsafe { other.fill_u32(start, 7, 2) })?;
+    drop(owner);
+    assert_eq!(stream.clone_dtoh(&slice)?, [7, 7, 3, 4]);
+    other.memset_zeros(slice.slice_mut(2..)?)?;
+    drop(slice);
+    stream.synchronize()
 }
 
 pub(super) fn pinned(driver: &Driver) -> Result<()> {
