@@ -13,7 +13,7 @@ pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum StoreError {
     /// At the deadline, some keys did not exist, or the queue was empty. The store stays usable.
-    #[error("waited {waited:?} for {} that nobody has set; either the rank that sets it is late, or it never will", list(.keys))]
+    #[error("waited {waited:.1?} for {} that nobody has set; either the rank that sets it is late, or it never will", list(.keys))]
     Timeout {
         /// The missing keys of the wait, or all of its keys if it is not known which are missing. For a queue, its
         /// name.
@@ -39,7 +39,7 @@ pub enum StoreError {
     /// operation with a deadline, soon after the deadline. See
     /// [`TcpOptions::patience`](super::TcpOptions::patience).
     #[error(
-        "the store's host at {address} did not answer {operation} within {waited:?}; it is stopped or overloaded"
+        "the store's host at {address} did not answer {operation} within {waited:.1?}; it is stopped or overloaded"
     )]
     Unresponsive {
         /// The host's address.
@@ -52,7 +52,7 @@ pub enum StoreError {
     /// No connection to the store was possible before the deadline: no process listens at the address, or a system call
     /// failed. This describes the last attempt that did not time out (see `source`).
     #[error(
-        "no store at {address} after {waited:?} and {attempts} attempts; is its host (rank 0) running, and the address right?"
+        "no store at {address} after {waited:.1?} and {attempts} attempts; check that its host (rank 0) runs and that the address is right"
     )]
     Unreachable {
         /// The expected address.
@@ -69,7 +69,7 @@ pub enum StoreError {
     /// the connection broke, before the greeting was complete. This describes the last attempt that did not time out
     /// (see `source`).
     #[error(
-        "the store at {address} has turned this process away {attempts} times within {waited:?}; it has as many clients \
+        "the store at {address} has turned this process away {attempts} times within {waited:.1?}; it has as many clients \
          as it may have (its limit, or `ulimit -n`), or it is no store"
     )]
     TurnedAway {
@@ -113,7 +113,7 @@ pub enum StoreError {
     },
     /// The process at the address accepts connections, but does not behave as a store: its answer to the greeting is
     /// invalid, or it did not answer before the deadline.
-    #[error("what listens at {address} is not a store: {found}; is the port right?")]
+    #[error("what listens at {address} is not a store: {found}; check the port")]
     NotAStore {
         /// The address.
         address: String,
@@ -201,7 +201,7 @@ pub enum StoreError {
     },
     /// The store's host waited for its workers until the deadline, and not all have connected. See
     /// [`TcpOptions::workers`](super::TcpOptions::workers).
-    #[error("only {arrived} of {expected} workers have connected to the store at {address} after {waited:?}")]
+    #[error("only {arrived} of {expected} workers have connected to the store at {address} after {waited:.1?}")]
     Workers {
         /// The store's address.
         address: String,
@@ -272,7 +272,7 @@ pub enum StoreError {
     /// Another process, or another store of this process in the same file, did not release the file's lock within the
     /// time that [`FileOptions::patience`](super::FileOptions::patience) describes.
     #[error(
-        "{operation} waited {waited:?} for the lock of the store's file {}; the process that has it is stopped or \
+        "{operation} waited {waited:.1?} for the lock of the store's file {}; the process that has it is stopped or \
          hangs (`lslocks` names it)",
         .path.display()
     )]

@@ -105,7 +105,7 @@ impl Communicator {
         destroying.ticket.wait(deadline).unwrap_or_else(|unkept| {
             let why = match unkept {
                 Unkept::Interrupted => "it was aborted while ncclCommDestroy was blocked".into(),
-                _ => format!("ncclCommDestroy did not return within {:?}", deadline.waited()),
+                _ => format!("ncclCommDestroy did not return within {:.1?}", deadline.waited()),
             };
             self.shared.gate.set_ending(&format!("leaked: {why}"));
             Err(CommError::Leaked { communicator: self.name().into(), why })

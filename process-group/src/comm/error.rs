@@ -71,7 +71,7 @@ pub enum CommError {
 
     /// A call took longer than its caller's deadline.
     #[error(
-        "{communicator}: waited {waited:?} for {waiting_for}. The communicator is unusable now: abort it, on every \
+        "{communicator}: waited {waited:.1?} for {waiting_for}. The communicator is unusable now: abort it, on every \
          rank, and make a new one"
     )]
     DeadlineExceeded {
@@ -126,7 +126,7 @@ pub enum CommError {
     },
 
     /// Another call held the communicator beyond the caller's deadline.
-    #[error("{call}: {communicator} was busy with {busy_with} for {waited:?}")]
+    #[error("{call}: {communicator} was busy with {busy_with} for {waited:.1?}")]
     Busy {
         /// The call that did not get in.
         call: &'static str,

@@ -43,7 +43,7 @@ pub enum GroupError {
     },
 
     /// Ranks that did not come. Every rank that came gets the same list.
-    #[error("{group}: rank(s) {} of {size} never came to {meeting} (waited {waited:?})", Ranges(.ranks))]
+    #[error("{group}: rank(s) {} of {size} never came to {meeting} (waited {waited:.1?})", Ranges(.ranks))]
     Absent {
         /// The group's name.
         group: String,
@@ -197,7 +197,7 @@ pub enum GroupError {
     },
 
     /// Work was not done by the deadline.
-    #[error("{operation} (number {sequence} of {group}) is not done after {waited:?}: {}", late(.progress))]
+    #[error("{operation} (number {sequence} of {group}) is not done after {waited:.1?}: {}", late(.progress))]
     WorkTimeout {
         /// The operation.
         operation: &'static str,

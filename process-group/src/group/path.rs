@@ -141,7 +141,7 @@ pub enum PathError {
     Differ(#[from] MessageDifference),
     /// This rank is too far ahead of a peer.
     #[error(
-        "{messages} messages with rank {peer} are under way, and it has not called for the first of them after {waited:?}"
+        "{messages} messages with rank {peer} are under way, and it has not called for the first of them after {waited:.1?}"
     )]
     Ahead {
         /// The peer.

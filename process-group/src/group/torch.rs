@@ -50,7 +50,7 @@ const RANKS_PER_ROOT: usize = 128;
 pub enum TorchError {
     /// Rank 0 has not published a unique id.
     #[error(
-        "rank 0 has put a unique id under none of the keys {looked_for:?} (waited {waited:?}); it does when it makes its \
+        "rank 0 has put a unique id under none of the keys {looked_for:?} (waited {waited:.1?}); it does when it makes its \
          communicator: in init_process_group with a device_id, else in its first collective. The store holds {found:?}"
     )]
     NoUniqueId {

@@ -30,7 +30,7 @@ impl std::fmt::Display for Late {
             Some(kernel) => write!(f, "{kernel}")?,
             None => f.write_str("a kernel")?,
         }
-        write!(f, " gave up after {waited:?}: rank {peer} did not ")?;
+        write!(f, " gave up after {waited:.1?}: rank {peer} did not ")?;
         match self.waiting {
             Waiting::Room => write!(f, "take the signal before this one on channel {channel}"),
             Waiting::Signal => write!(f, "signal on channel {channel}"),

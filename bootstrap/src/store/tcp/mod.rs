@@ -275,7 +275,7 @@ impl Inner {
                 }
                 Err(Broken::Failed(_)) => {
                     let waited = deadline.waited();
-                    let found = format!("it accepts connections but has not greeted within {waited:?}");
+                    let found = format!("it accepts connections but has not greeted within {waited:.1?}");
                     return Err(StoreError::NotAStore { address: self.address, found });
                 }
             }

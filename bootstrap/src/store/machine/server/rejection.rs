@@ -15,7 +15,7 @@ pub enum Rejection {
         first: Vec<u8>,
     },
     /// The greeting was not complete in time.
-    #[error("no greeting within {waited:?}")]
+    #[error("no greeting within {waited:.1?}")]
     Silent {
         /// The time limit: [`ServerLimits::greeting`](super::ServerLimits::greeting).
         waited: Duration,
