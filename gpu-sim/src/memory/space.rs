@@ -1,6 +1,7 @@
 //! The mappings from device addresses to physical memory, with their rights.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::sync::Arc;
 
 use super::region::AddressRange;
@@ -24,6 +25,21 @@ pub(crate) enum Kind {
     Variable { context: u64 },
     /// `cuMemMap` of this handle, in a reservation: rights as set by `cuMemSetAccess`.
     Virtual { handle: u64 },
+}
+
+/// Names the call and the object that it was made in.
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Allocation { context } => write!(f, "by cuMemAlloc in context {context:#x}"),
+            Self::Pooled { context, pool } => {
+                write!(f, "by cuMemAllocAsync in context {context:#x}, from pool {pool:#x}")
+            }
+            Self::Ipc { context } => write!(f, "by cuIpcOpenMemHandle in context {context:#x}"),
+            Self::Variable { context } => write!(f, "a module's variable in context {context:#x}"),
+            Self::Virtual { handle } => write!(f, "by cuMemMap of memory handle {handle:#x}"),
+        }
+    }
 }
 
 /// Mapped memory. It stays mapped in the shadow until the last reference is dropped.
@@ -315,7 +331,7 @@ impl Space {
             let m = &e.mapped;
             let kind = if matches!(m.kind, Kind::Virtual { .. }) { "mapping" } else { "allocation" };
             let what =
-                format!("{} bytes at {:#x} on device {} ({:?})", m.len, m.base, m.physical.device(), m.kind);
+                format!("{} bytes at {:#x} on device {}, {}", m.len, m.base, m.physical.device(), m.kind);
             Leak { kind, what }
         });
         let reserved = self

@@ -150,13 +150,14 @@ impl Machine {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    /// Returns the objects that were created and not destroyed so far.
+    /// Returns the objects that were created and not destroyed so far. Memory comes first and contexts last: a program
+    /// that forgets a buffer keeps the context too.
     fn leaks(&self) -> Vec<Leak> {
-        let mut leaks: Vec<Leak> = self.parts().iter().flat_map(|p| p.leaks()).collect();
-        leaks.extend(self.contexts.leaks());
+        let mut leaks = self.memory.leaks();
+        leaks.extend(self.parts().iter().flat_map(|p| p.leaks()));
         leaks.extend(self.streams.leaks());
         leaks.extend(self.kernels.leaks());
-        leaks.extend(self.memory.leaks());
+        leaks.extend(self.contexts.leaks());
         leaks
     }
 

@@ -16,7 +16,7 @@ pub struct Leak {
 #[derive(Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// Objects that were not destroyed.
+    /// Objects that were not destroyed: memory first, contexts last.
     pub leaks: Vec<Leak>,
     /// Misuse that hardware would ignore.
     pub misuse: Vec<String>,

@@ -306,13 +306,15 @@ rusty_fork_test! {
             cuda.create(0, GRANULE);
             cuda.reserve(GRANULE);
             cuda.stream();
-            let kinds = ["context", "stream", "allocation", "reservation", "memory handle"];
+            let kinds = ["allocation", "reservation", "memory handle", "stream", "context"];
             let report = match (strict, world.finish()) {
                 (true, Err(WorldError::Unclean(report))) => *report,
                 (false, Ok(report)) => report,
                 other => panic!("{other:?}"),
             };
             assert_eq!(report.leaks.iter().map(|l| l.kind).collect::<Vec<_>>(), kinds);
+            let what = &report.leaks[0].what;
+            assert!(what.starts_with("100 bytes at ") && what.contains("by cuMemAlloc in context "), "{what}");
         }
     }
 }
