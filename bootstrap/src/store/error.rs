@@ -201,7 +201,9 @@ pub enum StoreError {
     },
     /// The store's host waited for its workers until the deadline, and not all have connected. See
     /// [`TcpOptions::workers`](super::TcpOptions::workers).
-    #[error("only {arrived} of {expected} workers have connected to the store at {address} after {waited:.1?}")]
+    #[error(
+        "only {arrived} of {expected} workers have connected to the store at {address} after {waited:.1?}"
+    )]
     Workers {
         /// The store's address.
         address: String,
