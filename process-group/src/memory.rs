@@ -194,8 +194,8 @@ impl CommonPlace {
         if self.code == 0 { self } else { Self::from_parts(self.plan, self.code + bytes) }
     }
 
-    /// Returns a description, with the plan's name in the group's `names`.
-    pub(crate) fn describe(self, names: &PlanNames) -> Option<String> {
+    /// Returns the place in words, with the plan's name in the group's `names`.
+    pub(crate) fn describe(self, names: &PlanNames) -> Option<NamedPlace> {
         if self.code == 0 {
             return None;
         }
@@ -204,8 +204,16 @@ impl CommonPlace {
         let number = (self.code >> Self::PLAN_SHIFT & Self::PLAN) as usize;
         let plan = number.checked_sub(1).and_then(|number| names.get(number));
         let plan = plan.map_or_else(String::new, |plan| format!(" of {plan}"));
-        Some(format!("in segment {segment}{plan} at offset {offset}"))
+        Some(NamedPlace { segment: format!("segment {segment}{plan}"), offset })
     }
+}
+
+/// A [`CommonPlace`] in words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NamedPlace {
+    /// The segment and its plan.
+    pub(crate) segment: String,
+    pub(crate) offset: u64,
 }
 
 /// The names of a group's plans, by number.

@@ -20,7 +20,7 @@ use crate::{
 
 /// A buffer of a collective that does not lie at the same place on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{buffer} lies {place} on rank {rank}, but {other_place} on rank {other}")]
+#[error("{buffer} lies {place} on rank {rank}, but {} on rank {other}", differing(.place, .other_place))]
 pub struct Misplaced {
     /// The call and the buffer.
     pub buffer: String,
@@ -34,6 +34,14 @@ pub struct Misplaced {
     pub other_place: String,
 }
 wire_struct!(Misplaced { buffer, rank, place, other, other_place });
+
+/// Returns the part of `other` that differs from `place`: the offset if both lie in one segment, otherwise all of it.
+fn differing<'a>(place: &str, other: &'a str) -> &'a str {
+    match (place.rsplit_once(" at offset "), other.rsplit_once(" at offset ")) {
+        (Some((segment, _)), Some((same, _))) if segment == same => other[same.len()..].trim_start(),
+        _ => other,
+    }
+}
 
 /// The calls that one rank is about to make.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -266,6 +274,20 @@ mod tests {
 
     fn task(primitive: Primitive, count: usize, rank: usize) -> Task {
         Task::new(primitive, DevicePtr(8), DevicePtr(8), count, DataType::F32).with(rank)
+    }
+
+    #[test]
+    fn a_segment_of_both_places_is_named_once() {
+        let said = |place: &str, other_place: &str| {
+            let [buffer, place, other_place] = ["the send buffer", place, other_place].map(str::to_owned);
+            Misplaced { buffer, rank: 1, place, other: 0, other_place }.to_string()
+        };
+        assert_eq!(
+            said("in segment 0 of pool 3 at offset 64", "in segment 0 of pool 3 at offset 0"),
+            "the send buffer lies in segment 0 of pool 3 at offset 64 on rank 1, but at offset 0 on rank 0"
+        );
+        let apart = said("in segment 0 of pool 3 at offset 0", "in segment 1 of pool 3 at offset 0");
+        assert!(apart.ends_with("but in segment 1 of pool 3 at offset 0 on rank 0"), "{apart}");
     }
 
     /// Returns the card as a record of the rank at this place.

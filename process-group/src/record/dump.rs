@@ -16,7 +16,10 @@ use super::{
     recorder::Recorder,
     ring::Record,
 };
-use crate::{comm::DataType, memory::PlanNames};
+use crate::{
+    comm::DataType,
+    memory::{NamedPlace, PlanNames},
+};
 
 /// The calls that one rank has recorded: its last 2,048 calls, in its group and in the groups split from it.
 ///
@@ -103,7 +106,7 @@ pub struct Entry {
     /// The call site.
     pub site: &'static Location<'static>,
     /// The positions of the send and the receive buffer, if they need the same position on all ranks.
-    pub(super) places: [Option<String>; 2],
+    pub(super) places: [Option<NamedPlace>; 2],
 }
 
 /// The error of a dump that was not written.

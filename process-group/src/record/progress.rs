@@ -160,11 +160,26 @@ impl Entry {
         if let Some(root) = self.peer {
             let _ = write!(words, " with root {root}");
         }
-        for (buffer, place) in ["send", "receive"].into_iter().zip(&self.places) {
-            if let Some(place) = place {
-                let _ = write!(words, ", {buffer} buffer {place}");
+        let _ = match &self.places {
+            [None, None] => Ok(()),
+            [Some(send), Some(receive)] if send == receive => {
+                write!(words, ", send and receive buffers at offset {} in {}", send.offset, send.segment)
             }
-        }
+            [Some(send), Some(receive)] if send.segment == receive.segment => write!(
+                words,
+                ", send buffer at offset {} and receive buffer at offset {} in {}",
+                send.offset, receive.offset, send.segment
+            ),
+            [send, receive] => {
+                [("send", send), ("receive", receive)].into_iter().try_for_each(|(buffer, place)| match place
+                {
+                    Some(place) => {
+                        write!(words, ", {buffer} buffer at offset {} in {}", place.offset, place.segment)
+                    }
+                    None => Ok(()),
+                })
+            }
+        };
         words
     }
 }

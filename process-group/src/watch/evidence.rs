@@ -49,10 +49,29 @@ impl std::fmt::Display for Divergence {
                 write!(f, "rank(s) {ranks} differ in a collective from {} to {by}", self.after + 1)?
             }
         }
+        let segment = self.common_segment();
+        if let Some(segment) = segment {
+            write!(f, ", with buffers{segment}")?;
+        }
         for DivergentCall { rank, call, site } in &self.calls {
+            let call = segment.and_then(|segment| call.strip_suffix(segment)).unwrap_or(call);
             write!(f, "; rank {rank} called {call} at {site}")?;
         }
         Ok(())
+    }
+}
+
+impl Divergence {
+    /// Returns the end of the calls that names a segment of symmetric memory, if all calls name the same one and no
+    /// other. The text then names it once, so that the differing offsets stand out.
+    fn common_segment(&self) -> Option<&str> {
+        const IN: &str = " in segment ";
+        let of = |call: &DivergentCall| call.call.find(IN);
+        let (first, others) = self.calls.split_first()?;
+        let segment = &first.call[of(first)?..];
+        let is_same = |other: &DivergentCall| of(other).is_some_and(|at| other.call[at..] == *segment);
+        let is_common = !others.is_empty() && others.iter().all(is_same) && !segment[1..].contains(IN);
+        is_common.then_some(segment)
     }
 }
 
@@ -208,6 +227,28 @@ mod tests {
         assert_eq!((&found.ranks[..], found.after, found.by, found.calls.len()), (&[0, 1][..], 1, 2, 2));
         let text = "rank(s) 0, 1 differ in collective 2; rank 0 called call 2 at a.rs:1; rank 1 called call 5 at a.rs:1";
         assert_eq!(found.to_string(), text);
+    }
+
+    #[test]
+    fn a_segment_of_all_calls_is_named_once() {
+        let call = |rank, offset, pool| DivergentCall {
+            rank,
+            call: format!(
+                "all_reduce of 8 f32, send and receive buffers at offset {offset} in segment 0 of pool {pool}"
+            ),
+            site: "a.rs:1".to_owned(),
+        };
+        let said = |calls: [DivergentCall; 2]| {
+            Divergence { ranks: vec![1], after: 1, by: 2, calls: calls.into() }.to_string()
+        };
+        assert_eq!(
+            said([call(1, 64, 3), call(0, 0, 3)]),
+            "rank(s) 1 differ in collective 2, with buffers in segment 0 of pool 3; rank 1 called all_reduce of 8 f32, \
+             send and receive buffers at offset 64 at a.rs:1; rank 0 called all_reduce of 8 f32, send and receive \
+             buffers at offset 0 at a.rs:1"
+        );
+        let apart = said([call(1, 0, 3), call(0, 0, 4)]);
+        assert!(apart.contains("in segment 0 of pool 3 at a.rs:1") && apart.contains("of pool 4"), "{apart}");
     }
 
     #[test]

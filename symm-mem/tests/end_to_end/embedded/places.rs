@@ -120,9 +120,8 @@ fn a_buffer_elsewhere_in_a_window_is_a_divergence() {
             let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
             assert_eq!((&divergence.ranks[..], divergence.by), (&[1][..], number), "{error}");
             let call = |offset| {
-                let segment = format!("in segment 0 of {}", pool.id());
-                let lies = format!("send buffer {segment} at offset 0, receive buffer {segment} at offset");
-                format!("all_reduce of 64 f32 by sum, {lies} {offset}")
+                let lies = format!("send buffer at offset 0 and receive buffer at offset {offset}");
+                format!("all_reduce of 64 f32 by sum, {lies} in segment 0 of {}", pool.id())
             };
             let calls: Vec<_> = divergence.calls.iter().map(|it| (it.rank, it.call.clone())).collect();
             assert_eq!(calls, [(1, call(4096 + 512)), (0, call(4096))]);
@@ -159,8 +158,8 @@ fn a_buffer_of_another_pool_is_a_divergence() {
         let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
         assert_eq!((&divergence.ranks[..], divergence.by), (&[1][..], 1), "{error}");
         let call = |pool: &str| {
-            let lies = format!("in segment 0 of {pool} at offset 0");
-            format!("all_reduce of 64 f32 by sum, send buffer {lies}, receive buffer {lies}")
+            let lies = format!("at offset 0 in segment 0 of {pool}");
+            format!("all_reduce of 64 f32 by sum, send and receive buffers {lies}")
         };
         let calls: Vec<_> = divergence.calls.iter().map(|it| (it.rank, it.call.clone())).collect();
         let named = ["pool 0 of domain 0x15 (generation 1)", "pool 1 of domain 0x14 (generation 1)"];
