@@ -47,22 +47,57 @@ pub struct BlockPlace {
 }
 wire_struct!(BlockPlace { ordinal, offset });
 
+impl fmt::Display for BlockPlace {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "segment {}, offset {}", self.ordinal, self.offset)
+    }
+}
+
 impl fmt::Display for Operation {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.describe(Shared::default()))
+    }
+}
+
+impl Operation {
+    /// Describes the operation without its `shared` parts.
+    fn describe(&self, shared: Shared) -> String {
         let what = match self.kind {
             OperationKind::Allocate => "allocated",
             OperationKind::Free => "freed",
             OperationKind::Refuse => "was refused",
             OperationKind::Retire => "retired",
         };
-        write!(out, "{what} {} bytes", self.bytes)?;
-        if let Some(tag) = &self.tag {
-            write!(out, " ({tag})")?;
+        let mut text = format!("{what} {} bytes", self.bytes);
+        if let Some(tag) = self.tag.as_ref().filter(|_| !shared.tag) {
+            text += &format!(" ({tag})");
         }
-        write!(out, " at {}", self.call_site)?;
-        match self.place {
-            Some(BlockPlace { ordinal, offset }) => write!(out, ", segment {ordinal}, offset {offset}"),
-            None => Ok(()),
+        if !shared.call_site {
+            text += &format!(" at {}", self.call_site);
+        }
+        if let Some(place) = self.place.filter(|_| !shared.place) {
+            text += &format!(", {place}");
+        }
+        text
+    }
+}
+
+/// The parts that are equal in all operations of a list, which a text names once.
+#[derive(Debug, Clone, Copy, Default)]
+struct Shared {
+    tag: bool,
+    call_site: bool,
+    place: bool,
+}
+
+impl Shared {
+    /// A list of one operation shares nothing.
+    fn of(operations: &[&Operation]) -> Self {
+        let Some((first, others @ [_, ..])) = operations.split_first() else { return Self::default() };
+        Self {
+            tag: others.iter().all(|other| other.tag == first.tag),
+            call_site: others.iter().all(|other| other.call_site == first.call_site),
+            place: others.iter().all(|other| other.place == first.place),
         }
     }
 }
@@ -95,11 +130,26 @@ impl fmt::Display for Divergence {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Divergence::At { sequence, operations } => {
+                let known: Vec<&Operation> =
+                    operations.entries.iter().filter_map(|entry| entry.value.as_ref()).collect();
+                let shared = Shared::of(&known);
+                write!(out, "the first allocation that differs is number {sequence}")?;
+                if let Some(first) = known.first() {
+                    if let Some(tag) = first.tag.as_ref().filter(|_| shared.tag) {
+                        write!(out, ", tagged {tag}")?;
+                    }
+                    if shared.call_site {
+                        write!(out, ", at {}", first.call_site)?;
+                    }
+                    if let Some(place) = first.place.filter(|_| shared.place) {
+                        write!(out, ", {place}")?;
+                    }
+                }
                 let what = operations.describe(|operation| match operation {
                     None => "none".to_owned(),
-                    Some(operation) => operation.to_string(),
+                    Some(operation) => operation.describe(shared),
                 });
-                write!(out, "the first allocation that differs is number {sequence} ({what})")
+                write!(out, " ({what})")
             }
             Divergence::Forgotten { before } => {
                 write!(out, "the first allocation that differs lies before number {before}")
@@ -108,5 +158,40 @@ impl fmt::Display for Divergence {
                 out.write_str("a rank fell silent while the first allocation that differs was searched")
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_all_ranks_share_is_said_once() {
+        let operation = |bytes, offset| Operation {
+            kind: OperationKind::Allocate,
+            bytes,
+            place: Some(BlockPlace { ordinal: 0, offset }),
+            tag: Some("bucket".to_owned()),
+            call_site: "train.rs:12".to_owned(),
+        };
+        let said = |odd: Option<Operation>| {
+            let of = |rank| (rank, if rank == 1 { odd.clone() } else { Some(operation(4096, 0)) });
+            Divergence::At { sequence: 3, operations: ValuesByRank::of((0..4).map(of)) }.to_string()
+        };
+        assert_eq!(
+            said(Some(operation(8192, 0))),
+            "the first allocation that differs is number 3, tagged bucket, at train.rs:12, segment 0, offset 0 (ranks \
+             0, 2, 3: allocated 4096 bytes; rank 1: allocated 8192 bytes)"
+        );
+        assert_eq!(
+            said(Some(operation(4096, 512))),
+            "the first allocation that differs is number 3, tagged bucket, at train.rs:12 (ranks 0, 2, 3: allocated \
+             4096 bytes, segment 0, offset 0; rank 1: allocated 4096 bytes, segment 0, offset 512)"
+        );
+        assert_eq!(
+            said(None),
+            "the first allocation that differs is number 3 (ranks 0, 2, 3: allocated 4096 bytes (bucket) at \
+             train.rs:12, segment 0, offset 0; rank 1: none)"
+        );
     }
 }

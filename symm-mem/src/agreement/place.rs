@@ -61,6 +61,15 @@ impl Place {
         }
     }
 
+    /// Names the meeting among those of its pool.
+    pub(super) fn meeting(&self) -> String {
+        match self.errand {
+            Errand::Commit { group } => format!("commit {} of group {group}", self.round),
+            Errand::Retire {} => format!("retirement {}", self.round),
+            Errand::Length {} => format!("agreed allocation {}", self.round),
+        }
+    }
+
     /// The store key of this meeting's decision.
     pub(super) fn decision_key(&self) -> String {
         standing_key(&self.vote_prefix(ARRIVAL))
@@ -69,12 +78,7 @@ impl Place {
 
 impl fmt::Display for Place {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.errand {
-            Errand::Commit { group } => write!(out, "commit {} of group {group}", self.round),
-            Errand::Retire {} => write!(out, "retirement {}", self.round),
-            Errand::Length {} => write!(out, "agreed allocation {}", self.round),
-        }?;
-        write!(out, " in {}", self.pool)
+        write!(out, "{} in {}", self.meeting(), self.pool)
     }
 }
 

@@ -97,9 +97,9 @@ pub enum Refusal {
     /// The segments have equal sizes, but the ranks' allocations differ. The same offset may then hold different
     /// blocks on different ranks.
     #[error(
-        "AllocationDiverged: {} equal on all ranks in size, but the allocations differ ({}){}",
+        "AllocationDiverged: {} equal on all ranks in size, but the allocations differ{}{}",
         match ordinal { Some(ordinal) => format!("segment {ordinal} is"), None => "the segments are".to_owned() },
-        logs.describe(LogPoint::to_string),
+        describe_logs(logs, divergence),
         describe_divergence(divergence)
     )]
     AllocationDiverged {
@@ -468,6 +468,14 @@ fn describe_divergence(divergence: &Option<Divergence>) -> String {
     }
 }
 
+/// Describes the logs, unless the allocation that differs is known: it says more than a hash.
+fn describe_logs(logs: &ValuesByRank<LogPoint>, divergence: &Option<Divergence>) -> String {
+    match divergence {
+        Some(Divergence::At { .. }) => String::new(),
+        _ => format!(" ({})", logs.describe(LogPoint::to_string)),
+    }
+}
+
 fn are(ranks: &[u32]) -> String {
     format!("{} {}", Ranks(ranks), if ranks.len() == 1 { "is" } else { "are" })
 }
@@ -490,5 +498,10 @@ fn describe_circle(circle: &[Waiting]) -> String {
         return String::new();
     }
     let places = ValuesByRank::of(circle.iter().map(|waiting| (waiting.rank, waiting.place.clone())));
-    format!("; ranks wait for each other ({})", places.describe(|place| format!("in {place}")))
+    let pool = circle[0].place.pool;
+    if circle.iter().all(|waiting| waiting.place.pool == pool) {
+        format!("; ranks wait for each other in {pool} ({})", places.describe(Place::meeting))
+    } else {
+        format!("; ranks wait for each other ({})", places.describe(|place| format!("in {place}")))
+    }
 }

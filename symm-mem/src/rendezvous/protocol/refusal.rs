@@ -1,7 +1,7 @@
 //! The reasons for a failed rendezvous, as every member gets them.
 
 use super::record::{Subject, Uuid};
-use crate::agreement::{Ranks, ValuesByRank, meeting::Failure, wire::wire_enum};
+use crate::agreement::{LogPoint, Ranks, ValuesByRank, meeting::Failure, wire::wire_enum};
 
 /// The reason why no member has the others' memory. All members get the same value. Nothing stays mapped, and the
 /// group can have its next rendezvous.
@@ -56,7 +56,7 @@ pub enum RendezvousRefusal {
         ranks: Vec<u32>,
     },
     /// Ranks came with different memory.
-    #[error("SubjectMismatch: ranks came with different memory ({})", subjects.describe(Subject::to_string))]
+    #[error("SubjectMismatch: ranks came with {}", describe_subjects(subjects))]
     SubjectMismatch {
         /// The memory of each rank.
         subjects: ValuesByRank<Subject>,
@@ -188,5 +188,29 @@ impl RendezvousRefusal {
             Self::MembersLost { .. } => "MembersLost",
             Self::VersionMismatch { .. } => "VersionMismatch",
         }
+    }
+}
+
+/// Describes the memory of each rank. A pool, and a segment, that all ranks came with is named once.
+fn describe_subjects(subjects: &ValuesByRank<Subject>) -> String {
+    let in_pool = |subject: &Subject| match *subject {
+        Subject::Pool { pool, ordinal, log } => Some((pool, ordinal, log)),
+        _ => None,
+    };
+    let places: Option<Vec<_>> = subjects.entries.iter().map(|entry| in_pool(&entry.value)).collect();
+    let places = places.unwrap_or_default();
+    let of_pool = |say: &dyn Fn(u32, LogPoint) -> String| {
+        subjects.describe(|subject| in_pool(subject).map_or_else(String::new, |(_, at, log)| say(at, log)))
+    };
+    match places.first() {
+        Some(&(pool, ordinal, _)) if places.iter().all(|place| (place.0, place.1) == (pool, ordinal)) => {
+            let logs = of_pool(&|_, log| format!("after {log}"));
+            format!("segment {ordinal} of {pool}, made by different allocations ({logs})")
+        }
+        Some(&(pool, ..)) if places.iter().all(|place| place.0 == pool) => {
+            let segments = of_pool(&|ordinal, log| format!("segment {ordinal}, made after {log}"));
+            format!("different segments of {pool} ({segments})")
+        }
+        _ => format!("different memory ({})", subjects.describe(Subject::to_string)),
     }
 }

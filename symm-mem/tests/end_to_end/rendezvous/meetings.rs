@@ -210,7 +210,7 @@ fn who_comes_with_something_else_is_named_to_all() {
             };
             (&memory.unwrap()).into()
         }),
-        ("SubjectMismatch", "segment 0 of pool 0", |rank| {
+        ("SubjectMismatch", " of pool 0 of domain ", |rank| {
             let pool = rank.pool();
             let first = (rank.rank == 1).then(|| pool.allocate(64).unwrap());
             let block = pool.allocate(4 << 20).unwrap();
