@@ -29,10 +29,10 @@ pub(super) fn run(job: &Job<'_>, pool: &SymmetricPool, reporter: &mut Reporter) 
     for member in &job.members {
         match pool.commit(&member.process_group, options) {
             Ok(_) => agreeing.push(member.number),
-            Err(CommitError::Refused { group, refusal }) => {
+            Err(error @ CommitError::Refused { .. }) => {
                 let nanoseconds = monotonic_nanoseconds();
-                let (kind, ahead) = (refusal.name().to_owned(), ahead(&refusal));
-                let text = CommitError::Refused { group, refusal }.to_string();
+                let (kind, text) = (error.name().to_owned(), error.to_string());
+                let ahead = error.refusal().map(ahead).unwrap_or_default();
                 reporter.send(&Message::Refused { group: member.number, kind, text, ahead, nanoseconds })?;
             }
             Err(error) => return Err(error).with_context(|| format!("the commit of {}", member.group)),

@@ -15,25 +15,29 @@ use crate::agreement::{Ending, GroupId, Malformed, Poison, Refusal};
 #[non_exhaustive]
 pub enum CommitError {
     /// No member registered anything. The group is unchanged and can commit again.
-    #[error("commit of group {group} refused on all members: {refusal}")]
+    #[error("commit of group {} refused on all members: {refusal}", named(*group, group_name))]
     Refused {
         /// The group.
         group: GroupId,
+        /// The group's name, if it has one.
+        group_name: Option<Arc<str>>,
         /// The reason.
         refusal: Refusal,
     },
     /// The group is dead on all members. Abort its communicator, create it anew in its next epoch, and have the pool
     /// [forget](crate::SymmetricPool::forget) the dead group. Until then, the memory of retired segments is not
     /// freed.
-    #[error("group {group} is poisoned on all members: {poison}")]
+    #[error("group {} is poisoned on all members: {poison}", named(*group, group_name))]
     Poisoned {
         /// The group.
         group: GroupId,
+        /// The group's name, if it has one.
+        group_name: Option<Arc<str>>,
         /// The reason.
         poison: Poison,
     },
     /// The store failed, so this member does not know the others' decision. They will miss this member.
-    #[error("commit of group {group} could not reach the store{}", if *poisoned {
+    #[error("commit of group {} could not reach the store{}", named(*group, group_name), if *poisoned {
         " after this rank had posted its record, so the group is poisoned"
     } else {
         ""
@@ -41,6 +45,8 @@ pub enum CommitError {
     Store {
         /// The group.
         group: GroupId,
+        /// The group's name, if it has one.
+        group_name: Option<Arc<str>>,
         /// True if this rank had posted its record. The other members may then have registered windows with it, so
         /// the group is poisoned.
         poisoned: bool,
@@ -50,22 +56,28 @@ pub enum CommitError {
     /// The group has ended, because a member is lost or for another reason. No rank waits for its members any more,
     /// and earlier agreements remain valid. This error replaces [`Refusal::SyncTimeout`], [`Poison::MembersLost`],
     /// and failures on this member alone.
-    #[error("commit of group {group}: the group is over")]
+    #[error("commit of group {}: the group ended: {cause}", named(*group, group_name))]
     GroupOver {
         /// The group.
         group: GroupId,
-        /// The error that ended the group.
-        source: Arc<GroupError>,
+        /// The group's name, if it has one.
+        group_name: Option<Arc<str>>,
+        /// The error that ended the group. The text contains it, so it is no
+        /// [`source`](std::error::Error::source).
+        cause: Arc<GroupError>,
     },
     /// The group has members outside of the pool's domain, which have promised nothing about the pool's allocations.
     /// Each member checks its own domain. Members with another domain get a [`Refusal::PeerPrepareFailed`].
     #[error(
-        "group {group} cannot use a pool of domain {domain:#x}: its members {outside:?} are outside; make the domain of the \
-         union of all groups that are to share the pool"
+        "group {} cannot use a pool of domain {domain:#x}: its members {outside:?} are outside; make the domain of the \
+         union of all groups that are to share the pool",
+        named(*group, group_name)
     )]
     GroupOutsideDomain {
         /// The group.
         group: GroupId,
+        /// The group's name, if it has one.
+        group_name: Option<Arc<str>>,
         /// The domain's number.
         domain: u64,
         /// The members outside.
@@ -74,20 +86,25 @@ pub enum CommitError {
     /// The value in the store is not a decision. This member does not know what the others do, so the group is
     /// poisoned.
     #[error(
-        "what stands in the store for group {group} cannot be read, so the group is poisoned: does another program write under its keys?"
+        "what stands in the store for group {} cannot be read, so the group is poisoned; check that no other program writes under its keys",
+        named(*group, group_name)
     )]
     Unreadable {
         /// The group.
         group: GroupId,
+        /// The group's name, if it has one.
+        group_name: Option<Arc<str>>,
         /// The decoding error.
         source: Malformed,
     },
     /// The driver of the commit's state machine gave a wrong input. This is a bug of this crate. The group is
     /// poisoned.
-    #[error("the commit of group {group} was driven out of step; this is a bug of symm-mem")]
+    #[error("the commit of group {} was driven out of step; this is a bug of symm-mem", named(*group, group_name))]
     OutOfStep {
         /// The group.
         group: GroupId,
+        /// The group's name, if it has one.
+        group_name: Option<Arc<str>>,
     },
 }
 
@@ -115,7 +132,7 @@ impl CommitError {
             | CommitError::GroupOver { group, .. }
             | CommitError::GroupOutsideDomain { group, .. }
             | CommitError::Unreadable { group, .. }
-            | CommitError::OutOfStep { group } => *group,
+            | CommitError::OutOfStep { group, .. } => *group,
         }
     }
 
@@ -134,15 +151,28 @@ pub(crate) fn over(standing: Result<(), GroupError>, agreed: bool) -> Option<Arc
     standing.err().filter(|_| !agreed).map(Arc::new)
 }
 
+/// Formats a group's name and id, such as `world (1.0)`, or its id alone.
+fn named(group: GroupId, name: &Option<Arc<str>>) -> String {
+    match name {
+        Some(name) => format!("{name} ({group})"),
+        None => group.to_string(),
+    }
+}
+
 /// Converts the ending of a commit to its error. `failure` is the store's error, if the store failed.
-pub(super) fn failed(group: GroupId, ending: Ending, failure: Option<StoreError>) -> CommitError {
+pub(super) fn failed(
+    group: GroupId,
+    group_name: Option<Arc<str>>,
+    ending: Ending,
+    failure: Option<StoreError>,
+) -> CommitError {
     match (ending, failure) {
-        (Ending::Refused(refusal), _) => CommitError::Refused { group, refusal },
-        (Ending::Poisoned(poison), _) => CommitError::Poisoned { group, poison },
+        (Ending::Refused(refusal), _) => CommitError::Refused { group, group_name, refusal },
+        (Ending::Poisoned(poison), _) => CommitError::Poisoned { group, group_name, poison },
         (Ending::StoreFailed { in_doubt: poisoned }, Some(source)) => {
-            CommitError::Store { group, poisoned, source }
+            CommitError::Store { group, group_name, poisoned, source }
         }
-        (Ending::Unreadable { source }, _) => CommitError::Unreadable { group, source },
-        (Ending::OutOfStep | Ending::StoreFailed { .. }, _) => CommitError::OutOfStep { group },
+        (Ending::Unreadable { source }, _) => CommitError::Unreadable { group, group_name, source },
+        (Ending::OutOfStep | Ending::StoreFailed { .. }, _) => CommitError::OutOfStep { group, group_name },
     }
 }

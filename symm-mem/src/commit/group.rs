@@ -19,6 +19,11 @@ pub trait SymmetricGroup: Sync {
     /// The group's number and epoch.
     fn id(&self) -> GroupId;
 
+    /// The group's name, for errors, if it has one.
+    fn name(&self) -> Option<&str> {
+        None
+    }
+
     /// The members as ranks of the domain, in the order of the communicator.
     fn ranks(&self) -> Vec<u32>;
 
@@ -68,6 +73,10 @@ pub trait SymmetricGroup: Sync {
 impl SymmetricGroup for ProcessGroup {
     fn id(&self) -> GroupId {
         self.id()
+    }
+
+    fn name(&self) -> Option<&str> {
+        Some(ProcessGroup::name(self))
     }
 
     fn ranks(&self) -> Vec<u32> {

@@ -140,6 +140,7 @@ impl SymmetricPool {
         let seated = self.seated(id, ranks.clone());
         let mut seated = lock(&seated);
         seated.seat.set_members(ranks);
+        seated.group_name = group.name().map(Arc::from);
         if let Some(error) = self.decline_misfit(&mut seated, group.communicator()) {
             return Err(error);
         }
@@ -187,9 +188,10 @@ impl SymmetricPool {
                 if let Some(poison) = seated.seat.poison() {
                     end_poisoned(group, self.domain().rank(), poison);
                 }
+                let group_name = seated.group_name.clone();
                 Err(match over(ended, ending.is_agreed()) {
-                    Some(source) => CommitError::GroupOver { group: id, source },
-                    None => failed(id, ending, failure),
+                    Some(cause) => CommitError::GroupOver { group: id, group_name, cause },
+                    None => failed(id, group_name, ending, failure),
                 })
             }
         }
@@ -214,6 +216,7 @@ impl SymmetricPool {
             self.retired().iter().for_each(|ordinal| seat.retire(*ordinal));
             Seated {
                 seat,
+                group_name: None,
                 without: Vec::new(),
                 unregistered: Vec::new(),
                 pending: None,
@@ -231,15 +234,15 @@ impl SymmetricPool {
             Some(error) => error.to_string(),
             None => misnamed(seated.seat.members(), self.domain().rank(), communicator)?,
         };
-        let group = seated.seat.group();
+        let (group, group_name) = (seated.seat.group(), seated.group_name.clone());
         let (key, refusal) = seated.seat.decline(cause);
         let decision = Decision::refuse(refusal.clone()).encode();
         let stands = self.domain().store().compare_set(&key, b"", &decision);
         // This rank knows by itself that the group is outside of the domain, and needs no decision of the others.
         Some(outside.unwrap_or_else(|| match stands.map(|stands| Decision::decode(&stands)) {
-            Ok(Ok(Decision::Refuse { refusal, .. })) => CommitError::Refused { group, refusal },
-            Ok(_) => CommitError::Refused { group, refusal },
-            Err(source) => CommitError::Store { group, poisoned: false, source },
+            Ok(Ok(Decision::Refuse { refusal, .. })) => CommitError::Refused { group, group_name, refusal },
+            Ok(_) => CommitError::Refused { group, group_name, refusal },
+            Err(source) => CommitError::Store { group, group_name, poisoned: false, source },
         }))
     }
 
@@ -248,8 +251,13 @@ impl SymmetricPool {
         let (domain, seat) = (self.domain(), &seated.seat);
         let is_outside = |rank: &u32| domain.ranks().binary_search(rank).is_err();
         let outside: Vec<u32> = seat.members().iter().copied().filter(is_outside).collect();
-        let (group, domain) = (seat.group(), domain.uid());
-        (!outside.is_empty()).then_some(CommitError::GroupOutsideDomain { group, domain, outside })
+        let (group, group_name, domain) = (seat.group(), seated.group_name.clone(), domain.uid());
+        (!outside.is_empty()).then_some(CommitError::GroupOutsideDomain {
+            group,
+            group_name,
+            domain,
+            outside,
+        })
     }
 
     /// Begins a commit of the pool's new segments. `check` tests locally that this rank could register them as

@@ -9,6 +9,8 @@ use crate::agreement::{NoWindows, Refusal, Seat};
 /// The state of a group on this rank, with the reasons from its commits.
 pub(crate) struct Seated {
     pub(crate) seat: Seat,
+    /// The group's name, for errors, from its last commit.
+    pub(super) group_name: Option<Arc<str>>,
     /// Segments without windows, by ordinal, each with the reason.
     pub(crate) without: Vec<(u32, NoWindows)>,
     /// Segments that are not registered plainly either, by ordinal, each with the reason.

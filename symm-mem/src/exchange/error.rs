@@ -60,14 +60,15 @@ pub enum ExchangeError {
     /// The group has ended: a member is lost, or failed otherwise. Returned in place of a refusal that only names
     /// missing ranks ([`ExchangeRefusal::MembersLost`], [`ExchangeRefusal::ExchangeTimeout`]), and in place of a
     /// failure of this member alone.
-    #[error("exchange of plan {plan:?} in group {group}: the group is over")]
+    #[error("exchange of plan {plan:?} in group {group}: the group ended: {cause}")]
     GroupOver {
         /// The group's name.
         group: String,
         /// The plan's name.
         plan: String,
-        /// Error that ended the group.
-        source: Arc<GroupError>,
+        /// Error that ended the group. The text contains it, so it is no
+        /// [`source`](std::error::Error::source).
+        cause: Arc<GroupError>,
     },
     /// The store failed, so this member does not know the decision of the others. They will report it as missing.
     #[error("exchange in group {group} could not reach the store")]
@@ -79,7 +80,7 @@ pub enum ExchangeError {
     },
     /// The value in the store is not a decision.
     #[error(
-        "what stands in the store for group {group} cannot be read: does another program write under its keys?"
+        "what stands in the store for group {group} cannot be read; check that no other program writes under its keys"
     )]
     Unreadable {
         /// The group's name.
@@ -176,7 +177,7 @@ pub enum Fault {
     #[error("Aborted: the plan was aborted on this rank")]
     Aborted,
     /// The group is over.
-    #[error("GroupOver: the group has ended: {cause}")]
+    #[error("GroupOver: the group ended: {cause}")]
     GroupOver {
         /// Error that ended the group.
         cause: String,

@@ -311,8 +311,8 @@ impl Exchange {
             link::sweep();
         }
         let (group, plan) = (info.name().to_owned(), plan.to_owned());
-        if let Some(source) = over(info.standing(), ending.is_agreed()) {
-            return ExchangeError::GroupOver { group, plan, source };
+        if let Some(cause) = over(info.standing(), ending.is_agreed()) {
+            return ExchangeError::GroupOver { group, plan, cause };
         }
         match (refused, ending, failure) {
             // This rank's own error says more than the refusal that the others were given.

@@ -44,7 +44,9 @@ pub enum AgreedError {
         source: StoreError,
     },
     /// The value in the store is not a decision.
-    #[error("what stands in the store for {pool} cannot be read: does another program write under its keys?")]
+    #[error(
+        "what stands in the store for {pool} cannot be read; check that no other program writes under its keys"
+    )]
     Unreadable {
         /// The pool.
         pool: PoolId,

@@ -80,7 +80,7 @@ pub enum RetireError {
     /// The value in the store is not a decision. This rank does not know the decision of the others, so its groups
     /// are poisoned.
     #[error(
-        "what stands in the store for {pool} cannot be read, so its groups are poisoned: does another program write under its keys?"
+        "what stands in the store for {pool} cannot be read, so its groups are poisoned; check that no other program writes under its keys"
     )]
     Unreadable {
         /// The pool.

@@ -34,12 +34,13 @@ pub enum RendezvousError {
     /// The group has ended, because a member is lost or for another reason. This error replaces refusals that only
     /// name missing ranks ([`RendezvousRefusal::MembersLost`], [`RendezvousRefusal::RendezvousTimeout`]), and
     /// failures on this member alone.
-    #[error("rendezvous of group {group}: the group is over")]
+    #[error("rendezvous of group {group}: the group ended: {cause}")]
     GroupOver {
         /// The group's name.
         group: String,
-        /// The error that ended the group.
-        source: Arc<GroupError>,
+        /// The error that ended the group. The text contains it, so it is no
+        /// [`source`](std::error::Error::source).
+        cause: Arc<GroupError>,
     },
     /// The store failed, so this member does not know the others' decision. They will miss this member.
     #[error("rendezvous of group {group} could not reach the store")]
@@ -51,7 +52,7 @@ pub enum RendezvousError {
     },
     /// The value in the store is not a decision.
     #[error(
-        "what stands in the store for group {group} cannot be read: does another program write under its keys?"
+        "what stands in the store for group {group} cannot be read; check that no other program writes under its keys"
     )]
     Unreadable {
         /// The group's name.

@@ -323,8 +323,8 @@ impl Rendezvous {
         if ending.is_of_the_missing() {
             link::sweep();
         }
-        if let Some(source) = over(info.standing(), ending.is_agreed()) {
-            return Err(RendezvousError::GroupOver { group, source });
+        if let Some(cause) = over(info.standing(), ending.is_agreed()) {
+            return Err(RendezvousError::GroupOver { group, cause });
         }
         Err(match (ending, failure) {
             (Ending::Refused(refusal), _) => RendezvousError::Refused { group, refusal },

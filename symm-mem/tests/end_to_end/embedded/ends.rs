@@ -29,6 +29,9 @@ impl SymmetricGroup for OverAfter<'_> {
     fn id(&self) -> GroupId {
         self.group.id()
     }
+    fn name(&self) -> Option<&str> {
+        Some(self.group.name())
+    }
     fn ranks(&self) -> Vec<u32> {
         SymmetricGroup::ranks(self.group)
     }
@@ -103,8 +106,8 @@ fn who_cannot_read_how_a_registration_ended_has_a_dead_group() {
         // The first rank that finds this ends the group, and the other may hear of it before it has looked itself.
         let is_told = matches!(
             &error,
-            CommitError::GroupOver { source, .. }
-                if matches!(**source, GroupError::Left { .. } | GroupError::MemberFailed { .. })
+            CommitError::GroupOver { cause, .. }
+                if matches!(**cause, GroupError::Left { .. } | GroupError::MemberFailed { .. })
         );
         if !is_told {
             assert!(matches!(error, CommitError::Unreadable { .. }), "{error}");
