@@ -27,6 +27,7 @@ use serde::Serialize;
 use crate::child::{self, KillOnDrop};
 use crate::demo::{Backend, backend, die_with_launcher};
 use crate::exit::explain;
+use crate::json;
 use crate::percentiles::{Percentiles, table};
 use crate::progress::Progress;
 use crate::values;
@@ -39,6 +40,9 @@ const DUMP_FOLDER: &str = "PROCESS_GROUP_DUMP_FOLDER";
 
 /// Reported by a rank before it makes its last call.
 const READY: &str = "waits";
+
+/// Decimals of the times in JSON, which are in ms.
+const DECIMALS: i32 = 1;
 
 /// Time for survivors to enter their call, after all have reported that they are about to.
 const SETTLE: Duration = Duration::from_millis(200);
@@ -167,7 +171,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         rebuilt: times_of("a right sum of a new group", rebuilt),
     };
     if options.json {
-        println!("{}", serde_json::to_string(&report)?);
+        println!("{}", json::rounded(&report, DECIMALS)?);
         return Ok(());
     }
     let all = report.known.iter().chain([&report.shrunk, &report.rebuilt]);

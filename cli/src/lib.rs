@@ -18,6 +18,7 @@ mod exit;
 mod fr;
 mod help_page;
 mod job_secret;
+mod json;
 mod kill_test;
 mod launch;
 mod notes;

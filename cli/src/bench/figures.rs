@@ -1,11 +1,10 @@
 //! Medians of the rounds that benchmark programs print.
 
-use std::io;
-
 use anyhow::{Context, Result, bail};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
-use serde_json::ser::{CompactFormatter, Formatter, Serializer};
+
+use crate::json::rounded;
 
 /// The median of one contender in one case.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -72,20 +71,9 @@ pub(super) fn table(figures: &[Figure], (unit, ns_of_unit): (&str, f64), base: &
     table
 }
 
-/// Rounds numbers to three decimals. Figures are far below 1e300, so that the product is finite.
-struct Rounded;
-
-impl Formatter for Rounded {
-    fn write_f64<W: ?Sized + io::Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
-        CompactFormatter.write_f64(writer, (value * 1e3).round() / 1e3)
-    }
-}
-
 /// Returns a report as JSON. Its numbers have at most three decimals.
 pub(super) fn json(report: &impl Serialize) -> Result<String> {
-    let mut text = Vec::new();
-    report.serialize(&mut Serializer::with_formatter(&mut text, Rounded))?;
-    Ok(String::from_utf8(text)?)
+    rounded(report, 3)
 }
 
 /// Reads lines of case, contender and a number, separated by tabs.
@@ -172,7 +160,6 @@ mod tests {
             json(&figures).unwrap(),
             r#"[{"case":"pair","contender":"ours","ns":12.346,"ratio":1.0},{"case":"pair","contender":"torch","ns":25.0,"ratio":2.025}]"#
         );
-        assert_eq!(json(&(16_777_216.0, 0.0004, f64::NAN, 7_u64)).unwrap(), "[16777216.0,0.0,null,7]");
     }
 
     #[test]

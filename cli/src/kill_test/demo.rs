@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use process_group::store::{Deadline, TcpStore};
 use serde::Serialize;
 
-use super::{LIMIT, Options, Times, times_of};
+use super::{DECIMALS, LIMIT, Options, Times, times_of};
 use crate::child::KillOnDrop;
 use crate::demo::backend::{self, Plan};
 use crate::demo::launcher;
@@ -21,6 +21,7 @@ use crate::demo::protocol::{self, Message, Stage};
 use crate::demo::{Backend, RankOptions};
 use crate::exit::UsageError;
 use crate::job_secret::JobSecret;
+use crate::json;
 use crate::percentiles::table;
 
 /// Time limit of a rank's wait for the others in one step. Survivors must take much less.
@@ -113,7 +114,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
         late,
     };
     if options.json {
-        println!("{}", serde_json::to_string(&report)?);
+        println!("{}", json::rounded(&report, DECIMALS)?);
     } else {
         let rows = report.ended.iter().map(|Times { place, count, took }| (place.as_str(), *count, took));
         println!("{}", table("killed while", rows));
