@@ -7,13 +7,15 @@ use serde::Serialize;
 
 use super::figures::{Figure, compare, find, json, medians, table};
 use super::programs::Program;
-use super::{ours, peer};
+use super::{NoCheck, ours, peer};
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Print the figures as JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    no_check: NoCheck,
 }
 
 /// Baseline of each case's ratios: the first of these contenders that the case has.
@@ -29,6 +31,7 @@ struct Report {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
+    options.no_check.refuse("alloc")?;
     let (mut ours, mut lines) = (ours(Program::Alloc, &[])?, String::new());
     let mut torch = peer::torch_allocator();
     peer::alternate(&mut ours, &mut torch, &mut lines).context("caching-alloc's benchmark")?;

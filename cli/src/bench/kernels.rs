@@ -22,6 +22,7 @@ use symm_mem::rendezvous::{
     CudaAllocator, GroupInfo, PeerAllocator, Rendezvous, RendezvousOptions, SymmetricMemory,
 };
 
+use super::NoCheck;
 use super::figures::json;
 use crate::values;
 
@@ -36,6 +37,8 @@ pub(crate) struct Options {
     /// Print the figures as JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    no_check: NoCheck,
 }
 
 /// Longer than any kernel waits for another rank.
@@ -80,6 +83,7 @@ struct Row {
 }
 
 pub(super) fn run(options: &Options) -> Result<()> {
+    options.no_check.refuse("kernels")?;
     let machine = Machine::open(options.ranks)?;
     let rows = machine.run((options.largest as usize) << 20)?;
     let report = Report { machine: machine.description, ranks: machine.ranks, rows };

@@ -16,6 +16,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::exit::UsageError;
 use figures::Bar;
 use programs::Program;
 use turns::Player;
@@ -72,6 +73,29 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         What::Symm(options) => symm::run(options),
         What::Program(options) => programs::run(options),
     }
+}
+
+/// `--check` for a benchmark without limits, so that its error names the benchmarks that have some.
+#[derive(clap::Args)]
+struct NoCheck {
+    #[arg(long, hide = true)]
+    check: bool,
+}
+
+impl NoCheck {
+    /// Fails if the option was given. `bench` is the benchmark's name.
+    fn refuse(&self, bench: &str) -> Result<()> {
+        if self.check { Err(no_limits(bench)) } else { Ok(()) }
+    }
+}
+
+/// Returns the error of `--check` for a benchmark without limits.
+fn no_limits(bench: &str) -> anyhow::Error {
+    let text = format!(
+        "--check: `bench {bench}` has no limits to check; expected `bench call`, `bench pool`, `bench symm` or \
+         `bench store --attack`"
+    );
+    UsageError(text).into()
 }
 
 /// Starts one of this workspace's benchmark programs.

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::figures::{Figure, compare, json, medians, read, table};
 use super::programs::Program;
-use super::{ours, turns};
+use super::{NoCheck, ours, turns};
 use crate::values;
 
 #[derive(clap::Args)]
@@ -19,6 +19,8 @@ pub(crate) struct Options {
     /// Print the figures as JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    no_check: NoCheck,
 }
 
 /// Baseline of the ratios: the policy that takes no extra memory.
@@ -56,6 +58,7 @@ fn ring(text: &str) -> Result<String, &'static str> {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
+    options.no_check.refuse("p2p")?;
     let ranks = options.ranks.to_string();
     let arguments: Vec<&str> =
         [ranks.as_str()].into_iter().chain(options.ring.iter().map(String::as_str)).collect();

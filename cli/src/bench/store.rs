@@ -25,6 +25,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::Serialize;
 
 use super::figures::json;
+use super::no_limits;
 use crate::child::KillOnDrop;
 use crate::progress::Progress;
 use crate::values;
@@ -303,6 +304,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     if options.attack {
         return attack::run(&options.attacks, options.json);
+    }
+    if options.attacks.check {
+        return Err(no_limits("store"));
     }
     let this = std::env::current_exe().context("this program's own path")?;
     let processors = Processors::divide()?;

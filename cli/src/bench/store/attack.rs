@@ -35,8 +35,8 @@ pub(crate) struct Options {
     #[arg(long, default_value = "10", requires = "attack", value_parser = values::limit, allow_negative_numbers = true)]
     seconds: Duration,
     /// Fail if the 99th percentile of the other client's waiting time exceeds 50 ms
-    #[arg(long, requires = "attack")]
-    check: bool,
+    #[arg(long)]
+    pub(super) check: bool,
     /// The program whose server is attacked, another build of this program
     #[arg(long, value_name = "FILE", requires = "attack")]
     server: Option<PathBuf>,
