@@ -6,6 +6,7 @@
 //! - [`gpu`]: those calls over a device's memory, with a pattern in every block
 //! - [`figures`]: the figures, and their output
 //! - [`curves`]: dependences of reserved memory, least capacity and driver calls
+//! - [`shortage`]: the explanation of a replay that ran out of memory
 //!
 //! Figures come from the trace where possible. Peak active is the trace's own, so everything that an allocator adds
 //! (rounding, remainders, caches, pages) shows in the ratio.
@@ -16,29 +17,35 @@ mod gpu;
 mod host;
 mod options;
 mod program;
+mod shortage;
 
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow, bail};
 
-use crate::exit::UsageError;
+use crate::exit::{UsageError, explain};
+use crate::plain;
 use crate::progress::Progress;
 use crate::trace::Trace;
 use crate::trace::budget::ReadLimit;
 use crate::values;
+use curves::Curves;
 use figures::Figures;
+use gpu::Gpu;
 pub(crate) use host::Bench;
+use host::ReplayError;
 use options::Backend;
 pub(crate) use options::Policy;
 pub(crate) use program::{Call, Program};
+use shortage::Shortage;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Recorded allocations: traces in text form, PyTorch memory snapshots (pickle or JSON), minimalloc CSV; may be gzipped
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
-    /// How the allocator reuses free memory that fits no request
+    /// Reuse of free memory that fits no request
     #[arg(long, value_enum, default_value_t = Policy::Fixed)]
     policy: Policy,
     /// Memory of the device, in bytes or with a unit (KiB, MiB, GiB, TiB, or K, M, G, T for the same), such as 80GiB [default: unlimited]
@@ -80,28 +87,28 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     let gpu = match options.backend {
         Backend::Host => None,
-        backend => Some(gpu::Gpu::open(backend)?),
+        backend => Some(Gpu::open(backend)?),
     };
     let mut curves = Vec::new();
+    let mut failed = Vec::new();
     for trace in &traces {
         let program = Program::of(trace);
-        let progress = Progress::start();
-        progress.show(program.name.clone());
-        let (policy, capacity) = (options.policy, options.capacity);
-        let figures = match &gpu {
-            None => Figures::measure(&program, policy, capacity),
-            Some(gpu) => gpu.measure(&program, policy, capacity, options.check),
-        };
-        let figures = figures.with_context(|| format!("{}, {}", program.name, options.policy))?;
-        if options.curves.is_some() {
-            progress.show(format!("{}: curves", program.name));
-            curves.push(curves::of(&program, options.policy, &figures)?);
-        }
-        drop(progress);
-        if options.json {
-            println!("{}", serde_json::to_string(&figures)?);
-        } else {
-            println!("{figures}");
+        let replayed = replay(options, gpu.as_ref(), &program)
+            .with_context(|| format!("{}, {}", program.name, options.policy));
+        match replayed {
+            Ok((figures, of_trace)) => {
+                curves.extend(of_trace);
+                if options.json {
+                    println!("{}", serde_json::to_string(&figures)?);
+                } else {
+                    println!("{figures}");
+                }
+            }
+            Err(error) if traces.len() == 1 => return Err(error),
+            Err(error) => {
+                eprintln!("error: {}", plain::lines(&explain(&error)));
+                failed.push(program.name);
+            }
         }
     }
     if let Some(path) = &options.curves {
@@ -109,7 +116,36 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         fs::write(path, text + "\n")
             .with_context(|| format!("cannot write the curves to {}", path.display()))?;
     }
+    if !failed.is_empty() {
+        bail!("{} of {} replays failed: {}", failed.len(), traces.len(), failed.join(", "));
+    }
     Ok(())
+}
+
+/// Replays a program. Returns its figures, and its curves if the options ask for them.
+fn replay(options: &Options, gpu: Option<&Gpu>, program: &Program) -> Result<(Figures, Option<Curves>)> {
+    let (policy, capacity) = (options.policy, options.capacity);
+    let progress = Progress::start();
+    progress.show(program.name.clone());
+    let figures = match gpu {
+        None => Figures::measure(program, policy, capacity),
+        Some(gpu) => gpu.measure(program, policy, capacity, options.check),
+    };
+    let figures = figures.map_err(|error| explained(error, options, program))?;
+    if options.curves.is_none() {
+        return Ok((figures, None));
+    }
+    progress.show(format!("{}: curves", program.name));
+    let curves = curves::of(program, policy, &figures)?;
+    Ok((figures, Some(curves)))
+}
+
+/// Replaces an error of the allocator for lack of memory by one that explains it for a replay.
+fn explained(error: ReplayError, options: &Options, program: &Program) -> anyhow::Error {
+    match Shortage::of(&error, options.backend, options.policy, program.peak_active) {
+        Some(shortage) => anyhow!("{shortage}"),
+        None => error.into(),
+    }
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ pub(crate) struct Options {
     /// The page to write [default: the input's name with `.html` appended, in its folder]
     #[arg(short, long, value_name = "PAGE.html")]
     output: Option<PathBuf>,
-    /// How the allocator that replays a trace reuses free memory that fits no request
+    /// Reuse of free memory that fits no request, by the allocator that replays a trace
     #[arg(long, value_enum, default_value_t = Policy::Fixed)]
     policy: Policy,
     /// Check that PyTorch's viewer (its file `torch/cuda/_memory_viz.py`) reads snapshots of the caching allocator

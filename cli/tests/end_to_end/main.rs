@@ -9,6 +9,7 @@ mod doctor;
 mod fr;
 mod hostile_user;
 mod launch;
+mod replay;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

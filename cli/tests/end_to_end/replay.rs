@@ -1,0 +1,44 @@
+//! Replays of several traces, of which some fail.
+
+use std::fs;
+use std::process::{Command, Output};
+
+use crate::lockstep;
+
+fn replay(arguments: &[&str]) -> Output {
+    Command::new(lockstep()).arg("replay").args(arguments).output().unwrap()
+}
+
+/// A trace with one block of 64 MiB, and one with a block of 512 bytes.
+fn traces(folder: &tempfile::TempDir) -> [String; 2] {
+    [("large", 64 << 20), ("small", 512)].map(|(name, bytes)| {
+        let path = folder.path().join(name);
+        fs::write(&path, format!("a 7f00 {bytes} 0\nr 7f00 {bytes} 0\nf 7f00 {bytes} 0\n")).unwrap();
+        path.to_str().unwrap().to_owned()
+    })
+}
+
+#[test]
+fn a_trace_that_fails_does_not_keep_the_others_from_being_replayed() {
+    let folder = tempfile::tempdir().unwrap();
+    let [large, small] = &traces(&folder);
+    let output = replay(&["--json", "--capacity", "32MiB", large, small, large]);
+    let (said, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert_eq!((said.lines().count(), said.contains(small.as_str())), (1, true), "{said}");
+    assert_eq!(error.matches("out of memory in operation 1").count(), 2, "{error}");
+    assert!(error.contains(&format!("error: 2 of 3 replays failed: {large}, {large}")), "{error}");
+}
+
+#[test]
+fn a_replay_without_enough_memory_says_the_figures_and_the_option() {
+    let folder = tempfile::tempdir().unwrap();
+    let [large, _] = &traces(&folder);
+    let output = replay(&["--capacity", "32MiB", large]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    let expected = "out of memory in operation 1, which asks for 67108864 bytes: the trace needs 67108864 bytes \
+                    (its peak of live bytes), and --capacity allows 33554432; raise --capacity\n";
+    assert!(error.ends_with(expected), "{error}");
+    assert!(!error.contains("Free blocks"), "{error}");
+}
