@@ -56,18 +56,24 @@ members called: `collective`, `operation`, and `ranks` with `rank`, its last `ca
 
 pub(crate) const LIVE: &str = "\
 A job of `lockstep launch` has a free port and a random secret unless you choose them: \
-`PROCESS_GROUP_STORE_SECRET=SECRET lockstep launch --port P ...`. To try it, stop a rank of the demo, so that the job waits \
-for it. The other ranks give up after some seconds:
+`PROCESS_GROUP_STORE_SECRET=SECRET lockstep launch --port P ...`. To try it, stop a rank of the demo when all \
+groups have called collectives. The other ranks wait for it, and give up after some seconds:
 
     export PROCESS_GROUP_STORE_SECRET=0123456789abcdef0123456789abcdef
     rm -f demo.log
     lockstep demo --backend sim --port 29500 > demo.log 2>&1 &
-    while kill -0 $! && ! grep -qs reducing demo.log; do sleep 0.05; done
+    while kill -0 $! && ! grep -qs graphs demo.log; do sleep 0.05; done
     pkill -STOP -P $! -f 'demo-rank --rank 3 '
     lockstep fr live 127.0.0.1:29500
 
+The output says that rank 3 does not answer, and which collective each other rank called last, where, and whether it is done.
+
+Ranks answer at different times. If a rank seems to be behind, all are asked again, and only a rank that is behind in both \
+rounds is reported as not having joined.
+
 Keys of --json, one object in a line for each group: `group`, `members` (`rank`, `answered`, and of the last call \
-`collectives`, `messages`, `operation`, `completed`, `age_ms`, `site`).";
+`collectives`, `messages`, `operation`, `completed`, `age_ms`, `site`), `not_joined` (the ranks that are behind in both \
+rounds).";
 
 pub(crate) const REPLAY: &str = "\
 A trace in text form has one event in a line, in program order: CODE ADDRESS(hex) SIZE(bytes) STREAM. `a` allocates. `r` \
@@ -125,4 +131,4 @@ Keys of --json: `backend`, `ranks`, `rounds`, `pinned_gib`, `stopped`, `heartbea
 the error, one object for each state of a survivor), `shrunk` and `rebuilt` (to a correct sum). With --demo: `backend`, \
 `ranks`, `rounds`, `seed`, `within_ms`, `ended` (from the kill to the end of another rank, one object for each stage of the \
 killed rank), `late` (a text for each rank that ended too late). Times are objects with `place`, `count`, and `p50`, `p99` \
-and `most` in ms.";
+and `most` in ms, rounded to one decimal.";

@@ -134,6 +134,8 @@ fn until_finish(
 
     reporter.enter(Stage::Reduce)?;
     reducer.eager(job, reporter)?;
+
+    reporter.enter(Stage::Graph)?;
     reducer.graph(job, reporter)?;
 
     reporter.enter(Stage::Diverge)?;

@@ -1,16 +1,16 @@
 //! Progress of a running job's ranks, queried over its store.
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Arc, thread, time::Duration};
 
 use anyhow::Result;
 use process_group::{
     ProcessGroup,
     agreement::Ranks,
     group::GroupError,
-    record::{LastCall, MemberProgress, Progress},
+    record::{LastCall, Progress},
     store::{Deadline, StoreError},
 };
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::job_secret::store_of_environment;
 use crate::plain;
@@ -26,7 +26,7 @@ pub(super) struct Options {
     /// Epoch of the job: how often it was restarted
     #[arg(long, default_value_t = 0, value_parser = values::whole::<u64>("a number of restarts", 0..=u64::MAX), allow_negative_numbers = true)]
     epoch: u64,
-    /// Time limit for the answers of the ranks, in seconds from 0.1 to 3600
+    /// Time limit for the answers of the ranks, each time they are asked, in seconds from 0.1 to 3600
     #[arg(long, default_value = "3", value_parser = values::limit, allow_negative_numbers = true)]
     wait: Duration,
     /// Print one object of JSON for each group
@@ -34,67 +34,145 @@ pub(super) struct Options {
     json: bool,
 }
 
-/// A group in JSON.
-#[derive(Serialize)]
-struct Group<'a> {
-    group: &'a str,
-    members: Vec<Member<'a>>,
+/// Time between the last answer to a question and the next question.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// A group, as its members describe it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Group {
+    #[serde(rename = "group")]
+    name: String,
+    members: Vec<Member>,
+    /// Ranks of the members that have not joined a collective that another member has called.
+    not_joined: Vec<usize>,
+    /// The latest collective that a member had called by its answer in the first round.
+    #[serde(skip)]
+    front: u64,
+    /// Ranks of the members that were behind in the first round, in a group without answers in the second.
+    #[serde(skip)]
+    unconfirmed: Vec<usize>,
 }
 
-/// A member of a group in JSON. The other fields are absent if it did not answer.
-#[derive(Serialize)]
-struct Member<'a> {
+/// A member of a group.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Member {
+    /// Its rank of the job.
     rank: usize,
     answered: bool,
+    /// `None` if it did not answer.
     #[serde(flatten)]
-    last: Option<Last<'a>>,
+    last: Option<Last>,
 }
 
-/// A member's last call in JSON.
-#[derive(Serialize)]
-struct Last<'a> {
+/// A member's last call.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Last {
     collectives: u64,
     messages: u64,
-    operation: Option<&'a str>,
+    operation: Option<String>,
     completed: bool,
-    age_ms: f64,
-    site: &'a str,
+    #[serde(rename = "age_ms", serialize_with = "milliseconds")]
+    age: Duration,
+    site: String,
 }
 
-impl<'a> From<&'a Progress> for Group<'a> {
-    fn from(progress: &'a Progress) -> Self {
-        let last = |last: &'a LastCall| Last {
-            collectives: last.collectives,
-            messages: last.messages,
-            operation: last.operation.as_deref(),
-            completed: last.is_completed,
-            age_ms: last.age.as_micros() as f64 / 1e3,
-            site: &last.site,
+fn milliseconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(duration.as_micros() as f64 / 1e3)
+}
+
+impl From<LastCall> for Last {
+    fn from(last: LastCall) -> Self {
+        let LastCall { collectives, messages, operation, is_completed: completed, age, site, .. } = last;
+        Self { collectives, messages, operation, completed, age, site }
+    }
+}
+
+impl Member {
+    fn new(rank: usize, last: Option<Last>) -> Self {
+        Self { rank, answered: last.is_some(), last }
+    }
+
+    /// Returns true if the member answered, and had not called collective `number`.
+    fn is_before(&self, number: u64) -> bool {
+        self.last.as_ref().is_some_and(|last| last.collectives < number)
+    }
+}
+
+impl From<Progress> for Group {
+    fn from(progress: Progress) -> Self {
+        let front = progress.front();
+        let members = progress.members.into_iter();
+        let members = members.map(|member| Member::new(member.rank, member.last.map(Last::from)));
+        Self::new(progress.group, members.collect(), front)
+    }
+}
+
+impl Group {
+    fn new(name: String, members: Vec<Member>, front: u64) -> Self {
+        let behind = members.iter().filter(|member| member.is_before(front));
+        let not_joined = behind.map(|member| member.rank).collect();
+        Self { name, members, not_joined, front, unconfirmed: Vec::new() }
+    }
+
+    /// Returns true if both are the same group of the job.
+    fn is(&self, other: &Self) -> bool {
+        let ranks = |group: &Self| group.members.iter().map(|member| member.rank).collect::<Vec<_>>();
+        self.name == other.name && ranks(self) == ranks(other)
+    }
+
+    /// Returns the group with the answers of a second round; `None` if no member answered then.
+    ///
+    /// Members answer at different times, so a member that seemed behind may have joined since. The second round begins
+    /// after all answers of the first. So a member that is before `front` in the second round has not joined.
+    fn confirmed(self, second: Option<&Self>) -> Self {
+        let Some(second) = second else {
+            return Self { unconfirmed: self.not_joined, not_joined: Vec::new(), ..self };
         };
-        let members = progress.members.iter().map(|member| Member {
-            rank: member.rank,
-            answered: member.last.is_some(),
-            last: member.last.as_ref().map(last),
+        let members = self.members.into_iter().zip(&second.members).map(|(member, again)| {
+            // A member that had joined may have left the group by the second round.
+            if again.answered || self.not_joined.contains(&member.rank) { again.clone() } else { member }
         });
-        Self { group: &progress.group, members: members.collect() }
+        Self::new(self.name, members.collect(), self.front)
     }
 }
 
 pub(super) fn run(options: &Options) -> Result<()> {
     let wait = options.wait;
     let store = Arc::new(store_of_environment()?.connect(&options.address, Deadline::after(wait))?);
-    let groups = ProcessGroup::observe(store, &options.group, options.epoch, Deadline::after(wait));
-    let groups = groups.map_err(|error| {
+    let ask = || ProcessGroup::observe(store.clone(), &options.group, options.epoch, Deadline::after(wait));
+    let groups = ask_twice(ask, || thread::sleep(PAUSE)).map_err(|error| {
         let problem = problem(&error, options);
         anyhow::Error::new(error).context(problem)
     })?;
     for group in &groups {
         match options.json {
-            true => println!("{}", serde_json::to_string(&Group::from(group))?),
-            false => print!("{}", plain::lines(&View(group).to_string())),
+            true => println!("{}", serde_json::to_string(group)?),
+            false => print!("{}", plain::lines(&group.to_string())),
         }
     }
     Ok(())
+}
+
+/// Asks the ranks, and asks again after `pause` if a member of a group seems to be behind.
+fn ask_twice<G: Into<Group>, E>(
+    mut ask: impl FnMut() -> Result<Vec<G>, E>,
+    pause: impl FnOnce(),
+) -> Result<Vec<Group>, E> {
+    let groups: Vec<Group> = ask()?.into_iter().map(Into::into).collect();
+    if groups.iter().all(|group| group.not_joined.is_empty()) {
+        return Ok(groups);
+    }
+    pause();
+    // If the job has ended, nobody answers.
+    let second: Vec<Group> = ask().unwrap_or_default().into_iter().map(Into::into).collect();
+    let confirm = |group: Group| match group.not_joined.is_empty() {
+        true => group,
+        false => {
+            let again = second.iter().find(|again| again.is(&group));
+            group.confirmed(again)
+        }
+    };
+    Ok(groups.into_iter().map(confirm).collect())
 }
 
 /// Explains why no group has answered.
@@ -108,17 +186,11 @@ fn problem(error: &GroupError, options: &Options) -> String {
     }
 }
 
-/// A group, formatted for people.
-struct View<'a>(&'a Progress);
-
-/// A member's last call.
-struct Call<'a>(&'a LastCall);
-
-impl fmt::Display for Call<'_> {
+impl fmt::Display for Last {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LastCall { operation, is_completed, age, site, .. } = self.0;
+        let Self { operation, completed, age, site, .. } = self;
         let Some(operation) = operation else { return f.write_str("no call that it remembers") };
-        let done = if *is_completed { "done" } else { "not done" };
+        let done = if *completed { "done" } else { "not done" };
         write!(f, "{operation} at {site}, {} ago, {done}", short(*age))
     }
 }
@@ -134,33 +206,31 @@ fn short(duration: Duration) -> String {
     }
 }
 
-/// Sums up the members: those that did not answer, those that are behind, or those whose last call is not done.
-fn summary(group: &Progress) -> String {
-    let silent: Vec<_> =
-        group.members.iter().filter(|member| member.last.is_none()).map(|member| member.rank).collect();
-    let mut behind: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
-    for MemberProgress { rank, last, .. } in group.not_joined() {
-        if let Some(last) = last {
-            behind.entry(last.collectives + 1).or_default().push(*rank);
-        }
-    }
-    let is_open = |last: &LastCall| last.operation.is_some() && !last.is_completed;
-    let open = group.members.iter().filter(|member| member.last.as_ref().is_some_and(is_open));
-    let open: Vec<_> = open.map(|member| member.rank).collect();
+/// Returns the state of a group in one line. It names the members without an answer and the members that are behind. If
+/// none is behind, it names those whose last call is not done.
+fn summary(group: &Group) -> String {
+    let name = &group.name;
+    let silent = ranks_of(group.members.iter().filter(|member| !member.answered));
     let mut parts = Vec::new();
     if !silent.is_empty() {
         parts.push(format!("no answer of {}", Ranks(&silent)));
     }
-    for (collective, ranks) in &behind {
+    for (collective, ranks) in next_collectives(group, &group.not_joined) {
         let has = if ranks.len() == 1 { "has" } else { "have" };
-        parts.push(format!("{} {has} not joined collective {collective} of {}", Ranks(ranks), group.group));
+        parts.push(format!("{} {has} not joined collective {collective} of {name}", Ranks(&ranks)));
     }
-    if behind.is_empty() {
+    for (collective, ranks) in next_collectives(group, &group.unconfirmed) {
+        let had = format!("{} had not joined collective {collective} of {name}", Ranks(&ranks));
+        parts.push(format!("{had} when asked first, and the group did not answer a second time"));
+    }
+    if group.not_joined.is_empty() && group.unconfirmed.is_empty() {
         let who = if silent.is_empty() { "all members" } else { "all others" };
-        parts.push(match group.front() {
-            0 => format!("no member of {} has called a collective", group.group),
-            front => format!("{who} of {} have called collective {front}", group.group),
+        parts.push(match group.front {
+            0 => format!("no member of {name} has called a collective"),
+            front => format!("{who} of {name} have called collective {front}"),
         });
+        let is_open = |last: &Last| last.operation.is_some() && !last.completed;
+        let open = ranks_of(group.members.iter().filter(|member| member.last.as_ref().is_some_and(is_open)));
         if !open.is_empty() {
             parts.push(format!("the last call is not done on {}", Ranks(&open)));
         }
@@ -168,21 +238,34 @@ fn summary(group: &Progress) -> String {
     parts.join("; ")
 }
 
-impl fmt::Display for View<'_> {
+fn ranks_of<'a>(members: impl Iterator<Item = &'a Member>) -> Vec<usize> {
+    members.map(|member| member.rank).collect()
+}
+
+/// Returns the first collective that each of these ranks has not called, with all such ranks.
+fn next_collectives(group: &Group, ranks: &[usize]) -> BTreeMap<u64, Vec<usize>> {
+    let mut next: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+    for Member { rank, last, .. } in group.members.iter().filter(|member| ranks.contains(&member.rank)) {
+        if let Some(last) = last {
+            next.entry(last.collectives + 1).or_default().push(*rank);
+        }
+    }
+    next
+}
+
+impl fmt::Display for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(group) = self;
-        writeln!(f, "{}", group.group)?;
-        for MemberProgress { rank, last, .. } in &group.members {
+        writeln!(f, "{}", self.name)?;
+        for Member { rank, last, .. } in &self.members {
             match last {
                 None => writeln!(f, "  rank {rank:<4} does not answer")?,
                 Some(last) => {
                     let (collectives, messages) = (last.collectives, last.messages);
-                    let call = Call(last);
-                    writeln!(f, "  rank {rank:<4} collective {collectives:<8} message {messages:<8} {call}")?;
+                    writeln!(f, "  rank {rank:<4} collective {collectives:<8} message {messages:<8} {last}")?;
                 }
             }
         }
-        writeln!(f, "  {}", summary(group))
+        writeln!(f, "  {}", summary(self))
     }
 }
 
@@ -202,5 +285,85 @@ mod tests {
         ] {
             assert_eq!(short(Duration::from_micros(microseconds)), expected);
         }
+    }
+
+    /// The answers of a group's ranks: the number of collectives, or `None` if the rank did not answer.
+    fn answers(collectives: &[Option<u64>]) -> Group {
+        let member = |(rank, collectives): (usize, &Option<u64>)| {
+            let operation = Some("all_reduce".into());
+            let (age, site) = (Duration::from_millis(5), "a.rs:7".into());
+            let last = collectives.map(|collectives| Last {
+                collectives,
+                messages: 0,
+                operation,
+                completed: true,
+                age,
+                site,
+            });
+            Member::new(rank, last)
+        };
+        let front = collectives.iter().flatten().max().copied().unwrap_or(0);
+        Group::new("world".into(), collectives.iter().enumerate().map(member).collect(), front)
+    }
+
+    /// Asks in rounds with these answers. A round of `None` fails. Returns the summary of the only group.
+    fn verdict(rounds: &[Option<&[Option<u64>]>]) -> String {
+        let mut rounds = rounds.iter();
+        let ask = || match rounds.next().unwrap() {
+            Some(round) => Ok(vec![answers(round)]),
+            None => Err(()),
+        };
+        let groups = ask_twice(ask, || {}).unwrap();
+        assert_eq!(rounds.len(), 0, "rounds left");
+        summary(&groups[0])
+    }
+
+    #[test]
+    fn a_rank_that_has_joined_by_the_second_round_is_not_behind() {
+        let all = "all members of world have called collective";
+        assert_eq!(verdict(&[Some(&[Some(3), Some(3)])]), format!("{all} 3"));
+        assert_eq!(verdict(&[Some(&[Some(2), Some(3)]), Some(&[Some(3), Some(3)])]), format!("{all} 3"));
+        // The job goes on between the answers of the second round, too.
+        assert_eq!(verdict(&[Some(&[Some(2), Some(9)]), Some(&[Some(9), Some(14)])]), format!("{all} 9"));
+    }
+
+    #[test]
+    fn a_rank_that_is_behind_in_both_rounds_has_not_joined() {
+        let behind = |collective| format!("rank 0 has not joined collective {collective} of world");
+        assert_eq!(verdict(&[Some(&[Some(2), Some(3)]), Some(&[Some(2), Some(3)])]), behind(3));
+        assert_eq!(verdict(&[Some(&[Some(2), Some(9)]), Some(&[Some(5), Some(9)])]), behind(6));
+        assert_eq!(
+            verdict(&[Some(&[Some(2), None, Some(3)]), Some(&[Some(2), None, Some(3)])]),
+            format!("no answer of rank 1; {}", behind(3))
+        );
+    }
+
+    #[test]
+    fn a_rank_that_answers_once_is_not_judged() {
+        let first: &[Option<u64>] = &[Some(2), Some(3)];
+        let unconfirmed = "rank 0 had not joined collective 3 of world when asked first, and the group did not \
+                           answer a second time";
+        assert_eq!(verdict(&[Some(first), None]), unconfirmed);
+        assert_eq!(
+            verdict(&[Some(first), Some(&[None, Some(3)])]),
+            "no answer of rank 0; all others of world have called collective 3"
+        );
+        // The rank that had joined may be done.
+        assert_eq!(
+            verdict(&[Some(first), Some(&[Some(3), None])]),
+            "all members of world have called collective 3"
+        );
+    }
+
+    #[test]
+    fn json_has_the_last_call_and_the_ranks_behind() {
+        let group = serde_json::to_value(answers(&[Some(1), None, Some(2)])).unwrap();
+        assert_eq!(group["not_joined"], serde_json::json!([0]));
+        assert_eq!(group["members"][1], serde_json::json!({"rank": 1, "answered": false}));
+        let last = serde_json::json!({
+            "rank": 2, "answered": true, "collectives": 2, "messages": 0, "operation": "all_reduce",
+            "completed": true, "age_ms": 5.0, "site": "a.rs:7",
+        });
+        assert_eq!(group["members"][2], last);
     }
 }

@@ -131,6 +131,7 @@ rusty_fork_test! {
             let members = world["members"].as_array().unwrap();
             let collectives: Vec<_> = members.iter().map(|member| member["collectives"].as_u64()).collect();
             assert_eq!((&world["group"], collectives.iter().min()), (&"world".into(), Some(&Some(1))), "{world}");
+            assert_eq!(world["not_joined"], serde_json::json!([2]), "{world}");
             assert_eq!((&members[2]["answered"], &members[2]["operation"]), (&true.into(), &"all_reduce".into()));
         });
         let report = report(folder.path());
