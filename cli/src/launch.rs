@@ -49,8 +49,8 @@ pub(crate) struct Options {
     program: Vec<OsString>,
 }
 
-/// How long to wait for the launcher's own signal after the last rank has ended by the same signal. A signal that is
-/// sent to all processes of a job can end a rank before the launcher has read its own.
+/// Time to wait for the launcher's own signal after the last rank has ended by the same signal. A signal to all
+/// processes of a job can end a rank before the launcher has read its own.
 const OWN_SIGNAL: Duration = Duration::from_millis(200);
 
 /// Events of the launcher's main loop.
@@ -61,7 +61,8 @@ enum Event {
     Signal(Signal),
 }
 
-/// Runs the job; the exit code is that of the first rank that failed, or that of a signal that interrupted the job.
+/// Runs the job. Returns the exit code of the first rank that failed, or the code for the signal if one interrupted the
+/// job.
 pub(crate) fn run(options: &Options) -> ExitCode {
     launch(options).unwrap_or_else(|error| {
         eprintln!("error: {}", explain(&error));
@@ -140,7 +141,7 @@ struct Failure {
 struct Interrupt {
     signal: Signal,
     after: Duration,
-    /// How ranks ended after it.
+    /// The ends of ranks after the signal.
     ends: BTreeMap<usize, End>,
 }
 

@@ -63,7 +63,7 @@ pub(crate) const fn pointee<S, F>(_field: fn(*const S) -> *const F) -> usize {
     size_of::<F>()
 }
 
-/// Defines `STRUCTURES`. Asserts that each structure that is not opaque has the size that it has in the newest
+/// Defines `STRUCTURES`. Asserts for each structure except opaque ones that its size equals the size in the newest
 /// headers.
 macro_rules! structures {
     (

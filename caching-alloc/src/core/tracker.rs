@@ -21,10 +21,10 @@ use crate::sync::{Condvar, Mutex, MutexGuard, per_thread};
 /// ([`Allocator::snapshot`](super::Allocator::snapshot)), and before the tracker is detached.
 ///
 /// While a tracker runs, other threads may allocate cached memory, free blocks and create pools. Two kinds of calls may
-/// have to wait until the tracker returns: those that have an entry for trackers themselves, for example a request that
-/// needs a new segment, and those that wait for a change of segments, for example
+/// have to wait until the tracker returns. The first kind delivers an entry to trackers itself, for example a request
+/// for a new segment. The second kind waits for a change of segments, for example
 /// [`Pool::freeze`](super::Pool::freeze). So a tracker must not wait for other threads that use the allocator. It may
-/// free blocks, and allocate blocks that the cache has. Other requests inside a tracker fail with
+/// free blocks, and allocate cached blocks. Other requests inside a tracker fail with
 /// [`ReentrantTracker`](super::AllocError::ReentrantTracker). If a tracker fails or panics, a [`Fault`] is recorded,
 /// and the operation of the allocator goes on.
 pub trait Tracker: Send + Sync {

@@ -6,7 +6,7 @@
 //! - [`gpu`]: those calls over a device's memory, with a pattern in every block
 //! - [`figures`]: the figures, and their output
 //! - [`curves`]: dependences of reserved memory, least capacity and driver calls
-//! - [`shortage`]: the explanation of a replay that ran out of memory
+//! - [`shortage`]: the explanation of a lack of memory
 //!
 //! Figures come from the trace where possible. Peak active is the trace's own, so everything that an allocator adds
 //! (rounding, remainders, caches, pages) shows in the ratio.

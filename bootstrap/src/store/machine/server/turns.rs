@@ -1,15 +1,19 @@
-//! The queue of clients with work left, which decides whose turn is next.
+//! The queue of clients with unfinished work. It selects the client that the server works for next.
 
 use std::collections::BTreeSet;
 
 use super::super::clients::ClientId;
 
-/// A queue of the clients with work left, in the order of start-time fair queueing.
+/// The clients with unfinished work, in the order of start-time fair queueing.
 ///
-/// Every client has a count of the work done in its turns, in units of a `Budget`. In an `Input::Tick`, turns go to the
-/// client in the queue with the smallest count, again and again. Exception: a client that is woken while the server
-/// handles the bytes of another client may have its turn at once, whatever its count. A client that joins the queue
-/// with a smaller count than that of the current turn (`now`) gets that count. So each client that is already in the queue delays the new one by about one turn, however much work it has.
+/// Every client has a work count: the work done in its turns so far, in units of a `Budget`. In an `Input::Tick`, the
+/// server gives one turn after another, each to the client in the queue with the smallest count. There is one
+/// exception. If a client is woken while the server handles the bytes of another client, it may have a turn at once,
+/// regardless of its count.
+///
+/// A client that joins the queue gets at least the count of the current turn (`now`). It therefore cannot claim turns
+/// for the time before it joined. Each client in the queue delays it by about one turn, however much work that client
+/// has.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     /// The work count and the id of each client in the queue.
