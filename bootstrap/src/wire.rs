@@ -375,6 +375,17 @@ impl Wire for String {
     }
 }
 
+/// As the value itself.
+impl<T: Wire> Wire for Box<T> {
+    fn write(&self, out: &mut Vec<u8>) {
+        T::write(self, out);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        T::read(from).map(Box::new)
+    }
+}
+
 /// One byte that is 1 for `Some` and 0 for `None`, then the value if there is one.
 impl<T: Wire> Wire for Option<T> {
     fn write(&self, out: &mut Vec<u8>) {

@@ -20,7 +20,7 @@ use crate::store::{Deadline, SecretSetting, TcpStore};
 /// | `MASTER_ADDR`, `MASTER_PORT` | the store's address; rank 0 hosts it, unless `TORCHELASTIC_USE_AGENT_STORE` is `True` |
 /// | `PROCESS_GROUP_STORE_SECRET` | the store's [secret](crate::store::TcpOptions::secret), at least 16 bytes; `none` for a store without one, as PyTorch's are |
 /// | `PROCESS_GROUP_STORE_SECRET_FILE` | a file with the secret, in place of the former |
-/// | `PROCESS_GROUP_DUMP_FOLDER` | the folder for the flight recorder's dumps |
+/// | `PROCESS_GROUP_DUMP_FOLDER` | the folder for the flight recorder's dumps; it is created if absent |
 /// | `PROCESS_GROUP_TIMING` | `1`: the device times every operation |
 /// | `PROCESS_GROUP_CHECKED` | `1`: calls are compared before they are launched |
 /// | `TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, else `NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK` | `1`, `y`, `yes`, `t`, `true`: allocators' segments are [registered](super::Builder::registration) |

@@ -64,7 +64,7 @@ pub enum Refusal {
             Some(shape) => describe_shape(shape),
             None => "no segment".to_owned(),
         }),
-        describe_divergence(divergence)
+        describe_divergence(divergence.as_deref())
     )]
     SegmentCountMismatch {
         /// The first ordinal whose segment is missing on some ranks.
@@ -76,13 +76,13 @@ pub enum Refusal {
         /// The segment of each rank at `ordinal`.
         shapes: ValuesByRank<Option<Shape>>,
         /// The first allocation that differs.
-        divergence: Option<Divergence>,
+        divergence: Option<Box<Divergence>>,
     },
     /// A segment has another size or kind on some ranks.
     #[error(
         "SegmentShapeMismatch: segment {ordinal} differs between ranks ({}){}",
         shapes.describe(describe_shape),
-        describe_divergence(divergence)
+        describe_divergence(divergence.as_deref())
     )]
     SegmentShapeMismatch {
         /// The ordinal of the segment.
@@ -92,15 +92,15 @@ pub enum Refusal {
         /// The segment's shape on each rank.
         shapes: ValuesByRank<Shape>,
         /// The first allocation that differs.
-        divergence: Option<Divergence>,
+        divergence: Option<Box<Divergence>>,
     },
     /// The segments have equal sizes, but the ranks' allocations differ. The same offset may then hold different
     /// blocks on different ranks.
     #[error(
         "AllocationDiverged: {} equal on all ranks in size, but the allocations differ{}{}",
         match ordinal { Some(ordinal) => format!("segment {ordinal} is"), None => "the segments are".to_owned() },
-        describe_logs(logs, divergence),
-        describe_divergence(divergence)
+        describe_logs(logs, divergence.as_deref()),
+        describe_divergence(divergence.as_deref())
     )]
     AllocationDiverged {
         /// The first segment after the histories diverged, or `None` if they diverged after the last segment.
@@ -110,7 +110,7 @@ pub enum Refusal {
         /// The allocation log of each rank at that point.
         logs: ValuesByRank<LogPoint>,
         /// The first allocation that differs.
-        divergence: Option<Divergence>,
+        divergence: Option<Box<Divergence>>,
     },
     /// Ranks hold communicators of different epochs of the group.
     #[error("EpochMismatch: ranks are in different epochs of the group ({}); make the group anew on all of them", epochs.describe(u64::to_string))]
@@ -341,7 +341,7 @@ impl Refusal {
         match &mut self {
             Refusal::SegmentCountMismatch { divergence, .. }
             | Refusal::SegmentShapeMismatch { divergence, .. }
-            | Refusal::AllocationDiverged { divergence, .. } => *divergence = Some(found),
+            | Refusal::AllocationDiverged { divergence, .. } => *divergence = Some(Box::new(found)),
             _ => {}
         }
         self
@@ -352,7 +352,7 @@ impl Refusal {
         match self {
             Refusal::SegmentCountMismatch { divergence, .. }
             | Refusal::SegmentShapeMismatch { divergence, .. }
-            | Refusal::AllocationDiverged { divergence, .. } => divergence.as_ref(),
+            | Refusal::AllocationDiverged { divergence, .. } => divergence.as_deref(),
             _ => None,
         }
     }
@@ -461,7 +461,7 @@ fn describe_shape(shape: &Shape) -> String {
     }
 }
 
-fn describe_divergence(divergence: &Option<Divergence>) -> String {
+fn describe_divergence(divergence: Option<&Divergence>) -> String {
     match divergence {
         Some(divergence) => format!("; {divergence}"),
         None => String::new(),
@@ -469,7 +469,7 @@ fn describe_divergence(divergence: &Option<Divergence>) -> String {
 }
 
 /// Describes the logs, unless the allocation that differs is known: it says more than a hash.
-fn describe_logs(logs: &ValuesByRank<LogPoint>, divergence: &Option<Divergence>) -> String {
+fn describe_logs(logs: &ValuesByRank<LogPoint>, divergence: Option<&Divergence>) -> String {
     match divergence {
         Some(Divergence::At { .. }) => String::new(),
         _ => format!(" ({})", logs.describe(LogPoint::to_string)),
