@@ -26,7 +26,7 @@ pub enum ArgumentError {
         /// Number of ranks whose elements lie in the buffer.
         ranks: usize,
     },
-    /// [`ReduceOp::PreMulSumAt`](super::ReduceOp::PreMulSumAt) in an operation on slices.
+    /// [`PreMulSumAt`](super::ReduceOp::PreMulSumAt) in an operation on slices.
     #[error(
         "PreMulSumAt reads its factor at an address that nothing checks; call the operation through `raw()`"
     )]
