@@ -11,13 +11,18 @@ use cuda_driver::{Context, Driver};
 
 use super::{
     Environment, GroupError, GroupId, Member, ProcessGroup, Result, Stance, Witnesses,
-    form::{Follower, stay_away},
+    form::stay_away,
     join::join,
     meeting::follow_up,
     member::Joining,
-    p2p::{self, Messages, P2pPolicy},
+    p2p::{
+        P2pPolicy,
+        messages::{self, Messages},
+    },
+    process_group::Follower,
     process_group::SharedStore,
-    seat::{Seat, Terms, take_numbers},
+    seat::{Seat, take_numbers},
+    terms::Terms,
     vigil::Vigil,
 };
 use crate::{
@@ -215,7 +220,7 @@ impl Builder {
         Self { lazy: true, ..self }
     }
 
-    /// The policy that selects the communicators for messages (default [`P2pPolicy::Auto`]); see [`p2p`]. All
+    /// The policy that selects the communicators for messages (default [`P2pPolicy::Auto`]); see [`p2p`](super::p2p). All
     /// ranks must use the same policy.
     pub fn p2p(self, policy: P2pPolicy) -> Self {
         Self { p2p: policy, ..self }
@@ -285,7 +290,8 @@ impl Builder {
         let watch = watch(&name, Watch::begin(&store, rank, &members, self.heartbeat, &recorder, peers))
             .inspect_err(|_| stay_away(&store, "", rank))?;
         // From here a loss ends every wait of this rank.
-        let vigil = Vigil::begin(&name, &ranks, rank, &recorder, self.heartbeat, &watch);
+        let vigil = Vigil::begin(&name, &ranks, rank, &recorder, self.heartbeat, watch.bell());
+        watch.add(&vigil);
         // A name serves one group, which has one number.
         let is_first = publish(&store, NUMBER, &uid.to_le_bytes()).map_err(|error| match error {
             StoreError::Taken { .. } => StoreError::RankTaken { rank, at: name.to_string() },
@@ -325,12 +331,12 @@ impl Builder {
     }
 
     /// Returns the settings for messages.
-    pub(super) fn messages(&self, context: &Context) -> Result<p2p::Settings> {
+    pub(super) fn messages(&self, context: &Context) -> Result<messages::Settings> {
         if let Some(problem) = self.p2p.problem() {
             return Err(GroupError::Setting { group: self.name.clone(), problem });
         }
         let multiprocessors = context.device().multiprocessors()?;
-        Ok(p2p::Settings { policy: self.p2p, own: self.p2p_config.clone(), multiprocessors })
+        Ok(messages::Settings { policy: self.p2p, own: self.p2p_config.clone(), multiprocessors })
     }
 
     /// Determines this rank's place in the job, and reports its own errors before the others are met.
@@ -430,5 +436,12 @@ impl ProcessGroup {
     /// [`GroupError::Store`]. It is a time-out if the job does not exist.
     pub fn observe(store: SharedStore, name: &str, epoch: u64, deadline: Deadline) -> Result<Vec<Progress>> {
         Ok(record::ask(own_part(&PrefixStore::new(FOLDER, store), name, epoch), deadline)?)
+    }
+}
+
+impl ProcessGroup {
+    /// Begins to make a group. Settings that the builder is not given come from the environment.
+    pub fn builder() -> Builder {
+        Builder::new()
     }
 }

@@ -11,37 +11,12 @@ use bootstrap::{
     wire::{wire_enum, wire_struct},
 };
 
-use super::{GroupError, ProcessGroup, Result};
+use super::{GroupError, Misplaced, ProcessGroup, Result};
 use crate::{
     comm::{Primitive, ReduceOp, Task},
     messages,
     operation::Operation,
 };
-
-/// A buffer of a collective that does not lie at the same place on all ranks.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{buffer} lies {place} on rank {rank}, but {} on rank {other}", differing(.place, .other_place))]
-pub struct Misplaced {
-    /// The call and the buffer.
-    pub buffer: String,
-    /// The rank of the job that differs from the majority.
-    pub rank: usize,
-    /// The buffer's place on that rank.
-    pub place: String,
-    /// Another rank of the job.
-    pub other: usize,
-    /// The buffer's place on the other rank.
-    pub other_place: String,
-}
-wire_struct!(Misplaced { buffer, rank, place, other, other_place });
-
-/// Returns the part of `other` that differs from `place`: the offset if both lie in one segment, otherwise all of it.
-fn differing<'a>(place: &str, other: &'a str) -> &'a str {
-    match (place.rsplit_once(" at offset "), other.rsplit_once(" at offset ")) {
-        (Some((segment, _)), Some((same, _))) if segment == same => other[same.len()..].trim_start(),
-        _ => other,
-    }
-}
 
 /// The calls that one rank is about to make.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

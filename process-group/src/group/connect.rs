@@ -1,9 +1,6 @@
 //! Makes a group's communicator: with the group, or at the first use of a lazy group by all members.
 
-use std::{
-    iter,
-    sync::atomic::{AtomicBool, Ordering},
-};
+use std::iter;
 
 use cuda_driver::{Stream, graph::CaptureStatus};
 
@@ -13,28 +10,10 @@ use super::{
 };
 use crate::{
     Slim,
-    comm::{CommError, Turn, refuse_inside_group},
+    comm::{CommError, refuse_inside_group},
     profile,
     store::Deadline,
 };
-
-/// Records whether a group's communicator is made.
-#[derive(Debug, Default)]
-pub(super) struct Connection {
-    made: AtomicBool,
-    turn: Turn,
-}
-
-impl Connection {
-    pub(super) fn set_made(&self) {
-        self.made.store(true, Ordering::Release);
-    }
-
-    #[inline]
-    pub(super) fn is_made(&self) -> bool {
-        self.made.load(Ordering::Acquire)
-    }
-}
 
 impl ProcessGroup {
     /// Returns true if the group's communicator is made. It always is, unless the group is

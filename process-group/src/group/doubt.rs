@@ -11,18 +11,15 @@ use std::{
 
 use nccl_sys::ncclResult_t;
 
-use super::{GroupError, Result, vigil::Vigil};
+use super::{
+    GroupError, Result,
+    vigil::{Doubt, Vigil},
+};
 use crate::{
     comm::CommError,
     store::Deadline,
     watch::{COMPARISON, Trouble},
 };
-
-/// An error of a communicator whose cause is not known yet.
-pub(super) struct Doubt {
-    since: Instant,
-    reason: String,
-}
 
 /// Returns true for an error of NCCL. A closed communicator, or one that is still being initialised, has not failed.
 fn is_failure(error: &CommError) -> bool {

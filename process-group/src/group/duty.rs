@@ -1,36 +1,43 @@
-//! The watchdog's checks of a group, and its actions when a check fails.
+//! A group's state for the watchdog.
 
 use std::{
     cmp::Reverse,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError, Weak,
+        Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
-    thread,
     time::{Duration, Instant},
 };
 
-use super::{
-    MessageDifference,
-    calls::{Calls, Pending},
-    vigil::Vigil,
-    work::{Outstanding, Work},
-};
-use crate::{
-    record::{Desk, Progress},
-    store::{Deadline, PrefixStore, Store},
-    watch::{Rolling, Trouble},
-};
+use super::calls::{Calls, Pending};
+use crate::{record::Desk, store::PrefixStore, watch::Rolling};
+
+/// The enqueued work of a group, as the watchdog sees it.
+pub(super) trait OpenWork: Send + Sync {
+    /// Returns true if all of it is known to be done.
+    fn is_done(&self) -> bool;
+
+    /// Returns the oldest work of every stream that is not done. Costs one query for a stream without changes.
+    fn oldest(&self) -> Vec<OldestWork>;
+}
+
+/// The oldest work of a stream.
+pub(super) struct OldestWork {
+    /// Different for each work of the group.
+    pub(super) key: u64,
+    pub(super) operation: &'static str,
+    pub(super) sequence: u64,
+}
 
 /// A group's state for the watchdog, from when the group is made.
 pub(crate) struct Duty {
     /// The group's id, as members use it in the store.
-    id: String,
+    pub(super) id: String,
     /// The group's own part of the store.
-    store: PrefixStore,
-    desk: Arc<Desk>,
+    pub(super) store: PrefixStore,
+    pub(super) desk: Arc<Desk>,
     rolling: Arc<Rolling>,
-    outstanding: Weak<Outstanding>,
+    work: Weak<dyn OpenWork>,
     work_timeout: Duration,
     /// Calls on the group's path.
     calls: Calls,
@@ -39,13 +46,7 @@ pub(crate) struct Duty {
     suspected: AtomicBool,
     /// The time at which the members were asked about late work, and the number of that work. Reset to `None`
     /// when the answer is overdue and that work is done.
-    asked: Mutex<Option<(Instant, u64)>>,
-}
-
-impl Pending {
-    fn work(work: &Work, waited: Duration) -> Self {
-        Self { operation: work.operation(), sequence: work.sequence(), waited }
-    }
+    pub(super) asked: Mutex<Option<(Instant, u64)>>,
 }
 
 /// The oldest work of each stream.
@@ -59,20 +60,20 @@ struct Oldest {
 
 impl Duty {
     /// The most time that one look adds. While the process was stopped it did not wait for anybody.
-    const STEP: Duration = Duration::from_secs(1);
+    pub(super) const STEP: Duration = Duration::from_secs(1);
 
     pub(super) fn new(
         id: String,
         store: PrefixStore,
         desk: &Arc<Desk>,
-        outstanding: &Arc<Outstanding>,
+        work: Weak<dyn OpenWork>,
         work_timeout: Duration,
     ) -> Self {
-        let (desk, outstanding) = (desk.clone(), Arc::downgrade(outstanding));
+        let desk = desk.clone();
         let (rolling, calls) = (Arc::new(Rolling::new()), Calls::default());
         let (oldest, asked) = (Mutex::default(), Mutex::default());
         let suspected = AtomicBool::new(false);
-        Self { id, store, desk, rolling, outstanding, work_timeout, calls, oldest, suspected, asked }
+        Self { id, store, desk, rolling, work, work_timeout, calls, oldest, suspected, asked }
     }
 
     /// The group's id.
@@ -107,243 +108,26 @@ impl Duty {
 
     /// Returns true if all enqueued work is known to be done.
     pub(super) fn is_done(&self) -> bool {
-        self.outstanding.upgrade().is_some_and(|outstanding| outstanding.is_done())
-    }
-
-    fn outstanding(&self) -> Arc<Outstanding> {
-        self.outstanding.upgrade().unwrap_or_default()
+        self.work.upgrade().is_some_and(|work| work.is_done())
     }
 
     /// Checks work and calls, and returns the late one. Of several it returns the one that has waited
     /// longest, and of those the one that was called first.
-    fn look(&self, now: Instant) -> Option<Pending> {
-        let open = self.outstanding().settle();
+    pub(super) fn look(&self, now: Instant) -> Option<Pending> {
+        let open = self.work.upgrade().map_or(Vec::new(), |work| work.oldest());
         let mut oldest = self.oldest.lock().unwrap_or_else(PoisonError::into_inner);
         let Oldest { looked, works } = std::mem::take(&mut *oldest);
         oldest.looked = Some(now);
         let step = looked.map_or(Duration::ZERO, |looked| now.saturating_duration_since(looked));
         let step = step.min(Self::STEP);
         let works = open.into_iter().map(|work| {
-            let former = works.iter().find(|(other, _)| *other == work.key());
+            let former = works.iter().find(|(other, _)| *other == work.key);
             let waited = former.map_or(Duration::ZERO, |(_, waited)| *waited + step);
-            oldest.works.push((work.key(), waited));
-            Pending::work(&work, waited)
+            oldest.works.push((work.key, waited));
+            Pending { operation: work.operation, sequence: work.sequence, waited }
         });
         let pending = works.chain(self.calls.look(step));
         let late = pending.filter(|pending| pending.waited >= self.work_timeout);
         late.max_by_key(|late| (late.waited, Reverse(late.sequence)))
-    }
-}
-
-impl Vigil {
-    /// Ends the group on all members, because the two ends of a message have made different calls. Does not
-    /// block.
-    pub(super) fn differ(self: &Arc<Self>, difference: MessageDifference) {
-        let group = self.duty().map_or(String::new(), |duty| duty.id.clone());
-        let trouble = Trouble::MessagesDiffer { group, difference };
-        self.bell.tell(trouble.clone());
-        self.trouble(trouble);
-    }
-
-    /// Runs the watchdog's check once.
-    pub(crate) fn look(self: &Arc<Self>, now: Instant) {
-        let Some(duty) = self.duty().filter(|_| !self.is_over()) else { return self.settle(now) };
-        let _ = self.check_background();
-        self.resolve(now);
-        let late = duty.look(now);
-        let mut asked = duty.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        match (*asked, late) {
-            (None, Some(late)) => {
-                *asked = Some((now, late.sequence));
-                let vigil = self.clone();
-                let ask = move || vigil.accuse(late);
-                let _ = thread::Builder::new().name("overdue".into()).spawn(ask);
-            }
-            // The thread that asks the others is blocked, or could not be started.
-            (Some((since, of)), late) if now.saturating_duration_since(since) > self.patience() * 2 => {
-                match late.filter(|late| late.sequence == of) {
-                    Some(late) => {
-                        let nobody = Progress { group: self.name.to_string(), members: Vec::new() };
-                        self.trouble(self.overdue(duty, late, nobody));
-                    }
-                    // By now it is done. The next look asks about the next late work.
-                    None => *asked = None,
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// Returns the time that other members have to report their progress, or the reason why they have given
-    /// up.
-    pub(super) fn patience(&self) -> Duration {
-        const ANSWER: Duration = Duration::from_secs(2);
-        ANSWER + self.heartbeat
-    }
-
-    /// Asks all members for their progress, on a separate thread, and returns the cell that receives the
-    /// answer. A store that does not answer therefore blocks nobody.
-    pub(super) fn ask_aside(&self, deadline: Deadline) -> Arc<OnceLock<Progress>> {
-        let answer = Arc::<OnceLock<_>>::default();
-        if let Some(duty) = self.duty() {
-            let (desk, id, name, ranks) =
-                (duty.desk.clone(), duty.id.clone(), self.name.clone(), self.ranks.clone());
-            let answer = answer.clone();
-            let ask = move || {
-                if let Ok(progress) = desk.ask(&id, &name, &ranks, deadline) {
-                    let _ = answer.set(progress);
-                }
-            };
-            // Without a thread the wait's error names no rank.
-            let _ = thread::Builder::new().name("progress".into()).spawn(ask);
-        }
-        answer
-    }
-
-    fn overdue(&self, duty: &Duty, late: Pending, progress: Progress) -> Trouble {
-        let Pending { operation, sequence, waited } = late;
-        let (group, operation) = (duty.id.clone(), operation.to_owned());
-        Trouble::Overdue { group, rank: self.rank(), operation, sequence, waited, progress }
-    }
-
-    /// Asks all members for their progress, and tells all of them which ranks have not joined. One member
-    /// does that for all.
-    fn accuse(&self, late: Pending) {
-        let Some(duty) = self.duty() else { return };
-        self.recorder.trouble();
-        let own = self.rank().to_string();
-        let claim = duty.store.compare_set("overdue", b"", own.as_bytes());
-        if claim.is_ok_and(|claimed| claimed != own.as_bytes()) {
-            return;
-        }
-        let deadline = Deadline::after(self.patience());
-        match duty.desk.ask(&duty.id, &self.name, self.ranks(), deadline) {
-            Ok(progress) => self.bell.tell(self.overdue(duty, late, progress)),
-            // Lets another member do it, now or for later work.
-            Err(_) => drop(duty.store.compare_set("overdue", own.as_bytes(), b"")),
-        }
-    }
-}
-
-#[cfg(all(test, not(any(loom, shuttle))))]
-mod tests {
-    use gpu_sim::{Action, Injection};
-    use rusty_fork::rusty_fork_test;
-
-    use super::*;
-    use crate::embedded_machine::{far, hold, machine};
-    use crate::{comm::wait_for_dropped, group::GroupError};
-
-    const LONG: Duration = Duration::from_secs(3600);
-
-    /// Returns a function that runs the watchdog so many times, starting after all earlier looks.
-    fn looks(vigil: &Arc<Vigil>) -> impl FnMut(u64) + use<> {
-        let (vigil, mut now) = (vigil.clone(), Instant::now() + LONG);
-        move |times| {
-            for _ in 0..times {
-                now += Duty::STEP;
-                vigil.look(now);
-            }
-        }
-    }
-
-    rusty_fork_test! {
-        /// For example when a member of this host dies while NCCL destroys the communicator.
-        #[test]
-        fn who_waits_for_a_destruction_that_is_blocked_is_let_go_with_the_group() {
-            let machine = machine(1);
-            let hang = Duration::from_secs(60);
-            machine.world.faults().inject(Injection::new("ncclCommDestroy", Action::Delay(hang))).unwrap();
-            machine.ranks(1, |rank| {
-                let group = rank.world();
-                let vigil = group.counter.vigil.clone();
-                let begun = Instant::now();
-                let error = thread::scope(|scope| {
-                    let destroying = scope.spawn(|| group.destroy(far()));
-                    while machine.world.calls("ncclCommDestroy") == 0 {
-                        thread::yield_now();
-                    }
-                    vigil.fail("a test".into());
-                    destroying.join().unwrap().unwrap_err()
-                });
-                assert!(matches!(&error, GroupError::MemberFailed { .. }), "{error}");
-                assert!(begun.elapsed() < hang, "it waited until the call returned");
-                // A communicator must not be aborted while another call frees it.
-                assert_eq!(machine.world.calls("ncclCommAbort"), 0);
-            });
-        }
-
-        /// The work that the others were asked about completed.
-        #[test]
-        fn what_is_late_later_is_asked_about_anew() {
-            let machine = machine(1);
-            machine.ranks(1, |rank| {
-                let group = rank.builder().work_timeout(LONG).build().unwrap();
-                let vigil = &group.counter.vigil;
-                vigil.duty().unwrap().store.set("overdue", b"1").unwrap();
-                let mut look = looks(vigil);
-                let answer = (vigil.patience() * 2).as_secs() + 2;
-                let held = || {
-                    let stream = rank.stream();
-                    let open = hold(&stream);
-                    (group.launched(&stream).unwrap(), open)
-                };
-                let first = held();
-                look(3);
-                let (_second, open) = held();
-                look(LONG.as_secs());
-                drop(first.1);
-                first.0.wait_until(far()).unwrap();
-                look(answer);
-                group.check().unwrap();
-                look(answer);
-                let error = group.check().unwrap_err();
-                assert!(matches!(&error, GroupError::Overdue { sequence: 2, .. }), "{error}");
-                drop(open);
-                rank.context.synchronize().unwrap();
-                group.abort(far()).unwrap();
-            });
-            assert!(wait_for_dropped(far()));
-            machine.world.finish().unwrap();
-        }
-
-        /// The others are not asked, because another member seems to ask them, without a result.
-        #[test]
-        fn who_hears_nothing_of_the_others_ends_a_group_for_what_is_late_alone() {
-            let machine = machine(1);
-            machine.ranks(1, |rank| {
-                let group = rank.builder().work_timeout(LONG).build().unwrap();
-                let vigil = &group.counter.vigil;
-                vigil.duty().unwrap().store.set("overdue", b"1").unwrap();
-                let stream = rank.stream();
-                let mut look = looks(vigil);
-                let answer = (vigil.patience() * 2).as_secs() + 2;
-                for is_done in [true, false] {
-                    let open = hold(&stream);
-                    let work = group.launched(&stream).unwrap();
-                    look(LONG.as_secs() + 1);
-                    group.check().unwrap();
-                    if is_done {
-                        drop(open);
-                        work.wait_until(far()).unwrap();
-                        look(answer);
-                        group.check().unwrap();
-                        continue;
-                    }
-                    look(answer);
-                    let error = group.check().unwrap_err();
-                    assert!(
-                        matches!(&error, GroupError::Overdue { operation, sequence: 2, .. } if operation == "graph"),
-                        "{error}"
-                    );
-                    drop(open);
-                }
-                stream.synchronize().unwrap();
-                group.abort(far()).unwrap();
-            });
-            // The abort at the end of a group runs in the background.
-            assert!(wait_for_dropped(far()));
-            machine.world.finish().unwrap();
-        }
     }
 }

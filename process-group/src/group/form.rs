@@ -4,8 +4,6 @@
 //! agree before they call NCCL, which names the missing ones, and once more on the outcomes of their calls. No rank uses
 //! the communicator before all have made it.
 
-use std::sync::Arc;
-
 use bootstrap::{
     agreement::{self, Decision, Protocol, Report, Verdict},
     wire::wire_enum,
@@ -16,7 +14,7 @@ use super::{
     meeting::{Meeting, id},
 };
 use crate::{
-    comm::{self, CommError, Communicator, UniqueId},
+    comm::{CommError, Communicator, UniqueId},
     error_text, messages,
     store::{Deadline, PrefixStore},
 };
@@ -248,9 +246,6 @@ fn is_timeout(error: &GroupError) -> bool {
 pub(super) fn stay_away(job: &PrefixStore, path: &str, rank: usize) {
     let _ = agreement::leave::<Making>(job, &format!("{path}connect/0"), id(rank), "it could not begin");
 }
-
-/// Called with each communicator that a group makes; see [`Builder::follow`](super::Builder::follow).
-pub(super) type Follower = Arc<dyn Fn(&Communicator) -> comm::Result<()> + Send + Sync>;
 
 #[cfg(test)]
 mod tests {

@@ -9,6 +9,7 @@ use std::fmt;
 use cuda_driver::Stream;
 
 use super::Buffer;
+pub use super::{MessageDifference, PathError};
 use crate::store::Deadline;
 
 /// Serves operations of a group in place of NCCL, on this rank. One value for each group.
@@ -110,69 +111,4 @@ pub enum Way {
     Send,
     /// This rank receives.
     Receive,
-}
-
-/// The two ends of a message have made different calls.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("message {number} of rank {from} to rank {to}: {sent} were sent, but {received} received")]
-pub struct MessageDifference {
-    /// The sender; in a group's error, its rank of the job.
-    pub from: usize,
-    /// The receiver.
-    pub to: usize,
-    /// The number of the message from the one to the other, beginning with 1.
-    pub number: u64,
-    /// The data sent: the number of elements and their type.
-    pub sent: String,
-    /// The data that the other end would receive.
-    pub received: String,
-}
-bootstrap::wire_struct!(MessageDifference { from, to, number, sent, received });
-
-/// The reason why a path has not launched messages.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PathError {
-    /// They cannot be launched. Nothing was enqueued, and the other ends were told nothing.
-    #[error("{0}")]
-    Refused(String),
-    /// A message does not match the other end's call.
-    #[error(transparent)]
-    Differ(#[from] MessageDifference),
-    /// This rank is too far ahead of a peer.
-    #[error(
-        "{messages} messages with rank {peer} are under way, and it has not called for the first of them after {waited:.1?}"
-    )]
-    Ahead {
-        /// The peer.
-        peer: usize,
-        /// The number of messages.
-        messages: u64,
-        /// The time that this rank waited.
-        waited: std::time::Duration,
-    },
-    /// The path was aborted.
-    #[error("the path was aborted")]
-    Aborted,
-    /// A member has ended unfinished work. Received data is not valid, and the group is over.
-    #[error("rank {peer} has ended what was under way, so what has arrived is not to be trusted")]
-    GivenUp {
-        /// The member.
-        peer: usize,
-    },
-    /// An error of the CUDA driver.
-    #[error(transparent)]
-    Driver(#[from] cuda_driver::Error),
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_difference_names_both_values() {
-        let (sent, received) = ("3 f32".to_owned(), "4 f32".to_owned());
-        let text = MessageDifference { from: 5, to: 6, number: 2, sent, received }.to_string();
-        assert_eq!(text, "message 2 of rank 5 to rank 6: 3 f32 were sent, but 4 f32 received");
-    }
 }

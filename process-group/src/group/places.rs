@@ -11,7 +11,6 @@ use std::sync::{
 
 use bootstrap::hash::fnv64;
 
-use super::ProcessGroup;
 use crate::{
     comm::{Communicator, Task},
     memory::{self, CommonPlace, PlanKey, PlanNames},
@@ -85,7 +84,7 @@ impl Places {
     }
 
     /// Adds the plan of `places`, unless this same value is known. Returns true if it was added.
-    fn add(&self, places: Arc<dyn SymmetricPlaces>) -> bool {
+    pub(super) fn add(&self, places: Arc<dyn SymmetricPlaces>) -> bool {
         let SymmetricPlan { identity, name } = places.plan();
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         if known.iter().any(|(_, other)| Arc::ptr_eq(other, &places)) {
@@ -138,18 +137,4 @@ impl Places {
 /// memory in one, were added or removed.
 pub fn places_changed() {
     memory::renew();
-}
-
-impl ProcessGroup {
-    /// Makes the members compare the position in `places` of those buffers that NCCL requires at the same
-    /// offset of the same window on every rank. Positions in [windows](SymmetricPlaces::window) are part of
-    /// the hash of the calls, so a difference causes
-    /// [`CollectiveDiverged`](super::GroupError::CollectiveDiverged). In [checked
-    /// mode](super::Builder::checked) all [positions](SymmetricPlaces::locate) are compared before each
-    /// launch. Every member makes this call at the same point of the program, once for each value.
-    pub fn compare_places(&self, places: Arc<dyn SymmetricPlaces>) {
-        if self.sight.places.add(places) {
-            places_changed();
-        }
-    }
 }

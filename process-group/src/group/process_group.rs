@@ -9,19 +9,18 @@ use std::{
 use cuda_driver::Context;
 
 use super::{
-    Builder, GroupError, Member, Result, Work,
-    connect::Connection,
+    GroupError, GroupId, Member, Result, Startup, Work,
+    connection::Connection,
     counter::Counter,
     end::Membership,
-    form::Follower,
     hosted::Hosted,
     meeting::{Attempts, Meeting},
     member,
-    p2p::Messages,
-    registration::Registered,
-    seat::Terms,
+    p2p::messages::Messages,
+    registered::Registered,
     sight::Sight,
     startup::Clock,
+    terms::Terms,
     vigil::Vigil,
     work::{Marks, Outstanding},
 };
@@ -32,25 +31,6 @@ use crate::{
     store::{Deadline, PrefixStore, Store, TcpStore},
     watch::{Guard, Watch},
 };
-
-/// The identity of a group: equal on all its members, and never given to another group of the store.
-///
-/// Groups of one store have ascending uids in the order in which they are made. A program that uses its
-/// groups in the order of their ids therefore uses them in the same order on every rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GroupId {
-    /// The group's number in the store.
-    pub uid: u64,
-    /// The generation of the job that made it; see [`Builder::epoch`].
-    pub epoch: u64,
-}
-bootstrap::wire_struct!(GroupId { uid, epoch });
-
-impl fmt::Display for GroupId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.uid, self.epoch)
-    }
-}
 
 /// One rank's member of a group.
 ///
@@ -102,6 +82,9 @@ pub struct ProcessGroup {
     pub(super) sight: Sight,
 }
 
+/// Called with each communicator that a group makes; see [`Builder::follow`](super::Builder::follow).
+pub(super) type Follower = Arc<dyn Fn(&Communicator) -> comm::Result<()> + Send + Sync>;
+
 /// Tells whether a group is still usable ([`ProcessGroup::standing_handle`]). Keeps no part of the group
 /// alive.
 #[derive(Clone)]
@@ -124,9 +107,11 @@ impl fmt::Debug for Standing {
 }
 
 impl ProcessGroup {
-    /// Begins to make a group. Settings that the builder is not given come from the environment.
-    pub fn builder() -> Builder {
-        Builder::new()
+    /// Returns the time that making the group took. The current memory use of its communicator is in
+    /// [`memory_statistics`](crate::comm::Communicator::memory_statistics), if available.
+    #[must_use]
+    pub fn startup(&self) -> Startup {
+        self.startup.report(self.communicator.making())
     }
 
     /// Returns its identity.
@@ -167,7 +152,7 @@ impl ProcessGroup {
     }
 
     /// Returns the members' descriptions of themselves, in the order of their ranks here; the same on every
-    /// member. A group that was [joined from PyTorch](Builder::join_torch) has only this rank's, because
+    /// member. A group that was [joined from PyTorch](super::Builder::join_torch) has only this rank's, because
     /// PyTorch's ranks publish none.
     #[must_use]
     pub fn members(&self) -> &[Member] {
@@ -187,7 +172,7 @@ impl ProcessGroup {
     }
 
     /// Returns the group's communicator. Work that is enqueued on it directly is not counted in
-    /// [`sequence`](Self::sequence). The communicator of a [lazy](Builder::lazy) group refuses every call
+    /// [`sequence`](Self::sequence). The communicator of a [lazy](super::Builder::lazy) group refuses every call
     /// with [`CommError::Unmade`](crate::comm::CommError::Unmade) until the group is
     /// [connected](Self::connect).
     #[must_use]
@@ -378,7 +363,7 @@ impl ProcessGroup {
     }
 
     /// Ends the group at once. Every member must abort it too. The flight recorder's dump is written first,
-    /// if there is a [folder](Builder::dump_folder) for it. A dump that cannot be written does not stop the
+    /// if there is a [folder](super::Builder::dump_folder) for it. A dump that cannot be written does not stop the
     /// abort.
     ///
     /// # Errors

@@ -4,146 +4,12 @@
 //! every rank registers its segments with the communicators that were just made. The ranks then meet once
 //! more, each with its registered classes or its error. All of them reach the same outcome from that.
 
-use std::{env, fmt};
-
-use nccl_sys::{Feature, Version};
-
 use super::{
-    Builder, Member, ProcessGroup, Result,
+    Builder, Member, NotRegistered, ProcessGroup, Result, Stance,
     meeting::{Meeting, follow_up},
+    registered::Registered,
 };
-use crate::{
-    comm::{Communicator, Nccl},
-    memory::Unregistrable,
-    store::Deadline,
-};
-
-/// A rank's position on registration when it joins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Stance {
-    /// It wants registration, and can register.
-    Wanted,
-    /// Registration was not requested.
-    NotAsked,
-    /// Requested, but the crate is built without the feature `registration`.
-    NotBuilt,
-    /// Requested, but its NCCL has no registration.
-    Release,
-    /// Requested, but its environment forbids NCCL to register.
-    LocalRegister,
-    /// Requested, but its environment makes NCCL copy with the driver, which registers nothing.
-    CudaMemcpy,
-}
-
-bootstrap::wire_enum!(Stance {
-    0 => Wanted {},
-    1 => NotAsked {},
-    2 => NotBuilt {},
-    3 => Release {},
-    4 => LocalRegister {},
-    5 => CudaMemcpy {},
-});
-
-impl Stance {
-    /// Returns this rank's position.
-    pub(super) fn here(wanted: bool, nccl: &Nccl) -> Self {
-        let set = |name: &str| env::var(name).ok().and_then(|value| value.trim().parse::<i64>().ok());
-        if !wanted {
-            Self::NotAsked
-        } else if !cfg!(feature = "registration") {
-            Self::NotBuilt
-        } else if !nccl.has(Feature::REGISTER) {
-            Self::Release
-        } else if set("NCCL_LOCAL_REGISTER") == Some(0) {
-            Self::LocalRegister
-        } else if set("NCCL_P2P_USE_CUDA_MEMCPY").is_some_and(|value| value != 0) {
-            Self::CudaMemcpy
-        } else {
-            Self::Wanted
-        }
-    }
-}
-
-/// The reason why a group's memory is not registered; the same on every member. Ranks are those of the job.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum NotRegistered {
-    /// No rank requested it.
-    #[error(
-        "no rank was asked to register: Builder::registration, or NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK=1 on all"
-    )]
-    NotAsked,
-    /// The group is lazy. Its members agree on registration when they make its communicator.
-    #[error("the group has not made its communicator yet (Builder::lazy)")]
-    Lazy,
-    /// The group was joined from PyTorch.
-    #[error("the group was joined from PyTorch, whose ranks do not say what they register")]
-    Joined,
-    /// Some ranks requested it, but not this one.
-    #[error("rank {rank} was not asked to register; ask all (Builder::registration) or none")]
-    NotAskedOf {
-        /// The rank.
-        rank: usize,
-    },
-    /// A rank is built without the feature.
-    #[error("rank {rank} is built without the feature `registration`")]
-    NotBuilt {
-        /// The rank.
-        rank: usize,
-    },
-    /// A rank's library has no registration.
-    #[error("rank {rank} has NCCL {release}; registration needs 2.19")]
-    Release {
-        /// The rank.
-        rank: usize,
-        /// Its release.
-        release: Version,
-    },
-    /// A rank's environment forbids it.
-    #[error("{setting} in the environment of rank {rank}, so NCCL registers nothing there")]
-    Environment {
-        /// The rank.
-        rank: usize,
-        /// The setting.
-        setting: &'static str,
-    },
-    /// A rank has no allocator attached.
-    #[error(
-        "rank {rank} had attached no SegmentRegistrar to an allocator of its device when the communicator was made"
-    )]
-    NoAllocator {
-        /// The rank.
-        rank: usize,
-    },
-    /// Ranks have allocators of different kinds. A buffer could then be registered on some ranks and not on
-    /// others.
-    #[error("rank {rank} has allocators of {found}, but rank {other} of {other_found}")]
-    Allocators {
-        /// One rank.
-        rank: usize,
-        /// The kind of its allocators' memory.
-        found: String,
-        /// The other.
-        other: usize,
-        /// The kind of the other's.
-        other_found: String,
-    },
-    /// No allocator has memory that can be registered.
-    #[error("the memory of the ranks' allocators cannot be registered: {reason}")]
-    Unregistrable {
-        /// The reason.
-        reason: Unregistrable,
-    },
-    /// A rank could not register its segments.
-    #[error("rank {rank} could not register its memory: {problem}")]
-    Failed {
-        /// The rank.
-        rank: usize,
-        /// The failure.
-        problem: String,
-    },
-}
+use crate::{comm::Communicator, store::Deadline};
 
 /// Decides from the members' records.
 fn decide(members: &[Member]) -> Result<(), NotRegistered> {
@@ -160,33 +26,6 @@ fn decide(members: &[Member]) -> Result<(), NotRegistered> {
         Stance::CudaMemcpy => NotRegistered::Environment { rank, setting: "NCCL_P2P_USE_CUDA_MEMCPY=1" },
         Stance::NotAsked | Stance::Wanted => NotRegistered::NotAskedOf { rank },
     })
-}
-
-/// The outcome of registration with communicators that were made together.
-pub(super) struct Registered {
-    pub(super) outcome: Result<(), NotRegistered>,
-    /// The registrars whose segments the communicators know.
-    pub(super) registrars: Vec<u64>,
-    #[cfg(feature = "registration")]
-    _enlistment: Option<crate::registration::Enlistment>,
-}
-
-impl Registered {
-    /// Nothing is registered, for this reason.
-    pub(super) fn not(reason: NotRegistered) -> Self {
-        Self {
-            outcome: Err(reason),
-            registrars: Vec::new(),
-            #[cfg(feature = "registration")]
-            _enlistment: None,
-        }
-    }
-}
-
-impl fmt::Debug for Registered {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Registered({:?})", self.outcome)
-    }
 }
 
 impl Builder {
@@ -275,7 +114,7 @@ impl ProcessGroup {
 mod vote {
     use bootstrap::wire::{wire_enum, wire_struct};
 
-    use super::NotRegistered;
+    use crate::group::NotRegistered;
     use crate::{memory::Unregistrable, registration::MemoryClass};
 
     /// The result that a rank brings to the meeting.

@@ -2,11 +2,8 @@
 
 use std::fmt;
 
-use super::{NotRegistered, ProcessGroup};
-use crate::{
-    comm::Primitive,
-    memory::{Place, Unregistrable},
-};
+use super::NotRegistered;
+use crate::memory::{Place, Unregistrable};
 
 /// The registration of a buffer when it was given to an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -75,7 +72,7 @@ impl Lying {
 /// buffers of `_list` operations and of batches are counted under the NCCL operations that they consist of.
 ///
 /// Not counted are buffers without elements, one-sided operations (their buffers are in windows), launches of
-/// graphs, and calls on [`ProcessGroup::communicator`] itself. When several threads call at the same moment,
+/// graphs, and calls on [`ProcessGroup::communicator`](super::ProcessGroup::communicator) itself. When several threads call at the same moment,
 /// a few calls may be missed. Buffers given to a lazy group before its members have agreed are counted as
 /// [`Lying::NotAgreed`] until they do, and then under their actual state. Messages are counted as if all
 /// communicators of pairs had registered memory;
@@ -100,27 +97,6 @@ pub struct OperationBuffers {
     pub registered: u64,
     /// The numbers of other buffers, by their state.
     pub unregistered: Vec<(Lying, u64)>,
-}
-
-impl ProcessGroup {
-    /// Returns the counts of registered and other buffers of each operation.
-    #[must_use]
-    pub fn registration_report(&self) -> RegistrationReport {
-        let policy = self.registration();
-        let one = |primitive: Primitive| {
-            let seen = Lying::ALL.map(|lying| (lying, self.sight.seen(primitive, lying)));
-            let registered = self.sight.seen(primitive, Lying::Registered);
-            let unregistered: Vec<_> =
-                seen.into_iter().filter(|(lying, n)| *n > 0 && lying.reason().is_some()).collect();
-            let found = registered > 0 || !unregistered.is_empty();
-            found.then(|| OperationBuffers {
-                operation: primitive.operation().name(),
-                registered,
-                unregistered,
-            })
-        };
-        RegistrationReport { operations: Primitive::ALL.into_iter().filter_map(one).collect(), policy }
-    }
 }
 
 impl fmt::Display for RegistrationReport {

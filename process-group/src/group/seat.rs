@@ -1,23 +1,22 @@
 //! A rank's place in a group that is being made.
 
-use std::{
-    sync::{Arc, OnceLock, Weak},
-    time::Duration,
-};
+use std::sync::{Arc, OnceLock, Weak};
 
 use cuda_driver::Context;
 
+use super::terms::Terms;
 use super::{
     GroupError, GroupId, Member, NotRegistered, ProcessGroup, Result,
-    connect::Connection,
+    connection::Connection,
     counter::Counter,
     duty::Duty,
     end::Membership,
-    form::{Follower, stay_away},
+    form::stay_away,
     meeting::Attempts,
     member,
-    p2p::Messages,
-    registration::Registered,
+    p2p::messages::Messages,
+    process_group::Follower,
+    registered::Registered,
     sight::Sight,
     startup::Clock,
     vigil::Vigil,
@@ -62,7 +61,8 @@ impl ProcessGroup {
         let ranks: Arc<[usize]> = members.iter().map(|member| member.rank).collect();
         let (recorder, watch, terms) =
             (self.counter.track.recorder().clone(), self.watch.clone(), self.terms);
-        let vigil = Vigil::begin(&name, &ranks, rank, &recorder, terms.heartbeat, &watch);
+        let vigil = Vigil::begin(&name, &ranks, rank, &recorder, terms.heartbeat, watch.bell());
+        watch.add(&vigil);
         Seat {
             name,
             rank,
@@ -90,24 +90,6 @@ pub(super) fn take_numbers(numbers: &PrefixStore, is_first: bool, count: usize) 
     }
     let count = i64::try_from(count).unwrap_or(i64::MAX);
     Ok((numbers.add("groups", count)? - count + 1).unsigned_abs())
-}
-
-/// Settings of a group and of the groups that are split from it.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Terms {
-    /// The default time limit of waits for the members.
-    pub(super) timeout: Duration,
-    /// The time limit of work that is the oldest of its stream.
-    pub(super) work_timeout: Duration,
-    pub(super) heartbeat: Duration,
-    /// True if operations are timed.
-    pub(super) timing: bool,
-    /// True if calls are compared before they are launched.
-    pub(super) checked: bool,
-    /// True if buffers are checked.
-    pub(super) looks: bool,
-    /// True if the communicator is made later than the group.
-    pub(super) lazy: bool,
 }
 
 impl Seat {
@@ -188,7 +170,7 @@ impl Seat {
         let context = communicator.context();
         let outstanding = Arc::new(Outstanding::default());
         let look: Weak<Outstanding> = Arc::downgrade(&outstanding);
-        let duty = Duty::new(id.to_string(), store.clone(), &desk, &outstanding, terms.work_timeout);
+        let duty = Duty::new(id.to_string(), store.clone(), &desk, look.clone(), terms.work_timeout);
         let duty = vigil.duty.get_or_init(|| duty);
         let (id_text, timeout) = (id.to_string(), terms.timeout);
         let plans = Arc::<PlanNames>::default();

@@ -9,7 +9,7 @@ use bootstrap::{Ranges, agreement::PlainProtocol, wire::wire_enum};
 use nccl_sys::Feature;
 
 use super::{
-    GroupError, GroupId, ProcessGroup, Result,
+    GroupError, GroupId, ProcessGroup, Result, ShrinkError,
     meeting::{Meeting, different_lists, follow_up, id},
     seat::take_numbers,
 };
@@ -18,27 +18,6 @@ use crate::{
     messages, profile,
     store::Deadline,
 };
-
-/// The reason why a group cannot be shrunk as its members asked.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ShrinkError {
-    /// Two members exclude different ranks.
-    #[error(
-        "rank {rank} leaves out the ranks {}, but rank {other} the ranks {}; ask again when both know the same",
-        Ranges(.excluded), Ranges(.other_excluded)
-    )]
-    Differ {
-        /// One member.
-        rank: usize,
-        /// The ranks that it excludes.
-        excluded: Vec<usize>,
-        /// The other.
-        other: usize,
-        /// The ranks that the other excludes.
-        other_excluded: Vec<usize>,
-    },
-}
 
 /// The agreement of the survivors.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use std::{
 use cuda_driver::{Context, DevicePtr, Stream, graph::CaptureStatus};
 use nccl_sys::Version;
 
-use super::{BufferError, GroupError, places::Places, registration::Registered, report::Lying};
+use super::{BufferError, GroupError, places::Places, registered::Registered, report::Lying};
 use crate::{
     Slim,
     comm::{Communicator, Nccl, Primitive, Task},

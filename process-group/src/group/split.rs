@@ -7,8 +7,8 @@ use nccl_sys::Feature;
 use super::{
     GroupError, GroupId, Placement, ProcessGroup, Request, Result,
     meeting::follow_up,
-    plan::{Split, SplitRecord},
     seat::take_numbers,
+    split_plan::{Split, SplitRecord},
 };
 use crate::{
     comm::{self, Config},

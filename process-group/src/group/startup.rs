@@ -2,7 +2,6 @@
 
 use std::{fmt, time::Duration};
 
-use super::ProcessGroup;
 use crate::comm::Making;
 
 /// The time that making a group took on this rank, and the way in which it was made.
@@ -31,23 +30,15 @@ impl Clock {
     pub(super) fn met(&mut self, rendezvous: Duration, exchange: Duration) {
         (self.rendezvous, self.exchange) = (rendezvous, exchange);
     }
+
+    /// Returns the report of a group whose communicator was made like this.
+    pub(super) fn report(&self, making: Option<Making>) -> Startup {
+        Startup { rendezvous_us: us(self.rendezvous), exchange_us: us(self.exchange), making }
+    }
 }
 
 fn us(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
-}
-
-impl ProcessGroup {
-    /// Returns the time that making the group took. The current memory use of its communicator is in
-    /// [`memory_statistics`](crate::comm::Communicator::memory_statistics), if available.
-    #[must_use]
-    pub fn startup(&self) -> Startup {
-        Startup {
-            rendezvous_us: us(self.startup.rendezvous),
-            exchange_us: us(self.startup.exchange),
-            making: self.communicator.making(),
-        }
-    }
 }
 
 impl fmt::Display for Startup {

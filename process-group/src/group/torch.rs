@@ -16,9 +16,9 @@
 use std::{slice, sync::Arc, thread, time::Duration};
 
 use super::{
-    Builder, GroupError, GroupId, Member, P2pPolicy, ProcessGroup, Result,
+    Builder, GroupError, GroupId, Member, P2pPolicy, ProcessGroup, Result, TorchError,
     builder::{FOLDER, Ready, own_part, watch},
-    p2p::Messages,
+    p2p::messages::Messages,
     seat::Seat,
     vigil::Vigil,
 };
@@ -43,37 +43,6 @@ const ARRIVED: [&str; 2] =
 
 /// The most ranks that share one unique id, unless `TORCH_NCCL_RANKS_PER_ROOT` sets another limit.
 const RANKS_PER_ROOT: usize = 128;
-
-/// The reason why a rank cannot join a `torch.distributed` job.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TorchError {
-    /// Rank 0 has not published a unique id.
-    #[error(
-        "rank 0 has put a unique id under none of the keys {looked_for:?} (waited {waited:.1?}); it does when it makes its \
-         communicator: in init_process_group with a device_id, else in its first collective. The store holds {found:?}"
-    )]
-    NoUniqueId {
-        /// The keys that releases use.
-        looked_for: Vec<String>,
-        /// The keys in the store; empty if the store cannot list them.
-        found: Vec<String>,
-        /// The time that this rank waited.
-        waited: Duration,
-    },
-
-    /// The job has so many ranks that PyTorch uses several unique ids.
-    #[error(
-        "of {size} ranks PyTorch has every {limit} share a unique id, and a job can be joined that has one; give \
-         all ranks TORCH_NCCL_RANKS_PER_ROOT={size}"
-    )]
-    SeveralRoots {
-        /// The world size.
-        size: usize,
-        /// The number of ranks that share one.
-        limit: usize,
-    },
-}
 
 impl Builder {
     /// Joins the default group of a `torch.distributed` job. The other ranks may use Python, or call this
@@ -144,7 +113,8 @@ impl Builder {
         let alone = slice::from_ref(&me);
         let watch = watch(&name, Watch::begin(&store, rank, alone, terms.heartbeat, &recorder, peers))?;
         let ranks: Arc<[usize]> = (0..size).collect();
-        let vigil = Vigil::begin(&name, &ranks, rank, &recorder, terms.heartbeat, &watch);
+        let vigil = Vigil::begin(&name, &ranks, rank, &recorder, terms.heartbeat, watch.bell());
+        watch.add(&vigil);
         let seat = Seat {
             name,
             rank,

@@ -12,13 +12,13 @@ use std::{
 
 use nccl_sys::ncclResult_t;
 
-use super::{GroupError, Path, Result, doubt::Doubt, duty::Duty, path::PathError};
+use super::{GroupError, Path, Result, duty::Duty, path::PathError};
 use crate::{
     comm::{self, AbortHandle, CommError, Force},
     error_text, peers,
     record::Recorder,
     store::{Deadline, StoreError},
-    watch::{Bell, Trouble, Watch},
+    watch::{Bell, Trouble},
 };
 
 /// The operation name in errors of checks on work.
@@ -67,6 +67,12 @@ pub(crate) struct Vigil {
     listeners: OnceLock<(Arc<peers::Listener>, Arc<comm::Listener>)>,
 }
 
+/// An error of a communicator whose cause is not known yet.
+pub(super) struct Doubt {
+    pub(super) since: Instant,
+    pub(super) reason: String,
+}
+
 /// Why a group is over.
 #[derive(Debug, Clone)]
 pub(super) enum End {
@@ -78,14 +84,14 @@ pub(super) enum End {
 pub(super) struct Unborn(pub(super) Arc<Vigil>);
 
 impl Vigil {
-    /// Begins to watch. `place` is this rank's index in `ranks`.
+    /// Makes the state of a group that the [watch](crate::watch::Watch) has yet to be given. `place` is this rank's index in `ranks`.
     pub(super) fn begin(
         name: &Arc<str>,
         ranks: &Arc<[usize]>,
         place: usize,
         recorder: &Arc<Recorder>,
         heartbeat: Duration,
-        watch: &Watch,
+        bell: &Arc<Bell>,
     ) -> Arc<Self> {
         let vigil = Arc::new(Self {
             name: name.clone(),
@@ -95,7 +101,7 @@ impl Vigil {
             path: OnceLock::new(),
             given_up: OnceLock::new(),
             recorder: recorder.clone(),
-            bell: watch.bell().clone(),
+            bell: bell.clone(),
             heartbeat,
             duty: OnceLock::new(),
             end: OnceLock::new(),
@@ -123,10 +129,13 @@ impl Vigil {
                 vigil.end(End::Force(force));
             }
         });
-        let (lost, _) = vigil.listeners.get_or_init(|| (lost, forced));
-        watch.peers().tell(lost);
-        watch.add(&vigil);
+        let _ = vigil.listeners.set((lost, forced));
         vigil
+    }
+
+    /// Returns the listener for losses of ranks of this host.
+    pub(crate) fn loss_listener(&self) -> Option<&Arc<peers::Listener>> {
+        self.listeners.get().map(|(lost, _)| lost)
     }
 
     /// Returns the ranks of the job that are members.

@@ -5,6 +5,7 @@
 //! the peer's lock, and one more thread checks everything else. Each loss is reported once: the first report on a
 //! peer counts.
 
+mod loss;
 mod meet;
 mod page;
 mod robust;
@@ -13,7 +14,6 @@ use std::{
     collections::HashSet,
     fmt, io,
     os::fd::{AsFd, OwnedFd},
-    path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
@@ -25,74 +25,19 @@ use std::{
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+pub use loss::{Loss, PeerError};
+
 use self::{
     meet::Peer,
     page::{End, Page},
 };
 use crate::{
     group::Member,
-    store::{Deadline, PrefixStore, StoreError},
+    store::{Deadline, PrefixStore},
 };
 
 /// Interval at which a thread that waits for a lock checks whether the watch has ended.
 const TURN: Duration = Duration::from_millis(250);
-
-/// The failure of a rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Loss {
-    /// The process has ended without leaving the group.
-    Died,
-    /// The process exists, but has not run for this time: it was stopped, or its host is overloaded.
-    Silent(Duration),
-}
-bootstrap::wire_enum!(Loss { 0 => Died {}, 1 => Silent(time) });
-
-impl fmt::Display for Loss {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Died => f.write_str("has died"),
-            Self::Silent(time) => write!(f, "has not run for {time:.1?} (stopped?)"),
-        }
-    }
-}
-
-/// The reason why the processes of a host cannot watch each other.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PeerError {
-    /// The folder for this process's socket cannot be made.
-    #[error("no socket {}: {source}; XDG_RUNTIME_DIR or TMPDIR must name a folder that can be written to", path.display())]
-    Folder {
-        /// The folder.
-        path: PathBuf,
-        /// The operating system's error.
-        #[source]
-        source: io::Error,
-    },
-    /// A rank sent an unexpected greeting.
-    #[error("rank {rank} of this host: {problem}")]
-    Greeting {
-        /// The rank.
-        rank: usize,
-        /// The expected and the found value.
-        problem: String,
-    },
-    /// Ranks of this host that did not connect.
-    #[error("ranks {ranks:?} of this host did not greet within {waited:.1?}")]
-    Absent {
-        /// The ranks.
-        ranks: Vec<usize>,
-        /// Duration of the wait.
-        waited: Duration,
-    },
-    /// A system call failed.
-    #[error("watching the ranks of this host: {0}")]
-    System(#[from] io::Error),
-    /// The store failed.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-}
 
 /// Called with the rank in the job and its failure. Called once per rank, on a thread of the watch, so it must not
 /// block.

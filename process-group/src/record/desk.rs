@@ -6,12 +6,12 @@
 //!
 //! Questions are numbered. Ranks that ask at the same time share the answers.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bootstrap::wire::Message;
 
 use super::{
-    MemberProgress, Progress,
+    DumpedGroup, Entry, LastCall, MemberProgress, Progress,
     progress::{Answer, Answers},
     recorder::Recorder,
 };
@@ -99,7 +99,7 @@ impl Desk {
 
     /// Answers a question in a [folder](Self::folder).
     pub(crate) fn answer(store: &PrefixStore, number: u64, recorder: &Recorder) -> Result<(), StoreError> {
-        let answers = Answers { all: Answer::all(recorder) };
+        let answers = Answers { all: own_answers(recorder) };
         store.set(&answer_key(number, recorder.rank), &answers.to_bytes())
     }
 
@@ -135,4 +135,29 @@ fn answers(
         Err(StoreError::Timeout { .. }) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Returns a rank's answers, one for each of its groups.
+fn own_answers(recorder: &Recorder) -> Vec<Answer> {
+    let dump = recorder.dump();
+    let now = recorder.clock.scale().now();
+    let answer = |(place, group): (usize, &DumpedGroup)| {
+        let last = dump.entries.iter().rev().find(|entry| entry.group == place);
+        let age = last.map_or(0, |entry| now.saturating_sub(entry.created_ns));
+        Answer {
+            id: group.id.clone(),
+            name: group.name.clone(),
+            ranks: group.ranks.clone(),
+            last: LastCall {
+                collectives: group.collectives,
+                messages: group.messages,
+                operation: last.map(Entry::words),
+                is_completed: last.is_some_and(|entry| entry.completed_ns.is_some()),
+                age: Duration::from_nanos(age),
+                site: last
+                    .map_or(String::new(), |entry| format!("{}:{}", entry.site.file(), entry.site.line())),
+            },
+        }
+    };
+    dump.groups.iter().enumerate().map(answer).collect()
 }

@@ -1,25 +1,14 @@
 //! The contents of the recorder, as data and as files.
 
 use std::{
-    collections::HashMap,
     io,
     panic::Location,
     path::{Path, PathBuf},
-    sync::atomic::Ordering,
     time::Duration,
 };
 
-use super::{
-    Operation,
-    call::{Call, REDUCTIONS},
-    clock::Scale,
-    recorder::Recorder,
-    ring::Record,
-};
-use crate::{
-    comm::DataType,
-    memory::{NamedPlace, PlanNames},
-};
+use super::Operation;
+use crate::{comm::DataType, memory::NamedPlace};
 
 /// The calls that one rank has recorded: its last 2,048 calls, in its group and in the groups split from it.
 ///
@@ -132,64 +121,4 @@ fn explain(path: &Path) -> String {
 impl Dump {
     /// The format's version, which selects how PyTorch's analyser matches entries.
     pub const VERSION: &'static str = "2.10";
-
-    pub(super) fn of(recorder: &Recorder) -> Self {
-        let records = recorder.ring.read();
-        let groups = recorder.groups();
-        let known = groups.known.iter().enumerate();
-        let places: HashMap<_, _> =
-            known.map(|(place, (number, (group, _)))| (*number, (place, &*group.plans))).collect();
-        let groups: Vec<_> = groups
-            .known
-            .values()
-            .map(|(group, counts)| DumpedGroup {
-                id: group.id.clone(),
-                name: group.name.to_string(),
-                ranks: group.ranks.clone(),
-                timeout: group.timeout,
-                collectives: counts.collectives.load(Ordering::Relaxed),
-                messages: counts.messages.load(Ordering::Relaxed),
-            })
-            .collect();
-        Self {
-            rank: recorder.rank,
-            name: recorder.name.to_string(),
-            library: recorder.library.clone(),
-            entries: entries(&records, &places, recorder.clock.scale()),
-            groups,
-        }
-    }
-}
-
-fn entries(records: &[Record], groups: &HashMap<u32, (usize, &PlanNames)>, scale: Scale) -> Vec<Entry> {
-    let entry = |record: &Record| {
-        let Call { operation, dtype, reduction, peer, send, receive, on_path, places: lie } = record.call;
-        let place = &record.position;
-        let (group, plans) = *groups.get(&place.group)?;
-        let dtype = DataType::ALL.into_iter().find(|known| *known as u8 == dtype);
-        Some(Entry {
-            record: record.number,
-            group,
-            operation,
-            collective: place.collective,
-            message: place.messages,
-            pair: place.pair,
-            is_message: place.message,
-            is_batched: place.batched,
-            is_captured: record.captured,
-            is_on_path: on_path,
-            dtype: dtype.filter(|_| !operation.is_end()),
-            reduction: REDUCTIONS.get(usize::from(reduction)).copied().filter(|name| !name.is_empty()),
-            peer: peer.map(|peer| peer as usize),
-            send,
-            receive,
-            created_ns: scale.day(record.created),
-            started_ns: Some(record.started).filter(|time| *time > 0).map(|time| scale.day(time)),
-            completed_ns: Some(record.completed).filter(|time| *time > 0).map(|time| scale.day(time)),
-            elapsed: Some(record.elapsed).filter(|elapsed| *elapsed > 0).map(Duration::from_nanos),
-            site: record.site,
-            places: lie.map(|it| it.describe(plans)),
-        })
-    };
-    records.iter().filter_map(entry).collect()
 }

@@ -7,7 +7,7 @@ use std::{
 
 use bootstrap::wire::wire_struct;
 
-use super::{DumpedGroup, Entry, Operation, recorder::Recorder};
+use super::{Entry, Operation};
 use crate::messages::message;
 
 /// The progress of the members of a group.
@@ -128,7 +128,7 @@ impl fmt::Display for LastCall {
 
 impl Entry {
     /// Returns the operation, and for a message its peer.
-    fn words(&self) -> String {
+    pub(super) fn words(&self) -> String {
         let (name, peer) = (self.operation.name(), self.peer.unwrap_or_default());
         match self.operation {
             Operation::Send => format!("{name} to {peer}"),
@@ -192,34 +192,6 @@ pub(super) struct Answer {
     /// Ranks of the job.
     pub(super) ranks: Vec<usize>,
     pub(super) last: LastCall,
-}
-
-impl Answer {
-    /// Returns a rank's answers, one for each of its groups.
-    pub(super) fn all(recorder: &Recorder) -> Vec<Self> {
-        let dump = recorder.dump();
-        let now = recorder.clock.scale().now();
-        let answer = |(place, group): (usize, &DumpedGroup)| {
-            let last = dump.entries.iter().rev().find(|entry| entry.group == place);
-            let age = last.map_or(0, |entry| now.saturating_sub(entry.created_ns));
-            Self {
-                id: group.id.clone(),
-                name: group.name.clone(),
-                ranks: group.ranks.clone(),
-                last: LastCall {
-                    collectives: group.collectives,
-                    messages: group.messages,
-                    operation: last.map(Entry::words),
-                    is_completed: last.is_some_and(|entry| entry.completed_ns.is_some()),
-                    age: Duration::from_nanos(age),
-                    site: last.map_or(String::new(), |entry| {
-                        format!("{}:{}", entry.site.file(), entry.site.line())
-                    }),
-                },
-            }
-        };
-        dump.groups.iter().enumerate().map(answer).collect()
-    }
 }
 
 /// All of a rank's answers to one question.

@@ -1,7 +1,7 @@
 //! A rank's ring, and the groups that write to it.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     panic::Location,
     path::PathBuf,
     sync::{
@@ -12,12 +12,13 @@ use std::{
 };
 
 use super::{
-    Dump, DumpError, Operation,
-    call::Call,
-    clock::{Clock, ticks},
-    ring::{Position, Ring, Span},
+    Dump, DumpError, DumpedGroup, Entry, Operation,
+    call::{Call, REDUCTIONS},
+    clock::{Clock, Scale, ticks},
+    ring::{Position, Record, Ring, Span},
 };
 use crate::{
+    comm::DataType,
     memory::PlanNames,
     watch::{Bell, Fold, Rolling},
 };
@@ -129,7 +130,30 @@ impl Recorder {
     /// Returns the current contents.
     pub(crate) fn dump(&self) -> Dump {
         self.look();
-        Dump::of(self)
+        let records = self.ring.read();
+        let groups = self.groups();
+        let known = groups.known.iter().enumerate();
+        let places: HashMap<_, _> =
+            known.map(|(place, (number, (group, _)))| (*number, (place, &*group.plans))).collect();
+        let groups: Vec<_> = groups
+            .known
+            .values()
+            .map(|(group, counts)| DumpedGroup {
+                id: group.id.clone(),
+                name: group.name.to_string(),
+                ranks: group.ranks.clone(),
+                timeout: group.timeout,
+                collectives: counts.collectives.load(Ordering::Relaxed),
+                messages: counts.messages.load(Ordering::Relaxed),
+            })
+            .collect();
+        Dump {
+            rank: self.rank,
+            name: self.name.to_string(),
+            library: self.library.clone(),
+            entries: entries(&records, &places, self.clock.scale()),
+            groups,
+        }
     }
 
     /// Called on an error: writes a dump, if there is a folder for it and no dump was written a moment ago,
@@ -366,4 +390,37 @@ impl<'a> Recording<'a> {
         let end = self.batch.and_then(|batch| self.track.end_batch(batch, operation, self.span, self.site));
         end.map_or(self.span, |end| self.span.with(end))
     }
+}
+
+fn entries(records: &[Record], groups: &HashMap<u32, (usize, &PlanNames)>, scale: Scale) -> Vec<Entry> {
+    let entry = |record: &Record| {
+        let Call { operation, dtype, reduction, peer, send, receive, on_path, places: lie } = record.call;
+        let place = &record.position;
+        let (group, plans) = *groups.get(&place.group)?;
+        let dtype = DataType::ALL.into_iter().find(|known| *known as u8 == dtype);
+        Some(Entry {
+            record: record.number,
+            group,
+            operation,
+            collective: place.collective,
+            message: place.messages,
+            pair: place.pair,
+            is_message: place.message,
+            is_batched: place.batched,
+            is_captured: record.captured,
+            is_on_path: on_path,
+            dtype: dtype.filter(|_| !operation.is_end()),
+            reduction: REDUCTIONS.get(usize::from(reduction)).copied().filter(|name| !name.is_empty()),
+            peer: peer.map(|peer| peer as usize),
+            send,
+            receive,
+            created_ns: scale.day(record.created),
+            started_ns: Some(record.started).filter(|time| *time > 0).map(|time| scale.day(time)),
+            completed_ns: Some(record.completed).filter(|time| *time > 0).map(|time| scale.day(time)),
+            elapsed: Some(record.elapsed).filter(|elapsed| *elapsed > 0).map(Duration::from_nanos),
+            site: record.site,
+            places: lie.map(|it| it.describe(plans)),
+        })
+    };
+    records.iter().filter_map(entry).collect()
 }

@@ -4,7 +4,7 @@
 
 use std::{
     fmt, io,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -12,8 +12,8 @@ use std::{
 use bootstrap::wire::{Message, wire_struct};
 
 use super::{
-    Testimony, Trouble,
-    machine::{Board, Input, Machine, Notices, Output, Post},
+    Bell, Testimony, Trouble,
+    machine::{Board, Input, Machine, Output, Post},
     rolling::Mark,
     wake::{WakeThread, wake},
 };
@@ -42,71 +42,6 @@ struct Heartbeat {
 }
 wire_struct!(Heartbeat { number, marks });
 message!(Heartbeat, HEARTBEAT);
-
-/// Wake-up signal of the heartbeat thread, with the notices for it.
-#[derive(Default)]
-pub(crate) struct Bell {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct State {
-    notices: Option<Notices>,
-    /// Ranks to wake after the next exchange.
-    wakes: Vec<usize>,
-    /// True once the heartbeat thread has ended.
-    gone: bool,
-}
-
-impl Bell {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn ring(&self, note: impl FnOnce(&mut Notices)) {
-        note(self.lock().notices.get_or_insert_default());
-        self.changed.notify_all();
-    }
-
-    /// Reports a trouble to all members.
-    pub(crate) fn tell(&self, trouble: Trouble) {
-        self.ring(|notices| notices.troubles.push(trouble));
-    }
-
-    /// Requests dumps from all ranks.
-    pub(crate) fn alarm(&self) {
-        self.ring(|notices| notices.alarm = true);
-    }
-
-    /// Makes the heartbeat thread exchange now.
-    pub(crate) fn hurry(&self) {
-        self.ring(|notices| notices.hurry = true);
-    }
-
-    /// Makes these ranks compare their calls with those of this rank now.
-    pub(crate) fn compare(&self, ranks: &[usize]) {
-        self.lock().wakes.extend(ranks);
-        self.hurry();
-    }
-
-    fn wait(&self, until: Instant) -> Notices {
-        let patience = until.saturating_duration_since(Instant::now());
-        let waited = self.changed.wait_timeout_while(self.lock(), patience, |state| state.notices.is_none());
-        waited.unwrap_or_else(PoisonError::into_inner).0.notices.take().unwrap_or_default()
-    }
-
-    fn leave(&self, patience: Duration) {
-        self.ring(|notices| notices.leave = true);
-        let left = self.changed.wait_timeout_while(self.lock(), patience, |state| !state.gone);
-        drop(left.unwrap_or_else(PoisonError::into_inner));
-    }
-
-    fn is_gone(&self) {
-        self.lock().gone = true;
-        self.changed.notify_all();
-    }
-}
 
 /// The watched groups of a job.
 #[derive(Default)]
@@ -191,12 +126,11 @@ impl Watch {
         &self.bell
     }
 
-    pub(crate) fn peers(&self) -> &Peers {
-        &self.peers
-    }
-
     /// Watches one more group.
     pub(crate) fn add(&self, vigil: &Arc<Vigil>) {
+        if let Some(listener) = vigil.loss_listener() {
+            self.peers.tell(listener);
+        }
         let mut watched = lock(&self.vigils);
         watched.vigils.retain(|vigil| vigil.strong_count() > 0);
         watched.vigils.push(Arc::downgrade(vigil));
@@ -424,7 +358,7 @@ impl Clerk {
             }
             Some(_) => {}
         }
-        let wakes = std::mem::take(&mut self.bell.lock().wakes);
+        let wakes = self.bell.take_wakes();
         self.wake_all(&wakes)?;
         read.retain(|rank| self.present.contains(rank));
         read.sort_unstable();

@@ -18,6 +18,7 @@
 //! a store that hangs delays no deadline. The first rank that notices a trouble reports it. Of several troubles of a
 //! group, the first in the log is used by every member that had none before. The process is never ended.
 
+mod bell;
 mod clerk;
 mod evidence;
 mod machine;
@@ -30,7 +31,8 @@ mod watchdog;
 
 pub use evidence::{Divergence, DivergentCall};
 
-pub(crate) use clerk::{Bell, Watch};
+pub(crate) use bell::Bell;
+pub(crate) use clerk::Watch;
 pub(crate) use evidence::Testimony;
 pub(crate) use machine::COMPARISON;
 pub(crate) use rolling::{Fold, Rolling};

@@ -4,19 +4,24 @@
 //! member: whether the group can be formed, and whether it can have windows.
 //!
 //! - [`record`]: the record of a rank that joins, and its form in the store.
+//! - [`disagreement`], [`witnesses`]: types of the settings and of the reasons why a group cannot be formed.
 //! - [`mod@agree`]: checks that members can form a group, and derives the facts that decide on its windows.
 
 mod agree;
+mod disagreement;
 mod record;
+mod stance;
+mod witnesses;
 
 use cuda_driver::{Context, Device};
 use nccl_sys::Version;
 
-pub use agree::Disagreement;
 pub(super) use agree::{agree, window_facts};
+pub use disagreement::Disagreement;
 pub(super) use record::Joining;
+pub use stance::Stance;
+pub use witnesses::Witnesses;
 
-use super::registration::Stance;
 use crate::{
     comm::{Nccl, WindowFacts},
     link::host,
@@ -56,18 +61,6 @@ pub struct Member {
     pub registration: Stance,
     /// The other devices that it sees, and whether its own device can access their memory.
     pub sees: Vec<([u8; 16], bool)>,
-}
-
-/// The mechanism by which processes of one host notice each other's end. Processes of different hosts always
-/// use the store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Witnesses {
-    /// Locks in shared memory, sockets and process descriptors. A death is noticed within milliseconds.
-    #[default]
-    Kernel,
-    /// Heartbeats in the store. A death is noticed within twice the heartbeat. For processes that share a
-    /// kernel but no folder for sockets, as in containers.
-    Store,
 }
 
 impl Member {

@@ -1,7 +1,5 @@
 //! The record that a rank posts when it joins, and its form in the store.
 
-use std::fmt::Write as _;
-
 use bootstrap::wire::{Malformed, Reader, Wire, wire_enum, wire_struct};
 use cuda_driver::sys;
 
@@ -77,17 +75,10 @@ impl Wire for Member {
     }
 }
 
-pub(super) fn hex(bytes: &Uuid) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::group::{member::agree, registration::Stance};
+    use crate::group::{member::Stance, member::agree};
     use proptest::prelude::*;
 
     fn member() -> impl Strategy<Value = Member> {

@@ -3,12 +3,12 @@
 use std::{
     panic::Location,
     slice,
-    sync::{Arc, PoisonError, Weak},
+    sync::{Arc, PoisonError},
 };
 
 use cuda_driver::Stream;
 
-use super::Plan;
+use super::{Plan, messages::Installed};
 use crate::{
     Slim,
     comm::{Primitive, Task},
@@ -18,7 +18,6 @@ use crate::{
         calls::Calling,
         counter::Count,
         path::{self, Message, Path, PathError, Way},
-        vigil::Vigil,
     },
     operation::Operation,
     profile,
@@ -27,22 +26,6 @@ use crate::{
 
 /// The function that installs a path for [`P2pPolicy::Direct`](super::P2pPolicy::Direct).
 const INSTALLER: &str = "lockstep-symm-mem's symm_mem::direct::install";
-
-/// A group's path, for the lifetime of the group.
-#[derive(Debug)]
-pub(super) struct Installed {
-    pub(super) path: Arc<dyn Path>,
-    vigil: Weak<Vigil>,
-}
-
-impl Drop for Installed {
-    fn drop(&mut self) {
-        // Before the path ends its pending work, which then looks done.
-        if let Some(vigil) = self.vigil.upgrade() {
-            vigil.leave_path();
-        }
-    }
-}
 
 impl ProcessGroup {
     /// Sends messages on `path` from now on, in a group whose members agreed on

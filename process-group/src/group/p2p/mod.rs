@@ -70,181 +70,39 @@
 //! mode](crate::group::Builder::checked) does for the others.
 
 mod direct;
+mod explanation;
 mod lane;
+pub(super) mod messages;
 mod pairs;
 mod policy;
 mod report;
 
-use std::sync::{
-    Mutex, OnceLock,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::atomic::Ordering;
 
 use cuda_driver::{Stream, StreamFlags};
 use nccl_sys::Feature;
 
-use self::{direct::Installed, policy::Plan};
 pub use self::{
+    explanation::Explanation,
     lane::{colours, lane},
     policy::P2pPolicy,
-    report::{Explanation, P2pReport, PathReport, PeerChannel},
+    report::{P2pReport, PathReport, PeerChannel},
+};
+use self::{
+    messages::{Channel, Route},
+    policy::Plan,
 };
 use super::{
     GroupError, Member, ProcessGroup, Result,
     meeting::{Meeting, follow_up},
     member,
-    registration::Registered,
 };
 use crate::{
     Slim,
-    comm::{Communicator, Config, Primitive, Seat, Task, Turn},
+    comm::{Communicator, Config, Primitive, Seat, Task},
     operation::Operation,
     store::Deadline,
 };
-
-/// The communicators of a group's messages.
-#[derive(Debug)]
-pub(super) struct Messages {
-    settings: Settings,
-    plan: Plan,
-    /// Settings of communicators beyond the group's.
-    config: Config,
-    /// Made with the group's communicator.
-    lanes: OnceLock<Vec<Communicator>>,
-    /// The path besides NCCL, once it is installed.
-    path: OnceLock<Installed>,
-    installing: Mutex<bool>,
-    /// Indexed by member.
-    peers: Box<[Peer]>,
-    /// One for each communicator that messages may use, made on demand.
-    streams: Box<[OnceLock<Stream>]>,
-    /// True once a message was sent or received.
-    used: AtomicBool,
-    explained: Mutex<Vec<Explanation>>,
-}
-
-/// The communicator or lane of messages with one member.
-#[derive(Debug, Default)]
-struct Peer {
-    route: OnceLock<Route>,
-    turn: Turn,
-}
-
-#[derive(Debug)]
-enum Route {
-    Group,
-    /// A communicator of the two ends, in which the lower rank is rank 0, and its registered memory.
-    Pair(Communicator, Box<Registered>),
-}
-
-/// A communicator, and the other end's rank in it.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Channel<'a> {
-    pub(super) communicator: &'a Communicator,
-    /// The other end's rank in it, if that is not its rank in the group.
-    pub(super) peer: Option<usize>,
-}
-
-impl<'a> Channel<'a> {
-    /// The group's communicator.
-    pub(super) fn of_all(group: &'a ProcessGroup) -> Self {
-        Self { communicator: &group.communicator, peer: None }
-    }
-
-    /// Converts a task of the group to the ranks of this communicator.
-    #[inline(always)]
-    pub(super) fn task(&self, task: Task) -> Task {
-        task.with(self.peer.unwrap_or(task.rank))
-    }
-}
-
-/// The most thread blocks that NCCL uses for messages.
-const MOST_CTAS: u32 = 32;
-
-/// The builder's settings for messages.
-#[derive(Debug, Clone)]
-pub(super) struct Settings {
-    pub(super) policy: P2pPolicy,
-    /// The user's settings for communicators besides the group's.
-    pub(super) own: Option<Config>,
-    /// The number of the device's multiprocessors.
-    pub(super) multiprocessors: u32,
-}
-
-impl Messages {
-    /// Makes the state for a group of `size` whose communicator has the settings `config`.
-    pub(super) fn new(settings: Settings, lazy: bool, size: usize, config: &Config) -> Self {
-        let plan = Plan::new(settings.policy, lazy);
-        let config = settings.own.clone().unwrap_or_else(|| {
-            let at_once = u32::try_from(plan.communicators(size)).unwrap_or(u32::MAX);
-            let room = (settings.multiprocessors / at_once).clamp(1, MOST_CTAS);
-            let (least, most) = config.ctas.unwrap_or((1, room));
-            config.clone().ctas(least.min(room), most.min(room))
-        });
-        let streams = match plan {
-            Plan::Group => 1,
-            Plan::Lanes(lanes) => lanes,
-            Plan::Pairs | Plan::Choose => size,
-            Plan::Path => 2 * size,
-        };
-        Self {
-            settings,
-            plan,
-            config,
-            lanes: OnceLock::new(),
-            path: OnceLock::new(),
-            installing: Mutex::default(),
-            peers: (0..size).map(|_| Peer::default()).collect(),
-            streams: (0..streams).map(|_| OnceLock::new()).collect(),
-            used: AtomicBool::new(false),
-            explained: Mutex::default(),
-        }
-    }
-
-    /// Makes the state for a group that is split off, whose communicator has its own settings.
-    pub(super) fn of_subgroup(&self, lazy: bool, size: usize, config: &Config) -> Self {
-        Self::new(self.settings.clone(), lazy, size, config)
-    }
-
-    /// Returns true if messages go on a path.
-    #[inline]
-    pub(super) fn are_on_path(&self) -> bool {
-        self.plan == Plan::Path
-    }
-
-    /// Returns the path's name.
-    fn path_name(&self) -> &'static str {
-        self.path.get().map_or("direct", |installed| installed.path.name())
-    }
-
-    /// Sets the lanes, once.
-    pub(super) fn set_lanes(&self, lanes: Vec<Communicator>) {
-        let _ = self.lanes.set(lanes);
-    }
-
-    /// Returns the communicators that exist besides the group's own, in any order.
-    pub(super) fn communicators(&self) -> impl Iterator<Item = &Communicator> {
-        let routes = self.peers.iter().filter_map(|peer| peer.route.get());
-        let pairs = routes.filter_map(|route| match route {
-            Route::Pair(communicator, _) => Some(communicator),
-            _ => None,
-        });
-        pairs.chain(self.lanes.get().into_iter().flatten())
-    }
-
-    /// Returns the existing communicators for the group's end: pairs in the one order that all members have,
-    /// then lanes.
-    pub(super) fn into_communicators(self, rank: usize) -> Vec<Communicator> {
-        let pair = |(peer, it): (usize, Peer)| match it.route.into_inner() {
-            Some(Route::Pair(communicator, _)) => Some(((peer.min(rank), peer.max(rank)), communicator)),
-            _ => None,
-        };
-        let mut pairs: Vec<_> = self.peers.into_iter().enumerate().filter_map(pair).collect();
-        pairs.sort_unstable_by_key(|(ends, _)| *ends);
-        let pairs = pairs.into_iter().map(|(_, communicator)| communicator);
-        pairs.chain(self.lanes.into_inner().unwrap_or_default()).collect()
-    }
-}
 
 impl ProcessGroup {
     /// Returns the communicator for collectives and batches. Makes it if it does not exist.
@@ -255,7 +113,7 @@ impl ProcessGroup {
         stream: &Stream,
     ) -> Slim<Channel<'_>, GroupError> {
         self.connected(operation.name(), stream)?;
-        Ok(Channel::of_all(self))
+        Ok(Channel { communicator: &self.communicator, peer: None })
     }
 
     /// Returns the communicator for a message that is called by itself. Makes it if it does not exist.

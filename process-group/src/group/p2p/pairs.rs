@@ -1,6 +1,9 @@
 //! The communicators of pairs, which the two ends make at their first message.
 
-use super::{Explanation, Peer, Plan, Route};
+use super::{
+    Explanation, Plan,
+    messages::{Peer, Route},
+};
 use crate::{
     group::{ProcessGroup, Result, meeting::follow_up},
     profile,

@@ -15,7 +15,11 @@ use std::{
 };
 
 use super::{
-    super::{GroupError, counter::Counter},
+    super::{
+        GroupError,
+        counter::Counter,
+        duty::{OldestWork, OpenWork},
+    },
     Blank, Marks, Work,
     mark::StreamKey,
 };
@@ -137,13 +141,13 @@ impl<W: Tracked> Outstanding<W> {
     }
 
     /// Returns true if all works are done.
-    pub(in crate::group) fn is_done(&self) -> bool {
+    fn is_done(&self) -> bool {
         self.latest().iter().all(W::is_known_done)
     }
 
     /// Returns the oldest work of every stream that is not done. Costs one query for a stream without
     /// changes.
-    pub(in crate::group) fn settle(&self) -> Vec<W> {
+    fn settle(&self) -> Vec<W> {
         let first = |known: &StreamWorks<W>| known.works.front().cloned();
         let oldest: Vec<W> = self.state().streams.iter().filter_map(first).collect();
         let open = |oldest: W| match oldest.is_known_done() {
@@ -325,6 +329,21 @@ impl Outstanding {
             None => Blank::new(marks, counter)?,
         };
         Ok(blank.begun(begun))
+    }
+}
+
+impl OpenWork for Outstanding {
+    fn is_done(&self) -> bool {
+        self.is_done()
+    }
+
+    fn oldest(&self) -> Vec<OldestWork> {
+        let oldest = |work: Work| OldestWork {
+            key: work.key(),
+            operation: work.operation(),
+            sequence: work.sequence(),
+        };
+        self.settle().into_iter().map(oldest).collect()
     }
 }
 

@@ -1,0 +1,39 @@
+//! The group's methods about the buffers of its operations: their registration, and their places in windows.
+
+use std::sync::Arc;
+
+use super::{Lying, OperationBuffers, ProcessGroup, RegistrationReport, SymmetricPlaces, places_changed};
+use crate::comm::Primitive;
+
+impl ProcessGroup {
+    /// Returns the counts of registered and other buffers of each operation.
+    #[must_use]
+    pub fn registration_report(&self) -> RegistrationReport {
+        let policy = self.registration();
+        let one = |primitive: Primitive| {
+            let seen = Lying::ALL.map(|lying| (lying, self.sight.seen(primitive, lying)));
+            let registered = self.sight.seen(primitive, Lying::Registered);
+            let unregistered: Vec<_> =
+                seen.into_iter().filter(|(lying, n)| *n > 0 && lying.reason().is_some()).collect();
+            let found = registered > 0 || !unregistered.is_empty();
+            found.then(|| OperationBuffers {
+                operation: primitive.operation().name(),
+                registered,
+                unregistered,
+            })
+        };
+        RegistrationReport { operations: Primitive::ALL.into_iter().filter_map(one).collect(), policy }
+    }
+
+    /// Makes the members compare the position in `places` of those buffers that NCCL requires at the same
+    /// offset of the same window on every rank. Positions in [windows](SymmetricPlaces::window) are part of
+    /// the hash of the calls, so a difference causes
+    /// [`CollectiveDiverged`](super::GroupError::CollectiveDiverged). In [checked
+    /// mode](super::Builder::checked) all [positions](SymmetricPlaces::locate) are compared before each
+    /// launch. Every member makes this call at the same point of the program, once for each value.
+    pub fn compare_places(&self, places: Arc<dyn SymmetricPlaces>) {
+        if self.sight.places.add(places) {
+            places_changed();
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! The outcome of registration.
+
+use std::fmt;
+
+use nccl_sys::Version;
+
+use crate::memory::Unregistrable;
+
+/// The reason why a group's memory is not registered; the same on every member. Ranks are those of the job.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotRegistered {
+    /// No rank requested it.
+    #[error(
+        "no rank was asked to register: Builder::registration, or NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK=1 on all"
+    )]
+    NotAsked,
+    /// The group is lazy. Its members agree on registration when they make its communicator.
+    #[error("the group has not made its communicator yet (Builder::lazy)")]
+    Lazy,
+    /// The group was joined from PyTorch.
+    #[error("the group was joined from PyTorch, whose ranks do not say what they register")]
+    Joined,
+    /// Some ranks requested it, but not this one.
+    #[error("rank {rank} was not asked to register; ask all (Builder::registration) or none")]
+    NotAskedOf {
+        /// The rank.
+        rank: usize,
+    },
+    /// A rank is built without the feature.
+    #[error("rank {rank} is built without the feature `registration`")]
+    NotBuilt {
+        /// The rank.
+        rank: usize,
+    },
+    /// A rank's library has no registration.
+    #[error("rank {rank} has NCCL {release}; registration needs 2.19")]
+    Release {
+        /// The rank.
+        rank: usize,
+        /// Its release.
+        release: Version,
+    },
+    /// A rank's environment forbids it.
+    #[error("{setting} in the environment of rank {rank}, so NCCL registers nothing there")]
+    Environment {
+        /// The rank.
+        rank: usize,
+        /// The setting.
+        setting: &'static str,
+    },
+    /// A rank has no allocator attached.
+    #[error(
+        "rank {rank} had attached no SegmentRegistrar to an allocator of its device when the communicator was made"
+    )]
+    NoAllocator {
+        /// The rank.
+        rank: usize,
+    },
+    /// Ranks have allocators of different kinds. A buffer could then be registered on some ranks and not on
+    /// others.
+    #[error("rank {rank} has allocators of {found}, but rank {other} of {other_found}")]
+    Allocators {
+        /// One rank.
+        rank: usize,
+        /// The kind of its allocators' memory.
+        found: String,
+        /// The other.
+        other: usize,
+        /// The kind of the other's.
+        other_found: String,
+    },
+    /// No allocator has memory that can be registered.
+    #[error("the memory of the ranks' allocators cannot be registered: {reason}")]
+    Unregistrable {
+        /// The reason.
+        reason: Unregistrable,
+    },
+    /// A rank could not register its segments.
+    #[error("rank {rank} could not register its memory: {problem}")]
+    Failed {
+        /// The rank.
+        rank: usize,
+        /// The failure.
+        problem: String,
+    },
+}
+
+/// The outcome of registration with communicators that were made together.
+pub(super) struct Registered {
+    pub(super) outcome: Result<(), NotRegistered>,
+    /// The registrars whose segments the communicators know.
+    pub(super) registrars: Vec<u64>,
+    #[cfg(feature = "registration")]
+    pub(super) _enlistment: Option<crate::registration::Enlistment>,
+}
+
+impl Registered {
+    /// Nothing is registered, for this reason.
+    pub(super) fn not(reason: NotRegistered) -> Self {
+        Self {
+            outcome: Err(reason),
+            registrars: Vec::new(),
+            #[cfg(feature = "registration")]
+            _enlistment: None,
+        }
+    }
+}
+
+impl fmt::Debug for Registered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Registered({:?})", self.outcome)
+    }
+}
