@@ -79,8 +79,11 @@ impl AbortHandle {
     /// them.
     ///
     /// # Errors
-    /// [`CommError::Leaked`] when a call did not return from NCCL by the deadline. Below 2.22 this happens to a
-    /// communicator whose owner is blocked: that release has no safe way out.
+    /// - [`CommError::Leaked`] when a call did not return from NCCL by the deadline. Below 2.22 this happens to a
+    ///   communicator whose owner is blocked: that release has no safe way out.
+    /// - [`CommError::Adopted`] for a communicator that was [adopted](super::Communicator::adopt). NCCL is not called:
+    ///   further calls are refused and waits for the service thread end, but blocked calls and work on the device stay
+    ///   blocked.
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self, deadline: Deadline) -> Result<()> {
         Self::abort_together(std::slice::from_ref(self), deadline).pop().unwrap_or(Ok(()))
@@ -127,6 +130,11 @@ pub(crate) fn together(communicators: &[Arc<Shared>], force: Force, deadline: De
     let raising: Vec<_> = communicators
         .iter()
         .map(|shared| {
+            if let Err(refused) = shared.refuse_adopted("ncclCommAbort") {
+                shared.gate.poison("it was to be aborted");
+                shared.gate.interrupt(force);
+                return Some(Err(refused));
+            }
             // A thread that finds the gate closed comes second and leaves the abort to the first.
             let idle = shared.gate.close_unmade(force.how());
             let first = !idle && shared.gate.close(force.how());
@@ -151,6 +159,7 @@ pub(crate) fn together(communicators: &[Arc<Shared>], force: Force, deadline: De
         results.push(match freeing {
             None => shared.gate.wait_empty(deadline).map_err(|held| leaked(shared, held)),
             Some(Ok(ticket)) => ticket.wait(grace).unwrap_or_else(|_| Err(leaked(shared, "ncclCommAbort"))),
+            Some(Err(refused @ CommError::Adopted { .. })) => Err(refused),
             Some(Err(error)) => {
                 keep(shared);
                 Err(error)

@@ -45,6 +45,7 @@ impl Communicator {
     /// error can be shrunk [after a failure](ShrinkMode::AfterFailure).
     ///
     /// # Errors
+    /// - [`CommError::Adopted`](super::CommError::Adopted) for an [adopted](Self::adopt) communicator;
     /// - [`CommError::Missing`](super::CommError::Missing) below 2.27.3;
     /// - [`CommError::Argument`](super::CommError::Argument) for a list that is empty, names this rank or a rank that
     ///   does not exist, or names a rank twice;
@@ -60,6 +61,7 @@ impl Communicator {
     ) -> Result<Self> {
         const CALL: &str = "ncclCommShrink";
         let raw = settings(CALL, self.nccl(), config)?;
+        self.shared.refuse_adopted(CALL)?;
         self.nccl().api().require(Feature::SHRINK)?;
         let mut list = self.place().excluded(CALL, excluded)?;
         let count = list.len() as c_int;
@@ -102,12 +104,14 @@ impl Communicator {
     ///
     /// # Errors
     /// [`CommError::Missing`](super::CommError::Missing) below 2.28.7;
+    /// [`CommError::Adopted`](super::CommError::Adopted) for an [adopted](Self::adopt) communicator;
     /// [`CommError::Revoked`](super::CommError::Revoked) the second time; [`CommError::Nccl`](super::CommError::Nccl) and
     /// [`CommError::DeadlineExceeded`](super::CommError::DeadlineExceeded), which poison the communicator.
     #[doc(alias = "ncclCommRevoke")]
     pub fn revoke(&self, deadline: Deadline) -> Result<()> {
         const CALL: &str = "ncclCommRevoke";
         group::refuse_inside(CALL)?;
+        self.shared.refuse_adopted(CALL)?;
         self.nccl().api().require(Feature::REVOKE)?;
         let waiting_for = "this rank's work to be given up".into();
         self.begin(CALL, waiting_for, |shared| {

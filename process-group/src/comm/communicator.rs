@@ -12,7 +12,7 @@ use cuda_driver::Context;
 use nccl_sys::{Feature, NCCL_SPLIT_NOCOLOR, ncclComm, ncclComm_t};
 
 use super::{
-    AbortHandle, CommError, Config, Nccl, Result, UniqueId,
+    AbortHandle, CommError, Config, Nccl, Result, UniqueId, WindowFacts,
     call::{call, unwritten},
     check::{ArgumentError, Place},
     children::child,
@@ -33,7 +33,8 @@ use crate::store::Deadline;
 /// refused, and it must be aborted on every rank.
 ///
 /// It ends by [`destroy`](Self::destroy), which all ranks call together, or by [`abort`](Self::abort). A communicator
-/// that is only dropped is aborted in the background; see [`wait_for_dropped`](super::wait_for_dropped).
+/// that is only dropped is aborted in the background; see [`wait_for_dropped`](super::wait_for_dropped). One that was
+/// [adopted](Self::adopt) from another library is only released.
 ///
 /// ```no_run
 /// # use process_group::{comm::{Communicator, Config, DataType, Nccl, ReduceOp}, store::Deadline};
@@ -315,6 +316,11 @@ impl Communicator {
     #[doc(alias = "ncclCommGetAsyncError")]
     pub fn async_error(&self) -> Result<()> {
         self.shared.async_error()
+    }
+
+    /// Sets the facts that decide on windows.
+    pub(crate) fn set_window_facts(&mut self, facts: WindowFacts) {
+        self.config.window_facts = facts;
     }
 
     /// Refuses everything but an abort from now on.

@@ -23,7 +23,8 @@ impl Communicator {
     /// # Errors
     /// [`CommError::DeadlineExceeded`] if other ranks did not finish (the communicator is then aborted in the
     /// background); [`CommError::Leaked`] if NCCL did not return from the destruction itself; [`CommError::Poisoned`]
-    /// for a communicator that can only be aborted.
+    /// for a communicator that can only be aborted; [`CommError::Adopted`] for one that was [adopted](Self::adopt), which
+    /// is [released](Self::release) in the background.
     #[doc(alias = "ncclCommDestroy")]
     #[doc(alias = "ncclCommFinalize")]
     pub fn destroy(self, deadline: Deadline) -> Result<()> {
@@ -40,12 +41,14 @@ impl Communicator {
             .iter()
             // A communicator that was never made, on any rank, needs no end.
             .map(|communicator| {
+                communicator.shared.refuse_adopted("ncclCommDestroy")?;
                 let made = !communicator.shared.gate.close_unmade("destroyed");
-                made.then(|| communicator.begin_finalize())
+                Ok(made.then(|| communicator.begin_finalize()))
             })
             .collect();
+        let finish = |serving: Result<Serving<()>>| serving?.finish(deadline);
         let finalized: Vec<_> =
-            finalizing.into_iter().map(|serving| Some(serving?.finish(deadline))).collect();
+            finalizing.into_iter().map(|serving: Result<_>| serving.transpose().map(finish)).collect();
         let destroying: Vec<_> = communicators
             .iter()
             .zip(finalized)
@@ -125,7 +128,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`CommError::Leaked`] when a call of this process did not return from NCCL by the deadline. Nothing was freed
-    /// then.
+    /// then. [`CommError::Adopted`] for a communicator that was [adopted](Self::adopt), which is
+    /// [released](Self::release) in the background.
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(self, deadline: Deadline) -> Result<()> {
         self.abort_handle().abort(deadline)

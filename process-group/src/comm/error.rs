@@ -114,6 +114,31 @@ pub enum CommError {
         communicator: String,
     },
 
+    /// The communicator was [adopted](super::Communicator::adopt), and only its owner may make the call.
+    #[error(
+        "{call}: {communicator} was adopted; only its owner may abort, revoke, shrink or destroy it. Release it, and \
+         leave that to the owner"
+    )]
+    Adopted {
+        /// The call that was refused.
+        call: &'static str,
+        /// The communicator's name.
+        communicator: String,
+    },
+
+    /// NCCL describes a communicator that was to be [adopted](super::Communicator::adopt) differently than the caller.
+    #[error("{communicator} was not adopted: NCCL says that its {what} is {found}, expected {expected}")]
+    AdoptionMismatch {
+        /// The communicator's name.
+        communicator: String,
+        /// `rank`, `size` or `device`.
+        what: &'static str,
+        /// The value that the caller gave.
+        expected: usize,
+        /// NCCL's value.
+        found: i32,
+    },
+
     /// The communicator was destroyed or aborted.
     #[error("{call}: {communicator} is gone, {how}")]
     Closed {

@@ -19,6 +19,8 @@ pub enum Origin {
     Split,
     /// Another communicator, by leaving ranks out.
     Shrink(ShrinkMode),
+    /// Somebody else made it ([`Communicator::adopt`](super::Communicator::adopt)); the cost is not known.
+    Adopted,
 }
 
 /// The origin of a communicator, and the cost of its creation on this rank.
@@ -35,6 +37,11 @@ pub struct Making {
     pub free_memory_difference: Option<i64>,
 }
 
+impl Making {
+    pub(super) const ADOPTED: Self =
+        Self { origin: Origin::Adopted, nccl_us: 0.0, free_memory_difference: None };
+}
+
 impl fmt::Display for Making {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let how = match self.origin {
@@ -42,6 +49,7 @@ impl fmt::Display for Making {
             Origin::Split => "split off",
             Origin::Shrink(ShrinkMode::Orderly) => "shrunk",
             Origin::Shrink(ShrinkMode::AfterFailure) => "shrunk after a failure",
+            Origin::Adopted => return f.write_str("adopted"),
         };
         write!(f, "{how} by NCCL in {:.0} µs", self.nccl_us)?;
         match self.free_memory_difference {

@@ -10,10 +10,11 @@
 //! | `check` | argument checks that one rank makes alone before a launch |
 //! | `communicator`, `shared`, `service` | creation, splitting; the thread for calls that may block |
 //! | `children`, `making` | shrinking, revoking; the origin of each communicator |
+//! | `adopt` | communicators that another library made and will destroy |
 //! | `gate` | admission of calls to NCCL with a communicator |
 //! | `collective`, `one_sided`, `task`, `group` | operations |
 //! | `window`, `register`, `registry`, `memory` | registered memory, and the memory that NCCL holds itself |
-//! | `ending`, `abort`, `reaper`, `turn` | destruction, abort, abort after a drop, one thread at a time |
+//! | `ending`, `abort`, `reaper`, `turn` | destruction, abort, the end after a drop, one thread at a time |
 //! | `call` | calls of NCCL's function table |
 //!
 //! Invariants: one thread at a time is inside NCCL with a communicator. No memory that NCCL may still write to is
@@ -21,6 +22,7 @@
 //! and does not panic. After an error that leaves a communicator in an unknown state, only an abort is admitted.
 
 mod abort;
+mod adopt;
 pub(crate) mod call;
 mod check;
 mod children;

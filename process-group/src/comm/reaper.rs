@@ -1,13 +1,21 @@
-//! Aborts dropped communicators in the background, and reports failures that no caller can receive.
+//! Ends dropped communicators in the background, and reports failures that no caller can receive.
 
 use std::{
     io::Write as _,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock},
     thread,
+    time::Duration,
 };
 
-use super::{CommError, abort, service::Force, shared::Shared};
+use cuda_driver::graph::{RelaxedCapture, is_capturing};
+
+use super::{
+    CommError, Result, abort,
+    call::call,
+    service::{Force, Service, Ticket},
+    shared::Shared,
+};
 use crate::store::Deadline;
 
 type Hook = Arc<dyn Fn(&CommError) + Send + Sync>;
@@ -63,9 +71,14 @@ impl Reaper {
             let batch = std::mem::take(&mut queue.waiting);
             queue.aborting = true;
             drop(queue);
-            let results = abort::together(&batch, Force::Dropped, Deadline::after(abort::PATIENCE));
-            results.iter().filter_map(|result| result.as_ref().err()).for_each(report);
-            drop(batch);
+            let (adopted, own): (Vec<_>, Vec<_>) = batch.into_iter().partition(|shared| shared.is_adopted());
+            let deadline = Deadline::after(abort::PATIENCE);
+            let releasing: Vec<_> = adopted.iter().map(release).collect();
+            adopted.iter().for_each(|shared| shared.gate.interrupt(Force::Dropped));
+            let aborted = abort::together(&own, Force::Dropped, deadline);
+            let released = releasing.into_iter().map(|releasing| releasing.finish(deadline));
+            aborted.into_iter().chain(released).filter_map(Result::err).for_each(|error| report(&error));
+            drop((adopted, own));
             queue = self.lock();
             queue.aborting = false;
             self.changed.notify_all();
@@ -78,7 +91,8 @@ fn reaper() -> &'static Reaper {
     REAPER.get_or_init(|| Reaper { queue: Mutex::default(), changed: Condvar::new() })
 }
 
-/// Takes a communicator without an owner, and aborts it in the background. Does nothing for one that has ended.
+/// Takes a communicator that was dropped. Aborts it in the background, or releases it if it was adopted. Does nothing
+/// for one that has ended.
 pub(crate) fn take(shared: &Arc<Shared>) {
     if shared.gate.close_unmade("dropped")
         || matches!(shared.gate.check("drop"), Err(CommError::Closed { .. }))
@@ -101,6 +115,74 @@ pub(crate) fn take(shared: &Arc<Shared>) {
     reaper.changed.notify_all();
 }
 
+/// An adopted communicator that is being released on a thread of its own.
+pub(super) struct Releasing {
+    shared: Arc<Shared>,
+    ticket: Result<Ticket<Result<()>>>,
+}
+
+/// Begins to release an adopted communicator to its owner. No further call is admitted.
+pub(super) fn release(shared: &Arc<Shared>) -> Releasing {
+    shared.gate.close("released");
+    shared.registry.retire();
+    let ticket = Service::start(shared.name()).map(|thread| {
+        let shared = shared.clone();
+        thread.submit(move || {
+            withdraw(&shared).inspect_err(|_| abort::keep(&shared))?;
+            // The owner may abort the communicator later, which raises the flags of these.
+            shared.take_children().iter().for_each(abort::keep);
+            shared.let_go();
+            Ok(())
+        })
+    });
+    Releasing { shared: shared.clone(), ticket: ticket.inspect_err(|_| abort::keep(shared)) }
+}
+
+impl Releasing {
+    /// Waits for the release, which goes on after the deadline.
+    pub(super) fn finish(self, deadline: Deadline) -> Result<()> {
+        self.ticket?.wait(deadline).unwrap_or_else(|_| {
+            let why =
+                "a call did not return from NCCL, or its device did not become idle, in time".to_owned();
+            Err(CommError::Leaked { communicator: self.shared.name().into(), why })
+        })
+    }
+}
+
+/// Deregisters everything that was registered through an adopted communicator whose gate is closed.
+fn withdraw(shared: &Shared) -> Result<()> {
+    const CALL: &str = "ncclCommWindowDeregister";
+    const INTERVAL: Duration = Duration::from_millis(10);
+    while shared.gate.wait_empty(Deadline::after(abort::PATIENCE)).is_err() {}
+    let windows = shared.windows().take_handles();
+    if windows.is_empty() && shared.registry.len() == 0 {
+        return Ok(());
+    }
+    let _entry = shared.gate.enter_closed(CALL);
+    // Nothing has ended the work that may use the memory. Waiting for it would invalidate a capture.
+    while is_capturing(&shared.context)? {
+        thread::sleep(INTERVAL);
+    }
+    let _relaxed = RelaxedCapture::enter(shared.context.driver())?;
+    shared.context.synchronize()?;
+    shared.context.with_current(|| {
+        let registrations = shared.deregister_all().and_then(|()| match shared.registry.len() {
+            0 => Ok(()),
+            left => {
+                let why = format!("{left} registered ranges could not be deregistered");
+                Err(CommError::Leaked { communicator: shared.name().into(), why })
+            }
+        });
+        let deregister = |window| {
+            // SAFETY: no other thread is inside, and the communicator is alive until its owner is released. The handle
+            // is one that it gave, and is deregistered once.
+            unsafe { call!(&shared.nccl, shared.name(), ncclCommWindowDeregister(shared.raw(), window)) }
+        };
+        let windows: Vec<_> = windows.into_iter().map(deregister).collect();
+        windows.into_iter().fold(registrations, Result::and)
+    })?
+}
+
 /// An abort on another thread. [`wait_for_dropped`] also waits until this is dropped.
 pub(crate) struct Beside(());
 
@@ -119,9 +201,9 @@ impl Drop for Beside {
     }
 }
 
-/// Waits until every communicator that was dropped without an end, or whose group has ended, is aborted, or reported
-/// as leaked. Call it before the process exits, or when no background work may remain. Returns `false` if the
-/// deadline passed first.
+/// Waits until every communicator that was dropped without an end, or whose group has ended, is aborted (released, if
+/// it was [adopted](super::Communicator::adopt)), or reported as leaked. Call it before the process exits, or when no
+/// background work may remain. Returns `false` if the deadline passed first.
 pub fn wait_for_dropped(deadline: Deadline) -> bool {
     let reaper = reaper();
     let mut queue = reaper.lock();

@@ -41,7 +41,8 @@ impl Registration {
     }
 
     /// Deregisters the buffer. Does nothing if the communicator has ended, or can only be aborted, because the
-    /// end deregisters the buffer.
+    /// end deregisters the buffer. On an [adopted](Communicator::adopt) communicator it does so also after an error,
+    /// until the communicator is released.
     ///
     /// # Errors
     /// [`CommError::Nccl`](super::CommError::Nccl); [`CommError::Busy`](super::CommError::Busy) when the communicator

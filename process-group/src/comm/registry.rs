@@ -444,14 +444,17 @@ impl Shared {
 
     /// Deregisters a range of [`register`](Self::register). May be repeated after the communicator was busy.
     pub(super) fn deregister(&self, ptr: DevicePtr, deadline: Deadline) -> Result<()> {
-        if self.gate.check(DEREGISTER).is_err() {
-            return Ok(());
-        }
-        let _entry = match self.gate.enter(DEREGISTER, Kind::Local, Some(deadline)) {
+        // Nothing aborts an adopted communicator, which would deregister the range.
+        let kind = if self.is_adopted() { Kind::Cleanup } else { Kind::Local };
+        let _entry = match self.gate.enter(DEREGISTER, kind, Some(deadline)) {
             Ok(entry) => entry,
-            // The communicator ended, or was poisoned, during the wait.
-            Err(_) if self.gate.check(DEREGISTER).is_err() => return Ok(()),
-            Err(busy) => return Err(busy),
+            Err(busy @ CommError::Busy { .. })
+                if self.is_adopted() || self.gate.check(DEREGISTER).is_ok() =>
+            {
+                return Err(busy);
+            }
+            // The communicator has ended, or can only be aborted.
+            Err(_) => return Ok(()),
         };
         self.context.with_current(|| {
             let handle = match self.registry.lock().ranges.get_mut(&ptr.0) {

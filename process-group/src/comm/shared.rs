@@ -1,6 +1,7 @@
 //! The part of a communicator that its owner, its service thread and its abort handles share.
 
 use std::{
+    any::Any,
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
@@ -47,7 +48,12 @@ pub(crate) struct Shared {
     pub(crate) registry: Registry,
     /// Child communicators that were not returned to a caller.
     children: Mutex<Vec<Arc<Self>>>,
+    /// Keeps an adopted communicator alive until it is released; not set for any other.
+    pub(super) owner: OnceLock<Mutex<Option<Owner>>>,
 }
+
+/// The owner of an adopted communicator.
+pub(super) type Owner = Arc<dyn Any + Send + Sync>;
 
 impl Shared {
     /// Makes a communicator at `seat` of `size`. NCCL writes its handle to `handle`.
@@ -74,7 +80,21 @@ impl Shared {
             one_sided: AtomicBool::new(false),
             registry: Registry::default(),
             children: Mutex::default(),
+            owner: OnceLock::new(),
         })
+    }
+
+    /// Returns true if somebody else made the communicator and will destroy it.
+    pub(crate) fn is_adopted(&self) -> bool {
+        self.owner.get().is_some()
+    }
+
+    /// Fails for a call that only the communicator's owner may make.
+    pub(crate) fn refuse_adopted(&self, call: &'static str) -> Result<()> {
+        if self.is_adopted() {
+            return Err(CommError::Adopted { call, communicator: self.name().into() });
+        }
+        Ok(())
     }
 
     /// Returns the communicator's name in errors.
@@ -106,15 +126,21 @@ impl Shared {
         self.children.lock().unwrap_or_else(PoisonError::into_inner).push(child);
     }
 
-    /// Called when the communicator is gone. Releases the memory of its windows and registrations, and aborts the
-    /// children that it kept.
+    /// Removes the children that were kept.
+    pub(super) fn take_children(&self) -> Vec<Arc<Self>> {
+        std::mem::take(&mut *self.children.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Called when the communicator is gone, or released to its owner. Releases the memory of its windows and
+    /// registrations, aborts the children that it kept, and drops the reference to its owner.
     pub(crate) fn let_go(&self) {
         self.registry.clear();
-        let children = std::mem::take(&mut *self.children.lock().unwrap_or_else(PoisonError::into_inner));
-        children.iter().for_each(reaper::take);
+        self.take_children().iter().for_each(reaper::take);
         let kept = std::mem::take(&mut self.windows().kept);
         // Dropped after the lock is released, because freeing this memory may call into other code.
         drop(kept);
+        let owner = self.owner.get().and_then(|it| it.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(owner);
     }
 
     /// Returns NCCL's asynchronous error, if any.

@@ -14,7 +14,7 @@ use super::{
     form::stay_away,
     join::join,
     meeting::follow_up,
-    member::Joining,
+    member::{self, Joining},
     p2p::{
         P2pPolicy,
         messages::{self, Messages},
@@ -260,6 +260,36 @@ impl Builder {
     ///   [`GroupError::Comm`] or [`GroupError::Driver`].
     /// - [`GroupError::Lost`]: a rank died meanwhile.
     pub fn build(self) -> Result<ProcessGroup> {
+        self.meet(None)
+    }
+
+    /// Like [`build`](Self::build), with an existing communicator of all ranks of the job, usually an
+    /// [adopted](Communicator::adopt) one. Rank, world size, device and library are the communicator's. The group
+    /// connects at once, also if it is [lazy](Self::lazy). All ranks must give a communicator, and the same one; nothing
+    /// compares that.
+    ///
+    /// What ends a group without `destroy` does not abort an adopted communicator. The group ends on every member as
+    /// always, and its waits and calls return the error. But kernels that wait for another rank, and threads that are
+    /// blocked in NCCL, stay blocked until the owner of the communicator helps them.
+    ///
+    /// # Errors
+    /// Those of [`build`](Self::build), and [`GroupError::Setting`] if the builder has another rank or world size than
+    /// the communicator.
+    pub fn build_with(self, communicator: Communicator) -> Result<ProcessGroup> {
+        let (rank, size) = (communicator.rank(), communicator.size());
+        let (set_rank, set_size) = (self.rank.unwrap_or(rank), self.world_size.unwrap_or(size));
+        if (set_rank, set_size) != (rank, size) {
+            let problem = format!(
+                "the builder has rank {set_rank} of {set_size}, expected rank {rank} of {size}, as in the given communicator"
+            );
+            return Err(GroupError::Setting { group: self.name, problem });
+        }
+        let (context, nccl) = (communicator.context().clone(), communicator.nccl().clone());
+        let builder = self.rank(rank).world_size(size).context(&context).nccl(&nccl);
+        builder.meet(Some(communicator))
+    }
+
+    fn meet(self, communicator: Option<Communicator>) -> Result<ProcessGroup> {
         let (began, deadline) = (Instant::now(), Deadline::after(self.timeout));
         let Ready { rank, size, store, host, nccl, context, folder, timing, checked, stance } =
             self.ready(false, deadline)?;
@@ -280,7 +310,8 @@ impl Builder {
         let member = Member { checked, witnesses: self.witnesses, registration: stance, ..here };
         let record = Joining::new(member, number)
             .with("initialisation", if self.lazy { "lazy" } else { "eager" })
-            .with("p2p policy", self.p2p);
+            .with("p2p policy", self.p2p)
+            .with("communicator", if communicator.is_some() { "given" } else { "made" });
         let ranks: Arc<[usize]> = (0..size).collect();
         let (members, uid) = join(&name, &store, rank, &ranks, record, deadline)?;
         let members: Arc<[Member]> = members.into();
@@ -318,7 +349,13 @@ impl Builder {
             messages,
             followers,
         };
-        let mut group = seat.init(id, &nccl, &context, self.config, follow_up(deadline))?;
+        let mut group = match communicator {
+            None => seat.init(id, &nccl, &context, self.config, follow_up(deadline))?,
+            Some(mut communicator) => {
+                communicator.set_window_facts(member::window_facts(&seat.members));
+                seat.take(id, communicator, follow_up(deadline))?
+            }
+        };
         group.startup.met(met, exchanged - met);
         Ok(group.hosting(host))
     }

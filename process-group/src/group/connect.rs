@@ -52,7 +52,7 @@ impl ProcessGroup {
         let all = self.meeting("the group's communicator", "connect");
         self.counter.vigil.check()?;
         match self.communicator.check() {
-            // The communicator was split off from another.
+            // It exists already: it was given, or split off from another.
             Ok(()) => self.make_together(&all, deadline, |_, _| self.announce(&self.communicator))?,
             Err(CommError::Unmade { .. }) => self.form(&all, &self.communicator, deadline)?,
             Err(error) => return Err(all.refuse(error.into(), deadline)),

@@ -10,7 +10,7 @@ use bootstrap::wire::Unsent;
 
 use super::vigil::{End, Vigil};
 use crate::{
-    comm::{self, AbortHandle, Beside, Force, PATIENCE},
+    comm::{self, AbortHandle, Beside, CommError, Force, PATIENCE},
     store::Deadline,
     watch::Trouble,
 };
@@ -133,7 +133,9 @@ impl Vigil {
             let held = held;
             // A later abort finds the communicators aborted, whether or not this succeeded.
             let aborted = AbortHandle::abort_together(&held.what, Deadline::after(PATIENCE));
-            aborted.iter().filter_map(|aborted| aborted.as_ref().err()).for_each(comm::report);
+            let failed = aborted.iter().filter_map(|aborted| aborted.as_ref().err());
+            // An adopted communicator is its owner's to abort.
+            failed.filter(|error| !matches!(error, CommError::Adopted { .. })).for_each(comm::report);
         });
     }
 

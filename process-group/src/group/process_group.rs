@@ -336,11 +336,20 @@ impl ProcessGroup {
     /// store for the group waits a moment for the others to leave the store, so that they do not see it
     /// close. Subgroups end first.
     ///
+    /// An [adopted](Communicator::adopt) communicator is not destroyed: it is [released](Communicator::release)
+    /// to its owner, once the work of all members is done.
+    ///
     /// # Errors
-    /// Those of [`Communicator::destroy`].
+    /// Those of [`Communicator::destroy`]; for an adopted communicator, those of [`quiesce`](Self::quiesce),
+    /// [`barrier`](Self::barrier) and [`Communicator::release`].
     pub fn destroy(self, deadline: Deadline) -> Result<()> {
         const FAREWELL: Duration = Duration::from_secs(10);
         let _range = profile::range("destroy", &self.name, 0);
+        if self.communicator.is_adopted() {
+            // Nothing else waits for the members, whose work may use this rank's windows.
+            self.quiesce(deadline)?;
+            self.barrier(deadline)?;
+        }
         // Outstanding work is dropped last, because dropping the path ends work that is not done. After an
         // error the rest is dropped in the reverse order, with the store last.
         let Self { host, membership, outstanding, communicator, messages, rank, counter, .. } = self;
@@ -351,7 +360,7 @@ impl ProcessGroup {
         }
         let messages = Communicator::destroy_together(messages.into_communicators(rank), deadline);
         let destroyed =
-            messages.into_iter().chain([communicator.destroy(deadline)]).collect::<comm::Result<()>>();
+            messages.into_iter().chain([communicator.release(deadline)]).collect::<comm::Result<()>>();
         counter.vigil.explain(destroyed.map_err(GroupError::from))?;
         membership.end();
         // The state of work that is done now is not asked again.
@@ -364,7 +373,8 @@ impl ProcessGroup {
 
     /// Ends the group at once. Every member must abort it too. The flight recorder's dump is written first,
     /// if there is a [folder](super::Builder::dump_folder) for it. A dump that cannot be written does not stop the
-    /// abort.
+    /// abort. The group also ends if its communicator is [adopted](Communicator::adopt), but work that is blocked on
+    /// the device stays blocked until the owner of the communicator ends it.
     ///
     /// # Errors
     /// Those of [`Communicator::abort`].

@@ -117,7 +117,7 @@ impl Seat {
         self.begin(id, prepared, connects, deadline)
     }
 
-    /// Builds the group with a communicator that was made from another. Collective.
+    /// Builds the group with a communicator that exists. Collective.
     pub(super) fn take(
         self,
         id: GroupId,

@@ -59,8 +59,8 @@ impl ProcessGroup {
     /// [`GroupError::Lost`] the survivors exclude the rank that it names.
     ///
     /// NCCL shrinks the communicator (2.27.3) if every survivor's is usable. Otherwise the survivors make a
-    /// new one over the store, for example after a loss, which aborts the communicator.
-    /// [`startup`](Self::startup) tells which. This group stays, to be aborted. After an
+    /// new one over the store, for example after a loss, which aborts the communicator, and always if the
+    /// communicator is [adopted](comm::Communicator::adopt). [`startup`](Self::startup) tells which. This group stays, to be aborted. After an
     /// [orderly](ShrinkMode::Orderly) shrink it can also be destroyed by all its members.
     ///
     /// ```no_run
@@ -119,6 +119,8 @@ impl ProcessGroup {
         let _unborn = self.counter.vigil.bear(&seat.vigil);
         let state = match (self.communicator.check(), mode) {
             _ if self.counter.vigil.is_over() => State::Gone,
+            // Only its owner may have NCCL shrink it.
+            _ if self.communicator.is_adopted() => State::Gone,
             (Ok(()), ShrinkMode::Orderly) => State::Alive,
             (Ok(()), ShrinkMode::AfterFailure) | (Err(CommError::Poisoned { .. }), _) => State::Hurt,
             (Err(_), _) => State::Gone,
@@ -172,6 +174,7 @@ impl ProcessGroup {
         self.nccl().api().require(Feature::REVOKE).map_err(CommError::from)?;
         // A refused call must not give up any work.
         comm::refuse_inside_group("ncclCommRevoke")?;
+        self.communicator.shared().refuse_adopted("ncclCommRevoke")?;
         vigil.explain(self.communicator.check().map_err(GroupError::from))?;
         // Before NCCL's call, because work that NCCL gives up looks done.
         vigil.revoke(deadline);

@@ -38,6 +38,8 @@ use crate::{
 pub(crate) enum Kind {
     /// Touches only this rank's bookkeeping, so it may run while another thread's group is open.
     Local,
+    /// Like `Local`, but also admitted by a poisoned communicator.
+    Cleanup,
     /// Enqueues work, or queues it in this thread's open group.
     Enqueue,
     /// Ends this thread's group. It must run even while the communicator is being aborted, because NCCL's group would
@@ -233,7 +235,7 @@ impl Gate {
         loop {
             match (kind, self.admitted(&state, call)) {
                 (Kind::GroupEnd, _)
-                | (Kind::Rescue, Err(CommError::Poisoned { .. }))
+                | (Kind::Rescue | Kind::Cleanup, Err(CommError::Poisoned { .. }))
                 | (Kind::Making, Err(CommError::Unmade { .. })) => {}
                 (Kind::Enqueue | Kind::Collective, Ok(())) if state.revoked => {
                     return Err(CommError::Revoked { call, communicator: self.communicator.clone() });

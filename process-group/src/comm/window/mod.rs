@@ -68,6 +68,13 @@ impl Windows {
         self.live.iter().map(|window| (window.ptr.0, window.bytes)).collect()
     }
 
+    /// Returns the handles of all windows that NCCL knows, in the order of their registration, also those of
+    /// registrations that failed in part. Sets them to null.
+    pub(crate) fn take_handles(&self) -> Vec<ncclWindow_t> {
+        let handles = self.cells.iter().map(|cell| cell.swap(ptr::null_mut(), Ordering::AcqRel));
+        handles.filter(|handle| !handle.is_null()).collect()
+    }
+
     /// Returns the symmetric window that contains `bytes` bytes at `address`, and their offset in it. If several do,
     /// returns the one that was registered last.
     pub(crate) fn handle(&self, address: u64, bytes: usize) -> Option<(ncclWindow_t, usize)> {
