@@ -9,6 +9,7 @@ mod checked;
 pub(crate) mod common;
 
 mod abort;
+mod adopt;
 #[cfg(feature = "pickle")]
 mod analyser;
 mod away;

@@ -1,5 +1,6 @@
 //! Pools and commits on the embedded device, with ranks as threads.
 
+mod adopt;
 mod agreed;
 mod checks;
 mod deadline;
