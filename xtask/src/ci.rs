@@ -98,6 +98,7 @@ fn check_change(root: &Path, rerun: bool, steps: &mut Steps) -> Result<()> {
                 call_raw(root)?;
                 symmetric_examples(root)?;
                 store_example(root)?;
+                shell::run(&mut Command::new(program(root, "examples/adopt")))?;
                 shell::run(&mut Command::new(program(root, "examples/agreement")))
             });
             let models = models(&passed, rerun);
