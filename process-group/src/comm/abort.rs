@@ -16,7 +16,7 @@ use nccl_sys::ncclComm_t;
 use super::{
     CommError, Result,
     call::call,
-    group,
+    open_group, reaper,
     service::{Force, Listener, Service, Ticket},
     shared::Shared,
     turn::FREEING,
@@ -124,8 +124,8 @@ pub(crate) fn leaked(shared: &Shared, held: &str) -> CommError {
 /// Each communicator has its own thread and its own NCCL group, so one that cannot be freed does not hold up the
 /// others.
 pub(crate) fn together(communicators: &[Arc<Shared>], force: Force, deadline: Deadline) -> Vec<Result<()>> {
-    if group::is_open() {
-        return communicators.iter().map(|_| group::refuse_inside("ncclCommAbort")).collect();
+    if open_group::is_open() {
+        return communicators.iter().map(|_| open_group::refuse_inside("ncclCommAbort")).collect();
     }
     let raising: Vec<_> = communicators
         .iter()
@@ -211,7 +211,7 @@ impl Raised {
         let (shared, flags) = (shared.clone(), self.flags);
         self.thread.submit(move || {
             free(&shared, flags, deadline)?;
-            shared.let_go();
+            shared.let_go().iter().for_each(reaper::take);
             Ok(())
         })
     }

@@ -13,9 +13,8 @@ use super::{
     CommError, Communicator, Config, Nccl, Result,
     call::call,
     communicator::settings,
-    group,
     making::Making,
-    reaper,
+    open_group, reaper,
     service::Service,
     shared::{Seat, Shared},
 };
@@ -115,7 +114,7 @@ impl Communicator {
         if !self.is_adopted() {
             return self.destroy(deadline);
         }
-        group::refuse_inside("release")?;
+        open_group::refuse_inside("release")?;
         reaper::release(&self.shared).finish(deadline)
     }
 }

@@ -15,24 +15,12 @@ use super::{
     call::{call, unwritten},
     communicator::settings,
     gate::Kind,
-    group,
-    making::{self, Making, Origin},
+    making::{self, Making, Origin, ShrinkMode},
+    open_group,
     service::Service,
     shared::{Seat, Serving, Shared},
 };
 use crate::store::Deadline;
-
-/// Treatment of the communicator's work when it is [shrunk](Communicator::shrink).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ShrinkMode {
-    /// Every rank's work is done. The communicator stays usable beside the new one.
-    #[doc(alias = "NCCL_SHRINK_DEFAULT")]
-    Orderly,
-    /// The work is given up first, because it waits for a rank that is gone. The communicator can only be aborted
-    /// afterwards.
-    #[doc(alias = "NCCL_SHRINK_ABORT")]
-    AfterFailure,
-}
 
 impl Communicator {
     /// Makes a communicator of this one's ranks without the `excluded`, in the same order. Collective over the
@@ -110,7 +98,7 @@ impl Communicator {
     #[doc(alias = "ncclCommRevoke")]
     pub fn revoke(&self, deadline: Deadline) -> Result<()> {
         const CALL: &str = "ncclCommRevoke";
-        group::refuse_inside(CALL)?;
+        open_group::refuse_inside(CALL)?;
         self.shared.refuse_adopted(CALL)?;
         self.nccl().api().require(Feature::REVOKE)?;
         let waiting_for = "this rank's work to be given up".into();

@@ -3,7 +3,7 @@
 use cuda_driver::{DevicePtr, Stream};
 
 use super::{
-    Communicator, DataType, ReduceOp, Result, group,
+    Communicator, DataType, ReduceOp, Result, open_group,
     task::{Primitive, Task},
 };
 use crate::graph_memory;
@@ -255,7 +255,7 @@ impl Communicator {
     /// # Safety
     /// As for the public methods.
     pub(super) unsafe fn submit(&self, task: &Task, stream: &Stream) -> Result<()> {
-        self.check_task(task, stream, group::is_open())?;
+        self.check_task(task, stream, open_group::is_open())?;
         graph_memory::note(stream, task.memory(self.place()))?;
         // SAFETY: the caller's contract.
         Ok(unsafe { self.launch(task, stream) }?)

@@ -17,9 +17,8 @@ use super::{
     check::{ArgumentError, Place},
     children::child,
     gate::Kind,
-    group,
     making::{self, Making, Origin},
-    reaper,
+    open_group, reaper,
     service::Service,
     shared::{Seat, Serving, Shared},
 };
@@ -373,7 +372,7 @@ impl Drop for Communicator {
 /// Returns the NCCL settings with which `call` makes a communicator, or the reason why this rank cannot make one now.
 /// Called before this rank meets the others, because they would wait for a rank that fails later.
 pub(crate) fn settings(call: &'static str, nccl: &Nccl, config: &Config) -> Result<nccl_sys::Config> {
-    group::refuse_inside(call)?;
+    open_group::refuse_inside(call)?;
     let lowered = config.lower(nccl)?;
     let non_blocking = |found: &nccl_sys::Override| {
         found.field == "blocking" && found.value.to_string_lossy().trim().parse() == Ok(0)

@@ -8,7 +8,7 @@ use super::{
     CommError, Communicator, Result, abort,
     call::call,
     gate::Kind,
-    group, reaper,
+    open_group, reaper,
     service::{Listener, Ticket, Unkept, promise},
     shared::Serving,
     turn::FREEING,
@@ -34,8 +34,8 @@ impl Communicator {
     /// [`destroy`](Self::destroy) for a thread that drives several ranks. Returns one result each, in the order
     /// given.
     pub fn destroy_together(communicators: Vec<Self>, deadline: Deadline) -> Vec<Result<()>> {
-        if group::is_open() {
-            return communicators.iter().map(|_| group::refuse_inside("ncclCommDestroy")).collect();
+        if open_group::is_open() {
+            return communicators.iter().map(|_| open_group::refuse_inside("ncclCommDestroy")).collect();
         }
         let finalizing: Vec<_> = communicators
             .iter()
@@ -98,7 +98,7 @@ impl Communicator {
             };
             // After a failure the state of the communicator is unknown, and no call may use it again.
             end().inspect_err(|_| abort::keep(&shared))?;
-            shared.let_go();
+            shared.let_go().iter().for_each(reaper::take);
             Ok(())
         });
         Ok(Destroying { ticket, _interruption: interruption })

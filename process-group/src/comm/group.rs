@@ -1,30 +1,19 @@
 //! NCCL groups: several calls that start together.
 
-use std::{
-    cell::{Cell, RefCell},
-    marker::PhantomData,
-    sync::Arc,
+use std::{cell::RefCell, marker::PhantomData, sync::Arc};
+
+use super::{
+    Nccl, Result,
+    call::call,
+    gate::Kind,
+    open_group::{self, is_open, refuse_inside},
+    reaper,
+    shared::Shared,
 };
 
-use super::{CommError, Nccl, Result, call::call, gate::Kind, reaper, shared::Shared};
-
 thread_local! {
-    /// True while this thread has an open group. Separate from `MEMBERS` because every call reads it.
-    static OPEN: Cell<bool> = const { Cell::new(false) };
     /// The communicators with queued work in the group.
     static MEMBERS: RefCell<Vec<Arc<Shared>>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Returns true while this thread has an open group.
-#[inline]
-pub(crate) fn is_open() -> bool {
-    OPEN.get()
-}
-
-/// Fails for a call that must not be queued in a group.
-#[inline]
-pub(crate) fn refuse_inside(call: &'static str) -> Result<()> {
-    if is_open() { Err(CommError::InsideGroup { call }) } else { Ok(()) }
 }
 
 /// Records that a communicator has work in this thread's open group. The caller is inside its gate.
@@ -78,12 +67,12 @@ impl Group {
     /// Opens a group on this thread.
     ///
     /// # Errors
-    /// [`CommError::InsideGroup`] if one is open already; [`CommError::Nccl`].
+    /// [`CommError::InsideGroup`](super::CommError::InsideGroup) if one is open already; [`CommError::Nccl`](super::CommError::Nccl).
     pub fn begin(nccl: &Nccl) -> Result<Self> {
         refuse_inside("ncclGroupStart")?;
         // SAFETY: the function has no arguments.
         unsafe { call!(nccl, "a group", ncclGroupStart()) }?;
-        OPEN.set(true);
+        open_group::set(true);
         Ok(Self { nccl: nccl.clone(), ended: false, thread: PhantomData })
     }
 
@@ -97,7 +86,7 @@ impl Group {
     /// goes to the [drop error hook](super::set_drop_error_hook).
     ///
     /// # Errors
-    /// [`CommError::Nccl`]: the queued work may have been launched in part. Every communicator in the group is
+    /// [`CommError::Nccl`](super::CommError::Nccl): the queued work may have been launched in part. Every communicator in the group is
     /// poisoned, unless NCCL refused the arguments.
     #[doc(alias = "ncclGroupEnd")]
     pub fn finish(mut self) -> Result<()> {
@@ -108,7 +97,7 @@ impl Group {
         if std::mem::replace(&mut self.ended, true) {
             return Ok(());
         }
-        OPEN.set(false);
+        open_group::set(false);
         let mut members = MEMBERS.take();
         // All threads use one order, so that two groups cannot wait for each other's gates.
         members.sort_unstable_by_key(|member| member.serial);

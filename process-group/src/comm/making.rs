@@ -7,7 +7,17 @@ use std::{
 
 use cuda_driver::Context;
 
-use super::ShrinkMode;
+/// Treatment of the communicator's work when it is [shrunk](super::Communicator::shrink).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ShrinkMode {
+    /// Every rank's work is done. The communicator stays usable beside the new one.
+    #[doc(alias = "NCCL_SHRINK_DEFAULT")]
+    Orderly,
+    /// The work is given up first, because it waits for a rank that is gone. The communicator can only be aborted
+    /// afterwards.
+    #[doc(alias = "NCCL_SHRINK_ABORT")]
+    AfterFailure,
+}
 
 /// The origin of a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -2,7 +2,7 @@
 
 use nccl_sys::{Feature, ncclCommMemStat_t};
 
-use super::{Communicator, Result, call::call, gate::Kind, group};
+use super::{Communicator, Result, call::call, gate::Kind, open_group};
 use crate::store::Deadline;
 
 /// Device memory that NCCL holds for one communicator on this rank, in bytes. Memory that the program allocated is
@@ -35,7 +35,7 @@ impl Communicator {
     #[doc(alias = "ncclCommMemStats")]
     pub fn memory_statistics(&self, deadline: Deadline) -> Result<MemoryStatistics> {
         const CALL: &str = "ncclCommMemStats";
-        group::refuse_inside(CALL)?;
+        open_group::refuse_inside(CALL)?;
         self.nccl().api().require(Feature::MEMORY_STATISTICS)?;
         let shared = self.shared();
         let _entry = shared.gate.enter(CALL, Kind::Local, Some(deadline))?;

@@ -52,7 +52,7 @@ impl Communicator {
     /// [`Nccl`](CommError::Nccl): the communicator is then poisoned.
     pub fn prepare_one_sided(&self, deadline: Deadline) -> Result<()> {
         const CALL: &str = "ncclSignal";
-        super::group::refuse_inside(CALL)?;
+        super::open_group::refuse_inside(CALL)?;
         self.one_sided_supported()?;
         if self.shared().one_sided.load(Ordering::Acquire) {
             return Ok(());

@@ -131,7 +131,7 @@ pub(super) fn release(shared: &Arc<Shared>) -> Releasing {
             withdraw(&shared).inspect_err(|_| abort::keep(&shared))?;
             // The owner may abort the communicator later, which raises the flags of these.
             shared.take_children().iter().for_each(abort::keep);
-            shared.let_go();
+            shared.let_go().iter().for_each(take);
             Ok(())
         })
     });

@@ -19,10 +19,9 @@ use super::{
     check::Place,
     gate::{Gate, Kind},
     making::Making,
-    reaper,
     registry::Registry,
     service::{Listener, Service, Ticket, Unkept},
-    window::Windows,
+    window::table::Windows,
 };
 use crate::store::Deadline;
 
@@ -132,15 +131,18 @@ impl Shared {
     }
 
     /// Called when the communicator is gone, or released to its owner. Releases the memory of its windows and
-    /// registrations, aborts the children that it kept, and drops the reference to its owner.
-    pub(crate) fn let_go(&self) {
+    /// registrations, and drops the reference to its owner. Returns the children that it kept, which the caller
+    /// aborts.
+    #[must_use]
+    pub(crate) fn let_go(&self) -> Vec<Arc<Self>> {
         self.registry.clear();
-        self.take_children().iter().for_each(reaper::take);
+        let children = self.take_children();
         let kept = std::mem::take(&mut self.windows().kept);
         // Dropped after the lock is released, because freeing this memory may call into other code.
         drop(kept);
         let owner = self.owner.get().and_then(|it| it.lock().unwrap_or_else(PoisonError::into_inner).take());
         drop(owner);
+        children
     }
 
     /// Returns NCCL's asynchronous error, if any.

@@ -15,7 +15,7 @@ use super::{
     gate::Kind,
     group,
     one_sided::ONLY,
-    types,
+    open_group, types,
 };
 use crate::{Slim, memory::CommonPlace, operation::Operation, rare};
 
@@ -313,7 +313,7 @@ impl Communicator {
         if shared.registry.owes() {
             shared.settle_before(task.call.name())?;
         }
-        if group::is_open() {
+        if open_group::is_open() {
             group::enrol(shared);
         }
         let launch = Launch {

@@ -22,7 +22,7 @@ use std::{
 use self::rights::Locked;
 pub(crate) use self::rights::{Entry, Observer};
 use super::{
-    CommError, Result, group,
+    CommError, Result, open_group,
     service::{Force, Listener},
 };
 use crate::{
@@ -253,7 +253,7 @@ impl Gate {
                 (None, Kind::Enqueue) if held_by_other => "another thread's open group",
                 (None, _) => break,
             };
-            if kind == Kind::Enqueue && held_by_other && group::is_open() {
+            if kind == Kind::Enqueue && held_by_other && open_group::is_open() {
                 return Err(CommError::GroupConflict { call, communicator: self.communicator.clone() });
             }
             if let Some(deadline) = deadline.filter(Deadline::expired) {

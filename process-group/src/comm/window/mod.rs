@@ -7,20 +7,21 @@
 mod peers;
 mod request;
 mod support;
+pub(super) mod table;
 
 use std::{
     any::Any,
     fmt, ptr,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicPtr, Ordering},
-    },
+    sync::{Arc, Weak, atomic::Ordering},
 };
 
 use cuda_driver::DevicePtr;
-use nccl_sys::{Version, ncclWindow_t, ncclWindow_vidmem};
+use nccl_sys::{Version, ncclWindow_t};
 
-use self::request::check_requests;
+use self::{
+    request::check_requests,
+    table::{Cell, Live},
+};
 pub use self::{
     request::{WindowFlags, WindowRequest, WindowRequestError},
     support::{WindowFacts, WindowsUnsupported},
@@ -28,65 +29,13 @@ pub use self::{
 use super::{
     Communicator, Result,
     call::call,
-    group,
+    open_group,
     shared::{Serving, Shared},
 };
 use crate::store::Deadline;
 
 /// From this release on, NCCL reuses the symmetric addresses of deregistered windows.
 const ADDRESSES_COME_BACK: Version = Version::new(2, 28, 0);
-
-/// A window's handle. NCCL writes it at an unspecified time, so the cell stays in place until the communicator is
-/// gone.
-pub(crate) type Cell = Arc<AtomicPtr<ncclWindow_vidmem>>;
-
-/// The windows of a communicator.
-#[derive(Debug, Default)]
-pub(crate) struct Windows {
-    next: u64,
-    /// Total bytes of all windows registered so far.
-    ever: u64,
-    live: Vec<Live>,
-    /// Every cell that NCCL has received.
-    cells: Vec<Cell>,
-    /// The memory under the windows, if a caller asked to keep it.
-    pub(crate) kept: Vec<Arc<dyn Any + Send + Sync>>,
-}
-
-/// A window that is registered.
-#[derive(Debug)]
-struct Live {
-    serial: u64,
-    ptr: DevicePtr,
-    bytes: usize,
-    flags: WindowFlags,
-    cell: Cell,
-}
-
-impl Windows {
-    fn ranges(&self) -> Vec<(u64, usize)> {
-        self.live.iter().map(|window| (window.ptr.0, window.bytes)).collect()
-    }
-
-    /// Returns the handles of all windows that NCCL knows, in the order of their registration, also those of
-    /// registrations that failed in part. Sets them to null.
-    pub(crate) fn take_handles(&self) -> Vec<ncclWindow_t> {
-        let handles = self.cells.iter().map(|cell| cell.swap(ptr::null_mut(), Ordering::AcqRel));
-        handles.filter(|handle| !handle.is_null()).collect()
-    }
-
-    /// Returns the symmetric window that contains `bytes` bytes at `address`, and their offset in it. If several do,
-    /// returns the one that was registered last.
-    pub(crate) fn handle(&self, address: u64, bytes: usize) -> Option<(ncclWindow_t, usize)> {
-        let offset = |window: &Live| {
-            let offset = usize::try_from(address.checked_sub(window.ptr.0)?).ok()?;
-            let fits = offset.checked_add(bytes)? <= window.bytes;
-            (fits && window.flags.contains(WindowFlags::SYMMETRIC)).then_some(offset)
-        };
-        let find = |window: &Live| Some((window.cell.load(Ordering::Acquire), offset(window)?));
-        self.live.iter().rev().find_map(find)
-    }
-}
 
 /// A registered window. It stays registered until [`Communicator::deregister_windows`], or until the communicator is
 /// gone. Dropping this value changes nothing, because every rank must deregister in the same order.
@@ -244,7 +193,7 @@ impl Communicator {
     #[doc(alias = "ncclCommWindowDeregister")]
     pub fn deregister_windows(&self, windows: Vec<Window>, deadline: Deadline) -> Result<()> {
         const CALL: &str = "ncclCommWindowDeregister";
-        group::refuse_inside(CALL)?;
+        open_group::refuse_inside(CALL)?;
         let own = Arc::as_ptr(self.shared());
         if let Some((index, window)) =
             windows.iter().enumerate().find(|(_, window)| !ptr::eq(window.communicator.as_ptr(), own))
@@ -316,7 +265,7 @@ struct Begun {
 /// Checks the requests and submits them to the service thread.
 fn begin(communicator: &Communicator, requests: &[WindowRequest]) -> Result<Begun> {
     const CALL: &str = "ncclCommWindowRegister";
-    group::refuse_inside(CALL)?;
+    open_group::refuse_inside(CALL)?;
     let shared = communicator.shared();
     communicator.check_windows(requests)?;
     let cells: Vec<Cell> = requests.iter().map(|_| Cell::default()).collect();
