@@ -257,6 +257,11 @@ impl ConfigBuilder {
         self.set(|raw| raw.nvlsHostMode = mode.0)
     }
 
+    /// Returns the fields that are set so far. The pointers are null.
+    pub fn raw(&self) -> &ncclConfig_t {
+        &self.raw
+    }
+
     /// Builds the configuration for this library.
     ///
     /// # Errors

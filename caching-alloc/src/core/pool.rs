@@ -40,6 +40,16 @@ impl Pool {
         &self.handle.core.info
     }
 
+    pub(super) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// Returns the ordinal of the device.
+    #[must_use]
+    pub fn device(&self) -> u32 {
+        self.engine.registry.ordinal()
+    }
+
     /// Returns the pool's number in its allocator.
     #[must_use]
     pub fn id(&self) -> PoolId {

@@ -1,8 +1,8 @@
 //! Settings of a communicator.
 
-use nccl_sys::{ConfigBuilder, Missing};
+use nccl_sys::{ConfigError, Missing, NCCL_CONFIG_UNDEF_INT};
 
-pub use nccl_sys::CtaPolicy;
+pub use nccl_sys::{ConfigBuilder, CtaPolicy, GraphUsage};
 
 use super::{Nccl, Result, WindowFacts};
 
@@ -17,7 +17,7 @@ use super::{Nccl, Result, WindowFacts};
 /// communicator that is [split](super::Communicator::split) off with other settings, agreed once, has the same
 /// effect.
 #[doc(alias = "ncclConfig_t")]
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Config {
     /// The name in NCCL's messages and in errors of this crate; NCCL 2.27.
@@ -34,6 +34,9 @@ pub struct Config {
     /// Facts about the ranks' hosts and devices that decide whether windows are supported. A process group fills them
     /// in from its members' data. A caller that makes communicators directly sets them.
     pub window_facts: WindowFacts,
+    /// All other settings of NCCL; see [`Config::nccl`](Self::nccl()).
+    pub nccl: ConfigBuilder,
+    pub(crate) graph_usage: Option<GraphUsage>,
 }
 
 impl Config {
@@ -64,6 +67,40 @@ impl Config {
         self
     }
 
+    /// Sets every setting of `ncclConfig_t` for which there is no field here, such as the traffic class. A field here
+    /// that is set has priority.
+    ///
+    /// ```
+    /// use process_group::comm::{Config, ConfigBuilder};
+    ///
+    /// let config = Config::new().ctas(1, 16).nccl(ConfigBuilder::new().traffic_class(3).nvls_ctas(8));
+    /// # drop(config);
+    /// ```
+    ///
+    /// A communicator is not made with these values ([`CommError::Config`](super::CommError::Config)):
+    /// - `blocking` 0: this crate does not drive non-blocking communicators.
+    /// - `splitShare` and `shrinkShare` 1: NCCL would abort a communicator together with those made from it, which this
+    ///   crate ends one by one.
+    /// - `graphUsageMode` 0 and 1: wrong use is undefined behaviour, so [`graph_usage`](Self::graph_usage) is `unsafe`.
+    /// - `graphStreamOrdering` 0: NCCL would not order its kernels in graphs.
+    #[must_use]
+    pub fn nccl(mut self, settings: ConfigBuilder) -> Self {
+        self.nccl = settings;
+        self
+    }
+
+    /// Declares how captured graphs use the communicator (`graphUsageMode`, NCCL 2.29). NCCL then adds fewer nodes to
+    /// graphs.
+    ///
+    /// # Safety
+    /// Graphs and launches use every communicator that is made with this configuration as declared. NCCL does not
+    /// order others, so they may overlap on the same buffers.
+    #[must_use]
+    pub unsafe fn graph_usage(mut self, usage: GraphUsage) -> Self {
+        self.graph_usage = Some(usage);
+        self
+    }
+
     /// Returns the settings that are set here but that the loaded release would ignore. For environment variables
     /// that override the settings, see [`nccl_sys::overrides`].
     ///
@@ -76,8 +113,9 @@ impl Config {
     /// Returns the settings as NCCL reads them. NCCL keeps the name's address, so the value must live as long as the
     /// communicator.
     pub(crate) fn lower(&self, nccl: &Nccl) -> Result<nccl_sys::Config> {
+        self.check()?;
         // Blocking, independent of the release's default.
-        let mut builder = ConfigBuilder::new().blocking(true);
+        let mut builder = self.nccl.clone().blocking(true);
         if let Some(name) = &self.name {
             builder = builder.comm_name(name.as_str());
         }
@@ -93,6 +131,71 @@ impl Config {
         if let Some(policy) = self.cta_policy {
             builder = builder.cta_policy(policy);
         }
+        if let Some(usage) = self.graph_usage {
+            builder = builder.graph_usage(usage);
+        }
         Ok(builder.build_lenient(nccl.api())?)
+    }
+
+    /// Refuses settings with which this crate cannot keep its promises.
+    fn check(&self) -> Result<()> {
+        const UNSET: i32 = NCCL_CONFIG_UNDEF_INT;
+        let raw = self.nccl.raw();
+        let one_by_one = "communicators of this crate end one by one, and share no resources";
+        let unsafe_method = "its wrong use is undefined behaviour: set Config::graph_usage";
+        let refused = [
+            ("blocking", raw.blocking, [UNSET, 1], "communicators of this crate are blocking"),
+            ("splitShare", raw.splitShare, [UNSET, 0], one_by_one),
+            ("shrinkShare", raw.shrinkShare, [UNSET, 0], one_by_one),
+            ("graphUsageMode", raw.graphUsageMode, [UNSET, GraphUsage::Mixed as i32], unsafe_method),
+            (
+                "graphStreamOrdering",
+                raw.graphStreamOrdering,
+                [UNSET, 1],
+                "NCCL must order its kernels in graphs",
+            ),
+        ];
+        match refused.into_iter().find(|(_, value, allowed, _)| !allowed.contains(value)) {
+            None => Ok(()),
+            Some((field, value, _, problem)) => {
+                let (value, problem) = (value.to_string(), problem.to_owned());
+                Err(ConfigError::Value { field, value, problem }.into())
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::embedded_machine::machine_with;
+
+    #[test]
+    fn every_setting_reaches_nccl_except_those_that_break_promises() {
+        let machine = machine_with(1, 22907);
+        let lower = |config: Config| config.lower(&machine.nccl).map(|lowered| lowered.raw());
+        let builder = ConfigBuilder::new;
+        let all = builder().traffic_class(3).nvls_ctas(8).ctas(1, 64).rma_contexts(2).split_share(false);
+        let raw = lower(Config::new().nccl(all).ctas(2, 4)).unwrap();
+        assert_eq!((raw.trafficClass, raw.nvlsCTAs, raw.numRmaCtx, raw.blocking), (3, 8, 2, 1));
+        // The field has priority.
+        assert_eq!((raw.minCTAs, raw.maxCTAs), (2, 4));
+        let refused = [
+            (builder().blocking(false), "blocking"),
+            (builder().split_share(true), "splitShare"),
+            (builder().shrink_share(true), "shrinkShare"),
+            (builder().graph_usage(GraphUsage::None), "graphUsageMode"),
+            (builder().graph_stream_ordering(false), "graphStreamOrdering"),
+            (builder().nvls_ctas(0), "nvlsCTAs"),
+        ];
+        for (settings, field) in refused {
+            let error = crate::error_text(&lower(Config::new().nccl(settings)).unwrap_err());
+            assert!(error.contains(&format!("`ncclConfig_t.{field}` cannot be")), "{error}");
+        }
+        // SAFETY: no communicator is made.
+        let declared = unsafe { Config::new().graph_usage(GraphUsage::Single) };
+        assert_eq!(lower(declared).unwrap().graphUsageMode, 1);
+        let ignored = Config::new().nccl(builder().rma_signals(1)).ignored_by(&machine.nccl).unwrap();
+        assert_eq!(ignored.len(), 1);
     }
 }

@@ -58,7 +58,7 @@ pub use check::ArgumentError;
 pub(crate) use check::Place;
 pub use communicator::Communicator;
 pub(crate) use communicator::settings;
-pub use config::{Config, CtaPolicy};
+pub use config::{Config, ConfigBuilder, CtaPolicy, GraphUsage};
 pub use error::{CommError, Result};
 pub use group::Group;
 pub use making::{Making, Origin, ShrinkMode};

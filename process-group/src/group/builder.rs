@@ -10,7 +10,7 @@ use std::{
 use cuda_driver::{Context, Driver};
 
 use super::{
-    Environment, GroupError, GroupId, Member, ProcessGroup, Result, Stance, Witnesses,
+    Environment, GroupError, GroupId, GroupSettings, Member, ProcessGroup, Result, Stance, Witnesses,
     form::stay_away,
     join::join,
     meeting::follow_up,
@@ -54,19 +54,14 @@ pub struct Builder {
     store: Option<SharedStore>,
     context: Option<Context>,
     nccl: Option<Nccl>,
-    pub(super) config: Config,
-    pub(super) timeout: Duration,
-    work_timeout: Option<Duration>,
+    pub(super) settings: GroupSettings,
     pub(super) heartbeat: Duration,
     witnesses: Witnesses,
     checked: bool,
     dump_folder: Option<PathBuf>,
-    timing: bool,
     pub(super) registration: Option<bool>,
-    pub(super) check_buffers: bool,
     pub(super) lazy: bool,
     pub(super) p2p: P2pPolicy,
-    p2p_config: Option<Config>,
     pub(super) followers: Vec<Follower>,
 }
 
@@ -90,19 +85,14 @@ impl Builder {
             store: None,
             context: None,
             nccl: None,
-            config: Config::new(),
-            timeout: Duration::from_secs(600),
-            work_timeout: None,
+            settings: GroupSettings::new(),
             heartbeat: Duration::from_secs(1),
             witnesses: Witnesses::default(),
             checked: false,
             dump_folder: None,
-            timing: false,
             registration: None,
-            check_buffers: true,
             lazy: false,
             p2p: P2pPolicy::default(),
-            p2p_config: None,
             followers: Vec::new(),
         }
     }
@@ -145,22 +135,41 @@ impl Builder {
 
     /// Settings of the communicator. The group sets its name, and the members set its window facts.
     pub fn config(self, config: Config) -> Self {
-        Self { config, ..self }
+        self.settings(config.into())
+    }
+
+    /// Calls `callback` once when the group, or a group that inherits the callback, ends by itself; see
+    /// [`GroupSettings::on_end`] (default: nothing is called).
+    ///
+    /// ```
+    /// # use process_group::ProcessGroup;
+    /// // Ends the process, so that its launcher can restart the job.
+    /// let builder = ProcessGroup::builder().on_end(|error| {
+    ///     eprintln!("{error}");
+    ///     std::process::exit(1);
+    /// });
+    /// # drop(builder);
+    /// ```
+    pub fn on_end(self, callback: impl Fn(GroupError) + Send + Sync + 'static) -> Self {
+        self.settings(GroupSettings::new().on_end(callback))
+    }
+
+    /// Takes the settings that are set in `settings`: those that a group made from this one may replace. The
+    /// builder's own methods set the same ones.
+    pub fn settings(self, settings: GroupSettings) -> Self {
+        Self { settings: settings.or(&self.settings), ..self }
     }
 
     /// The time that [`build`](Self::build) waits for the other ranks, and the group's default deadline for
     /// calls that take none (default 10 minutes).
     pub fn timeout(self, timeout: Duration) -> Self {
-        Self { timeout, ..self }
+        self.settings(GroupSettings::new().timeout(timeout))
     }
 
-    /// The time that work may take once it is the oldest of its stream, whether or not a thread waits for it
-    /// (default: the [timeout](Self::timeout)). It also limits how long a call on a [path](super::Path) may
-    /// take to return. After it, the group ends on every member with [`GroupError::Overdue`], which names the
-    /// ranks that have not joined, and the flight recorders have written their dumps. Work that a graph
-    /// captured is not watched, unless [`launched`](ProcessGroup::launched) marks the graph's launches.
+    /// The time that work may take once it is the oldest of its stream; see [`GroupSettings::work_timeout`]
+    /// (default: the [timeout](Self::timeout)).
     pub fn work_timeout(self, timeout: Duration) -> Self {
-        Self { work_timeout: Some(timeout), ..self }
+        self.settings(GroupSettings::new().work_timeout(timeout))
     }
 
     /// The interval at which this process publishes that it is running (default 1 s). The ranks of its host
@@ -203,13 +212,10 @@ impl Builder {
         Self { dump_folder: Some(folder.into()), ..self }
     }
 
-    /// Times every operation on the device (default: off, unless `PROCESS_GROUP_TIMING` is 1). An operation
-    /// then has two events with timestamps in place of one without.
-    /// [`Work::elapsed_us`](super::Work::elapsed_us) and the flight recorder report how long an operation
-    /// took. The recorder also distinguishes the operation that a stream is running from those that wait
-    /// behind it. Each rank may choose for itself.
+    /// Times every operation on the device; see [`GroupSettings::timing`] (default: off, unless
+    /// `PROCESS_GROUP_TIMING` is 1).
     pub fn timing(self, timing: bool) -> Self {
-        Self { timing, ..self }
+        self.settings(GroupSettings::new().timing(timing))
     }
 
     /// Defers the communicator. The ranks meet and agree as always, but make the communicator with their
@@ -226,11 +232,10 @@ impl Builder {
         Self { p2p: policy, ..self }
     }
 
-    /// Settings of the communicators that carry messages besides the group's own (default: the group's
-    /// settings, with a limit on thread blocks so that all communicators fit on the device at once). The
-    /// group sets their names and window facts.
+    /// Settings of the communicators that carry messages besides the group's own; see
+    /// [`GroupSettings::p2p_config`].
     pub fn p2p_config(self, config: Config) -> Self {
-        Self { p2p_config: Some(config), ..self }
+        self.settings(GroupSettings::new().p2p_config(config))
     }
 
     /// Calls `follower` with every communicator that the group, and the groups split from it, make for
@@ -290,11 +295,12 @@ impl Builder {
     }
 
     fn meet(self, communicator: Option<Communicator>) -> Result<ProcessGroup> {
-        let (began, deadline) = (Instant::now(), Deadline::after(self.timeout));
+        let (began, deadline) = (Instant::now(), Deadline::after(self.settings.time_limit()));
         let Ready { rank, size, store, host, nccl, context, folder, timing, checked, stance } =
             self.ready(false, deadline)?;
-        let messages = Messages::new(self.messages(&context)?, self.lazy, size, &self.config);
         let terms = self.terms(timing, checked);
+        let messages = Messages::new(self.messages(&context)?, self.lazy, size, &terms.own);
+        let config = terms.own.communicator();
         let name: Arc<str> = self.name.into();
         let root = PrefixStore::new(FOLDER, store);
         let store = own_part(&root, &name, self.epoch);
@@ -350,7 +356,7 @@ impl Builder {
             followers,
         };
         let mut group = match communicator {
-            None => seat.init(id, &nccl, &context, self.config, follow_up(deadline))?,
+            None => seat.init(id, &nccl, &context, config, follow_up(deadline))?,
             Some(mut communicator) => {
                 communicator.set_window_facts(member::window_facts(&seat.members));
                 seat.take(id, communicator, follow_up(deadline))?
@@ -362,9 +368,8 @@ impl Builder {
 
     /// Returns the group's settings.
     pub(super) fn terms(&self, timing: bool, checked: bool) -> Terms {
-        let Self { timeout, work_timeout, heartbeat, check_buffers: looks, lazy, .. } = *self;
-        let work_timeout = work_timeout.unwrap_or(timeout);
-        Terms { timeout, work_timeout, heartbeat, timing, checked, looks, lazy }
+        let own = self.settings.clone().timing(timing);
+        Terms { heartbeat: self.heartbeat, checked, lazy: self.lazy, own }
     }
 
     /// Returns the settings for messages.
@@ -373,7 +378,7 @@ impl Builder {
             return Err(GroupError::Setting { group: self.name.clone(), problem });
         }
         let multiprocessors = context.device().multiprocessors()?;
-        Ok(messages::Settings { policy: self.p2p, own: self.p2p_config.clone(), multiprocessors })
+        Ok(messages::Settings { policy: self.p2p, multiprocessors })
     }
 
     /// Determines this rank's place in the job, and reports its own errors before the others are met.
@@ -409,8 +414,7 @@ impl Builder {
                 Driver::load()?.device(ordinal)?.retain_primary()?
             }
         };
-        comm::settings("build", &nccl, &self.config)?;
-        self.p2p_config.as_ref().map_or(Ok(()), |config| comm::settings("build", &nccl, config).map(drop))?;
+        self.settings.check("build", &nccl)?;
         let folder = self.dump_folder.clone().or(environment.dump_folder);
         if let Some(folder) = &folder {
             let is_ready = if cfg!(feature = "pickle") {
@@ -423,7 +427,7 @@ impl Builder {
             };
             is_ready.map_err(|source| DumpError { path: folder.clone(), source })?;
         }
-        let timing = self.timing || environment.timing;
+        let timing = self.settings.timing.unwrap_or(environment.timing);
         let checked = self.checked || environment.checked;
         let stance = Stance::here(self.registration.unwrap_or(environment.registration), &nccl);
         Ok(Ready { rank, size, store, host, nccl, context, folder, timing, checked, stance })

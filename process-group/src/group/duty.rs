@@ -9,7 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::calls::{Calls, Pending};
+use super::{
+    GroupSettings,
+    calls::{Calls, Pending},
+};
 use crate::{record::Desk, store::PrefixStore, watch::Rolling};
 
 /// The enqueued work of a group, as the watchdog sees it.
@@ -39,6 +42,8 @@ pub(crate) struct Duty {
     rolling: Arc<Rolling>,
     work: Weak<dyn OpenWork>,
     work_timeout: Duration,
+    /// The longest pause between two checks.
+    pause: Duration,
     /// Calls on the group's path.
     calls: Calls,
     oldest: Mutex<Oldest>,
@@ -67,13 +72,14 @@ impl Duty {
         store: PrefixStore,
         desk: &Arc<Desk>,
         work: Weak<dyn OpenWork>,
-        work_timeout: Duration,
+        settings: &GroupSettings,
     ) -> Self {
+        let (work_timeout, pause) = (settings.work_limit(), settings.pause());
         let desk = desk.clone();
         let (rolling, calls) = (Arc::new(Rolling::new()), Calls::default());
         let (oldest, asked) = (Mutex::default(), Mutex::default());
         let suspected = AtomicBool::new(false);
-        Self { id, store, desk, rolling, work, work_timeout, calls, oldest, suspected, asked }
+        Self { id, store, desk, rolling, work, work_timeout, pause, calls, oldest, suspected, asked }
     }
 
     /// The group's id.
@@ -101,9 +107,9 @@ impl Duty {
         &self.calls
     }
 
-    /// Returns the time that work may take once it is the oldest of its stream.
-    pub(crate) fn work_timeout(&self) -> Duration {
-        self.work_timeout
+    /// Returns the longest pause between two checks.
+    pub(crate) fn pause(&self) -> Duration {
+        self.pause
     }
 
     /// Returns true if all enqueued work is known to be done.

@@ -25,7 +25,10 @@ impl Vigil {
 
     /// Runs the watchdog's check once.
     pub(crate) fn look(self: &Arc<Self>, now: Instant) {
-        let Some(duty) = self.duty().filter(|_| !self.is_over()) else { return self.settle(now) };
+        let Some(duty) = self.duty().filter(|_| !self.is_over()) else {
+            self.report_end();
+            return self.settle(now);
+        };
         let _ = self.check_background();
         self.resolve(now);
         let late = duty.look(now);

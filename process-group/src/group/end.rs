@@ -1,14 +1,17 @@
 //! Ends a group on this rank, and tells its other members that this rank has left it.
 
 use std::{
-    sync::{Arc, PoisonError, Weak, atomic::Ordering},
+    sync::{Arc, MutexGuard, PoisonError, Weak, atomic::Ordering},
     thread,
     time::Instant,
 };
 
 use bootstrap::wire::Unsent;
 
-use super::vigil::{End, Vigil};
+use super::{
+    settings::EndCallback,
+    vigil::{End, Vigil},
+};
 use crate::{
     comm::{self, AbortHandle, Beside, CommError, Force, PATIENCE},
     store::Deadline,
@@ -38,6 +41,7 @@ impl Vigil {
         if let Some(force) = force {
             self.leave(force);
         }
+        self.report_end();
         // After a member has left, the watchdog aborts instead, once work that can still complete has completed.
         if !has_left {
             self.abort();
@@ -48,6 +52,34 @@ impl Vigil {
             let recorder = self.recorder.clone();
             aside("farewell", move || recorder.trouble());
         }
+    }
+
+    /// Sets the callback for the end of the group, which is made now.
+    pub(super) fn notify_of_end(&self, callback: Option<EndCallback>) {
+        *self.on_end() = callback;
+        self.report_end();
+    }
+
+    fn on_end(&self) -> MutexGuard<'_, Option<EndCallback>> {
+        self.on_end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls the callback for the group's end, unless this rank has ended it. Does not block. The callback runs on its
+    /// own thread, which also confines a panic. If no thread can be started, the watchdog tries again.
+    pub(super) fn report_end(&self) {
+        let Some(End::Trouble(trouble)) = self.end.get() else { return };
+        let Some(callback) = self.on_end().take() else { return };
+        let (error, call) = (trouble.error(&self.name), callback.clone());
+        if thread::Builder::new().name("group-end".into()).spawn(move || call(error)).is_err() {
+            *self.on_end() = Some(callback);
+        }
+    }
+
+    /// Drops the callback, because this rank ends the group.
+    fn forget_end(&self) {
+        let callback = self.on_end().take();
+        // Dropped without the lock: it may own objects with locks of their own.
+        drop(callback);
     }
 
     /// Ends child groups that are still being made and do not notice this end themselves. A forced end reaches all of
@@ -190,11 +222,13 @@ impl Membership {
     /// Marks that all members have ended the group together.
     pub(super) fn end(&self) {
         self.0.is_member.store(false, Ordering::Release);
+        self.0.forget_end();
     }
 }
 
 impl Drop for Membership {
     fn drop(&mut self) {
         self.0.leave(Force::Dropped);
+        self.0.forget_end();
     }
 }

@@ -5,7 +5,8 @@ use std::{io, time::Duration};
 use bootstrap::{Ranges, agreement::Failure};
 
 use super::{
-    BufferError, Disagreement, MessageDifference, Misplaced, PathError, ShrinkError, SplitError, TorchError,
+    BufferError, Disagreement, MessageDifference, Misplaced, NotRegistered, PathError, ShrinkError,
+    SplitError, TorchError,
 };
 use crate::{
     comm::{ArgumentError, CommError, DataType},
@@ -129,6 +130,15 @@ pub enum GroupError {
         group: String,
         /// The reason.
         source: ShrinkError,
+    },
+
+    /// A pool is registered on no member. Every member gets the same error.
+    #[error("{group}: the pool is registered on no member: {source}")]
+    NotRegistered {
+        /// The group's name.
+        group: String,
+        /// The reason.
+        source: NotRegistered,
     },
 
     /// Two buffers of an operation do not fit together.

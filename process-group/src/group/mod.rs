@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `builder`, `environment`, `join`, `seat`, `terms` | building a group of ranks |
 //! | `error`, `causes` | errors of groups, and what they report |
+//! | `settings` | the settings that every group may have of its own |
 //! | `torch` | joining a group of PyTorch's ranks |
 //! | `meeting` | agreements of the members |
 //! | `member` | each rank's record, and the decisions that follow from all records |
@@ -23,7 +24,7 @@
 //! | [`p2p`] | selecting the communicators for messages |
 //! | [`path`] | transports besides NCCL that other crates implement |
 //! | `checked` | comparing calls before they are launched |
-//! | `registration`, `registered`, `report` | registering memory, on all members or on none, and a report of registered buffers |
+//! | `registration`, `registered`, `pools`, `report` | registering memory or single pools, on all members or on none, and a report of registered buffers |
 //! | `sight`, `places`, `buffers` | checks that buffers are memory of the group's device, and their position in its windows |
 //! | `vigil`, `end` | ending a group when a member is in trouble or leaves |
 //! | `duty`, `duty_checks`, `calls`, `doubt` | the watchdog's checks of a group |
@@ -62,12 +63,15 @@ pub mod p2p;
 mod parts;
 pub mod path;
 mod places;
+#[cfg(feature = "registration")]
+mod pools;
 mod process_group;
 mod raw;
 mod registered;
 mod registration;
 mod report;
 mod seat;
+mod settings;
 mod shrink;
 mod sight;
 mod split;
@@ -96,6 +100,7 @@ pub use process_group::{ProcessGroup, Standing};
 pub use raw::Raw;
 pub use registered::NotRegistered;
 pub use report::{Lying, OperationBuffers, RegistrationReport};
+pub use settings::GroupSettings;
 pub use split_plan::{Placement, Request, SplitError, SplitPlan};
 pub use startup::Startup;
 pub use typed::Scalar;

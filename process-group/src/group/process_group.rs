@@ -197,7 +197,7 @@ impl ProcessGroup {
     /// Returns the group's default deadline, for waits that are given none.
     #[must_use]
     pub fn timeout(&self) -> Deadline {
-        Deadline::after(self.terms.timeout)
+        Deadline::after(self.terms.own.time_limit())
     }
 
     /// Returns the number of calls that were enqueued on this rank: collectives, messages, and marked

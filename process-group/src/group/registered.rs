@@ -1,10 +1,16 @@
 //! The outcome of registration.
 
 use std::fmt;
+#[cfg(feature = "registration")]
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+#[cfg(feature = "registration")]
+use caching_alloc::core::Pool;
 use nccl_sys::Version;
 
 use crate::memory::Unregistrable;
+#[cfg(feature = "registration")]
+use crate::registration::Enlistment;
 
 /// The reason why a group's memory is not registered; the same on every member. Ranks are those of the job.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -76,6 +82,12 @@ pub enum NotRegistered {
         /// The reason.
         reason: Unregistrable,
     },
+    /// The pool was not registered.
+    #[error("pool {pool:?} was not registered: ProcessGroup::register_pool registers it")]
+    UnknownPool {
+        /// The name of the pool.
+        pool: String,
+    },
     /// A rank could not register its segments.
     #[error("rank {rank} could not register its memory: {problem}")]
     Failed {
@@ -92,7 +104,10 @@ pub(super) struct Registered {
     /// The registrars whose segments the communicators know.
     pub(super) registrars: Vec<u64>,
     #[cfg(feature = "registration")]
-    pub(super) _enlistment: Option<crate::registration::Enlistment>,
+    pub(super) _enlistment: Option<Enlistment>,
+    /// The pools that are registered besides.
+    #[cfg(feature = "registration")]
+    pub(super) pools: Mutex<Vec<Enlistment>>,
 }
 
 impl Registered {
@@ -103,7 +118,21 @@ impl Registered {
             registrars: Vec::new(),
             #[cfg(feature = "registration")]
             _enlistment: None,
+            #[cfg(feature = "registration")]
+            pools: Mutex::default(),
         }
+    }
+}
+
+#[cfg(feature = "registration")]
+impl Registered {
+    pub(super) fn pools(&self) -> MutexGuard<'_, Vec<Enlistment>> {
+        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns true if the segments of this pool are registered.
+    pub(super) fn has(&self, pool: &Pool) -> bool {
+        self._enlistment.iter().chain(&*self.pools()).any(|enlistment| enlistment.follows(pool))
     }
 }
 

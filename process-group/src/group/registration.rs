@@ -4,15 +4,18 @@
 //! every rank registers its segments with the communicators that were just made. The ranks then meet once
 //! more, each with its registered classes or its error. All of them reach the same outcome from that.
 
+#[cfg(feature = "registration")]
+use {self::vote::Ballot, crate::error_text, crate::registration::Enlistment};
+
 use super::{
-    Builder, Member, NotRegistered, ProcessGroup, Result, Stance,
+    Builder, GroupSettings, Member, NotRegistered, ProcessGroup, Result, Stance,
     meeting::{Meeting, follow_up},
     registered::Registered,
 };
 use crate::{comm::Communicator, store::Deadline};
 
 /// Decides from the members' records.
-fn decide(members: &[Member]) -> Result<(), NotRegistered> {
+pub(super) fn decide(members: &[Member]) -> Result<(), NotRegistered> {
     if members.iter().all(|member| member.registration == Stance::NotAsked) {
         return Err(NotRegistered::NotAsked);
     }
@@ -40,12 +43,10 @@ impl Builder {
         self
     }
 
-    /// Checks that the buffers given to the group are memory of its device (default: on). Each allocation is
-    /// checked when it is first seen. Memory that was freed and reused since is not noticed. Without the
-    /// check, [`ProcessGroup::registration_report`] counts nothing.
-    pub fn check_buffers(mut self, check: bool) -> Self {
-        self.check_buffers = check;
-        self
+    /// Checks that the buffers given to the group are memory of its device; see
+    /// [`GroupSettings::check_buffers`] (default: on).
+    pub fn check_buffers(self, check: bool) -> Self {
+        self.settings(GroupSettings::new().check_buffers(check))
     }
 }
 
@@ -87,16 +88,40 @@ impl ProcessGroup {
         communicators: &[&Communicator],
         deadline: Deadline,
     ) -> Result<Registered> {
-        use self::vote::Ballot;
-        use crate::registration::Enlistment;
-        let enlistment = Enlistment::new(communicators);
-        let classes = enlistment.classes();
-        let served = enlistment.serve(deadline).map_err(|error| crate::error_text(&error));
-        let ballot = Ballot { classes, problem: served.err() };
+        let enlistment = Ok(Enlistment::new(communicators));
         let meeting = all.part("the registration of memory", "registration");
-        if let Err(reason) = vote::count(&meeting.gather(ballot, deadline)?) {
-            return Ok(Registered::not(reason));
-        }
+        Ok(match self.enlist(&meeting, enlistment, deadline)? {
+            Err(reason) => Registered::not(reason),
+            Ok(enlistment) => Registered {
+                outcome: Ok(()),
+                registrars: enlistment.registrars(),
+                _enlistment: Some(enlistment),
+                pools: Default::default(),
+            },
+        })
+    }
+
+    /// Registers the enlistment's segments, if the members of the meeting can register theirs. `enlistment` may
+    /// be this rank's problem.
+    #[cfg(feature = "registration")]
+    pub(super) fn enlist(
+        &self,
+        meeting: &Meeting<'_>,
+        enlistment: Result<Enlistment, String>,
+        deadline: Deadline,
+    ) -> Result<Result<Enlistment, NotRegistered>> {
+        let classes = enlistment.as_ref().map(Enlistment::classes).unwrap_or_default();
+        let served = enlistment.and_then(|enlistment| match enlistment.serve(deadline) {
+            Ok(()) => Ok(enlistment),
+            Err(error) => Err(error_text(&error)),
+        });
+        let ballot = Ballot { classes, problem: served.as_ref().err().cloned() };
+        let counted = vote::count(&meeting.gather(ballot, deadline)?);
+        let enlistment = match (counted, served) {
+            (Ok(()), Ok(enlistment)) => enlistment,
+            (Err(reason), _) => return Ok(Err(reason)),
+            (_, Err(problem)) => return Ok(Err(NotRegistered::Failed { rank: self.global_rank(), problem })),
+        };
         let vigil = std::sync::Arc::downgrade(&self.counter.vigil);
         enlistment.rely(move |reason| {
             if let Some(vigil) = vigil.upgrade() {
@@ -105,8 +130,7 @@ impl ProcessGroup {
                 ));
             }
         });
-        let registrars = enlistment.registrars();
-        Ok(Registered { outcome: Ok(()), registrars, _enlistment: Some(enlistment) })
+        Ok(Ok(enlistment))
     }
 }
 

@@ -54,13 +54,12 @@ pub(super) struct Seat {
 impl ProcessGroup {
     /// Returns this rank's place in a new group of the members at `places`, one of which it is, and begins to watch for
     /// losses among them. `path` is the prefix of the new group's keys.
-    pub(super) fn seat(&self, name: String, places: &[usize], path: String, config: &Config) -> Seat {
+    pub(super) fn seat(&self, name: String, places: &[usize], path: String, terms: Terms) -> Seat {
         let name: Arc<str> = name.into();
         let rank = places.iter().position(|place| *place == self.rank).unwrap_or_default();
         let members: Arc<[_]> = places.iter().map(|place| self.members[*place].clone()).collect();
         let ranks: Arc<[usize]> = members.iter().map(|member| member.rank).collect();
-        let (recorder, watch, terms) =
-            (self.counter.track.recorder().clone(), self.watch.clone(), self.terms);
+        let (recorder, watch) = (self.counter.track.recorder().clone(), self.watch.clone());
         let vigil = Vigil::begin(&name, &ranks, rank, &recorder, terms.heartbeat, watch.bell());
         watch.add(&vigil);
         Seat {
@@ -71,12 +70,12 @@ impl ProcessGroup {
             numbers: self.numbers.clone(),
             job: self.job.clone(),
             path,
-            terms,
             recorder,
             desk: self.desk.clone(),
             watch,
             vigil,
-            messages: self.messages.of_subgroup(terms.lazy, places.len(), config),
+            messages: self.messages.of_subgroup(terms.lazy, places.len(), &terms.own),
+            terms,
             followers: self.followers.clone(),
         }
     }
@@ -142,6 +141,7 @@ impl Seat {
             group.connect(deadline)?;
         }
         group.membership.begin();
+        group.counter.vigil.notify_of_end(group.terms.own.on_end.clone());
         Ok(group)
     }
 
@@ -151,6 +151,7 @@ impl Seat {
         group.connection.set_made();
         group.announce(&group.communicator)?;
         let _ = group.registered.set(Registered::not(NotRegistered::Joined));
+        group.counter.vigil.notify_of_end(group.terms.own.on_end.clone());
         Ok(group)
     }
 
@@ -170,9 +171,9 @@ impl Seat {
         let context = communicator.context();
         let outstanding = Arc::new(Outstanding::default());
         let look: Weak<Outstanding> = Arc::downgrade(&outstanding);
-        let duty = Duty::new(id.to_string(), store.clone(), &desk, look.clone(), terms.work_timeout);
+        let duty = Duty::new(id.to_string(), store.clone(), &desk, look.clone(), &terms.own);
         let duty = vigil.duty.get_or_init(|| duty);
-        let (id_text, timeout) = (id.to_string(), terms.timeout);
+        let (id_text, timeout) = (id.to_string(), terms.own.time_limit());
         let plans = Arc::<PlanNames>::default();
         let entry = GroupEntry {
             id: id_text,
@@ -193,8 +194,8 @@ impl Seat {
         let membership = Membership::new(&vigil);
         let counter =
             Counter::new(id, name.clone(), track, (vigil, timeout), (rank, ranks.clone()), context.device());
-        let marks = Marks::new(context, terms.timing);
-        let sight = Sight::new(context, communicator.nccl(), terms.looks, plans);
+        let marks = Marks::new(context, terms.own.times());
+        let sight = Sight::new(context, communicator.nccl(), terms.own.looks(), plans);
         Ok(ProcessGroup {
             membership,
             name,

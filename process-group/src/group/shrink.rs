@@ -9,12 +9,12 @@ use bootstrap::{Ranges, agreement::PlainProtocol, wire::wire_enum};
 use nccl_sys::Feature;
 
 use super::{
-    GroupError, GroupId, ProcessGroup, Result, ShrinkError,
+    GroupError, GroupId, GroupSettings, ProcessGroup, Result, ShrinkError,
     meeting::{Meeting, different_lists, follow_up, id},
     seat::take_numbers,
 };
 use crate::{
-    comm::{self, CommError, Config, ShrinkMode},
+    comm::{self, CommError, ShrinkMode},
     messages, profile,
     store::Deadline,
 };
@@ -84,10 +84,11 @@ impl ProcessGroup {
     ///   from NCCL itself.
     #[doc(alias = "ncclCommShrink")]
     pub fn shrink(&self, excluded: &[usize], mode: ShrinkMode) -> Result<Self> {
-        self.shrink_with(excluded, mode, self.communicator.config().clone(), self.timeout())
+        self.shrink_with(excluded, mode, GroupSettings::new(), self.timeout())
     }
 
-    /// [`shrink`](Self::shrink) with settings for the new communicator and a deadline.
+    /// [`shrink`](Self::shrink) with settings for the new group and a deadline. `settings` may be a
+    /// [`Config`](comm::Config) for the communicator. The group inherits those that are not set.
     ///
     /// # Errors
     /// As for [`shrink`](Self::shrink).
@@ -95,14 +96,16 @@ impl ProcessGroup {
         &self,
         excluded: &[usize],
         mode: ShrinkMode,
-        config: Config,
+        settings: impl Into<GroupSettings>,
         deadline: Deadline,
     ) -> Result<Self> {
         const CALL: &str = "shrink";
         let _range = profile::range(CALL, &self.name, 0);
         self.agrees(CALL)?;
         let meeting = self.meeting("the shrinking", "shrink");
-        comm::settings(CALL, self.nccl(), &config)?;
+        let terms = self.terms.of_subgroup(settings.into());
+        terms.own.check(CALL, self.nccl())?;
+        let config = terms.own.communicator();
         self.communicator.place().excluded(CALL, excluded)?;
         let left: Vec<usize> = (0..self.size()).filter(|rank| !excluded.contains(rank)).collect();
         if mode == ShrinkMode::Orderly {
@@ -115,7 +118,7 @@ impl ProcessGroup {
         let name = format!("{} without {}", self.name, Ranges(excluded));
         // Its path is set when the group has its number. Its health monitor knows the losses that ended this group, and
         // a further one ends the meeting.
-        let mut seat = self.seat(name, &left, String::new(), &config);
+        let mut seat = self.seat(name, &left, String::new(), terms);
         let _unborn = self.counter.vigil.bear(&seat.vigil);
         let state = match (self.communicator.check(), mode) {
             _ if self.counter.vigil.is_over() => State::Gone,

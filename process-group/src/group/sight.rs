@@ -184,10 +184,10 @@ impl Sight {
         let mut places = [CommonPlace::default(); 2];
         if let Some(buffer) = first {
             // For an in-place operation, one look-up serves both buffers.
-            places = [self.look_at(group, task, buffer, stream)?; 2];
+            places = [self.look_at(group, communicator, task, buffer, stream)?; 2];
         }
         if let Some(buffer) = second {
-            places[1] = self.look_at(group, task, buffer, stream)?;
+            places[1] = self.look_at(group, communicator, task, buffer, stream)?;
         }
         let [sends, receives] = task.primitive.symmetric();
         task.places = [places[0].only(sends), places[1].only(receives)];
@@ -199,6 +199,7 @@ impl Sight {
     fn look_at(
         &self,
         group: &str,
+        communicator: &Communicator,
         task: &Task,
         (side, address, bytes): (&'static str, u64, u64),
         stream: &Stream,
@@ -208,7 +209,9 @@ impl Sight {
         }
         let (lying, place) = match self.known(address, address.saturating_add(bytes)) {
             Some(known) => known,
-            None => self.find(address, bytes).map_err(|source| wrong(group, task, side, source))?,
+            None => {
+                self.find(communicator, address, bytes).map_err(|source| wrong(group, task, side, source))?
+            }
         };
         if lying == Lying::Remappable && self.captures_whole {
             self.in_one(address, bytes, stream).map_err(|source| wrong(group, task, side, source))?;
@@ -250,11 +253,20 @@ impl Sight {
     }
 
     #[cold]
-    fn find(&self, address: u64, bytes: u64) -> Slim<(Lying, CommonPlace), BufferError> {
+    fn find(
+        &self,
+        communicator: &Communicator,
+        address: u64,
+        bytes: u64,
+    ) -> Slim<(Lying, CommonPlace), BufferError> {
         // Read before the look-up, so that a change meanwhile invalidates the entry.
         let generation = memory::generation();
         let Place { mut start, mut end, segment } = memory::look(&self.context, DevicePtr(address), bytes)?;
-        let lying = Lying::of(&Place { start, end, segment }, self.registrars.get().map(Vec::as_slice));
+        let mut lying = Lying::of(&Place { start, end, segment }, self.registrars.get().map(Vec::as_slice));
+        // A pool may be registered without the rest of its allocator.
+        if lying != Lying::Registered && communicator.is_registered(DevicePtr(address), bytes) {
+            lying = Lying::Registered;
+        }
         let (mut place, last) = (CommonPlace::default(), address.saturating_add(bytes));
         match self.places.window(address) {
             Some(window) if last <= window.segment.end => {

@@ -5,16 +5,12 @@ use std::time::Instant;
 use nccl_sys::Feature;
 
 use super::{
-    GroupError, GroupId, Placement, ProcessGroup, Request, Result,
+    GroupError, GroupId, GroupSettings, Placement, ProcessGroup, Request, Result,
     meeting::follow_up,
     seat::take_numbers,
     split_plan::{Split, SplitRecord},
 };
-use crate::{
-    comm::{self, Config},
-    profile,
-    store::Deadline,
-};
+use crate::{profile, store::Deadline};
 
 impl ProcessGroup {
     /// Splits off subgroups, named `name[0]`, `name[1]` and so on. Collective: all members call it with the
@@ -25,7 +21,8 @@ impl ProcessGroup {
     /// made before. From NCCL 2.18 the communicator is split from this group's, after this rank's work in it
     /// is done. Before that, each subgroup makes a new one over the store. Subgroups of a
     /// [lazy](super::Builder::lazy) group also make a new one, each when it is needed. Subgroups have this
-    /// group's [policy](super::Builder::p2p) for messages.
+    /// group's [settings](GroupSettings) and [policy](super::Builder::p2p) for messages;
+    /// [`split_with`](Self::split_with) replaces settings.
     ///
     /// ```no_run
     /// # use process_group::{ProcessGroup, group::Request};
@@ -47,10 +44,11 @@ impl ProcessGroup {
     /// - [`GroupError::Comm`] from NCCL itself, after which this group may be poisoned.
     /// - [`GroupError::Joined`].
     pub fn split(&self, name: &str, request: &Request) -> Result<Option<Self>> {
-        self.split_with(name, request, self.communicator.config().clone(), self.timeout())
+        self.split_with(name, request, GroupSettings::new(), self.timeout())
     }
 
-    /// [`split`](Self::split) with settings for the new communicator and a deadline.
+    /// [`split`](Self::split) with settings for the new group and a deadline. `settings` may be a
+    /// [`Config`](crate::comm::Config) for the communicator. The group inherits those that are not set.
     ///
     /// # Errors
     /// As for [`split`](Self::split).
@@ -58,7 +56,7 @@ impl ProcessGroup {
         &self,
         name: &str,
         request: &Request,
-        config: Config,
+        settings: impl Into<GroupSettings>,
         deadline: Deadline,
     ) -> Result<Option<Self>> {
         // This rank reports its own errors before it meets the others, who would otherwise wait for it inside
@@ -67,7 +65,9 @@ impl ProcessGroup {
         self.agrees("split")?;
         let meeting = self.meeting("the split", "split");
         self.counter.vigil.check()?;
-        comm::settings("split", self.nccl(), &config)?;
+        let terms = self.terms.of_subgroup(settings.into());
+        terms.own.check("split", self.nccl())?;
+        let config = terms.own.communicator();
         if !self.terms.lazy {
             self.communicator.check()?;
         }
@@ -90,7 +90,7 @@ impl ProcessGroup {
         let placement = plan.placement(self.rank);
         let seat = placement.map(|Placement { group, .. }| {
             let (name, path) = (format!("{name}[{group}]"), format!("{}/{group}/", meeting.name));
-            let seat = self.seat(name, &plan.groups()[group], path, &config);
+            let seat = self.seat(name, &plan.groups()[group], path, terms);
             let id = GroupId { uid: first + group as u64, epoch: self.id().epoch };
             (self.counter.vigil.bear(&seat.vigil), id, seat)
         });

@@ -1,21 +1,24 @@
-//! Settings of a group.
+//! Settings that a group shares with the groups made from it.
 
 use std::time::Duration;
 
+use super::GroupSettings;
+
 /// Settings of a group and of the groups that are split from it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Terms {
-    /// The default time limit of waits for the members.
-    pub(super) timeout: Duration,
-    /// The time limit of work that is the oldest of its stream.
-    pub(super) work_timeout: Duration,
     pub(super) heartbeat: Duration,
-    /// True if operations are timed.
-    pub(super) timing: bool,
     /// True if calls are compared before they are launched.
     pub(super) checked: bool,
-    /// True if buffers are checked.
-    pub(super) looks: bool,
     /// True if the communicator is made later than the group.
     pub(super) lazy: bool,
+    /// The settings that a group split from this one may replace.
+    pub(super) own: GroupSettings,
+}
+
+impl Terms {
+    /// Returns the settings of a group that is split from this one.
+    pub(super) fn of_subgroup(&self, own: GroupSettings) -> Self {
+        Self { own: own.or(&self.own), ..self.clone() }
+    }
 }

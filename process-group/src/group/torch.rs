@@ -86,7 +86,7 @@ impl Builder {
     /// - [`GroupError::Driver`].
     #[doc(alias = "init_process_group")]
     pub fn join_torch(self) -> Result<ProcessGroup> {
-        let deadline = Deadline::after(self.timeout);
+        let deadline = Deadline::after(self.settings.time_limit());
         if self.lazy || !matches!(self.p2p, P2pPolicy::Auto | P2pPolicy::Shared) {
             let problem = "PyTorch's ranks agree on neither a lazy start nor a policy for messages".into();
             return Err(GroupError::Setting { group: "default_pg".into(), problem });
@@ -94,14 +94,14 @@ impl Builder {
         let Ready { rank, size, store, host, nccl, context, folder, timing, .. } =
             self.ready(true, deadline)?;
         let terms = self.terms(timing, false);
-        let messages = Messages::new(self.messages(&context)?, false, size, &self.config);
+        let messages = Messages::new(self.messages(&context)?, false, size, &terms.own);
         one_root(size)?;
         let me = Member::here(rank, size, &nccl, &context)?;
         arrive(&*store, size)?;
         let id = if rank == 0 { publish(&*store, &nccl)? } else { follow(&*store, deadline)? };
 
         let name: Arc<str> = "default_pg".into();
-        let config = Config { name: Some(name.to_string()), ..self.config };
+        let config = Config { name: Some(name.to_string()), ..terms.own.communicator() };
         let communicator = Communicator::init(&nccl, &context, &id, rank, size, &config, deadline)?;
 
         let root = PrefixStore::new(FOLDER, store);

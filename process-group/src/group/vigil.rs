@@ -12,7 +12,7 @@ use std::{
 
 use nccl_sys::ncclResult_t;
 
-use super::{GroupError, Path, Result, duty::Duty, path::PathError};
+use super::{GroupError, Path, Result, duty::Duty, path::PathError, settings::EndCallback};
 use crate::{
     comm::{self, AbortHandle, CommError, Force},
     error_text, peers,
@@ -47,6 +47,8 @@ pub(crate) struct Vigil {
     /// The watchdog's state, set when the group is made.
     pub(super) duty: OnceLock<Duty>,
     pub(super) end: OnceLock<End>,
+    /// Called when the group ends by itself. Empty before it is made, and once the callback is called.
+    pub(super) on_end: Mutex<Option<EndCallback>>,
     /// When the watchdog first saw that another member had left.
     pub(super) left: OnceLock<Instant>,
     /// Set when the communicators are aborted because of that: true if this rank's work was done.
@@ -105,6 +107,7 @@ impl Vigil {
             heartbeat,
             duty: OnceLock::new(),
             end: OnceLock::new(),
+            on_end: Mutex::default(),
             left: OnceLock::new(),
             settled: OnceLock::new(),
             is_member: AtomicBool::new(false),

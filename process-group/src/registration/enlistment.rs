@@ -5,6 +5,8 @@ use std::{
     sync::{Arc, Weak},
 };
 
+use caching_alloc::core::Pool;
+
 use super::{Followed, MemoryClass, Result, followed};
 use crate::{
     comm::{Communicator, Shared},
@@ -24,8 +26,22 @@ impl Enlistment {
         let device = communicators.first().map(|communicator| communicator.context().device().ordinal());
         let of_device = |followed: &Arc<Followed>| Some(followed.registrar.device()) == device;
         let followed = followed().iter().filter_map(Weak::upgrade).filter(of_device).collect();
+        Self::of(communicators, followed)
+    }
+
+    /// Follows one pool, for these communicators only. Nothing is registered yet.
+    pub(crate) fn of_pool(communicators: &[&Communicator], pool: &Pool) -> Result<Self> {
+        Ok(Self::of(communicators, vec![Arc::new(Followed::of_pool(pool)?)]))
+    }
+
+    fn of(communicators: &[&Communicator], followed: Vec<Arc<Followed>>) -> Self {
         let weak = |communicator: &&Communicator| Arc::downgrade(communicator.shared());
         Self { communicators: communicators.iter().map(weak).collect(), followed }
+    }
+
+    /// Returns true if it registers the segments of this pool.
+    pub(crate) fn follows(&self, pool: &Pool) -> bool {
+        self.followed.iter().any(|followed| followed.follows(pool))
     }
 
     /// Returns the communicators that still exist.
@@ -48,7 +64,7 @@ impl Enlistment {
         let serve = |shared: Arc<Shared>| {
             self.followed.iter().try_for_each(|followed| followed.registrar.serve(&shared, deadline))
         };
-        self.communicators().try_for_each(serve).inspect_err(|_| self.leave())
+        self.communicators().try_for_each(serve).inspect_err(|_| drop(self.leave()))
     }
 
     /// From now on the members rely on the registrations. Every later failure poisons the communicator and calls
@@ -57,21 +73,24 @@ impl Enlistment {
         self.communicators().for_each(|shared| shared.rely(Arc::new(alarm.clone())));
     }
 
-    /// Deregisters everything.
-    pub(crate) fn leave(&self) {
+    /// Deregisters everything. Returns the first failure.
+    pub(crate) fn leave(&self) -> Result<()> {
+        let mut first = Ok(());
         for shared in self.communicators() {
             for followed in &self.followed {
                 let patience = Deadline::after(followed.registrar.patience);
                 // If NCCL fails to deregister a segment, the communicator keeps its memory.
-                let _ = followed.registrar.leave(&shared, patience);
+                first = first.and(followed.registrar.leave(&shared, patience));
             }
         }
+        first
     }
 }
 
 impl Drop for Enlistment {
     fn drop(&mut self) {
-        self.leave();
+        // Empty, or not served any more, after `leave`.
+        let _ = self.leave();
     }
 }
 

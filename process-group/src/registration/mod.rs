@@ -3,7 +3,8 @@
 //! NCCL can use registered buffers without copies. It picks its path per rank, so all ranks of a call must agree on
 //! whether a buffer is registered. A process chooses once which allocator to follow ([`SegmentRegistrar::attach`]).
 //! Every group with registration enabled (by [`Builder::registration`], or by the environment) agrees with its
-//! members on whether their memory is registered: on all of them, or on none.
+//! members on whether their memory is registered: on all of them, or on none. An existing group registers a single pool
+//! with [`ProcessGroup::register_pool`](crate::ProcessGroup::register_pool), which needs no registrar.
 //! [`ProcessGroup::registration`](crate::ProcessGroup::registration) returns the outcome, and
 //! [`ProcessGroup::registration_report`](crate::ProcessGroup::registration_report) lists the buffers in registered
 //! memory.
@@ -30,7 +31,7 @@ use std::{
     time::Duration,
 };
 
-use caching_alloc::core::{ActionKind, Allocator, Attachment, Filter, PoolKind, SegmentSource};
+use caching_alloc::core::{ActionKind, Allocator, Attachment, Filter, Pool, PoolKind, SegmentSource};
 
 pub(crate) use self::enlistment::Enlistment;
 pub use self::error::{RegistrarError, Result};
@@ -82,11 +83,11 @@ pub struct Counts {
     pub kept: usize,
 }
 
-/// A followed allocator, until no registrar or group needs it.
+/// A followed allocator, or one pool of it, until no registrar or group needs it.
 #[derive(Debug)]
 struct Followed {
     registrar: Arc<Registrar>,
-    /// The class of its default pool's memory.
+    /// The class of the pool's memory, or of the default pool's.
     kind: MemoryClass,
     /// Empty after the end.
     attachment: Mutex<Option<Attachment>>,
@@ -98,6 +99,16 @@ pub(crate) enum MemoryClass {
     Registrable,
     NotExportable,
     Remappable,
+}
+
+impl MemoryClass {
+    fn of(pool: &Pool) -> Self {
+        match (pool.kind(), pool.source().is_exportable()) {
+            (PoolKind::Remappable, _) => Self::Remappable,
+            (_, true) => Self::Registrable,
+            (_, false) => Self::NotExportable,
+        }
+    }
 }
 
 /// Every followed allocator of this process, in the order of attachment.
@@ -112,7 +123,8 @@ impl SegmentRegistrar {
     pub const PATIENCE: Duration = Duration::from_secs(30);
 
     /// Follows `allocator` from its present state on. Groups that are made from now on register its memory if they
-    /// agree to. Existing groups do not, so every rank attaches before its groups are made.
+    /// agree to. Existing groups do not, so every rank attaches before its groups are made. An existing group can
+    /// register [single pools](crate::ProcessGroup::register_pool).
     ///
     /// # Errors
     /// [`RegistrarError::AlreadyAttached`]; [`RegistrarError::Allocator`] when the allocator refuses the tracker.
@@ -132,21 +144,8 @@ impl SegmentRegistrar {
         if followed.iter().filter_map(Weak::upgrade).any(|other| other.is_of(allocator)) {
             return Err(RegistrarError::AlreadyAttached { device });
         }
-        let registrar = Arc::new(Registrar::new(device, patience));
-        let kinds = [
-            ActionKind::SegmentAlloc,
-            ActionKind::SegmentFree,
-            ActionKind::SegmentMap,
-            ActionKind::SegmentUnmap,
-        ];
-        let attachment = allocator.attach(registrar.clone(), Filter::only(&kinds))?;
-        let pool = allocator.default_pool();
-        let kind = match (pool.kind(), pool.source().is_exportable()) {
-            (PoolKind::Remappable, _) => MemoryClass::Remappable,
-            (_, true) => MemoryClass::Registrable,
-            (_, false) => MemoryClass::NotExportable,
-        };
-        let own = Arc::new(Followed { registrar, kind, attachment: Mutex::new(Some(attachment)) });
+        let registrar = Registrar::new(device, patience, None);
+        let own = Arc::new(Followed::begin(allocator.default_pool(), registrar)?);
         followed.push(Arc::downgrade(&own));
         Ok(Self { followed: own })
     }
@@ -202,6 +201,31 @@ impl SegmentRegistrar {
 }
 
 impl Followed {
+    /// Attaches the registrar to the pool's allocator.
+    fn begin(pool: &Pool, registrar: Registrar) -> Result<Self> {
+        let kinds = [
+            ActionKind::SegmentAlloc,
+            ActionKind::SegmentFree,
+            ActionKind::SegmentMap,
+            ActionKind::SegmentUnmap,
+        ];
+        let registrar = Arc::new(registrar);
+        let attachment = pool.attach(registrar.clone(), Filter::only(&kinds))?;
+        Ok(Self { registrar, kind: MemoryClass::of(pool), attachment: Mutex::new(Some(attachment)) })
+    }
+
+    /// Follows one pool. Other groups do not take part.
+    fn of_pool(pool: &Pool) -> Result<Self> {
+        let patience = SegmentRegistrar::PATIENCE;
+        Self::begin(pool, Registrar::new(pool.device(), patience, Some(pool.id())))
+    }
+
+    /// Returns true if it follows this pool, or its whole allocator.
+    fn follows(&self, pool: &Pool) -> bool {
+        self.attachment().as_ref().is_some_and(|attachment| attachment.is_of_pool(pool))
+            && self.registrar.follows(pool.id())
+    }
+
     fn attachment(&self) -> MutexGuard<'_, Option<Attachment>> {
         self.attachment.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! The tracker of a registrar: the segments of one allocator, and the communicators with which they are registered.
+//! The tracker of a registrar: the segments of one allocator or pool, and the communicators with which they are registered.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use caching_alloc::core::{Action, Entry, Hold, Segment, SegmentId, Snapshot, Tracker, TrackerError};
+use caching_alloc::core::{Action, Entry, Hold, PoolId, Segment, SegmentId, Snapshot, Tracker, TrackerError};
 
 use super::{Counts, RegistrarError, Result, Unregistrable};
 use crate::{
@@ -19,11 +19,13 @@ use crate::{
     store::Deadline,
 };
 
-/// The segments of one allocator, and the communicators with which they are registered.
+/// The segments of one allocator or pool, and the communicators with which they are registered.
 pub(super) struct Registrar {
     /// Unique in the process.
     pub(super) serial: u64,
     device: u32,
+    /// The only pool that it follows; `None` for the whole allocator.
+    pool: Option<PoolId>,
     pub(super) patience: Duration,
     state: Mutex<State>,
     tally: Arc<Tally>,
@@ -101,14 +103,19 @@ impl State {
 }
 
 impl Registrar {
-    pub(super) fn new(device: u32, patience: Duration) -> Self {
+    pub(super) fn new(device: u32, patience: Duration, pool: Option<PoolId>) -> Self {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-        Self { serial, device, patience, state: Mutex::default(), tally: Arc::default() }
+        Self { serial, device, pool, patience, state: Mutex::default(), tally: Arc::default() }
     }
 
     pub(super) fn device(&self) -> u32 {
         self.device
+    }
+
+    /// Returns true if it follows this pool of its allocator.
+    pub(super) fn follows(&self, pool: PoolId) -> bool {
+        self.pool.is_none_or(|own| own == pool)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -143,13 +150,20 @@ impl Registrar {
 
     /// Adds a segment. It is registered before any block of it is handed out.
     fn come(&self, segment: &Segment, refusal: Option<Unregistrable>) -> Result<()> {
-        memory::come(Extent {
-            start: segment.address(),
-            end: segment.memory().end(),
-            device: self.device,
-            registrar: self.serial,
-            refusal,
-        });
+        if !self.follows(segment.pool()) {
+            return Ok(());
+        }
+        match self.pool {
+            // The map has one registrar for each segment: that of the allocator.
+            Some(_) => memory::renew(),
+            None => memory::come(Extent {
+                start: segment.address(),
+                end: segment.memory().end(),
+                device: self.device,
+                registrar: self.serial,
+                refusal,
+            }),
+        }
         let mut state = self.lock();
         state.segments.insert(segment.id(), (segment.clone(), refusal));
         if refusal.is_some() {
@@ -164,7 +178,10 @@ impl Registrar {
 
     /// Removes a segment and deregisters it everywhere.
     fn go(&self, segment: &Segment) -> Result<()> {
-        memory::go(segment.address());
+        if !self.follows(segment.pool()) {
+            return Ok(());
+        }
+        self.forget(segment);
         let mut state = self.lock();
         state.segments.remove(&segment.id());
         let kept = state.kept.remove(&segment.id()).unwrap_or_default();
@@ -178,6 +195,14 @@ impl Registrar {
         state.gone.retain(|kept| kept.strong_count() > 0);
         state.gone.extend(kept.into_iter().filter(|kept| kept.strong_count() > 0));
         first
+    }
+
+    /// Removes a segment from the map of memory.
+    fn forget(&self, segment: &Segment) {
+        match self.pool {
+            Some(_) => memory::renew(),
+            None => memory::go(segment.address()),
+        }
     }
 
     /// Registers a segment with a communicator. With `noted`, only records it for the communicator's next call.
@@ -248,7 +273,7 @@ impl Registrar {
             first = first.and(self.leave(&shared, Deadline::after(self.patience)));
         }
         let segments = std::mem::take(&mut self.lock().segments);
-        segments.values().for_each(|(segment, _)| memory::go(segment.address()));
+        segments.values().for_each(|(segment, _)| self.forget(segment));
         first
     }
 }

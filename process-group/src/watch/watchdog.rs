@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::group::Vigil;
+use crate::group::{Duty, Vigil};
 
 /// The groups of this process.
 #[derive(Default)]
@@ -24,11 +24,10 @@ pub(crate) struct Watchdog {
 static WATCHDOG: OnceLock<Arc<Watchdog>> = OnceLock::new();
 
 impl Watchdog {
-    /// Bounds of the pause between two checks, whatever the deadlines are.
+    /// The shortest pause between two checks, whatever the settings are.
     const SHORTEST: Duration = Duration::from_millis(1);
-    const LONGEST: Duration = Duration::from_millis(100);
-    /// Overdue work is found at most 1/16 of its timeout after its deadline.
-    const SHARE: u32 = 16;
+    /// The longest pause of groups that set none.
+    pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 
     fn lock(&self) -> MutexGuard<'_, Vec<Weak<Vigil>>> {
         self.vigils.lock().unwrap_or_else(PoisonError::into_inner)
@@ -66,13 +65,14 @@ impl Watchdog {
             let watched = vigils.clone();
             drop(vigils);
             let now = Instant::now();
-            let mut pause = Self::LONGEST;
-            for vigil in watched.iter().filter_map(Weak::upgrade) {
+            let look = |vigil: Arc<Vigil>| {
                 vigil.look(now);
-                pause = vigil.duty().map_or(pause, |duty| pause.min(duty.work_timeout() / Self::SHARE));
-            }
-            // A sleep instead of a wait on the condition: a new group is checked soon enough.
-            thread::sleep(pause.max(Self::SHORTEST));
+                vigil.duty().map_or(Self::PAUSE, Duty::pause)
+            };
+            let pauses = watched.iter().filter_map(Weak::upgrade).map(look);
+            let pause = pauses.min().unwrap_or(Self::PAUSE).max(Self::SHORTEST);
+            // A new group may have a shorter pause.
+            drop(self.changed.wait_timeout(self.lock(), pause));
         }
     }
 }

@@ -20,6 +20,7 @@ mod doubt;
 #[cfg(all(feature = "json", feature = "pickle"))]
 mod dumps;
 mod element;
+mod ended;
 mod faults;
 mod group;
 mod hooked;
@@ -38,6 +39,7 @@ mod profile;
 mod record;
 #[cfg(feature = "registration")]
 mod registration;
+mod settings;
 mod shrink;
 mod streams;
 mod survivors;

@@ -7,6 +7,7 @@ use super::Allocator;
 use crate::core::engine::{Engine, Since};
 use crate::core::entry::Action;
 use crate::core::error::TrackError;
+use crate::core::pool::Pool;
 use crate::core::segment::PoolId;
 use crate::core::snapshot::Snapshot;
 use crate::core::stream::StreamId;
@@ -28,6 +29,12 @@ impl Attachment {
         Arc::ptr_eq(&self.engine, allocator.engine())
     }
 
+    /// Returns true if the tracker is attached to the allocator of this pool.
+    #[must_use]
+    pub fn is_of_pool(&self, pool: &Pool) -> bool {
+        Arc::ptr_eq(&self.engine, pool.engine())
+    }
+
     /// Delivers all earlier entries to the tracker, and detaches it. The tracker is not called after this returns.
     ///
     /// # Errors
@@ -45,6 +52,19 @@ impl Drop for Attachment {
             // threads may still call the tracker then.
             let _ = self.engine.detach(&self.slot);
         }
+    }
+}
+
+impl Pool {
+    /// Attaches a tracker to the pool's allocator, as [`Allocator::attach`] does. It gets the segments and entries of
+    /// all pools. [`Segment::pool`](super::super::Segment::pool) and [`Entry::pool`](super::super::Entry::pool) are
+    /// their pools.
+    ///
+    /// # Errors
+    /// As [`Allocator::attach`].
+    pub fn attach(&self, tracker: Arc<dyn Tracker>, filter: Filter) -> Result<Attachment, TrackError> {
+        let slot = self.engine().attach(tracker, filter)?;
+        Ok(Attachment { engine: self.engine().clone(), slot })
     }
 }
 

@@ -7,7 +7,7 @@ use cuda_driver::Stream;
 use super::{Explanation, P2pPolicy, policy::Plan};
 use crate::{
     comm::{Communicator, Config, Task, Turn},
-    group::{path::Path, registered::Registered, vigil::Vigil},
+    group::{GroupSettings, path::Path, registered::Registered, vigil::Vigil},
 };
 
 /// The communicators of a group's messages.
@@ -42,7 +42,7 @@ pub(super) struct Peer {
 pub(super) enum Route {
     Group,
     /// A communicator of the two ends, in which the lower rank is rank 0, and its registered memory.
-    Pair(Communicator, Box<Registered>),
+    Pair(Box<Communicator>, Box<Registered>),
 }
 
 /// A communicator, and the other end's rank in it.
@@ -68,21 +68,20 @@ const MOST_CTAS: u32 = 32;
 #[derive(Debug, Clone)]
 pub(in crate::group) struct Settings {
     pub(in crate::group) policy: P2pPolicy,
-    /// The user's settings for communicators besides the group's.
-    pub(in crate::group) own: Option<Config>,
     /// The number of the device's multiprocessors.
     pub(in crate::group) multiprocessors: u32,
 }
 
 impl Messages {
-    /// Makes the state for a group of `size` whose communicator has the settings `config`.
-    pub(in crate::group) fn new(settings: Settings, lazy: bool, size: usize, config: &Config) -> Self {
+    /// Makes the state for a group of `size` with its `own` settings.
+    pub(in crate::group) fn new(settings: Settings, lazy: bool, size: usize, own: &GroupSettings) -> Self {
         let plan = Plan::new(settings.policy, lazy);
-        let config = settings.own.clone().unwrap_or_else(|| {
+        let config = own.p2p_config.clone().unwrap_or_else(|| {
+            let config = own.communicator();
             let at_once = u32::try_from(plan.communicators(size)).unwrap_or(u32::MAX);
             let room = (settings.multiprocessors / at_once).clamp(1, MOST_CTAS);
             let (least, most) = config.ctas.unwrap_or((1, room));
-            config.clone().ctas(least.min(room), most.min(room))
+            config.ctas(least.min(room), most.min(room))
         });
         let streams = match plan {
             Plan::Group => 1,
@@ -104,9 +103,9 @@ impl Messages {
         }
     }
 
-    /// Makes the state for a group that is split off, whose communicator has its own settings.
-    pub(in crate::group) fn of_subgroup(&self, lazy: bool, size: usize, config: &Config) -> Self {
-        Self::new(self.settings.clone(), lazy, size, config)
+    /// Makes the state for a group that is split off.
+    pub(in crate::group) fn of_subgroup(&self, lazy: bool, size: usize, own: &GroupSettings) -> Self {
+        Self::new(self.settings.clone(), lazy, size, own)
     }
 
     /// Returns true if messages go on a path.
@@ -120,6 +119,11 @@ impl Messages {
         self.path.get().map_or("direct", |installed| installed.path.name())
     }
 
+    /// Returns the lanes, once they are made.
+    pub(in crate::group) fn lanes(&self) -> impl Iterator<Item = &Communicator> {
+        self.lanes.get().into_iter().flatten()
+    }
+
     /// Sets the lanes, once.
     pub(in crate::group) fn set_lanes(&self, lanes: Vec<Communicator>) {
         let _ = self.lanes.set(lanes);
@@ -129,17 +133,17 @@ impl Messages {
     pub(in crate::group) fn communicators(&self) -> impl Iterator<Item = &Communicator> {
         let routes = self.peers.iter().filter_map(|peer| peer.route.get());
         let pairs = routes.filter_map(|route| match route {
-            Route::Pair(communicator, _) => Some(communicator),
+            Route::Pair(communicator, _) => Some(&**communicator),
             _ => None,
         });
-        pairs.chain(self.lanes.get().into_iter().flatten())
+        pairs.chain(self.lanes())
     }
 
     /// Returns the existing communicators for the group's end: pairs in the one order that all members have,
     /// then lanes.
     pub(in crate::group) fn into_communicators(self, rank: usize) -> Vec<Communicator> {
         let pair = |(peer, it): (usize, Peer)| match it.route.into_inner() {
-            Some(Route::Pair(communicator, _)) => Some(((peer.min(rank), peer.max(rank)), communicator)),
+            Some(Route::Pair(communicator, _)) => Some(((peer.min(rank), peer.max(rank)), *communicator)),
             _ => None,
         };
         let mut pairs: Vec<_> = self.peers.into_iter().enumerate().filter_map(pair).collect();

@@ -49,7 +49,7 @@ impl ProcessGroup {
             let registered =
                 self.agree_on_registration(&both, &[&made], deadline).inspect_err(|_| self.without(&made))?;
             self.sight.agreed(&registered);
-            Route::Pair(made, Box::new(registered))
+            Route::Pair(Box::new(made), Box::new(registered))
         };
         Ok(of_peer.route.get_or_init(|| route))
     }

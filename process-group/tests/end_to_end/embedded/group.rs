@@ -10,7 +10,7 @@ use cuda_driver::{graph::CaptureMode, memory::DeviceMemory};
 use process_group::{
     ProcessGroup,
     comm::{CommError, DataType::F32, ReduceOp},
-    group::{Buffer, Disagreement, GroupError, GroupId, Request, SplitError, enqueued_on},
+    group::{Buffer, Disagreement, GroupError, GroupId, GroupSettings, Request, SplitError, enqueued_on},
     store::{Store, StoreError},
 };
 use rusty_fork::rusty_fork_test;
@@ -144,7 +144,7 @@ rusty_fork_test! {
             let pair = Request::Lists(vec![vec![0, 1]]);
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
             let buffer = Buffer::new(memory.ptr(), 1, F32);
-            let split = || world.split_with("pair", &pair, Default::default(), soon());
+            let split = || world.split_with("pair", &pair, GroupSettings::new(), soon());
             let absent = || {
                 let error = split().unwrap_err();
                 assert!(matches!(&error, GroupError::Absent { ranks, .. } if *ranks == [1]), "{error}");

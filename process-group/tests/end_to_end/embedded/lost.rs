@@ -1,6 +1,6 @@
 //! Ranks that die or are stopped. The others notice that within moments on any host, and go on without them.
 
-use std::{env, process::Child, time::Duration};
+use std::{env, process::Child, sync::mpsc, time::Duration};
 
 use process_group::{
     ProcessGroup,
@@ -36,7 +36,8 @@ fn one_rank() {
         let builder = builder.timeout(Duration::from_secs(60)).witnesses(witnesses);
         builder.heartbeat(Duration::from_millis(heartbeat))
     };
-    let world = builder().build().unwrap();
+    let (told, ends) = mpsc::channel();
+    let world = builder().on_end(move |error| told.send(error).unwrap()).build().unwrap();
     let me = world.rank();
     let pair = world.split("pair", &Request::Color { color: Some(me as u32 / 2), key: 0 }).unwrap().unwrap();
     let stream = cuda_driver::Stream::new(&context, cuda_driver::StreamFlags::NON_BLOCKING).unwrap();
@@ -88,6 +89,10 @@ fn one_rank() {
         drop(pair);
     }
     world.abort(far()).unwrap();
+    // The world has ended, and so has the pair with the lost rank.
+    let ends: Vec<_> = ends.into_iter().collect();
+    assert_eq!(ends.len(), if me < 2 { 1 } else { 2 }, "rank {me}: {ends:?}");
+    assert!(ends.iter().all(is_right), "rank {me}: {ends:?}");
     let rest = builder().epoch(1).world_size(RANKS - 1).build().unwrap();
     all_reduce(&rest).unwrap();
     assert_eq!(values(&memory), [3.0; 1000]);

@@ -6,6 +6,7 @@ mod faults;
 mod hook;
 mod messages;
 mod policy;
+mod pools;
 mod segments;
 mod trouble;
 
