@@ -21,6 +21,7 @@
 //! follow from records that all ranks have. No memory that NCCL may still write to is freed. `Drop` calls no
 //! collective and does not panic.
 
+mod boxed_result;
 pub mod comm;
 pub mod graph_memory;
 pub mod group;
@@ -29,7 +30,6 @@ mod messages;
 mod operation;
 pub mod peers;
 mod profile;
-mod rare;
 pub mod record;
 #[cfg(feature = "registration")]
 pub mod registration;
@@ -37,8 +37,8 @@ mod sync;
 mod watch;
 
 pub use bootstrap::{agreement, error_text, link, store};
+use boxed_result::{BoxedResult, cold_err};
 pub use group::{Job, Path, ProcessGroup};
-use rare::{Slim, rare};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

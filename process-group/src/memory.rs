@@ -136,7 +136,7 @@ pub(crate) struct PlanKey {
 
 /// The position of a buffer in a shared window plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct CommonPlace {
+pub(crate) struct WindowOffset {
     /// The plan's digest.
     plan: u64,
     /// From the top: one bit that is set; 7 bits with one more than the plan's number in the group (0 from 127 on);
@@ -145,7 +145,7 @@ pub(crate) struct CommonPlace {
     code: u64,
 }
 
-impl CommonPlace {
+impl WindowOffset {
     const OFFSET: u32 = 40;
     const SEGMENT: u32 = 16;
     const PLAN: u64 = 0x7f;
@@ -208,7 +208,7 @@ impl CommonPlace {
     }
 }
 
-/// A [`CommonPlace`] in words.
+/// A [`WindowOffset`] in words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NamedPlace {
     /// The segment and its plan.

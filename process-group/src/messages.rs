@@ -9,7 +9,7 @@ pub(crate) const PROTOCOL: Protocol = Protocol { magic: *b"PG", version: 1 };
 pub(crate) mod kind {
     pub(crate) const HEARTBEAT: u8 = 4;
     pub(crate) const TROUBLE: u8 = 5;
-    pub(crate) const TESTIMONY: u8 = 6;
+    pub(crate) const CALL_HISTORY: u8 = 6;
     pub(crate) const ANSWERS: u8 = 7;
 }
 

@@ -42,12 +42,12 @@ impl AbortHandle {
 
     /// Calls `listener` when the communicator is aborted, by any thread; at once if it has ended already.
     pub(crate) fn tell(&self, listener: &Arc<Listener>) {
-        self.shared.gate.tell(listener);
+        self.shared.guard.tell(listener);
     }
 
     /// Removes `listener`.
     pub(crate) fn tell_no_more(&self, listener: &Arc<Listener>) {
-        self.shared.gate.tell_no_more(listener);
+        self.shared.guard.tell_no_more(listener);
     }
 
     /// Returns true if both handles are of one communicator.
@@ -57,13 +57,13 @@ impl AbortHandle {
 
     /// Returns true if the communicator is being destroyed or aborted, or is gone.
     pub(crate) fn has_ended(&self) -> bool {
-        self.shared.gate.is_closed()
+        self.shared.guard.is_closed()
     }
 
     /// Ends the waits for the destruction of a communicator whose `ncclCommDestroy` is blocked. That call frees the
     /// communicator, so an abort is not possible then.
     pub(crate) fn interrupt(&self) {
-        self.shared.gate.interrupt(Force::Aborted);
+        self.shared.guard.interrupt(Force::Aborted);
     }
 
     /// Aborts the communicator. Blocked calls return with an error, further calls are refused, its work on the device
@@ -111,11 +111,11 @@ impl AbortHandle {
     }
 }
 
-/// Returns the error of a communicator that the call `held` keeps from being freed, and records it in the gate as the
+/// Returns the error of a communicator that the call `held` keeps from being freed, and records it in the guard as the
 /// reason.
 pub(crate) fn leaked(shared: &Shared, held: &str) -> CommError {
     let why = format!("{held} did not return from NCCL {} in time", shared.nccl.release());
-    shared.gate.set_ending(&format!("leaked: {why}"));
+    shared.guard.set_ending(&format!("leaked: {why}"));
     CommError::Leaked { communicator: shared.name().into(), why }
 }
 
@@ -131,14 +131,14 @@ pub(crate) fn together(communicators: &[Arc<Shared>], force: Force, deadline: De
         .iter()
         .map(|shared| {
             if let Err(refused) = shared.refuse_adopted("ncclCommAbort") {
-                shared.gate.poison("it was to be aborted");
-                shared.gate.interrupt(force);
+                shared.guard.poison("it was to be aborted");
+                shared.guard.interrupt(force);
                 return Some(Err(refused));
             }
-            // A thread that finds the gate closed comes second and leaves the abort to the first.
-            let idle = shared.gate.close_unmade(force.how());
-            let first = !idle && shared.gate.close(force.how());
-            shared.gate.interrupt(force);
+            // A thread that finds the guard closed comes second and leaves the abort to the first.
+            let idle = shared.guard.close_unmade(force.how());
+            let first = !idle && shared.guard.close(force.how());
+            shared.guard.interrupt(force);
             first.then(|| Raising::begin(shared))
         })
         .collect();
@@ -157,7 +157,7 @@ pub(crate) fn together(communicators: &[Arc<Shared>], force: Force, deadline: De
     let mut results = Vec::new();
     for (shared, freeing) in communicators.iter().zip(freeing) {
         results.push(match freeing {
-            None => shared.gate.wait_empty(deadline).map_err(|held| leaked(shared, held)),
+            None => shared.guard.wait_empty(deadline).map_err(|held| leaked(shared, held)),
             Some(Ok(ticket)) => ticket.wait(grace).unwrap_or_else(|_| Err(leaked(shared, "ncclCommAbort"))),
             Some(Err(refused @ CommError::Adopted { .. })) => Err(refused),
             Some(Err(error)) => {
@@ -217,7 +217,7 @@ impl Raised {
     }
 }
 
-/// Frees a communicator whose gate is closed, on the thread that raised its flags.
+/// Frees a communicator whose guard is closed, on the thread that raised its flags.
 fn free(shared: &Arc<Shared>, flags: Flags, deadline: Deadline) -> Result<()> {
     let (nccl, name) = (&shared.nccl, shared.name());
     if !nccl.aborts_in_groups() {
@@ -230,7 +230,7 @@ fn free(shared: &Arc<Shared>, flags: Flags, deadline: Deadline) -> Result<()> {
     // open, on a thread that makes no further call.
     empty(shared, deadline)?;
     let _turn = FREEING.take(deadline);
-    // SAFETY: no thread is inside, and the gate is closed.
+    // SAFETY: no thread is inside, and the guard is closed.
     let ended = unsafe { call!(nccl, name, ncclGroupEnd()) };
     raised.and(ended).inspect_err(|_| keep(shared))
 }
@@ -245,7 +245,7 @@ fn made(shared: &Shared, deadline: Deadline) -> ncclComm_t {
             return handle;
         }
         let look = Deadline::after(LOOK.min(deadline.remaining()));
-        if shared.gate.wait_empty(look).is_ok() {
+        if shared.guard.wait_empty(look).is_ok() {
             // A call that has returned writes no more.
             return shared.raw();
         }
@@ -254,7 +254,7 @@ fn made(shared: &Shared, deadline: Deadline) -> ncclComm_t {
 
 /// Waits until no thread is inside, or leaks the communicator.
 fn empty(shared: &Arc<Shared>, deadline: Deadline) -> Result<()> {
-    shared.gate.wait_empty(deadline).map_err(|held| {
+    shared.guard.wait_empty(deadline).map_err(|held| {
         keep(shared);
         leaked(shared, held)
     })
@@ -265,7 +265,7 @@ fn raise(shared: &Shared, handle: ncclComm_t) -> Result<()> {
     if handle.is_null() {
         return Ok(());
     }
-    // SAFETY: the gate is closed, and closes for one abort or destruction only, so the handle is alive. The function
+    // SAFETY: the guard is closed, and closes for one abort or destruction only, so the handle is alive. The function
     // may be called while other threads are inside.
     let abort = || unsafe { call!(&shared.nccl, shared.name(), ncclCommAbort(handle)) };
     shared.context.with_current(abort)?

@@ -16,7 +16,7 @@ use super::{
     making::Making,
     open_group, reaper,
     service::Service,
-    shared::{Seat, Shared},
+    shared::{MemberSetup, Shared},
 };
 use crate::store::Deadline;
 
@@ -83,9 +83,9 @@ impl Communicator {
         let lowered = settings("adopt", nccl, config)?;
         let config = Config { window_facts: config.window_facts.or_environment(), ..config.clone() };
         let handle = Arc::new(AtomicPtr::new(raw));
-        let shared = Shared::new(&Seat { nccl, context, rank }, size, &config, lowered, handle);
+        let shared = Shared::new(&MemberSetup { nccl, context, rank }, size, &config, lowered, handle);
         compare(&shared)?;
-        shared.gate.open();
+        shared.guard.open();
         shared.async_error()?;
         let service = Service::start(shared.name())?;
         // Set once: the state is new.

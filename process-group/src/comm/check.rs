@@ -6,7 +6,7 @@
 use nccl_sys::Version;
 
 use super::{DataType, ReduceOp};
-use crate::{Slim, rare};
+use crate::{BoxedResult, cold_err};
 
 /// Arguments that no communicator accepts.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -294,13 +294,13 @@ impl Place {
         count: usize,
         dtype: DataType,
         shares: usize,
-    ) -> Slim<usize, ArgumentError> {
+    ) -> BoxedResult<usize, ArgumentError> {
         count
             .checked_mul(dtype.size())
             .and_then(|bytes| bytes.checked_mul(shares))
             .filter(|bytes| isize::try_from(*bytes).is_ok())
             .ok_or_else(|| {
-                rare(move || ArgumentError::TooLarge { call, elements: count, dtype, ranks: shares })
+                cold_err(move || ArgumentError::TooLarge { call, elements: count, dtype, ranks: shares })
             })
     }
 
@@ -311,13 +311,13 @@ impl Place {
         call: &'static str,
         op: ReduceOp,
         dtype: DataType,
-    ) -> Slim<(), ArgumentError> {
+    ) -> BoxedResult<(), ArgumentError> {
         if !op.allows(dtype) {
-            return Err(rare(move || ArgumentError::Reduction { call, dtype, op }));
+            return Err(cold_err(move || ArgumentError::Reduction { call, dtype, op }));
         }
         let (since, release) = (dtype.since(), self.release);
         if release < since {
-            return Err(rare(move || ArgumentError::TypeTooNew { call, dtype, since, release }));
+            return Err(cold_err(move || ArgumentError::TypeTooNew { call, dtype, since, release }));
         }
         if let ReduceOp::PreMulSumAt(factor) = op {
             self.buffer(call, "factor", Span { address: factor.0, shares: 1 }, 1, dtype)?;
@@ -332,19 +332,19 @@ impl Place {
         call: &'static str,
         role: &'static str,
         rank: usize,
-    ) -> Slim<(), ArgumentError> {
+    ) -> BoxedResult<(), ArgumentError> {
         if rank < self.size {
             return Ok(());
         }
         let size = self.size;
-        Err(rare(move || ArgumentError::NoSuchRank { call, role, rank, size }))
+        Err(cold_err(move || ArgumentError::NoSuchRank { call, role, rank, size }))
     }
 
     /// Checks a number of signals to wait for.
-    pub(crate) fn signals(&self, call: &'static str, count: usize) -> Slim<(), ArgumentError> {
+    pub(crate) fn signals(&self, call: &'static str, count: usize) -> BoxedResult<(), ArgumentError> {
         match i32::try_from(count) {
             Ok(1..) => Ok(()),
-            _ => Err(rare(move || ArgumentError::Signals { call, count })),
+            _ => Err(cold_err(move || ArgumentError::Signals { call, count })),
         }
     }
 
@@ -357,21 +357,21 @@ impl Place {
         span: Span,
         count: usize,
         dtype: DataType,
-    ) -> Slim<usize, ArgumentError> {
+    ) -> BoxedResult<usize, ArgumentError> {
         let bytes = self.bytes(call, count, dtype, span.shares)?;
         if bytes == 0 {
             return Ok(0);
         }
         if span.address == 0 {
-            return Err(rare(move || ArgumentError::Null { call, buffer, bytes }));
+            return Err(cold_err(move || ArgumentError::Null { call, buffer, bytes }));
         }
         // Every element size is a power of two. A division would take longer than the rest of this function.
         let Span { address, shares } = span;
         if address & (dtype.size() as u64 - 1) != 0 {
-            return Err(rare(move || ArgumentError::Misaligned { call, buffer, address, dtype }));
+            return Err(cold_err(move || ArgumentError::Misaligned { call, buffer, address, dtype }));
         }
         if address.checked_add(bytes as u64).is_none() {
-            return Err(rare(move || ArgumentError::TooLarge {
+            return Err(cold_err(move || ArgumentError::TooLarge {
                 call,
                 elements: count,
                 dtype,
@@ -391,7 +391,7 @@ impl Place {
         count: usize,
         dtype: DataType,
         in_place: InPlace,
-    ) -> Slim<(), ArgumentError> {
+    ) -> BoxedResult<(), ArgumentError> {
         let send_bytes = self.buffer(call, "send", send, count, dtype)?;
         if in_place == InPlace::Same && send == receive {
             return Ok(());
@@ -413,7 +413,7 @@ impl Place {
         if apart || fits {
             return Ok(());
         }
-        Err(rare(move || {
+        Err(cold_err(move || {
             let allowed = in_place.allowed();
             ArgumentError::Overlap { call, send: from, send_bytes, receive: to, receive_bytes, allowed }
         }))

@@ -13,12 +13,12 @@ use nccl_sys::{Feature, NCCL_REVOKE_DEFAULT, NCCL_SHRINK_ABORT, NCCL_SHRINK_DEFA
 use super::{
     Communicator, Config, Result,
     call::{call, unwritten},
+    call_guard::Kind,
     communicator::settings,
-    gate::Kind,
     making::{self, Making, Origin, ShrinkMode},
     open_group,
     service::Service,
-    shared::{Seat, Serving, Shared},
+    shared::{MemberSetup, Serving, Shared},
 };
 use crate::store::Deadline;
 
@@ -75,7 +75,7 @@ impl Communicator {
                 )
             };
             if mode == ShrinkMode::AfterFailure {
-                parent.gate.poison("it was shrunk after a failure");
+                parent.guard.poison("it was shrunk after a failure");
             }
             let making = begun.done(&parent.context, Origin::Shrink(mode));
             child(parent, CALL, made, handle, raw, (config, making))
@@ -103,8 +103,8 @@ impl Communicator {
         self.nccl().api().require(Feature::REVOKE)?;
         let waiting_for = "this rank's work to be given up".into();
         self.begin(CALL, waiting_for, |shared| {
-            // Before the call: NCCL refuses calls that arrive in between, and the gate gives the reason.
-            shared.gate.revoke();
+            // Before the call: NCCL refuses calls that arrive in between, and the guard gives the reason.
+            shared.guard.revoke();
             // SAFETY: the communicator is alive while this call is inside.
             unsafe {
                 call!(&shared.nccl, shared.name(), ncclCommRevoke(shared.raw(), NCCL_REVOKE_DEFAULT as c_int))
@@ -115,7 +115,7 @@ impl Communicator {
 }
 
 /// Returns the communicator that `call` made from `parent` and wrote to `handle`. Runs on the service thread of the
-/// parent, inside its gate.
+/// parent, inside its guard.
 ///
 /// NCCL also writes a child whose making failed (`ncclCommInitRankFunc`, 2.18 to 2.30); it has to be aborted. A child
 /// that was made while an abort of its parent raised the flags of both looks valid, but does nothing. Neither is
@@ -136,12 +136,12 @@ pub(super) fn child(
     let place = made.and_then(|()| place(parent, comm));
     // A failed child may have no rank and size of its own. Only its name uses them.
     let (rank, size) = *place.as_ref().unwrap_or(&(parent.place.rank, parent.place.size));
-    let seat = Seat { nccl: &parent.nccl, context: &parent.context, rank };
-    let shared = Shared::new(&seat, size, &config, raw, handle);
-    shared.gate.open();
-    // If the gate closes after this check, the flags are raised later too, and the child's flag is no longer linked
+    let setup = MemberSetup { nccl: &parent.nccl, context: &parent.context, rank };
+    let shared = Shared::new(&setup, size, &config, raw, handle);
+    shared.guard.open();
+    // If the guard closes after this check, the flags are raised later too, and the child's flag is no longer linked
     // to its parent's.
-    let whole = place.and_then(|_| parent.gate.check_not_closed(call));
+    let whole = place.and_then(|_| parent.guard.check_not_closed(call));
     match whole.and_then(|()| Service::start(shared.name())) {
         Ok(service) => {
             // Set once: a communicator is made once.

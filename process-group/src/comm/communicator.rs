@@ -14,13 +14,13 @@ use nccl_sys::{Feature, NCCL_SPLIT_NOCOLOR, ncclComm, ncclComm_t};
 use super::{
     AbortHandle, CommError, Config, Nccl, Result, UniqueId, WindowFacts,
     call::{call, unwritten},
+    call_guard::Kind,
     check::{ArgumentError, Place},
     children::child,
-    gate::Kind,
     making::{self, Making, Origin},
     open_group, reaper,
     service::Service,
-    shared::{Seat, Serving, Shared},
+    shared::{MemberSetup, Serving, Shared},
 };
 use crate::store::Deadline;
 
@@ -81,18 +81,18 @@ impl Communicator {
         config: &Config,
         deadline: Deadline,
     ) -> Result<Self> {
-        let communicator = Self::prepare(&Seat { nccl, context, rank }, size, config)?;
+        let communicator = Self::prepare(&MemberSetup { nccl, context, rank }, size, config)?;
         communicator.begin_join(id).finish(deadline)?;
         Ok(communicator)
     }
 
     /// Returns a communicator that has still to [join](Self::join) the others. Makes no NCCL call. It can be aborted.
-    pub(crate) fn prepare(seat: &Seat<'_>, size: usize, config: &Config) -> Result<Self> {
-        let raw = settings(INIT, seat.nccl, config)?;
-        let place = Place { rank: seat.rank, size, release: seat.nccl.release() };
-        place.member(INIT, "rank", seat.rank)?;
+    pub(crate) fn prepare(setup: &MemberSetup<'_>, size: usize, config: &Config) -> Result<Self> {
+        let raw = settings(INIT, setup.nccl, config)?;
+        let place = Place { rank: setup.rank, size, release: setup.nccl.release() };
+        place.member(INIT, "rank", setup.rank)?;
         let config = Config { window_facts: config.window_facts.or_environment(), ..config.clone() };
-        let shared = Shared::new(seat, size, &config, raw, Arc::default());
+        let shared = Shared::new(setup, size, &config, raw, Arc::default());
         let service = Service::start(shared.name())?;
         Ok(Self { shared, service, config })
     }
@@ -145,8 +145,8 @@ impl Communicator {
         };
         Serving::begin(&self.shared, &self.service, (call, Kind::Making), waiting_for, move |shared| {
             // After any failure, NCCL may have begun to build a communicator.
-            join(shared).inspect_err(|error| shared.gate.poison(&error.to_string()))?;
-            shared.gate.open();
+            join(shared).inspect_err(|error| shared.guard.poison(&error.to_string()))?;
+            shared.guard.open();
             Ok(())
         })
     }
@@ -166,7 +166,7 @@ impl Communicator {
         deadline: Deadline,
     ) -> Result<Vec<Self>> {
         let prepare = |(rank, context): &(usize, &Context)| {
-            Self::prepare(&Seat { nccl, context, rank: *rank }, size, config)
+            Self::prepare(&MemberSetup { nccl, context, rank: *rank }, size, config)
         };
         let prepared = ranks.iter().map(prepare).collect::<Result<Vec<_>>>()?;
         // Every rank begins to join before the first wait, and every join is awaited before an error returns.
@@ -304,7 +304,7 @@ impl Communicator {
     /// # Errors
     /// [`CommError::Poisoned`], [`CommError::Closed`] or [`CommError::Unmade`].
     pub fn check(&self) -> Result<()> {
-        self.shared.gate.check("check")
+        self.shared.guard.check("check")
     }
 
     /// Checks for an asynchronous error of NCCL's threads or of the device. May be called while another thread is
@@ -324,7 +324,7 @@ impl Communicator {
 
     /// Refuses everything but an abort from now on.
     pub(crate) fn give_up(&self, reason: &str) {
-        self.shared.gate.poison(reason);
+        self.shared.guard.poison(reason);
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {

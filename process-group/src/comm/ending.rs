@@ -7,7 +7,7 @@ use nccl_sys::Feature;
 use super::{
     CommError, Communicator, Result, abort,
     call::call,
-    gate::Kind,
+    call_guard::Kind,
     open_group, reaper,
     service::{Listener, Ticket, Unkept, promise},
     shared::Serving,
@@ -42,7 +42,7 @@ impl Communicator {
             // A communicator that was never made, on any rank, needs no end.
             .map(|communicator| {
                 communicator.shared.refuse_adopted("ncclCommDestroy")?;
-                let made = !communicator.shared.gate.close_unmade("destroyed");
+                let made = !communicator.shared.guard.close_unmade("destroyed");
                 Ok(made.then(|| communicator.begin_finalize()))
             })
             .collect();
@@ -66,7 +66,7 @@ impl Communicator {
         self.shared.registry.retire();
         Serving::begin(&self.shared, &self.service, call, waiting_for, |shared| {
             // A revoked communicator has no work to finish, and NCCL refuses the call.
-            if !shared.nccl.has(Feature::CONFIG) || shared.gate.is_revoked() {
+            if !shared.nccl.has(Feature::CONFIG) || shared.guard.is_revoked() {
                 return Ok(());
             }
             // SAFETY: the communicator is alive while this call is inside.
@@ -80,19 +80,19 @@ impl Communicator {
         const GRACE: Duration = Duration::from_millis(50);
         let (promise, ticket) = promise();
         let interruption = ticket.interruption(GRACE);
-        self.shared.gate.close_working(CALL, "destroyed", &interruption)?;
+        self.shared.guard.close_working(CALL, "destroyed", &interruption)?;
         let shared = self.shared.clone();
         self.service.keep(promise, move || {
             let end = || {
                 // Calls that observe the communicator or register memory do not block, so they return soon.
                 let wait = Deadline::after(abort::PATIENCE);
-                shared.gate.wait_empty(wait).map_err(|held| abort::leaked(&shared, held))?;
-                let _entry = shared.gate.enter_closed(CALL);
+                shared.guard.wait_empty(wait).map_err(|held| abort::leaked(&shared, held))?;
+                let _entry = shared.guard.enter_closed(CALL);
                 shared.context.with_current(|| {
                     // NCCL repeats a failed deregistration itself in `ncclCommDestroy`.
                     let _ = shared.deregister_all().inspect_err(reaper::report);
                     let _turn = FREEING.take(wait);
-                    // SAFETY: the gate is closed and no other thread is inside, so this is the last call.
+                    // SAFETY: the guard is closed and no other thread is inside, so this is the last call.
                     unsafe { call!(&shared.nccl, shared.name(), ncclCommDestroy(shared.raw())) }
                 })?
             };
@@ -110,7 +110,7 @@ impl Communicator {
                 Unkept::Interrupted => "it was aborted while ncclCommDestroy was blocked".into(),
                 _ => format!("ncclCommDestroy did not return within {:.1?}", deadline.waited()),
             };
-            self.shared.gate.set_ending(&format!("leaked: {why}"));
+            self.shared.guard.set_ending(&format!("leaked: {why}"));
             Err(CommError::Leaked { communicator: self.name().into(), why })
         })
     }

@@ -5,7 +5,7 @@ use std::{cell::RefCell, marker::PhantomData, sync::Arc};
 use super::{
     Nccl, Result,
     call::call,
-    gate::Kind,
+    call_guard::Kind,
     open_group::{self, is_open, refuse_inside},
     reaper,
     shared::Shared,
@@ -16,12 +16,12 @@ thread_local! {
     static MEMBERS: RefCell<Vec<Arc<Shared>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Records that a communicator has work in this thread's open group. The caller is inside its gate.
+/// Records that a communicator has work in this thread's open group. The caller is inside its guard.
 #[cold]
 pub(crate) fn enrol(shared: &Arc<Shared>) {
     MEMBERS.with_borrow_mut(|members| {
         if !members.iter().any(|member| Arc::ptr_eq(member, shared)) {
-            shared.gate.join_group();
+            shared.guard.join_group();
             members.push(shared.clone());
         }
     });
@@ -99,23 +99,23 @@ impl Group {
         }
         open_group::set(false);
         let mut members = MEMBERS.take();
-        // All threads use one order, so that two groups cannot wait for each other's gates.
+        // All threads use one order, so that two groups cannot wait for each other's guards.
         members.sort_unstable_by_key(|member| member.serial);
         let entries: Result<Vec<_>> =
-            members.iter().map(|member| member.gate.enter("ncclGroupEnd", Kind::GroupEnd, None)).collect();
+            members.iter().map(|member| member.guard.enter("ncclGroupEnd", Kind::GroupEnd, None)).collect();
         let names: Vec<_> = members.iter().map(|member| member.name()).collect();
         // SAFETY: closes the group that `begin` opened on this thread; every communicator with queued work is
-        // alive, because an abort waits until the group has left its gate.
+        // alive, because an abort waits until the group has left its guard.
         let ended = unsafe { call!(&self.nccl, &names.join(" and "), ncclGroupEnd()) };
         for member in &members {
             if let Err(error) = &ended
                 && error.poisons()
             {
-                member.gate.poison(&error.to_string());
+                member.guard.poison(&error.to_string());
             }
         }
         let entered = entries.map(drop);
-        members.iter().for_each(|member| member.gate.leave_group());
+        members.iter().for_each(|member| member.guard.leave_group());
         ended.and(entered)
     }
 }

@@ -2,7 +2,7 @@
 
 use nccl_sys::{Feature, ncclCommMemStat_t};
 
-use super::{Communicator, Result, call::call, gate::Kind, open_group};
+use super::{Communicator, Result, call::call, call_guard::Kind, open_group};
 use crate::store::Deadline;
 
 /// Device memory that NCCL holds for one communicator on this rank, in bytes. Memory that the program allocated is
@@ -38,10 +38,10 @@ impl Communicator {
         open_group::refuse_inside(CALL)?;
         self.nccl().api().require(Feature::MEMORY_STATISTICS)?;
         let shared = self.shared();
-        let _entry = shared.gate.enter(CALL, Kind::Local, Some(deadline))?;
+        let _entry = shared.guard.enter(CALL, Kind::Local, Some(deadline))?;
         let ask = |what: ncclCommMemStat_t| -> Result<u64> {
             let mut value = 0;
-            // SAFETY: the communicator is alive inside the gate; writes one number, to a local.
+            // SAFETY: the communicator is alive inside the guard; writes one number, to a local.
             unsafe { call!(&shared.nccl, shared.name(), ncclCommMemStats(shared.raw(), what, &mut value)) }?;
             Ok(value)
         };

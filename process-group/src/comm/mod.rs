@@ -11,7 +11,7 @@
 //! | `communicator`, `shared`, `service` | creation, splitting; the thread for calls that may block |
 //! | `children`, `making` | shrinking, revoking; the origin of each communicator |
 //! | `adopt` | communicators that another library made and will destroy |
-//! | `gate` | admission of calls to NCCL with a communicator |
+//! | `guard` | admission of calls to NCCL with a communicator |
 //! | `collective`, `one_sided`, `task`, `group` | operations |
 //! | `window`, `register`, `registry`, `memory` | registered memory, and the memory that NCCL holds itself |
 //! | `ending`, `abort`, `reaper`, `turn` | destruction, abort, the end after a drop, one thread at a time |
@@ -24,6 +24,7 @@
 mod abort;
 mod adopt;
 pub(crate) mod call;
+mod call_guard;
 mod check;
 mod children;
 mod collective;
@@ -31,7 +32,6 @@ mod communicator;
 mod config;
 mod ending;
 mod error;
-mod gate;
 mod group;
 mod making;
 mod memory;
@@ -70,9 +70,9 @@ pub(crate) use reaper::report;
 pub use reaper::{set_drop_error_hook, wait_for_dropped};
 pub use register::Registration;
 #[cfg(feature = "registration")]
-pub(crate) use registry::{Keeper, Unsettled};
+pub(crate) use registry::{SegmentHold, Unsettled};
 pub(crate) use service::{Force, Listener};
-pub(crate) use shared::Seat;
+pub(crate) use shared::MemberSetup;
 #[cfg(feature = "registration")]
 pub(crate) use shared::Shared;
 pub(crate) use task::{Primitive, Task};

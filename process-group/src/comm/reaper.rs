@@ -74,7 +74,7 @@ impl Reaper {
             let (adopted, own): (Vec<_>, Vec<_>) = batch.into_iter().partition(|shared| shared.is_adopted());
             let deadline = Deadline::after(abort::PATIENCE);
             let releasing: Vec<_> = adopted.iter().map(release).collect();
-            adopted.iter().for_each(|shared| shared.gate.interrupt(Force::Dropped));
+            adopted.iter().for_each(|shared| shared.guard.interrupt(Force::Dropped));
             let aborted = abort::together(&own, Force::Dropped, deadline);
             let released = releasing.into_iter().map(|releasing| releasing.finish(deadline));
             aborted.into_iter().chain(released).filter_map(Result::err).for_each(|error| report(&error));
@@ -94,8 +94,8 @@ fn reaper() -> &'static Reaper {
 /// Takes a communicator that was dropped. Aborts it in the background, or releases it if it was adopted. Does nothing
 /// for one that has ended.
 pub(crate) fn take(shared: &Arc<Shared>) {
-    if shared.gate.close_unmade("dropped")
-        || matches!(shared.gate.check("drop"), Err(CommError::Closed { .. }))
+    if shared.guard.close_unmade("dropped")
+        || matches!(shared.guard.check("drop"), Err(CommError::Closed { .. }))
     {
         return;
     }
@@ -123,7 +123,7 @@ pub(super) struct Releasing {
 
 /// Begins to release an adopted communicator to its owner. No further call is admitted.
 pub(super) fn release(shared: &Arc<Shared>) -> Releasing {
-    shared.gate.close("released");
+    shared.guard.close("released");
     shared.registry.retire();
     let ticket = Service::start(shared.name()).map(|thread| {
         let shared = shared.clone();
@@ -149,16 +149,16 @@ impl Releasing {
     }
 }
 
-/// Deregisters everything that was registered through an adopted communicator whose gate is closed.
+/// Deregisters everything that was registered through an adopted communicator whose guard is closed.
 fn withdraw(shared: &Shared) -> Result<()> {
     const CALL: &str = "ncclCommWindowDeregister";
     const INTERVAL: Duration = Duration::from_millis(10);
-    while shared.gate.wait_empty(Deadline::after(abort::PATIENCE)).is_err() {}
+    while shared.guard.wait_empty(Deadline::after(abort::PATIENCE)).is_err() {}
     let windows = shared.windows().take_handles();
     if windows.is_empty() && shared.registry.len() == 0 {
         return Ok(());
     }
-    let _entry = shared.gate.enter_closed(CALL);
+    let _entry = shared.guard.enter_closed(CALL);
     // Nothing has ended the work that may use the memory. Waiting for it would invalidate a capture.
     while is_capturing(&shared.context)? {
         thread::sleep(INTERVAL);

@@ -5,7 +5,7 @@
 //! next call that enters executes them before it enqueues anything. So a request never waits, and no call uses memory
 //! before its registration.
 //!
-//! Memory is kept alive, by its [`Keeper`], until NCCL no longer knows it: until it is deregistered, or the
+//! Memory is kept alive, by its [`SegmentHold`], until NCCL no longer knows it: until it is deregistered, or the
 //! communicator is gone.
 
 use std::{
@@ -25,7 +25,7 @@ pub(super) const DEREGISTER: &str = "ncclCommDeregister";
 
 /// Keeps registered memory alive as long as the value lives, and is notified of the outcome. Called without a lock
 /// held, on the thread that is inside the communicator.
-pub(crate) trait Keeper: Send + Sync {
+pub(crate) trait SegmentHold: Send + Sync {
     fn registered(&self);
     fn deregistered(&self);
     fn failed(&self);
@@ -38,7 +38,7 @@ pub(crate) type Alarm = dyn Fn(&str) + Send + Sync;
 #[derive(Default)]
 pub(crate) struct Registry {
     /// True while requests are pending.
-    owes: AtomicBool,
+    has_pending: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -63,7 +63,7 @@ pub(super) struct Range {
     pub(super) phase: Phase,
     /// The range is to be deregistered as soon as it is registered.
     pub(super) unwanted: bool,
-    pub(super) keeper: Option<Arc<dyn Keeper>>,
+    pub(super) hold: Option<Arc<dyn SegmentHold>>,
 }
 
 /// NCCL's handle as a number; 0 if NCCL gave none.
@@ -93,8 +93,8 @@ impl Registry {
 
     /// Returns true if requests are pending that the next call has to execute. One atomic load.
     #[inline]
-    pub(crate) fn owes(&self) -> bool {
-        self.owes.load(Ordering::Relaxed)
+    pub(crate) fn has_pending(&self) -> bool {
+        self.has_pending.load(Ordering::Relaxed)
     }
 
     /// Returns the number of ranges that NCCL knows.
@@ -123,8 +123,8 @@ impl Registry {
     }
 
     /// Records a range to register. It must not overlap another. Does nothing if the communicator is about to end.
-    pub(super) fn note(&self, address: u64, bytes: usize, keeper: Arc<dyn Keeper>) -> Result<()> {
-        let range = Range { bytes, phase: Phase::Coming, unwanted: false, keeper: Some(keeper) };
+    pub(super) fn note(&self, address: u64, bytes: usize, hold: Arc<dyn SegmentHold>) -> Result<()> {
+        let range = Range { bytes, phase: Phase::Coming, unwanted: false, hold: Some(hold) };
         self.insert(REGISTER, address, range)
     }
 
@@ -142,7 +142,7 @@ impl Registry {
         }
         if range.phase == Phase::Coming {
             state.todo.push_back(address);
-            self.owes.store(true, Ordering::Release);
+            self.has_pending.store(true, Ordering::Release);
         }
         state.ranges.insert(address, range);
         Ok(())
@@ -187,14 +187,14 @@ impl Registry {
                 Phase::Moving | Phase::Registered(_) | Phase::Stuck => {}
             }
         }
-        self.owes.store(false, Ordering::Relaxed);
+        self.has_pending.store(false, Ordering::Relaxed);
         None
     }
 
     /// Records the result of a registration.
     pub(super) fn came(&self, address: u64, result: &Result<Handle>) {
         let mut state = self.lock();
-        let keeper = state.ranges.get(&address).and_then(|range| range.keeper.clone());
+        let hold = state.ranges.get(&address).and_then(|range| range.hold.clone());
         match result {
             Ok(handle) => {
                 if let Some(range) = state.ranges.get_mut(&address) {
@@ -202,31 +202,31 @@ impl Registry {
                     range.phase = if unwanted { Phase::Leaving(*handle) } else { Phase::Registered(*handle) };
                     if unwanted {
                         state.todo.push_back(address);
-                        self.owes.store(true, Ordering::Release);
+                        self.has_pending.store(true, Ordering::Release);
                     }
                 }
             }
             Err(_) => drop(state.ranges.remove(&address)),
         }
         drop(state);
-        if let Some(keeper) = keeper {
-            if result.is_ok() { keeper.registered() } else { keeper.failed() }
+        if let Some(hold) = hold {
+            if result.is_ok() { hold.registered() } else { hold.failed() }
         }
     }
 
     /// Records the result of a deregistration.
     pub(super) fn went(&self, address: u64, result: &Result<()>) {
         let mut state = self.lock();
-        let keeper = match result {
-            Ok(()) => state.ranges.remove(&address).and_then(|range| range.keeper),
+        let hold = match result {
+            Ok(()) => state.ranges.remove(&address).and_then(|range| range.hold),
             Err(_) => state.ranges.get_mut(&address).and_then(|range| {
                 range.phase = Phase::Stuck;
-                range.keeper.clone()
+                range.hold.clone()
             }),
         };
         drop(state);
-        if let Some(keeper) = keeper {
-            if result.is_ok() { keeper.deregistered() } else { keeper.failed() }
+        if let Some(hold) = hold {
+            if result.is_ok() { hold.deregistered() } else { hold.failed() }
         }
     }
 
@@ -242,7 +242,7 @@ impl Registry {
             Phase::Registered(handle) => {
                 range.phase = Phase::Leaving(handle);
                 state.todo.push_back(address);
-                self.owes.store(true, Ordering::Release);
+                self.has_pending.store(true, Ordering::Release);
             }
             Phase::Leaving(_) | Phase::Stuck => {}
         }
@@ -257,7 +257,7 @@ impl Registry {
         state.todo.clear();
         drop(state);
         let known = ranges.values().filter(|range| range.phase != Phase::Coming);
-        known.filter_map(|range| range.keeper.as_ref()).for_each(|keeper| keeper.deregistered());
+        known.filter_map(|range| range.hold.as_ref()).for_each(|hold| hold.deregistered());
         // Memory is freed here, with no lock held.
         drop(ranges);
     }
@@ -292,7 +292,7 @@ mod interleavings {
 
     struct Memory;
 
-    impl Keeper for Memory {
+    impl SegmentHold for Memory {
         fn registered(&self) {}
         fn deregistered(&self) {}
         fn failed(&self) {}

@@ -8,8 +8,8 @@ use nccl_sys::Feature;
 use super::{
     ArgumentError, CommError, Result,
     call::call,
-    gate::Kind,
-    registry::{Alarm, DEREGISTER, Handle, Job, Keeper, Phase, REGISTER, Range, Unsettled},
+    call_guard::Kind,
+    registry::{Alarm, DEREGISTER, Handle, Job, Phase, REGISTER, Range, SegmentHold, Unsettled},
     shared::Shared,
 };
 use crate::store::Deadline;
@@ -17,14 +17,24 @@ use crate::store::Deadline;
 impl Shared {
     /// Registers a range now, or before the next call if another thread is inside. A failure poisons the communicator
     /// if its members rely on it.
-    pub(crate) fn bring(&self, address: u64, bytes: usize, keeper: Arc<dyn Keeper>) -> Result<(), Unsettled> {
-        self.note(address, bytes, keeper)?;
-        self.settle_if_free(REGISTER)
+    pub(crate) fn register_range(
+        &self,
+        address: u64,
+        bytes: usize,
+        hold: Arc<dyn SegmentHold>,
+    ) -> Result<(), Unsettled> {
+        self.note(address, bytes, hold)?;
+        self.flush_if_free(REGISTER)
     }
 
-    /// Registers a range before the next call, or by [`settle_by`](Self::settle_by).
-    pub(crate) fn note(&self, address: u64, bytes: usize, keeper: Arc<dyn Keeper>) -> Result<(), Unsettled> {
-        self.registry.note(address, bytes, keeper).map_err(|source| {
+    /// Registers a range before the next call, or by [`flush_by`](Self::flush_by).
+    pub(crate) fn note(
+        &self,
+        address: u64,
+        bytes: usize,
+        hold: Arc<dyn SegmentHold>,
+    ) -> Result<(), Unsettled> {
+        self.registry.note(address, bytes, hold).map_err(|source| {
             let unsettled = Unsettled { address, bytes, is_registration: true, source: source.into() };
             self.lacks(&unsettled.reason());
             unsettled
@@ -32,47 +42,47 @@ impl Shared {
     }
 
     /// Deregisters a range now, or before the next call if another thread is inside.
-    pub(crate) fn dismiss(&self, address: u64) -> Result<(), Unsettled> {
+    pub(crate) fn deregister_range(&self, address: u64) -> Result<(), Unsettled> {
         self.registry.leave(DEREGISTER, address).map_err(|source| Unsettled {
             address,
             bytes: 0,
             is_registration: false,
             source: source.into(),
         })?;
-        self.settle_if_free(DEREGISTER)
+        self.flush_if_free(DEREGISTER)
     }
 
     /// Executes the pending requests, unless another thread is inside. The next call then executes them.
-    fn settle_if_free(&self, call: &'static str) -> Result<(), Unsettled> {
-        match self.gate.enter(call, Kind::Local, Some(Deadline::now())) {
-            Ok(_entry) => self.settle(),
+    fn flush_if_free(&self, call: &'static str) -> Result<(), Unsettled> {
+        match self.guard.enter(call, Kind::Local, Some(Deadline::now())) {
+            Ok(_entry) => self.flush(),
             Err(_) => Ok(()),
         }
     }
 
     /// Waits until no thread is inside, and executes the pending requests.
-    pub(crate) fn settle_by(&self, deadline: Deadline) -> Result<(), Unsettled> {
-        let _entry = self.gate.enter(REGISTER, Kind::Local, Some(deadline)).map_err(nowhere)?;
-        self.settle()
+    pub(crate) fn flush_by(&self, deadline: Deadline) -> Result<(), Unsettled> {
+        let _entry = self.guard.enter(REGISTER, Kind::Local, Some(deadline)).map_err(nowhere)?;
+        self.flush()
     }
 
-    /// Executes the pending requests before `call`, which may be refused afterwards. The caller is inside the gate.
+    /// Executes the pending requests before `call`, which may be refused afterwards. The caller is inside the guard.
     #[cold]
-    pub(super) fn settle_before(&self, call: &'static str) -> Result<()> {
-        match self.settle() {
+    pub(super) fn flush_before(&self, call: &'static str) -> Result<()> {
+        match self.flush() {
             // Requests that are still pending were not started.
-            Err(unsettled) if self.registry.owes() => Err(*unsettled.source),
-            _ => self.gate.check(call),
+            Err(unsettled) if self.registry.has_pending() => Err(*unsettled.source),
+            _ => self.guard.check(call),
         }
     }
 
-    /// Executes all pending requests. Returns the first failure. The caller is inside the gate.
-    pub(crate) fn settle(&self) -> Result<(), Unsettled> {
-        let settled = self.context.with_current(|| self.settle_in_current());
+    /// Executes all pending requests. Returns the first failure. The caller is inside the guard.
+    pub(crate) fn flush(&self) -> Result<(), Unsettled> {
+        let settled = self.context.with_current(|| self.flush_in_current());
         settled.map_err(|error| nowhere(error.into()))?
     }
 
-    fn settle_in_current(&self) -> Result<(), Unsettled> {
+    fn flush_in_current(&self) -> Result<(), Unsettled> {
         // Registration calls must not become part of a stream capture of this thread.
         let relaxed = RelaxedCapture::enter(self.context.driver());
         let _relaxed = relaxed.map_err(|error| nowhere(error.into()))?;
@@ -80,7 +90,7 @@ impl Shared {
         while let Some(job) = self.registry.next() {
             let (address, bytes, is_registration, result) = match job {
                 Job::Register(address, bytes) => {
-                    // SAFETY: inside the gate. The keeper keeps the memory mapped at its address.
+                    // SAFETY: inside the guard. The hold keeps the memory mapped at its address.
                     let result = unsafe { self.raw_register(address, bytes) };
                     let result = result.and_then(|handle| match handle {
                         Handle(0) => {
@@ -93,7 +103,7 @@ impl Shared {
                     (address, bytes, true, result.map(drop))
                 }
                 Job::Deregister(address, handle) => {
-                    // SAFETY: inside the gate. The handle is the communicator's own, and is deregistered once.
+                    // SAFETY: inside the guard. The handle is the communicator's own, and is deregistered once.
                     let result = unsafe { self.raw_deregister(handle) };
                     self.registry.went(address, &result);
                     (address, 0, false, result)
@@ -116,7 +126,7 @@ impl Shared {
         let alarm = state.alarm.clone();
         drop(state);
         if let Some(alarm) = alarm {
-            self.gate.poison(&reason);
+            self.guard.poison(&reason);
             alarm(&reason);
         }
     }
@@ -130,18 +140,18 @@ impl Shared {
             state.failure.clone()
         };
         if let Some(reason) = failure {
-            self.gate.poison(&reason);
+            self.guard.poison(&reason);
             alarm(&reason);
         }
     }
 
-    /// Deregisters everything before the end. The caller is inside the gate; only the destruction enters after it.
+    /// Deregisters everything before the end. The caller is inside the guard; only the destruction enters after it.
     pub(super) fn deregister_all(&self) -> Result<()> {
         let known: Vec<_> = self.registry.lock().ranges.keys().copied().collect();
         for address in known {
             self.registry.leave(DEREGISTER, address)?;
         }
-        if self.registry.owes() { self.settle().map_err(|unsettled| *unsettled.source) } else { Ok(()) }
+        if self.registry.has_pending() { self.flush().map_err(|unsettled| *unsettled.source) } else { Ok(()) }
     }
 
     /// Registers a range of memory that the caller keeps alive. Returns true if NCCL gave a handle.
@@ -153,11 +163,11 @@ impl Shared {
             return Err(ArgumentError::Null { call: "register", buffer: "registered", bytes }.into());
         }
         self.nccl.api().require(Feature::REGISTER)?;
-        let _entry = self.gate.enter(REGISTER, Kind::Local, Some(deadline))?;
+        let _entry = self.guard.enter(REGISTER, Kind::Local, Some(deadline))?;
         self.context.with_current(|| {
-            let range = Range { bytes, phase: Phase::Moving, unwanted: false, keeper: None };
+            let range = Range { bytes, phase: Phase::Moving, unwanted: false, hold: None };
             self.registry.insert(REGISTER, ptr.0, range)?;
-            // SAFETY: inside the gate; the caller's contract.
+            // SAFETY: inside the guard; the caller's contract.
             let result = unsafe { self.raw_register(ptr.0, bytes) };
             self.registry.came(ptr.0, &result);
             result.map(|handle| handle != Handle(0))
@@ -168,10 +178,10 @@ impl Shared {
     pub(super) fn deregister(&self, ptr: DevicePtr, deadline: Deadline) -> Result<()> {
         // Nothing aborts an adopted communicator, which would deregister the range.
         let kind = if self.is_adopted() { Kind::Cleanup } else { Kind::Local };
-        let _entry = match self.gate.enter(DEREGISTER, kind, Some(deadline)) {
+        let _entry = match self.guard.enter(DEREGISTER, kind, Some(deadline)) {
             Ok(entry) => entry,
             Err(busy @ CommError::Busy { .. })
-                if self.is_adopted() || self.gate.check(DEREGISTER).is_ok() =>
+                if self.is_adopted() || self.guard.check(DEREGISTER).is_ok() =>
             {
                 return Err(busy);
             }
@@ -186,7 +196,7 @@ impl Shared {
                 },
                 None => return Ok(()),
             };
-            // SAFETY: inside the gate. The handle is the communicator's own, and is deregistered once, also after an
+            // SAFETY: inside the guard. The handle is the communicator's own, and is deregistered once, also after an
             // error.
             let result = unsafe { self.raw_deregister(handle) };
             self.registry.went(ptr.0, &Ok(()));
@@ -195,24 +205,24 @@ impl Shared {
     }
 
     /// # Safety
-    /// The caller is inside the gate; the memory stays where it is until it is deregistered.
+    /// The caller is inside the guard; the memory stays where it is until it is deregistered.
     unsafe fn raw_register(&self, address: u64, bytes: usize) -> Result<Handle> {
         let mut handle = ptr::null_mut();
         let buffer = address as *mut c_void;
-        // SAFETY: the communicator is alive inside the gate; the memory is alive by the caller's contract; the handle is
+        // SAFETY: the communicator is alive inside the guard; the memory is alive by the caller's contract; the handle is
         // written before the call returns, because communicators are blocking.
         unsafe { call!(&self.nccl, self.name(), ncclCommRegister(self.raw(), buffer, bytes, &mut handle)) }?;
         Ok(Handle(handle.addr()))
     }
 
     /// # Safety
-    /// The caller is inside the gate; the handle is the communicator's.
+    /// The caller is inside the guard; the handle is the communicator's.
     unsafe fn raw_deregister(&self, Handle(handle): Handle) -> Result<()> {
         if handle == 0 {
             return Ok(());
         }
         let handle = handle as *mut c_void;
-        // SAFETY: the communicator is alive inside the gate; the handle is its own.
+        // SAFETY: the communicator is alive inside the guard; the handle is its own.
         unsafe { call!(&self.nccl, self.name(), ncclCommDeregister(self.raw(), handle)) }
     }
 }

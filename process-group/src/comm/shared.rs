@@ -16,8 +16,8 @@ use nccl_sys::{ncclComm, ncclComm_t, ncclResult_t};
 use super::{
     CommError, Config, Nccl, Result,
     call::{self, call},
+    call_guard::{CallGuard, Kind},
     check::Place,
-    gate::{Gate, Kind},
     making::Making,
     registry::Registry,
     service::{Listener, Service, Ticket, Unkept},
@@ -29,12 +29,12 @@ use crate::store::Deadline;
 ///
 /// It lives as long as NCCL may write to it: `handle` and the windows' cells are out-parameters.
 pub(crate) struct Shared {
-    /// Unique in the process. Threads that need several gates enter them in this order.
+    /// Unique in the process. Threads that need several guards enter them in this order.
     pub(crate) serial: u64,
     pub(crate) nccl: Nccl,
     pub(crate) context: Context,
     pub(crate) place: Place,
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) guard: Arc<CallGuard>,
     /// NCCL's handle; null until NCCL has written it.
     handle: Arc<AtomicPtr<ncclComm>>,
     /// NCCL keeps the address of the name in it.
@@ -55,23 +55,23 @@ pub(crate) struct Shared {
 pub(super) type Owner = Arc<dyn Any + Send + Sync>;
 
 impl Shared {
-    /// Makes a communicator at `seat` of `size`. NCCL writes its handle to `handle`.
+    /// Makes a communicator at `setup` of `size`. NCCL writes its handle to `handle`.
     pub(crate) fn new(
-        seat: &Seat<'_>,
+        setup: &MemberSetup<'_>,
         size: usize,
         config: &Config,
         raw: nccl_sys::Config,
         handle: Arc<AtomicPtr<ncclComm>>,
     ) -> Arc<Self> {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
-        let rank = seat.rank;
+        let rank = setup.rank;
         let name = config.name.as_deref().unwrap_or("unnamed");
         Arc::new(Self {
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
-            nccl: seat.nccl.clone(),
-            context: seat.context.clone(),
-            place: Place { rank, size, release: seat.nccl.release() },
-            gate: Arc::new(Gate::new(format!("communicator {name} (rank {rank} of {size})"))),
+            nccl: setup.nccl.clone(),
+            context: setup.context.clone(),
+            place: Place { rank, size, release: setup.nccl.release() },
+            guard: Arc::new(CallGuard::new(format!("communicator {name} (rank {rank} of {size})"))),
             handle,
             config: raw,
             windows: Mutex::default(),
@@ -98,10 +98,10 @@ impl Shared {
 
     /// Returns the communicator's name in errors.
     pub(crate) fn name(&self) -> &str {
-        self.gate.name()
+        self.guard.name()
     }
 
-    /// Returns NCCL's handle. Use it only inside the gate.
+    /// Returns NCCL's handle. Use it only inside the guard.
     #[inline]
     pub(crate) fn raw(&self) -> ncclComm_t {
         self.handle.load(Ordering::Acquire)
@@ -119,7 +119,7 @@ impl Shared {
 
     /// Keeps a child that no caller received until this communicator is gone. Until then NCCL raises this
     /// communicator's abort flag and the child's together, wherever the child's flag was (`childAbortFlag`; only a
-    /// child that was made completely unlinks it). The caller is inside the gate, so an end of this communicator
+    /// child that was made completely unlinks it). The caller is inside the guard, so an end of this communicator
     /// finds the child.
     pub(crate) fn keep_child(&self, child: Arc<Self>) {
         self.children.lock().unwrap_or_else(PoisonError::into_inner).push(child);
@@ -149,10 +149,10 @@ impl Shared {
     pub(crate) fn async_error(&self) -> Result<()> {
         const CALL: &str = "ncclCommGetAsyncError";
         // NCCL has not made it, or failed to.
-        if self.gate.is_unmade() || self.raw().is_null() {
+        if self.guard.is_unmade() || self.raw().is_null() {
             return Ok(());
         }
-        let _observer = self.gate.observe(CALL)?;
+        let _observer = self.guard.observe(CALL)?;
         let mut state = ncclResult_t::ncclSuccess;
         // SAFETY: the communicator is not freed while it is observed; writes one code, to a local.
         unsafe { call!(&self.nccl, self.name(), ncclCommGetAsyncError(self.raw(), &mut state)) }?;
@@ -178,7 +178,7 @@ impl Shared {
     #[cold]
     fn condemn(&self, error: &CommError) {
         if error.poisons() {
-            self.gate.poison(&error.to_string());
+            self.guard.poison(&error.to_string());
         }
     }
 }
@@ -191,7 +191,7 @@ impl fmt::Debug for Shared {
 
 /// The library, the context and the rank of one member in a new communicator.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Seat<'a> {
+pub(crate) struct MemberSetup<'a> {
     pub(crate) nccl: &'a Nccl,
     pub(crate) context: &'a Context,
     pub(crate) rank: usize,
@@ -218,18 +218,18 @@ impl<T: Send + 'static> Serving<T> {
     ) -> Self {
         let own = shared.clone();
         let ticket = service.submit(move || {
-            let gate = own.gate.clone();
-            let _entry = gate.enter(call, kind, None)?;
+            let guard = own.guard.clone();
+            let _entry = guard.enter(call, kind, None)?;
             let result = own.context.with_current(|| job(&own)).unwrap_or_else(|error| Err(error.into()));
             let result = own.judge(result);
-            // Before the gate is left: an abort waits there for a call whose caller has given up, and must find
+            // Before the guard is left: an abort waits there for a call whose caller has given up, and must find
             // nothing held by it.
             drop(own);
             result
         });
         let interruption = ticket.interruption(Duration::ZERO);
         // Also notified of an abort that came in between.
-        shared.gate.tell(&interruption);
+        shared.guard.tell(&interruption);
         Self { shared: shared.clone(), call, waiting_for, ticket, _interruption: interruption }
     }
 
@@ -252,14 +252,14 @@ impl<T: Send + 'static> Serving<T> {
                 Some(Ok(result)) => return Ok(result?),
                 Some(Err(unkept)) => break unkept,
                 None if deadline.expired() => break Unkept::Late,
-                None => go_on().inspect_err(|why| self.shared.gate.poison(&why.to_string()))?,
+                None => go_on().inspect_err(|why| self.shared.guard.poison(&why.to_string()))?,
             }
         };
         let waiting_for = match unkept {
             Unkept::Late => self.waiting_for,
             Unkept::Broken => format!("{}, but the service thread has died", self.waiting_for),
             Unkept::Interrupted => {
-                self.shared.gate.check(self.call)?;
+                self.shared.guard.check(self.call)?;
                 self.waiting_for
             }
         };

@@ -11,13 +11,13 @@ use nccl_sys::{
 use super::{
     ArgumentError, CommError, Communicator, DataType, Nccl, ReduceOp, Result,
     call::call,
+    call_guard::Kind,
     check::{InPlace, Place, Span},
-    gate::Kind,
     group,
     one_sided::ONLY,
     open_group, types,
 };
-use crate::{Slim, memory::CommonPlace, operation::Operation, rare};
+use crate::{BoxedResult, cold_err, memory::WindowOffset, operation::Operation};
 
 /// An operation that NCCL carries out: by one call or, in old releases, by messages in one NCCL group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,7 +126,7 @@ pub(crate) struct Task {
     pub(crate) rank: usize,
     /// Window offsets of the send and the receive buffer, if the operation needs them [equal](Primitive::symmetric)
     /// on all ranks.
-    pub(crate) places: [CommonPlace; 2],
+    pub(crate) places: [WindowOffset; 2],
 }
 
 impl Task {
@@ -138,7 +138,7 @@ impl Task {
         count: usize,
         dtype: DataType,
     ) -> Self {
-        let (call, places) = (primitive.operation(), [CommonPlace::from_code(0); 2]);
+        let (call, places) = (primitive.operation(), [WindowOffset::from_code(0); 2]);
         Self { primitive, call, send, receive, count, dtype, op: ReduceOp::Sum, rank: 0, places }
     }
 
@@ -230,7 +230,7 @@ impl Task {
 
     /// Checks what one rank can check alone. `grouped` says whether it will be launched within a group.
     #[inline(always)]
-    pub(crate) fn check(&self, place: &Place, grouped: bool) -> Slim<(), ArgumentError> {
+    pub(crate) fn check(&self, place: &Place, grouped: bool) -> BoxedResult<(), ArgumentError> {
         let Self { primitive, call, count, dtype, op, rank, .. } = *self;
         let call = call.name();
         let one = |ptr: DevicePtr| Span { address: ptr.0, shares: 1 };
@@ -256,7 +256,7 @@ impl Task {
             Primitive::Scatter if named => pair(all(send), one(receive), InPlace::ShareOfSend),
             Primitive::AllToAll => pair(all(send), all(receive), InPlace::Never),
             Primitive::Send | Primitive::Recv if named && !grouped => {
-                Err(rare(move || ArgumentError::ToOneself { call, rank }))
+                Err(cold_err(move || ArgumentError::ToOneself { call, rank }))
             }
             Primitive::PutSignal if named => pair(one(send), one(receive), InPlace::Never),
             Primitive::PutSignal => {
@@ -281,7 +281,12 @@ impl Task {
 impl Communicator {
     /// Checks `task` without launching anything; `grouped` as for [`Task::check`].
     #[inline(always)]
-    pub(crate) fn check_task(&self, task: &Task, stream: &Stream, grouped: bool) -> Slim<(), CommError> {
+    pub(crate) fn check_task(
+        &self,
+        task: &Task,
+        stream: &Stream,
+        grouped: bool,
+    ) -> BoxedResult<(), CommError> {
         task.check(self.place(), grouped)?;
         if task.primitive.is_one_sided() {
             self.check_one_sided(*task, stream)?;
@@ -291,10 +296,10 @@ impl Communicator {
 
     /// Checks that `stream` is of the communicator's device.
     #[inline(always)]
-    pub(crate) fn check_stream(&self, call: &'static str, stream: &Stream) -> Slim<(), CommError> {
+    pub(crate) fn check_stream(&self, call: &'static str, stream: &Stream) -> BoxedResult<(), CommError> {
         let (theirs, ours) = (stream.context().device().ordinal(), self.shared().context.device().ordinal());
         if theirs != ours {
-            return Err(rare(move || {
+            return Err(cold_err(move || {
                 ArgumentError::ForeignStream { call, stream: theirs, communicator: ours }.into()
             }));
         }
@@ -306,12 +311,12 @@ impl Communicator {
     /// # Safety
     /// As for the public method of the operation's name.
     #[inline(always)]
-    pub(crate) unsafe fn launch(&self, task: &Task, stream: &Stream) -> Slim<(), CommError> {
+    pub(crate) unsafe fn launch(&self, task: &Task, stream: &Stream) -> BoxedResult<(), CommError> {
         let shared = self.shared();
         let window = self.window_of(*task)?;
-        let _entry = shared.gate.enter(task.call.name(), Kind::Enqueue, None)?;
-        if shared.registry.owes() {
-            shared.settle_before(task.call.name())?;
+        let _entry = shared.guard.enter(task.call.name(), Kind::Enqueue, None)?;
+        if shared.registry.has_pending() {
+            shared.flush_before(task.call.name())?;
         }
         if open_group::is_open() {
             group::enrol(shared);
@@ -325,13 +330,13 @@ impl Communicator {
             place: self.place(),
             window,
         };
-        // SAFETY: the caller's contract; the communicator is alive inside the gate.
+        // SAFETY: the caller's contract; the communicator is alive inside the guard.
         let launched = shared.context.with_current(|| unsafe { launch.task(task) })?;
         launched.map_err(|error| shared.condemned(error))
     }
 }
 
-/// The arguments of a launch inside the gate.
+/// The arguments of a launch inside the guard.
 struct Launch<'a> {
     nccl: &'a Nccl,
     name: &'a str,

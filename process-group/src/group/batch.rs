@@ -4,7 +4,7 @@ use std::{cell::RefCell, panic::Location};
 
 use cuda_driver::Stream;
 
-use super::{ProcessGroup, Result, Work, checked, counter::Count};
+use super::{ProcessGroup, Result, Work, counter::Count, preflight};
 use crate::{
     comm::{Group, Task},
     operation::Operation,
@@ -32,10 +32,10 @@ impl<'a> Batch<'a> {
     /// Launches the queued tasks as `operation`.
     pub(super) fn launch(&self, operation: Operation) -> Result<Work> {
         let Self { group, stream, site, .. } = *self;
-        let vigil = &group.counter.vigil;
-        vigil.check()?;
+        let health = &group.counter.health;
+        health.check()?;
         let tasks = self.tasks.borrow();
-        vigil.explain(match &tasks[..] {
+        health.explain(match &tasks[..] {
             // SAFETY: the contract of the method that queued the task; it was checked there.
             [task] if !group.messages.are_on_path() => unsafe {
                 Ok(group.launch_task(*task, operation, false, stream, site)?)
@@ -77,7 +77,7 @@ impl<'a> Batch<'a> {
             }
             span = recording.end(operation);
         }
-        let count = Count::of(tasks, checked::is_collective(operation, tasks.iter()));
+        let count = Count::of(tasks, preflight::is_collective(operation, tasks.iter()));
         Ok(group.mark(blank, operation.name(), stream, span, count, tasks)?)
     }
 
@@ -97,7 +97,7 @@ impl<'a> Batch<'a> {
 
     /// Returns true if all members make this call, judged by the queued tasks.
     pub(super) fn is_collective(&self, operation: Operation) -> bool {
-        checked::is_collective(operation, self.tasks.borrow().iter())
+        preflight::is_collective(operation, self.tasks.borrow().iter())
     }
 
     pub(super) fn queue(&self, mut task: Task) -> Result<()> {

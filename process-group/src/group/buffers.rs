@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Lying, OperationBuffers, ProcessGroup, RegistrationReport, SymmetricPlaces, places_changed};
+use super::{
+    OperationBuffers, ProcessGroup, RegistrationReport, RegistrationStatus, SymmetricPlaces, places_changed,
+};
 use crate::comm::Primitive;
 
 impl ProcessGroup {
@@ -11,10 +13,11 @@ impl ProcessGroup {
     pub fn registration_report(&self) -> RegistrationReport {
         let policy = self.registration();
         let one = |primitive: Primitive| {
-            let seen = Lying::ALL.map(|lying| (lying, self.sight.seen(primitive, lying)));
-            let registered = self.sight.seen(primitive, Lying::Registered);
+            let seen =
+                RegistrationStatus::ALL.map(|status| (status, self.buffer_cache.seen(primitive, status)));
+            let registered = self.buffer_cache.seen(primitive, RegistrationStatus::Registered);
             let unregistered: Vec<_> =
-                seen.into_iter().filter(|(lying, n)| *n > 0 && lying.reason().is_some()).collect();
+                seen.into_iter().filter(|(status, n)| *n > 0 && status.reason().is_some()).collect();
             let found = registered > 0 || !unregistered.is_empty();
             found.then(|| OperationBuffers {
                 operation: primitive.operation().name(),
@@ -32,7 +35,7 @@ impl ProcessGroup {
     /// mode](super::Builder::checked) all [positions](SymmetricPlaces::locate) are compared before each
     /// launch. Every member makes this call at the same point of the program, once for each value.
     pub fn compare_places(&self, places: Arc<dyn SymmetricPlaces>) {
-        if self.sight.places.add(places) {
+        if self.buffer_cache.places.add(places) {
             places_changed();
         }
     }

@@ -10,8 +10,11 @@ use std::{
 use cuda_driver::{Context, Driver};
 
 use super::{
-    Environment, GroupError, GroupId, GroupSettings, Member, ProcessGroup, Result, Stance, Witnesses,
+    Environment, GroupError, GroupId, GroupSettings, Member, ProcessGroup, RegistrationSupport, Result,
+    Witnesses,
     form::stay_away,
+    group_parts::{GroupParts, take_numbers},
+    health::GroupHealth,
     join::join,
     meeting::follow_up,
     member::{self, Joining},
@@ -21,14 +24,12 @@ use super::{
     },
     process_group::Follower,
     process_group::SharedStore,
-    seat::{Seat, take_numbers},
-    terms::Terms,
-    vigil::Vigil,
+    shared_settings::SharedSettings,
 };
 use crate::{
     comm::{self, Communicator, Config, Nccl},
     peers::Peers,
-    record::{self, Desk, DumpError, Progress, Recorder},
+    record::{self, DumpError, Progress, ProgressRpc, Recorder},
     store::{Deadline, PrefixStore, Store, StoreError, TcpStore, publish},
     watch::Watch,
 };
@@ -296,11 +297,11 @@ impl Builder {
 
     fn meet(self, communicator: Option<Communicator>) -> Result<ProcessGroup> {
         let (began, deadline) = (Instant::now(), Deadline::after(self.settings.time_limit()));
-        let Ready { rank, size, store, host, nccl, context, folder, timing, checked, stance } =
+        let Ready { rank, size, store, host, nccl, context, folder, timing, checked, support } =
             self.ready(false, deadline)?;
-        let terms = self.terms(timing, checked);
-        let messages = Messages::new(self.messages(&context)?, self.lazy, size, &terms.own);
-        let config = terms.own.communicator();
+        let shared_settings = self.shared_settings(timing, checked);
+        let messages = Messages::new(self.messages(&context)?, self.lazy, size, &shared_settings.own);
+        let config = shared_settings.own.communicator();
         let name: Arc<str> = self.name.into();
         let root = PrefixStore::new(FOLDER, store);
         let store = own_part(&root, &name, self.epoch);
@@ -313,7 +314,7 @@ impl Builder {
         let numbers = PrefixStore::new("numbers", Arc::new(root));
         let number = take_numbers(&numbers, rank == 0, 1)?;
         let here = Member::here(rank, size, &nccl, &context)?;
-        let member = Member { checked, witnesses: self.witnesses, registration: stance, ..here };
+        let member = Member { checked, witnesses: self.witnesses, registration: support, ..here };
         let record = Joining::new(member, number)
             .with("initialisation", if self.lazy { "lazy" } else { "eager" })
             .with("p2p policy", self.p2p)
@@ -327,19 +328,19 @@ impl Builder {
         let watch = watch(&name, Watch::begin(&store, rank, &members, self.heartbeat, &recorder, peers))
             .inspect_err(|_| stay_away(&store, "", rank))?;
         // From here a loss ends every wait of this rank.
-        let vigil = Vigil::begin(&name, &ranks, rank, &recorder, self.heartbeat, watch.bell());
-        watch.add(&vigil);
+        let health = GroupHealth::begin(&name, &ranks, rank, &recorder, self.heartbeat, watch.signal());
+        watch.add(&health);
         // A name serves one group, which has one number.
         let is_first = publish(&store, NUMBER, &uid.to_le_bytes()).map_err(|error| match error {
             StoreError::Taken { .. } => StoreError::RankTaken { rank, at: name.to_string() },
             error => error,
         });
-        vigil.explain(is_first.map_err(GroupError::from))?;
+        health.explain(is_first.map_err(GroupError::from))?;
         let id = GroupId { uid, epoch: self.epoch };
         let exchanged = began.elapsed();
-        let desk = Arc::new(Desk::open(&store, size)?);
+        let progress_rpc = Arc::new(ProgressRpc::open(&store, size)?);
         let followers = self.followers;
-        let seat = Seat {
+        let parts = GroupParts {
             name,
             rank,
             ranks,
@@ -347,19 +348,19 @@ impl Builder {
             numbers,
             job: store,
             path: String::new(),
-            terms,
+            shared_settings,
             recorder,
-            desk,
+            progress_rpc,
             watch,
-            vigil,
+            health,
             messages,
             followers,
         };
         let mut group = match communicator {
-            None => seat.init(id, &nccl, &context, config, follow_up(deadline))?,
+            None => parts.init(id, &nccl, &context, config, follow_up(deadline))?,
             Some(mut communicator) => {
-                communicator.set_window_facts(member::window_facts(&seat.members));
-                seat.take(id, communicator, follow_up(deadline))?
+                communicator.set_window_facts(member::window_facts(&parts.members));
+                parts.take(id, communicator, follow_up(deadline))?
             }
         };
         group.startup.met(met, exchanged - met);
@@ -367,9 +368,9 @@ impl Builder {
     }
 
     /// Returns the group's settings.
-    pub(super) fn terms(&self, timing: bool, checked: bool) -> Terms {
+    pub(super) fn shared_settings(&self, timing: bool, checked: bool) -> SharedSettings {
         let own = self.settings.clone().timing(timing);
-        Terms { heartbeat: self.heartbeat, checked, lazy: self.lazy, own }
+        SharedSettings { heartbeat: self.heartbeat, checked, lazy: self.lazy, own }
     }
 
     /// Returns the settings for messages.
@@ -429,8 +430,8 @@ impl Builder {
         }
         let timing = self.settings.timing.unwrap_or(environment.timing);
         let checked = self.checked || environment.checked;
-        let stance = Stance::here(self.registration.unwrap_or(environment.registration), &nccl);
-        Ok(Ready { rank, size, store, host, nccl, context, folder, timing, checked, stance })
+        let support = RegistrationSupport::here(self.registration.unwrap_or(environment.registration), &nccl);
+        Ok(Ready { rank, size, store, host, nccl, context, folder, timing, checked, support })
     }
 }
 
@@ -448,7 +449,7 @@ pub(super) struct Ready {
     pub(super) timing: bool,
     pub(super) checked: bool,
     /// This rank's position on registration.
-    pub(super) stance: Stance,
+    pub(super) support: RegistrationSupport,
 }
 
 /// The watch over a job, if the system has the threads for it.

@@ -9,7 +9,7 @@ use super::{
     meeting::{Meeting, follow_up},
 };
 use crate::{
-    Slim,
+    BoxedResult,
     comm::{CommError, refuse_inside_group},
     profile,
     store::Deadline,
@@ -50,7 +50,7 @@ impl ProcessGroup {
             return Ok(());
         }
         let all = self.meeting("the group's communicator", "connect");
-        self.counter.vigil.check()?;
+        self.counter.health.check()?;
         match self.communicator.check() {
             // It exists already: it was given, or split off from another.
             Ok(()) => self.make_together(&all, deadline, |_, _| self.announce(&self.communicator))?,
@@ -68,7 +68,7 @@ impl ProcessGroup {
         let lanes = self.make_lanes(all, deadline)?;
         let communicators: Vec<_> = iter::once(&self.communicator).chain(&lanes).collect();
         let registered = self.agree_on_registration(all, &communicators, deadline)?;
-        self.sight.agreed(&registered);
+        self.buffer_cache.agreed(&registered);
         // Set once: only one thread at a time connects, until one has succeeded.
         let _ = (self.registered.set(registered), self.messages.set_lanes(lanes));
         Ok(())
@@ -76,12 +76,12 @@ impl ProcessGroup {
 
     /// Makes the communicator unless it exists.
     #[inline]
-    pub(super) fn connected(&self, operation: &'static str, stream: &Stream) -> Slim<(), GroupError> {
+    pub(super) fn connected(&self, operation: &'static str, stream: &Stream) -> BoxedResult<(), GroupError> {
         if self.connection.is_made() { Ok(()) } else { self.connect_for(operation, stream) }
     }
 
     #[cold]
-    fn connect_for(&self, operation: &'static str, stream: &Stream) -> Slim<(), GroupError> {
+    fn connect_for(&self, operation: &'static str, stream: &Stream) -> BoxedResult<(), GroupError> {
         self.refuse_capture(operation, stream)?;
         Ok(self.connect(self.timeout())?)
     }

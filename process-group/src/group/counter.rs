@@ -15,7 +15,7 @@ use std::{
 
 use cuda_driver::Device;
 
-use super::{GroupId, vigil::Vigil};
+use super::{GroupId, health::GroupHealth};
 use crate::{
     comm::{Primitive, Task},
     record::Track,
@@ -27,7 +27,7 @@ pub(super) struct Counter {
     pub(super) id: GroupId,
     pub(super) name: Arc<str>,
     pub(super) track: Track,
-    pub(super) vigil: Arc<Vigil>,
+    pub(super) health: Arc<GroupHealth>,
     /// The time limit of waits for work.
     pub(super) timeout: Duration,
     /// This rank, and the ranks of the job that are members.
@@ -141,12 +141,12 @@ impl Counter {
         id: GroupId,
         name: Arc<str>,
         track: Track,
-        (vigil, timeout): (Arc<Vigil>, Duration),
+        (health, timeout): (Arc<GroupHealth>, Duration),
         (rank, ranks): (usize, Arc<[usize]>),
         device: &Device,
     ) -> Arc<Self> {
         let (device, calls, others) = (key(device), AtomicU64::new(0), Mutex::default());
-        let counter = Arc::new(Self { id, name, track, vigil, timeout, rank, ranks, device, calls, others });
+        let counter = Arc::new(Self { id, name, track, health, timeout, rank, ranks, device, calls, others });
         let mut counters = counters();
         counters.retain(|counter| counter.strong_count() > 0);
         counters.push(Arc::downgrade(&counter));

@@ -13,7 +13,7 @@ use nccl_sys::ncclResult_t;
 
 use super::{
     GroupError, Result,
-    vigil::{Doubt, Vigil},
+    health::{Doubt, GroupHealth},
 };
 use crate::{
     comm::CommError,
@@ -26,7 +26,7 @@ fn is_failure(error: &CommError) -> bool {
     matches!(error, CommError::Nccl { code, .. } if *code != ncclResult_t::ncclInProgress)
 }
 
-impl Vigil {
+impl GroupHealth {
     /// Checks the communicators for asynchronous errors. An error ends the group on all members a moment later.
     ///
     /// # Errors
@@ -64,13 +64,13 @@ impl Vigil {
             Doubt { since: Instant::now(), reason: error.to_string() }
         });
         if is_new {
-            self.bell.compare(&self.ranks);
+            self.signal.compare(&self.ranks);
         }
     }
 
     /// Time for comparing the members' hashes before this rank is blamed.
     fn comparison(&self) -> Duration {
-        let suspected = self.duty().is_some_and(|duty| duty.is_suspected());
+        let suspected = self.monitor().is_some_and(|monitor| monitor.is_suspected());
         self.heartbeat * COMPARISON[usize::from(suspected)]
     }
 
@@ -95,19 +95,19 @@ impl Vigil {
 
     /// Ends the group on all members because the driver failed to report the state of work.
     pub(super) fn driver_failed(self: &Arc<Self>, error: &cuda_driver::Error) {
-        if !self.is_over() && self.duty().is_some() {
+        if !self.is_over() && self.monitor().is_some() {
             self.fail(error.to_string());
         }
     }
 
     /// Ends the group on all members with this reason, after a failure here that leaves it unusable. Does not block.
     pub(crate) fn fail(self: &Arc<Self>, reason: String) {
-        let group = self.duty().map(|duty| duty.id().to_owned());
+        let group = self.monitor().map(|monitor| monitor.id().to_owned());
         let is_made = group.is_some();
         let trouble = Trouble::Failed { group: group.unwrap_or_default(), rank: self.rank(), reason };
         // The members of a group that is not made yet do not know its id.
         if is_made {
-            self.bell.tell(trouble.clone());
+            self.signal.tell(trouble.clone());
         }
         self.trouble(trouble);
     }

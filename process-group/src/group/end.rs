@@ -9,8 +9,8 @@ use std::{
 use bootstrap::wire::Unsent;
 
 use super::{
+    health::{End, GroupHealth},
     settings::EndCallback,
-    vigil::{End, Vigil},
 };
 use crate::{
     comm::{self, AbortHandle, Beside, CommError, Force, PATIENCE},
@@ -18,7 +18,7 @@ use crate::{
     watch::Trouble,
 };
 
-impl Vigil {
+impl GroupHealth {
     /// Ends the group on this rank. Does not block, so threads of the watch may call it.
     pub(crate) fn trouble(self: &Arc<Self>, trouble: Trouble) {
         self.end(End::Trouble(trouble));
@@ -85,27 +85,27 @@ impl Vigil {
     /// Ends child groups that are still being made and do not notice this end themselves. A forced end reaches all of
     /// them. If a member has `left`, the end reaches the children that list it as a member.
     fn end_children(&self, end: &End, left: Option<usize>) {
-        let unborn = self.unborn.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let pending_children = self.pending_children.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let is_over = |child: &Arc<Self>| match end {
             End::Force(_) => true,
             End::Trouble(_) => left.is_some_and(|rank| child.ranks.contains(&rank)),
         };
-        let children = unborn.iter().filter_map(Weak::upgrade);
+        let children = pending_children.iter().filter_map(Weak::upgrade);
         children.filter(|child| is_over(&child.0)).for_each(|child| child.0.end(end.clone()));
     }
 
     /// Tells the other members that this rank has left the group, unless they know why it is over. Does not block.
     pub(super) fn leave(&self, how: Force) {
-        let Some(duty) = self.duty().filter(|_| self.ranks.len() > 1) else { return };
+        let Some(monitor) = self.monitor().filter(|_| self.ranks.len() > 1) else { return };
         if self.is_in_trouble() || !self.is_member.swap(false, Ordering::AcqRel) {
             return;
         }
         self.has_told.store(true, Ordering::Release);
-        self.bell.tell(Trouble::Left {
-            group: duty.id().to_owned(),
+        self.signal.tell(Trouble::Left {
+            group: monitor.id().to_owned(),
             rank: self.rank(),
             how: how.how().into(),
-            collectives: duty.rolling().count(),
+            collectives: monitor.rolling().count(),
             members: Unsent(self.ranks.clone()),
         });
     }
@@ -114,11 +114,11 @@ impl Vigil {
     /// work, or after one heartbeat. Until then work that both have called may still complete, and is valid.
     pub(super) fn settle(&self, now: Instant) {
         let Some(End::Trouble(Trouble::Left { collectives, .. })) = self.end.get() else { return };
-        let Some(duty) = self.duty().filter(|_| self.settled.get().is_none()) else { return };
+        let Some(monitor) = self.monitor().filter(|_| self.settled.get().is_none()) else { return };
         let since = *self.left.get_or_init(|| now);
-        let is_behind = duty.rolling().count() > *collectives;
+        let is_behind = monitor.rolling().count() > *collectives;
         // Errors are checked after the event, because failed work looks done.
-        let is_done = duty.is_done() && !is_behind && self.check_background().is_ok();
+        let is_done = monitor.is_done() && !is_behind && self.check_background().is_ok();
         if !is_behind && now.saturating_duration_since(since) < self.heartbeat {
             return;
         }
@@ -173,8 +173,8 @@ impl Vigil {
 
     /// Called when the group is dropped with its path. Fails work that is not done.
     pub(super) fn leave_path(self: &Arc<Self>) {
-        let Some(duty) = self.duty() else { return };
-        if !duty.is_done() {
+        let Some(monitor) = self.monitor() else { return };
+        if !monitor.is_done() {
             self.end(End::Force(Force::Dropped));
         }
         // Another member may have given up work that looks done. The path cannot be asked later.
@@ -207,11 +207,11 @@ fn aside(name: &str, job: impl FnOnce() + Clone + Send + 'static) {
 
 /// This rank's membership in a group. Dropping it tells the other members that this rank has left, if it has
 /// begun.
-pub(super) struct Membership(Arc<Vigil>);
+pub(super) struct Membership(Arc<GroupHealth>);
 
 impl Membership {
-    pub(super) fn new(vigil: &Arc<Vigil>) -> Self {
-        Self(vigil.clone())
+    pub(super) fn new(health: &Arc<GroupHealth>) -> Self {
+        Self(health.clone())
     }
 
     /// Marks the group as made. Before that, members learn in their meetings which rank has failed.

@@ -133,7 +133,7 @@ impl ProcessGroup {
             has_acted = true;
             let unique_id = UniqueId::try_from(unique_id)?;
             made.join(&unique_id, until, go_on).or_else(|error| match error {
-                GroupError::Comm(error) => self.counter.vigil.explain_making(Err(error)),
+                GroupError::Comm(error) => self.counter.health.explain_making(Err(error)),
                 error => Err(error),
             })?;
             self.announce(made)
@@ -165,12 +165,12 @@ impl ProcessGroup {
         deadline: Deadline,
         mut work: impl FnMut(&[u8], Deadline, &mut dyn FnMut() -> Result<()>) -> Result<T>,
     ) -> Result<T> {
-        let vigil = &self.counter.vigil;
+        let health = &self.counter.health;
         let (mut made, mut own) = (None, None);
         let act = |unique_id: &Option<Vec<u8>>, until: Deadline, has_failed: &dyn Fn() -> bool| {
             let mut is_stopped = false;
             let mut go_on = || {
-                vigil.check()?;
+                health.check()?;
                 is_stopped = has_failed();
                 if is_stopped { Err(all.ended(all.rank)) } else { Ok(()) }
             };
@@ -187,7 +187,7 @@ impl ProcessGroup {
                     own = Some(error);
                     match is_late {
                         // The others learn of the end of the group by themselves.
-                        _ if vigil.is_over() => Outcome::Ended,
+                        _ if health.is_over() => Outcome::Ended,
                         true => Outcome::TimedOut { problem },
                         false => Outcome::Failed { problem },
                     }
@@ -199,13 +199,13 @@ impl ProcessGroup {
             (Ok(Ok(())), Some(made), _) => Ok(made),
             // The verdict names the ranks that this one has waited for.
             (Ok(Err(Unmade::Late { ranks })), _, own) if own.as_ref().is_none_or(is_timeout) => {
-                Err(vigil.cause(all.absent(ranks, deadline)))
+                Err(health.cause(all.absent(ranks, deadline)))
             }
             (_, _, Some(own)) => Err(own),
             (Ok(Err(Unmade::Failed { rank, problem })), ..) => {
-                Err(vigil.cause(all.unmade(rank as usize, problem)))
+                Err(health.cause(all.unmade(rank as usize, problem)))
             }
-            (Ok(Err(Unmade::Ended { rank })), ..) => Err(vigil.cause(all.ended(rank as usize))),
+            (Ok(Err(Unmade::Ended { rank })), ..) => Err(health.cause(all.ended(rank as usize))),
             (Err(error), ..) => Err(error),
             (Ok(_), ..) => Err(all.unmade(all.rank, "it has made nothing".into())),
         }

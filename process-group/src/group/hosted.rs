@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::vigil::Vigil;
+use super::health::GroupHealth;
 use crate::{
     store::{Deadline, TcpStore},
     watch::Watch,
@@ -14,7 +14,7 @@ use crate::{
 pub(super) struct Hosted {
     pub(super) store: TcpStore,
     pub(super) watch: Arc<Watch>,
-    pub(super) vigil: Arc<Vigil>,
+    pub(super) health: Arc<GroupHealth>,
 }
 
 impl Hosted {
@@ -36,7 +36,7 @@ impl Hosted {
 
 impl Drop for Hosted {
     fn drop(&mut self) {
-        if (self.vigil.is_in_trouble() || self.vigil.has_left()) && !self.has_others() {
+        if (self.health.is_in_trouble() || self.health.has_left()) && !self.has_others() {
             self.farewell(Deadline::after(Self::MOMENT));
         }
     }

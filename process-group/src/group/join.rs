@@ -39,7 +39,7 @@ pub(super) fn join(
     deadline: Deadline,
 ) -> Result<(Vec<Member>, u64)> {
     let (what, name) = ("the start of the group", "join".into());
-    let meeting = Meeting { vigil: None, job, group, what, name, rank, ranks };
+    let meeting = Meeting { health: None, job, group, what, name, rank, ranks };
     let agreed = match meeting.decide::<Join>(record, deadline) {
         Ok(Ok(records) | Err(records)) => member::agree(&records),
         Err(error) => Err(disagreement(&error).ok_or(error)?),

@@ -11,9 +11,9 @@ use std::{panic::Location, slice};
 
 use cuda_driver::Stream;
 
-use super::{Batch, GroupError, ProcessGroup, Result, Work, counter::Count, parts, work::Blank};
+use super::{Batch, GroupError, ProcessGroup, Result, Work, counter::Count, validate, work::Blank};
 use crate::{
-    Slim,
+    BoxedResult,
     comm::{Task, refuse_inside_group},
     graph_memory,
     operation::Operation,
@@ -31,7 +31,7 @@ impl ProcessGroup {
     pub(super) unsafe fn alone(
         &self,
         operation: Operation,
-        task: Slim<Task, GroupError>,
+        task: BoxedResult<Task, GroupError>,
         stream: &Stream,
     ) -> Result<Work> {
         let (name, site) = (operation.name(), Location::caller());
@@ -45,11 +45,11 @@ impl ProcessGroup {
         if let Err(error) = self.check_task(&mut task, stream) {
             return Err(self.wrong(operation, error));
         }
-        let vigil = &self.counter.vigil;
-        vigil.check()?;
+        let health = &self.counter.health;
+        health.check()?;
         // SAFETY: the caller's contract; the task was checked.
         let launched = unsafe { self.launch_task(task, operation, operation.is_message(), stream, site) };
-        launched.map_err(|error| vigil.reason(*error))
+        launched.map_err(|error| health.reason(*error))
     }
 
     /// Launches several operations under one name, on the group's communicator.
@@ -69,9 +69,9 @@ impl ProcessGroup {
 
     /// Makes the checks that one rank can make alone, and records the position of the task's buffers.
     #[inline(always)]
-    pub(super) fn check_task(&self, task: &mut Task, stream: &Stream) -> Slim<(), GroupError> {
+    pub(super) fn check_task(&self, task: &mut Task, stream: &Stream) -> BoxedResult<(), GroupError> {
         self.communicator.check_task(task, stream, true)?;
-        self.sight.look(&self.name, &self.communicator, task, stream)
+        self.buffer_cache.look(&self.name, &self.communicator, task, stream)
     }
 
     /// In checked mode, tells the other members of an error in this rank's call.
@@ -94,8 +94,8 @@ impl ProcessGroup {
         message: bool,
         stream: &Stream,
         site: &'static Location<'static>,
-    ) -> Slim<Work, GroupError> {
-        if task.primitive.is_message() && task.rank == self.rank || self.terms.checked {
+    ) -> BoxedResult<Work, GroupError> {
+        if task.primitive.is_message() && task.rank == self.rank || self.shared_settings.checked {
             self.examine(&[task], operation)?;
         }
         if message && self.messages.are_on_path() && self.takes_path(&task)? {
@@ -122,10 +122,10 @@ impl ProcessGroup {
     /// Makes the checks that need all tasks of a launch.
     #[cold]
     pub(super) fn examine(&self, tasks: &[Task], operation: Operation) -> Result<()> {
-        parts::to_oneself(self, tasks).inspect_err(|error| {
-            self.refused(super::checked::is_collective(operation, tasks.iter()), error)
+        validate::to_oneself(self, tasks).inspect_err(|error| {
+            self.refused(super::preflight::is_collective(operation, tasks.iter()), error)
         })?;
-        if self.terms.checked { self.compare(tasks) } else { Ok(()) }
+        if self.shared_settings.checked { self.compare(tasks) } else { Ok(()) }
     }
 
     /// Marks the place on `stream` after a launch of a graph that captured operations of the group. The group
@@ -137,15 +137,15 @@ impl ProcessGroup {
     /// # Errors
     /// The error that ended the group; [`GroupError::Comm`] for a stream of another device;
     /// [`GroupError::Driver`].
-    pub fn launched(&self, stream: &Stream) -> Result<Work> {
-        let vigil = &self.counter.vigil;
-        vigil.check()?;
+    pub fn track_graph_launch(&self, stream: &Stream) -> Result<Work> {
+        let health = &self.counter.health;
+        health.check()?;
         // Checked before counting: a call that is counted but not marked would make this rank differ from the
         // others.
-        self.communicator.check_stream("launched", stream).map_err(|error| *error)?;
+        self.communicator.check_stream("track_graph_launch", stream).map_err(|error| *error)?;
         let blank = self.outstanding.blank(&self.marks, &self.counter)?;
         let marked = self.mark(blank, "graph", stream, Span::default(), Count::Collective, &[]);
-        marked.map_err(|error| vigil.reason(*error))
+        marked.map_err(|error| health.reason(*error))
     }
 
     /// Counts the enqueued `tasks`, and marks their place on the stream.
@@ -158,7 +158,7 @@ impl ProcessGroup {
         span: Span,
         count: Count<'_>,
         tasks: &[Task],
-    ) -> Slim<Work, GroupError> {
+    ) -> BoxedResult<Work, GroupError> {
         let sequence = self.counter.count(count);
         let work = blank.done(operation, sequence, stream, span)?;
         // Captured work is not on the stream, and must not hide work that is.

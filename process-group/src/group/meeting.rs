@@ -16,7 +16,7 @@ use bootstrap::{
     wire::Wire,
 };
 
-use super::{GroupError, Result, vigil::Vigil};
+use super::{GroupError, Result, health::GroupHealth};
 use crate::{
     error_text, messages,
     store::{Deadline, PrefixStore, StoreError},
@@ -26,7 +26,7 @@ use crate::{
 #[derive(Clone)]
 pub(super) struct Meeting<'a> {
     /// The health of their group; `None` while that does not exist.
-    pub(super) vigil: Option<&'a Arc<Vigil>>,
+    pub(super) health: Option<&'a Arc<GroupHealth>>,
     /// The part of the store that the groups of a job share.
     pub(super) job: &'a PrefixStore,
     /// The group's name.
@@ -60,7 +60,7 @@ impl Meeting<'_> {
         deadline: Deadline,
         act: impl FnMut(&P::Plan, Deadline, &dyn Fn() -> bool) -> P::Outcome,
     ) -> Result<Result<P::Agreed, P::Refusal>> {
-        let goes_on = || match self.vigil.and_then(|vigil| vigil.ended_by()) {
+        let goes_on = || match self.health.and_then(|health| health.ended_by()) {
             Some((rank, cause)) => Err(Gone { rank: id(rank), cause }),
             None => Ok(()),
         };
@@ -75,8 +75,8 @@ impl Meeting<'_> {
             Ok(agreed) => Ok(Ok(agreed)),
             Err(failed) => self.failed(*failed, deadline),
         };
-        match self.vigil {
-            Some(vigil) => vigil.attend(run),
+        match self.health {
+            Some(health) => health.attend(run),
             None => run(),
         }
     }
@@ -130,13 +130,13 @@ impl Meeting<'_> {
 
     /// Ends the group, because the others may have agreed with this rank, and it cannot do its part.
     fn in_doubt(&self, error: GroupError) -> GroupError {
-        let Some(vigil) = self.vigil else { return error };
+        let Some(health) = self.health else { return error };
         // The end of another member may be the cause.
-        let error = vigil.cause(error);
-        if !vigil.is_over() {
-            vigil.fail(format!("in doubt about {}: {}", self.what, error_text(&error)));
+        let error = health.cause(error);
+        if !health.is_over() {
+            health.fail(format!("in doubt about {}: {}", self.what, error_text(&error)));
         }
-        vigil.reason(error)
+        health.reason(error)
     }
 
     /// Returns the error for ranks of the job that did not come.

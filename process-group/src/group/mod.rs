@@ -5,7 +5,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `builder`, `environment`, `join`, `seat`, `terms` | building a group of ranks |
+//! | `builder`, `environment`, `join`, `group_parts`, `shared_settings` | building a group of ranks |
 //! | `error`, `causes` | errors of groups, and what they report |
 //! | `settings` | the settings that every group may have of its own |
 //! | `torch` | joining a group of PyTorch's ranks |
@@ -18,16 +18,16 @@
 //! | `startup` | the time that building a group took |
 //! | `typed` | the operations on typed slices |
 //! | `buffer`, `raw`, `one_sided`, `batch` | the operations on raw addresses |
-//! | `parts`, `list`, `launch` | the tasks of an operation, and their launch |
+//! | `validate`, `list`, `launch` | the tasks of an operation, and their launch |
 //! | `work` | waiting for operations |
 //! | `connect`, `connection`, `form` | making communicators, on all of their ranks or on none |
 //! | [`p2p`] | selecting the communicators for messages |
 //! | [`path`] | transports besides NCCL that other crates implement |
-//! | `checked` | comparing calls before they are launched |
+//! | `preflight` | comparing calls before they are launched |
 //! | `registration`, `registered`, `pools`, `report` | registering memory or single pools, on all members or on none, and a report of registered buffers |
-//! | `sight`, `places`, `buffers` | checks that buffers are memory of the group's device, and their position in its windows |
-//! | `vigil`, `end` | ending a group when a member is in trouble or leaves |
-//! | `duty`, `duty_checks`, `calls`, `doubt` | the watchdog's checks of a group |
+//! | `buffer_cache`, `places`, `buffers` | checks that buffers are memory of the group's device, and their position in its windows |
+//! | `health`, `end` | ending a group when a member is in trouble or leaves |
+//! | `work_monitor`, `work_checks`, `calls`, `doubt` | the watchdog's checks of a group |
 //!
 //! Invariants: members decide how they call NCCL by a function of records that all of them have; missing
 //! ranks are named; a group is identified by its [`GroupId`], never by a pointer or by a name that may be
@@ -35,21 +35,21 @@
 
 mod batch;
 mod buffer;
+mod buffer_cache;
 mod buffers;
 mod builder;
 mod calls;
 mod causes;
-mod checked;
 mod connect;
 mod connection;
 mod counter;
 mod doubt;
-mod duty;
-mod duty_checks;
 mod end;
 mod environment;
 mod error;
 mod form;
+mod group_parts;
+mod health;
 mod hosted;
 mod id;
 mod job;
@@ -60,28 +60,28 @@ mod meeting;
 mod member;
 mod one_sided;
 pub mod p2p;
-mod parts;
 pub mod path;
 mod places;
 #[cfg(feature = "registration")]
 mod pools;
+mod preflight;
 mod process_group;
 mod raw;
 mod registered;
 mod registration;
 mod report;
-mod seat;
 mod settings;
+mod shared_settings;
 mod shrink;
-mod sight;
 mod split;
 mod split_plan;
 mod startup;
-mod terms;
 mod torch;
 mod typed;
-mod vigil;
+mod validate;
 mod work;
+mod work_checks;
+mod work_monitor;
 
 pub use batch::Batch;
 pub use buffer::Buffer;
@@ -92,14 +92,14 @@ pub use environment::Environment;
 pub use error::{GroupError, Result};
 pub use id::GroupId;
 pub use job::Job;
-pub use member::{Disagreement, Member, Stance, Witnesses};
+pub use member::{Disagreement, Member, RegistrationSupport, Witnesses};
 pub use p2p::{Explanation, P2pPolicy, P2pReport, PathReport, PeerChannel, lane};
 pub use path::Path;
 pub use places::{SymmetricPlaces, SymmetricPlan, SymmetricSegment, places_changed};
-pub use process_group::{ProcessGroup, Standing};
+pub use process_group::{HealthHandle, ProcessGroup};
 pub use raw::Raw;
 pub use registered::NotRegistered;
-pub use report::{Lying, OperationBuffers, RegistrationReport};
+pub use report::{OperationBuffers, RegistrationReport, RegistrationStatus};
 pub use settings::GroupSettings;
 pub use split_plan::{Placement, Request, SplitError, SplitPlan};
 pub use startup::Startup;
@@ -111,5 +111,5 @@ pub use crate::{
     watch::{Divergence, DivergentCall},
 };
 
-pub(crate) use duty::Duty;
-pub(crate) use vigil::Vigil;
+pub(crate) use health::GroupHealth;
+pub(crate) use work_monitor::WorkMonitor;

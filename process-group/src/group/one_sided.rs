@@ -34,11 +34,11 @@ impl ProcessGroup {
     pub fn prepare_one_sided(&self, deadline: Deadline) -> Result<()> {
         let _range = profile::range("prepare_one_sided", &self.name, 0);
         self.agrees("prepare_one_sided")?;
-        self.counter.vigil.check()?;
+        self.counter.health.check()?;
         self.windows_supported().map_err(CommError::from)?;
         self.connect(deadline)?;
         let prepared = self.communicator.prepare_one_sided(deadline);
-        self.counter.vigil.explain(prepared.map_err(Into::into))
+        self.counter.health.explain(prepared.map_err(Into::into))
     }
 
     /// Writes `local` to member `peer`'s memory at the position that `place` has on this rank, and then
@@ -60,7 +60,7 @@ impl ProcessGroup {
         stream: &Stream,
     ) -> Result<Work> {
         // SAFETY: the caller's contract.
-        unsafe { self.alone(Operation::PutSignal, self.parts().put_signal(local, place, peer), stream) }
+        unsafe { self.alone(Operation::PutSignal, self.validate().put_signal(local, place, peer), stream) }
     }
 
     /// Raises member `peer`'s count of this rank's signals, after all earlier puts to it.
@@ -70,7 +70,7 @@ impl ProcessGroup {
     #[track_caller]
     pub fn signal(&self, peer: usize, stream: &Stream) -> Result<Work> {
         // SAFETY: it touches no memory of the program.
-        unsafe { self.alone(Operation::Signal, self.parts().signal(peer), stream) }
+        unsafe { self.alone(Operation::Signal, self.validate().signal(peer), stream) }
     }
 
     /// Makes `stream` wait for `count` further signals of member `peer`, beyond those already waited for.
@@ -80,7 +80,7 @@ impl ProcessGroup {
     #[track_caller]
     pub fn wait_signals(&self, peer: usize, count: usize, stream: &Stream) -> Result<Work> {
         // SAFETY: it touches no memory of the program.
-        unsafe { self.alone(Operation::WaitSignals, self.parts().wait_signals(peer, count), stream) }
+        unsafe { self.alone(Operation::WaitSignals, self.validate().wait_signals(peer, count), stream) }
     }
 }
 
@@ -95,7 +95,7 @@ impl Batch<'_> {
     /// # Safety
     /// See [`ProcessGroup::put_signal`].
     pub unsafe fn put_signal(&self, local: Buffer, place: DevicePtr, peer: usize) -> Result<()> {
-        self.queue(self.group.parts().put_signal(local, place, peer)?)
+        self.queue(self.group.validate().put_signal(local, place, peer)?)
     }
 
     /// [`ProcessGroup::signal`].
@@ -103,7 +103,7 @@ impl Batch<'_> {
     /// # Errors
     /// See [`ProcessGroup::signal`].
     pub fn signal(&self, peer: usize) -> Result<()> {
-        self.queue(self.group.parts().signal(peer)?)
+        self.queue(self.group.validate().signal(peer)?)
     }
 
     /// [`ProcessGroup::wait_signals`].
@@ -111,6 +111,6 @@ impl Batch<'_> {
     /// # Errors
     /// See [`ProcessGroup::wait_signals`].
     pub fn wait_signals(&self, peer: usize, count: usize) -> Result<()> {
-        self.queue(self.group.parts().wait_signals(peer, count)?)
+        self.queue(self.group.validate().wait_signals(peer, count)?)
     }
 }

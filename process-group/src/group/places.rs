@@ -13,7 +13,7 @@ use bootstrap::hash::fnv64;
 
 use crate::{
     comm::{Communicator, Task},
-    memory::{self, CommonPlace, PlanKey, PlanNames},
+    memory::{self, PlanKey, PlanNames, WindowOffset},
 };
 
 /// Names memory that ranks hold at the same positions of a common plan, such as that of a symmetric pool.
@@ -59,8 +59,8 @@ pub(super) struct PlannedSegment {
 }
 
 impl PlannedSegment {
-    pub(super) fn place(&self, address: u64) -> CommonPlace {
-        CommonPlace::new(self.plan, self.segment.segment, address - self.segment.start)
+    pub(super) fn place(&self, address: u64) -> WindowOffset {
+        WindowOffset::new(self.plan, self.segment.segment, address - self.segment.start)
     }
 }
 
@@ -122,11 +122,11 @@ impl Places {
         if self.are_none() {
             return;
         }
-        let mut places = [CommonPlace::default(); 2];
+        let mut places = [WindowOffset::default(); 2];
         for (buffer, address, bytes) in task.symmetric_buffers(communicator.place()) {
             let window = self.window(address).filter(|it| address.saturating_add(bytes) <= it.segment.end);
             let place =
-                window.filter(|_| bytes > 0).map_or(CommonPlace::default(), |window| window.place(address));
+                window.filter(|_| bytes > 0).map_or(WindowOffset::default(), |window| window.place(address));
             places[usize::from(buffer == "receive")] = place;
         }
         task.places = places;

@@ -5,7 +5,7 @@ use std::iter;
 use caching_alloc::core::Pool;
 
 use super::{
-    GroupError, Member, NotRegistered, ProcessGroup, Result, Stance, meeting::follow_up,
+    GroupError, Member, NotRegistered, ProcessGroup, RegistrationSupport, Result, meeting::follow_up,
     registered::Registered, registration::decide,
 };
 use crate::{comm::refuse_inside_group, error_text, memory, registration::Enlistment, store::Deadline};
@@ -78,15 +78,15 @@ impl ProcessGroup {
         memory::renew();
         if let Err(error) = left {
             let problem = "memory that all members deregister is still registered there";
-            self.counter.vigil.fail(format!("{problem}: {}", error_text(&error)));
+            self.counter.health.fail(format!("{problem}: {}", error_text(&error)));
         }
-        self.counter.vigil.check()
+        self.counter.health.check()
     }
 
     /// Prepares the registration of a pool. The error is this rank's problem.
     fn enlistment(&self, registered: &Registered, pool: &Pool) -> Result<Enlistment, String> {
         let me = &self.members[self.rank];
-        decide(&[Member { registration: Stance::here(true, self.nccl()), ..me.clone() }])
+        decide(&[Member { registration: RegistrationSupport::here(true, self.nccl()), ..me.clone() }])
             .map_err(|reason| error_text(&reason))?;
         if registered.has(pool) {
             return Err(format!("its pool {:?} is registered already", pool.name()));

@@ -10,24 +10,24 @@ use cuda_driver::Context;
 
 use super::{
     GroupError, GroupId, Member, Result, Startup, Work,
+    buffer_cache::BufferCache,
     connection::Connection,
     counter::Counter,
     end::Membership,
+    health::GroupHealth,
     hosted::Hosted,
     meeting::{Attempts, Meeting},
     member,
     p2p::messages::Messages,
     registered::Registered,
-    sight::Sight,
+    shared_settings::SharedSettings,
     startup::Clock,
-    terms::Terms,
-    vigil::Vigil,
     work::{Marks, Outstanding},
 };
 use crate::{
     comm::{self, AbortHandle, Communicator, Nccl, WindowsUnsupported},
     profile,
-    record::{Desk, Dump, Look as _, Progress},
+    record::{Dump, Look as _, Progress, ProgressRpc},
     store::{Deadline, PrefixStore, Store, TcpStore},
     watch::{Guard, Watch},
 };
@@ -67,42 +67,42 @@ pub struct ProcessGroup {
     pub(super) path: String,
     /// The store under them, if this rank hosts it for the group.
     pub(super) host: Option<Hosted>,
-    pub(super) terms: Terms,
+    pub(super) shared_settings: SharedSettings,
     pub(super) counter: Arc<Counter>,
     pub(super) attempts: Attempts,
     pub(super) startup: Clock,
     pub(super) marks: Arc<Marks>,
     pub(super) outstanding: Arc<Outstanding>,
-    pub(super) desk: Arc<Desk>,
+    pub(super) progress_rpc: Arc<ProgressRpc>,
     pub(super) watch: Arc<Watch>,
     /// Keeps the watchdog's checks of the group running.
     pub(super) _guard: Guard,
     /// Registration with the communicators that all members make. Pairs have their own.
     pub(super) registered: OnceLock<Registered>,
-    pub(super) sight: Sight,
+    pub(super) buffer_cache: BufferCache,
 }
 
 /// Called with each communicator that a group makes; see [`Builder::follow`](super::Builder::follow).
 pub(super) type Follower = Arc<dyn Fn(&Communicator) -> comm::Result<()> + Send + Sync>;
 
-/// Tells whether a group is still usable ([`ProcessGroup::standing_handle`]). Keeps no part of the group
+/// Tells whether a group is still usable ([`ProcessGroup::health_handle`]). Keeps no part of the group
 /// alive.
 #[derive(Clone)]
-pub struct Standing(Weak<Vigil>);
+pub struct HealthHandle(Weak<GroupHealth>);
 
-impl Standing {
+impl HealthHandle {
     /// Like [`ProcessGroup::standing`]. Returns `Ok` after the group was dropped.
     ///
     /// # Errors
     /// Those of [`ProcessGroup::standing`].
     pub fn check(&self) -> Result<()> {
-        self.0.upgrade().map_or(Ok(()), |vigil| vigil.check())
+        self.0.upgrade().map_or(Ok(()), |health| health.check())
     }
 }
 
-impl fmt::Debug for Standing {
+impl fmt::Debug for HealthHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Standing")
+        f.write_str("HealthHandle")
     }
 }
 
@@ -197,7 +197,7 @@ impl ProcessGroup {
     /// Returns the group's default deadline, for waits that are given none.
     #[must_use]
     pub fn timeout(&self) -> Deadline {
-        Deadline::after(self.terms.own.time_limit())
+        Deadline::after(self.shared_settings.own.time_limit())
     }
 
     /// Returns the number of calls that were enqueued on this rank: collectives, messages, and marked
@@ -231,8 +231,8 @@ impl ProcessGroup {
     /// [`GroupError::CollectiveDiverged`], [`GroupError::MemberFailed`]. [`GroupError::Comm`] for an
     /// asynchronous error on this rank, which ends the group.
     pub fn check(&self) -> Result<()> {
-        self.counter.vigil.check()?;
-        self.counter.vigil.check_background()
+        self.counter.health.check()?;
+        self.counter.health.check_background()
     }
 
     /// Returns `Ok` while the group is usable, as far as this process knows. It is [`check`](Self::check)
@@ -242,13 +242,13 @@ impl ProcessGroup {
     /// # Errors
     /// As for [`check`](Self::check), except errors that were not noticed yet.
     pub fn standing(&self) -> Result<()> {
-        self.counter.vigil.check()
+        self.counter.health.check()
     }
 
     /// Returns a handle for [`standing`](Self::standing) that may outlive the group.
     #[must_use]
-    pub fn standing_handle(&self) -> Standing {
-        Standing(Arc::downgrade(&self.counter.vigil))
+    pub fn health_handle(&self) -> HealthHandle {
+        HealthHandle(Arc::downgrade(&self.counter.health))
     }
 
     /// Waits until all members have arrived here. For the host only: it does not wait for work on the
@@ -299,13 +299,13 @@ impl ProcessGroup {
     /// # Errors
     /// [`GroupError::Store`].
     pub fn progress(&self, deadline: Deadline) -> Result<Progress> {
-        Ok(self.desk.ask(&self.id().to_string(), &self.name, &self.global_ranks(), deadline)?)
+        Ok(self.progress_rpc.ask(&self.id().to_string(), &self.name, &self.global_ranks(), deadline)?)
     }
 
     /// Attaches the store that this rank hosts for the group, if any.
     pub(super) fn hosting(self, store: Option<TcpStore>) -> Self {
-        let (watch, vigil) = (self.watch.clone(), self.counter.vigil.clone());
-        Self { host: store.map(|store| Hosted { store, watch, vigil }), ..self }
+        let (watch, health) = (self.watch.clone(), self.counter.health.clone());
+        Self { host: store.map(|store| Hosted { store, watch, health }), ..self }
     }
 
     /// Returns the contents of this rank's flight recorder: its last calls in this group, in the group that
@@ -329,7 +329,7 @@ impl ProcessGroup {
     ///
     /// For crates above this one that keep their own state in a group.
     pub fn fail(&self, reason: impl Into<String>) {
-        self.counter.vigil.fail(reason.into());
+        self.counter.health.fail(reason.into());
     }
 
     /// Ends the group when its work is done. Collective: every member destroys it. The rank that hosts the
@@ -353,15 +353,15 @@ impl ProcessGroup {
         // Outstanding work is dropped last, because dropping the path ends work that is not done. After an
         // error the rest is dropped in the reverse order, with the store last.
         let Self { host, membership, outstanding, communicator, messages, rank, counter, .. } = self;
-        counter.vigil.check()?;
+        counter.health.check()?;
         // NCCL waits for its own work. Revoked work needs no wait.
-        if messages.are_on_path() && counter.vigil.check_work().is_ok() {
+        if messages.are_on_path() && counter.health.check_work().is_ok() {
             outstanding.latest().iter().try_for_each(|work| work.wait_until(deadline))?;
         }
         let messages = Communicator::destroy_together(messages.into_communicators(rank), deadline);
         let destroyed =
             messages.into_iter().chain([communicator.release(deadline)]).collect::<comm::Result<()>>();
-        counter.vigil.explain(destroyed.map_err(GroupError::from))?;
+        counter.health.explain(destroyed.map_err(GroupError::from))?;
         membership.end();
         // The state of work that is done now is not asked again.
         outstanding.look();
@@ -381,7 +381,7 @@ impl ProcessGroup {
     pub fn abort(self, deadline: Deadline) -> Result<()> {
         let _range = profile::range("abort", &self.name, 0);
         let _ = self.counter.track.recorder().last_words();
-        Ok(self.counter.vigil.abort_all(deadline)?)
+        Ok(self.counter.health.abort_all(deadline)?)
     }
 
     /// Returns true if some members do not use this crate: they publish no record, and take part in no
@@ -411,7 +411,7 @@ impl ProcessGroup {
         ranks: &'a [usize],
     ) -> Meeting<'a> {
         Meeting {
-            vigil: Some(&self.counter.vigil),
+            health: Some(&self.counter.health),
             job: &self.job,
             group: &self.name,
             what,

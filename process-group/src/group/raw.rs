@@ -90,7 +90,7 @@ macro_rules! operations {
             /// stated length, nothing else writes memory that the operation reads, and nothing else accesses memory
             /// that it writes.
             pub unsafe fn $method(&self, $($argument: $type),*) -> Result<()> {
-                let parts = self.group.parts().$method($($argument),*)?;
+                let parts = self.group.validate().$method($($argument),*)?;
                 queue!($kind self, parts)
             }
         )*}
@@ -100,7 +100,7 @@ macro_rules! operations {
 macro_rules! launch {
     (single $group:expr, $operation:expr, $stream:expr, $method:ident($($argument:expr),*)) => {
         // SAFETY: the caller's contract.
-        unsafe { $group.alone($operation, $group.parts().$method($($argument),*), $stream) }
+        unsafe { $group.alone($operation, $group.validate().$method($($argument),*), $stream) }
     };
     (list $group:expr, $operation:expr, $stream:expr, $method:ident($($argument:expr),*)) => {
         // SAFETY: the caller's contract.

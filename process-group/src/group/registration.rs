@@ -8,7 +8,7 @@
 use {self::vote::Ballot, crate::error_text, crate::registration::Enlistment};
 
 use super::{
-    Builder, GroupSettings, Member, NotRegistered, ProcessGroup, Result, Stance,
+    Builder, GroupSettings, Member, NotRegistered, ProcessGroup, RegistrationSupport, Result,
     meeting::{Meeting, follow_up},
     registered::Registered,
 };
@@ -16,18 +16,22 @@ use crate::{comm::Communicator, store::Deadline};
 
 /// Decides from the members' records.
 pub(super) fn decide(members: &[Member]) -> Result<(), NotRegistered> {
-    if members.iter().all(|member| member.registration == Stance::NotAsked) {
+    if members.iter().all(|member| member.registration == RegistrationSupport::NotAsked) {
         return Err(NotRegistered::NotAsked);
     }
-    let unable = members.iter().filter(|member| member.registration != Stance::Wanted);
+    let unable = members.iter().filter(|member| member.registration != RegistrationSupport::Wanted);
     let Some(member) = unable.min_by_key(|member| member.rank) else { return Ok(()) };
     let rank = member.rank;
     Err(match member.registration {
-        Stance::NotBuilt => NotRegistered::NotBuilt { rank },
-        Stance::Release => NotRegistered::Release { rank, release: member.nccl },
-        Stance::LocalRegister => NotRegistered::Environment { rank, setting: "NCCL_LOCAL_REGISTER=0" },
-        Stance::CudaMemcpy => NotRegistered::Environment { rank, setting: "NCCL_P2P_USE_CUDA_MEMCPY=1" },
-        Stance::NotAsked | Stance::Wanted => NotRegistered::NotAskedOf { rank },
+        RegistrationSupport::NotBuilt => NotRegistered::NotBuilt { rank },
+        RegistrationSupport::Release => NotRegistered::Release { rank, release: member.nccl },
+        RegistrationSupport::LocalRegister => {
+            NotRegistered::Environment { rank, setting: "NCCL_LOCAL_REGISTER=0" }
+        }
+        RegistrationSupport::CudaMemcpy => {
+            NotRegistered::Environment { rank, setting: "NCCL_P2P_USE_CUDA_MEMCPY=1" }
+        }
+        RegistrationSupport::NotAsked | RegistrationSupport::Wanted => NotRegistered::NotAskedOf { rank },
     })
 }
 
@@ -122,10 +126,10 @@ impl ProcessGroup {
             (Err(reason), _) => return Ok(Err(reason)),
             (_, Err(problem)) => return Ok(Err(NotRegistered::Failed { rank: self.global_rank(), problem })),
         };
-        let vigil = std::sync::Arc::downgrade(&self.counter.vigil);
+        let health = std::sync::Arc::downgrade(&self.counter.health);
         enlistment.rely(move |reason| {
-            if let Some(vigil) = vigil.upgrade() {
-                vigil.fail(format!(
+            if let Some(health) = health.upgrade() {
+                health.fail(format!(
                     "memory that all members have registered is not registered there: {reason}"
                 ));
             }

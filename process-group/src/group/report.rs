@@ -9,7 +9,7 @@ use crate::memory::{Place, Unregistrable};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
-pub enum Lying {
+pub enum RegistrationStatus {
     /// In a segment that is registered with the group's communicator.
     Registered,
     /// In a segment that could be registered, but the members did not agree to it.
@@ -26,7 +26,7 @@ pub enum Lying {
     Late,
 }
 
-impl Lying {
+impl RegistrationStatus {
     pub(super) const ALL: [Self; 6] =
         [Self::Registered, Self::NotAgreed, Self::Foreign, Self::Remappable, Self::NotExportable, Self::Late];
 
@@ -75,7 +75,7 @@ impl Lying {
 /// Not counted are buffers without elements, one-sided operations (their buffers are in windows), launches of
 /// graphs, and calls on [`ProcessGroup::communicator`](super::ProcessGroup::communicator) itself. When several threads call at the same moment,
 /// a few calls may be missed. Buffers given to a lazy group before its members have agreed are counted as
-/// [`Lying::NotAgreed`] until they do, and then under their actual state. Messages are counted as if all
+/// [`RegistrationStatus::NotAgreed`] until they do, and then under their actual state. Messages are counted as if all
 /// communicators of pairs had registered memory;
 /// [`P2pReport::not_registered`](super::P2pReport::not_registered) lists those that have none. Nothing is
 /// counted in a group whose [`Builder::check_buffers`](super::Builder::check_buffers) is off.
@@ -97,7 +97,7 @@ pub struct OperationBuffers {
     /// The number of registered buffers.
     pub registered: u64,
     /// The numbers of other buffers, by their state.
-    pub unregistered: Vec<(Lying, u64)>,
+    pub unregistered: Vec<(RegistrationStatus, u64)>,
 }
 
 impl fmt::Display for RegistrationReport {
@@ -108,8 +108,8 @@ impl fmt::Display for RegistrationReport {
         }
         for OperationBuffers { operation, registered, unregistered } in &self.operations {
             write!(f, "{operation}: {registered} buffers registered")?;
-            for (lying, count) in unregistered {
-                write!(f, "; {count} {}", lying.reason().unwrap_or_default())?;
+            for (status, count) in unregistered {
+                write!(f, "; {count} {}", status.reason().unwrap_or_default())?;
             }
             writeln!(f)?;
         }

@@ -70,7 +70,7 @@ impl GroupSettings {
     /// (default: the [timeout](Self::timeout)). It also limits how long a call on a [path](super::Path) may
     /// take to return. After it, the group ends on every member with [`GroupError::Overdue`], which names the
     /// ranks that have not joined, and the flight recorders have written their dumps. Work that a graph
-    /// captured is not watched, unless [`launched`](super::ProcessGroup::launched) marks the graph's launches.
+    /// captured is not watched, unless [`track_graph_launch`](super::ProcessGroup::track_graph_launch) marks the graph's launches.
     pub fn work_timeout(self, timeout: Duration) -> Self {
         Self { work_timeout: Some(timeout), ..self }
     }

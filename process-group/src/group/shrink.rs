@@ -10,8 +10,8 @@ use nccl_sys::Feature;
 
 use super::{
     GroupError, GroupId, GroupSettings, ProcessGroup, Result, ShrinkError,
+    group_parts::take_numbers,
     meeting::{Meeting, different_lists, follow_up, id},
-    seat::take_numbers,
 };
 use crate::{
     comm::{self, CommError, ShrinkMode},
@@ -103,25 +103,25 @@ impl ProcessGroup {
         let _range = profile::range(CALL, &self.name, 0);
         self.agrees(CALL)?;
         let meeting = self.meeting("the shrinking", "shrink");
-        let terms = self.terms.of_subgroup(settings.into());
-        terms.own.check(CALL, self.nccl())?;
-        let config = terms.own.communicator();
+        let shared_settings = self.shared_settings.of_subgroup(settings.into());
+        shared_settings.own.check(CALL, self.nccl())?;
+        let config = shared_settings.own.communicator();
         self.communicator.place().excluded(CALL, excluded)?;
         let left: Vec<usize> = (0..self.size()).filter(|rank| !excluded.contains(rank)).collect();
         if mode == ShrinkMode::Orderly {
-            self.counter.vigil.check()?;
+            self.counter.health.check()?;
             // Revoked work needs no wait.
-            if self.counter.vigil.check_work().is_ok() {
+            if self.counter.health.check_work().is_ok() {
                 self.quiesce(deadline)?;
             }
         }
         let name = format!("{} without {}", self.name, Ranges(excluded));
         // Its path is set when the group has its number. Its health monitor knows the losses that ended this group, and
         // a further one ends the meeting.
-        let mut seat = self.seat(name, &left, String::new(), terms);
-        let _unborn = self.counter.vigil.bear(&seat.vigil);
+        let mut parts = self.group_parts(name, &left, String::new(), shared_settings);
+        let _unborn = self.counter.health.link_child(&parts.health);
         let state = match (self.communicator.check(), mode) {
-            _ if self.counter.vigil.is_over() => State::Gone,
+            _ if self.counter.health.is_over() => State::Gone,
             // Only its owner may have NCCL shrink it.
             _ if self.communicator.is_adopted() => State::Gone,
             (Ok(()), ShrinkMode::Orderly) => State::Alive,
@@ -130,9 +130,9 @@ impl ProcessGroup {
         };
         let mut excluded = excluded.to_vec();
         excluded.sort_unstable();
-        let meeting = Meeting { vigil: Some(&seat.vigil), ranks: &seat.ranks, ..meeting };
+        let meeting = Meeting { health: Some(&parts.health), ranks: &parts.ranks, ..meeting };
         let began = Instant::now();
-        let number = take_numbers(&self.numbers, seat.rank == 0, 1)?;
+        let number = take_numbers(&self.numbers, parts.rank == 0, 1)?;
         let numbered = began.elapsed();
         let began = Instant::now();
         let agreed = meeting.decide::<Shrink>((state, number), deadline);
@@ -140,23 +140,23 @@ impl ProcessGroup {
         if let Err(GroupError::MemberFailed { rank, reason, .. }) = &agreed
             && *rank == self.global_rank()
         {
-            self.counter.vigil.fail(reason.clone());
+            self.counter.health.fail(reason.clone());
         }
         let Ok((worst, uid)) = agreed.map_err(|error| self.differ(error))?;
         let met = began.elapsed();
         let deadline = follow_up(deadline);
-        seat.path = format!("{}/{uid}/", meeting.name);
+        parts.path = format!("{}/{uid}/", meeting.name);
         let id = GroupId { uid, epoch: self.id().epoch };
         let by_nccl = self.nccl().has(Feature::SHRINK) && worst != State::Gone;
         let mut group = if by_nccl {
             let mode = if worst == State::Hurt { ShrinkMode::AfterFailure } else { ShrinkMode::Orderly };
-            let config = seat.config(config);
+            let config = parts.config(config);
             let made = self.communicator.shrink(&excluded, mode, &config, deadline);
             // A loss that was noticed meanwhile has aborted the attempt. The caller may try again.
-            let made = self.counter.vigil.explain(seat.vigil.explain_making(made))?;
-            seat.take(id, made, follow_up(deadline))?
+            let made = self.counter.health.explain(parts.health.explain_making(made))?;
+            parts.take(id, made, follow_up(deadline))?
         } else {
-            seat.init(id, self.nccl(), self.context(), config, deadline)?
+            parts.init(id, self.nccl(), self.context(), config, deadline)?
         };
         group.startup.met(met, numbered);
         Ok(group)
@@ -172,18 +172,18 @@ impl ProcessGroup {
     /// [`Communicator::revoke`](comm::Communicator::revoke).
     #[doc(alias = "ncclCommRevoke")]
     pub fn revoke(&self, deadline: Deadline) -> Result<()> {
-        let vigil = &self.counter.vigil;
-        vigil.check()?;
+        let health = &self.counter.health;
+        health.check()?;
         self.nccl().api().require(Feature::REVOKE).map_err(CommError::from)?;
         // A refused call must not give up any work.
         comm::refuse_inside_group("ncclCommRevoke")?;
         self.communicator.shared().refuse_adopted("ncclCommRevoke")?;
-        vigil.explain(self.communicator.check().map_err(GroupError::from))?;
+        health.explain(self.communicator.check().map_err(GroupError::from))?;
         // Before NCCL's call, because work that NCCL gives up looks done.
-        vigil.revoke(deadline);
+        health.revoke(deadline);
         let all = std::iter::once(&self.communicator).chain(self.messages.communicators());
         let revoked: Vec<_> = all.map(|communicator| communicator.revoke(deadline)).collect();
-        vigil.explain(revoked.into_iter().collect::<comm::Result<()>>().map_err(GroupError::from))
+        health.explain(revoked.into_iter().collect::<comm::Result<()>>().map_err(GroupError::from))
     }
 
     /// Returns the error for survivors with different lists, in place of that of the agreement.

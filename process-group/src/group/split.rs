@@ -6,8 +6,8 @@ use nccl_sys::Feature;
 
 use super::{
     GroupError, GroupId, GroupSettings, Placement, ProcessGroup, Request, Result,
+    group_parts::take_numbers,
     meeting::follow_up,
-    seat::take_numbers,
     split_plan::{Split, SplitRecord},
 };
 use crate::{profile, store::Deadline};
@@ -64,21 +64,21 @@ impl ProcessGroup {
         let _range = profile::range("split", &self.name, 0);
         self.agrees("split")?;
         let meeting = self.meeting("the split", "split");
-        self.counter.vigil.check()?;
-        let terms = self.terms.of_subgroup(settings.into());
-        terms.own.check("split", self.nccl())?;
-        let config = terms.own.communicator();
-        if !self.terms.lazy {
+        self.counter.health.check()?;
+        let shared_settings = self.shared_settings.of_subgroup(settings.into());
+        shared_settings.own.check("split", self.nccl())?;
+        let config = shared_settings.own.communicator();
+        if !self.shared_settings.lazy {
             self.communicator.check()?;
         }
         // Revoked work needs no wait.
-        if self.counter.vigil.check_work().is_ok() {
+        if self.counter.health.check_work().is_ok() {
             self.quiesce(deadline)?;
         }
         let began = Instant::now();
         // As many as there may be subgroups.
         let taken = || Ok(take_numbers(&self.numbers, self.rank == 0, self.size())?);
-        let number = self.counter.vigil.attend(taken)?;
+        let number = self.counter.health.attend(taken)?;
         let numbered = began.elapsed();
         let began = Instant::now();
         let record = SplitRecord { request: request.clone(), name: name.to_owned(), number };
@@ -88,26 +88,26 @@ impl ProcessGroup {
         let met = began.elapsed();
         let deadline = follow_up(deadline);
         let placement = plan.placement(self.rank);
-        let seat = placement.map(|Placement { group, .. }| {
+        let parts = placement.map(|Placement { group, .. }| {
             let (name, path) = (format!("{name}[{group}]"), format!("{}/{group}/", meeting.name));
-            let seat = self.seat(name, &plan.groups()[group], path, terms);
+            let parts = self.group_parts(name, &plan.groups()[group], path, shared_settings);
             let id = GroupId { uid: first + group as u64, epoch: self.id().epoch };
-            (self.counter.vigil.bear(&seat.vigil), id, seat)
+            (self.counter.health.link_child(&parts.health), id, parts)
         });
-        self.counter.vigil.check()?;
-        let mut group = if self.nccl().has(Feature::SPLIT) && !self.terms.lazy {
+        self.counter.health.check()?;
+        let mut group = if self.nccl().has(Feature::SPLIT) && !self.shared_settings.lazy {
             let (color, key) = placement.map_or((None, 0), |at| (Some(at.group as u32), at.rank as i32));
             let config =
-                seat.as_ref().map_or_else(|| config.clone(), |(.., seat)| seat.config(config.clone()));
+                parts.as_ref().map_or_else(|| config.clone(), |(.., parts)| parts.config(config.clone()));
             let communicator = self.communicator.split(color, key, &config, deadline);
-            let communicator = self.counter.vigil.explain_making(communicator)?;
-            let (Some((_unborn, id, seat)), Some(communicator)) = (seat, communicator) else {
+            let communicator = self.counter.health.explain_making(communicator)?;
+            let (Some((_unborn, id, parts)), Some(communicator)) = (parts, communicator) else {
                 return Ok(None);
             };
-            seat.take(id, communicator, follow_up(deadline))?
+            parts.take(id, communicator, follow_up(deadline))?
         } else {
-            let Some((_unborn, id, seat)) = seat else { return Ok(None) };
-            seat.init(id, self.nccl(), self.context(), config, deadline)?
+            let Some((_unborn, id, parts)) = parts else { return Ok(None) };
+            parts.init(id, self.nccl(), self.context(), config, deadline)?
         };
         group.startup.met(met, numbered);
         Ok(Some(group))

@@ -18,14 +18,14 @@ use std::{slice, sync::Arc, thread, time::Duration};
 use super::{
     Builder, GroupError, GroupId, Member, P2pPolicy, ProcessGroup, Result, TorchError,
     builder::{FOLDER, Ready, own_part, watch},
+    group_parts::GroupParts,
+    health::GroupHealth,
     p2p::messages::Messages,
-    seat::Seat,
-    vigil::Vigil,
 };
 use crate::{
     comm::{Communicator, Config, Nccl, UniqueId},
     peers::Peers,
-    record::{Desk, Recorder},
+    record::{ProgressRpc, Recorder},
     store::{Deadline, PrefixStore, Store},
     watch::Watch,
 };
@@ -93,29 +93,31 @@ impl Builder {
         }
         let Ready { rank, size, store, host, nccl, context, folder, timing, .. } =
             self.ready(true, deadline)?;
-        let terms = self.terms(timing, false);
-        let messages = Messages::new(self.messages(&context)?, false, size, &terms.own);
+        let shared_settings = self.shared_settings(timing, false);
+        let messages = Messages::new(self.messages(&context)?, false, size, &shared_settings.own);
         one_root(size)?;
         let me = Member::here(rank, size, &nccl, &context)?;
         arrive(&*store, size)?;
         let id = if rank == 0 { publish(&*store, &nccl)? } else { follow(&*store, deadline)? };
 
         let name: Arc<str> = "default_pg".into();
-        let config = Config { name: Some(name.to_string()), ..terms.own.communicator() };
+        let config = Config { name: Some(name.to_string()), ..shared_settings.own.communicator() };
         let communicator = Communicator::init(&nccl, &context, &id, rank, size, &config, deadline)?;
 
         let root = PrefixStore::new(FOLDER, store);
         let store = own_part(&root, &name, self.epoch);
         let peers = Peers::meet(&store, 0, slice::from_ref(&me), self.heartbeat, deadline)?;
         let recorder = Recorder::new(rank, name.clone(), nccl.release().to_string(), folder);
-        let desk = Arc::new(Desk::open(&store, size)?);
+        let progress_rpc = Arc::new(ProgressRpc::open(&store, size)?);
         Watch::announce(&store, rank)?;
         let alone = slice::from_ref(&me);
-        let watch = watch(&name, Watch::begin(&store, rank, alone, terms.heartbeat, &recorder, peers))?;
+        let watch =
+            watch(&name, Watch::begin(&store, rank, alone, shared_settings.heartbeat, &recorder, peers))?;
         let ranks: Arc<[usize]> = (0..size).collect();
-        let vigil = Vigil::begin(&name, &ranks, rank, &recorder, terms.heartbeat, watch.bell());
-        watch.add(&vigil);
-        let seat = Seat {
+        let health =
+            GroupHealth::begin(&name, &ranks, rank, &recorder, shared_settings.heartbeat, watch.signal());
+        watch.add(&health);
+        let parts = GroupParts {
             name,
             rank,
             ranks,
@@ -123,16 +125,16 @@ impl Builder {
             numbers: PrefixStore::new("numbers", Arc::new(root)),
             job: store,
             path: String::new(),
-            terms,
+            shared_settings,
             recorder,
-            desk,
+            progress_rpc,
             watch,
-            vigil,
+            health,
             messages,
             followers: self.followers,
         };
         // PyTorch's number for its default group.
-        let group = seat.joined(GroupId { uid: 0, epoch: self.epoch }, communicator)?;
+        let group = parts.joined(GroupId { uid: 0, epoch: self.epoch }, communicator)?;
         Ok(group.hosting(host))
     }
 }

@@ -48,7 +48,7 @@ pub(crate) type Listener = dyn Fn(usize, Loss) + Send + Sync;
 pub(crate) struct Peers {
     shared: Arc<Shared>,
     /// Wakes the thread that holds the locks.
-    bell: Option<Arc<OwnedFd>>,
+    signal: Option<Arc<OwnedFd>>,
     keeper: Option<thread::JoinHandle<()>>,
 }
 
@@ -96,21 +96,21 @@ impl Peers {
             Arc::new(Shared { listeners: Mutex::default(), lost: Mutex::default(), is_over: false.into() });
         let others = meet::others(place, members).count();
         if others == 0 {
-            return Ok(Self { shared, bell: None, keeper: None });
+            return Ok(Self { shared, signal: None, keeper: None });
         }
-        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?);
+        let signal = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?);
         let (memory, page) = Page::create(others)?;
         // A thread that lives as long as the watch takes the locks before any peer knows of them.
         let (say, held) = mpsc::channel();
         let (give, peers) = mpsc::channel::<Vec<Watched>>();
         let keeper = {
-            let (shared, bell) = (shared.clone(), bell.clone());
+            let (shared, signal) = (shared.clone(), signal.clone());
             thread::Builder::new().name("peers".into()).spawn(move || match page.hold() {
                 Ok(held) => {
                     let _ = say.send(Ok(()));
                     // Without peers the meeting has failed.
                     let peers = peers.recv().unwrap_or_default();
-                    keep(&page, &peers, &shared, &bell, heartbeat);
+                    keep(&page, &peers, &shared, &signal, heartbeat);
                     // Before the sockets close, so that a peer that sees the close also sees the reason.
                     drop(held);
                     drop(peers);
@@ -120,7 +120,7 @@ impl Peers {
                 }
             })?
         };
-        let watch = Self { shared: shared.clone(), bell: Some(bell), keeper: Some(keeper) };
+        let watch = Self { shared: shared.clone(), signal: Some(signal), keeper: Some(keeper) };
         // Dropped before `watch`. Dropping `watch` joins the thread, and the thread waits for this channel.
         let give = give;
         held.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
@@ -161,8 +161,8 @@ impl Drop for Peers {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::Release);
         // Fails only when the counter is full, and then the thread is awake anyway.
-        if let Some(bell) = &self.bell {
-            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        if let Some(signal) = &self.signal {
+            let _ = rustix::io::write(signal, &1u64.to_ne_bytes());
         }
         if let Some(keeper) =
             self.keeper.take().filter(|keeper| keeper.thread().id() != thread::current().id())
@@ -193,7 +193,7 @@ fn wait(page: &Page, slot: usize, rank: usize, shared: &Shared) {
 }
 
 /// Beats this process's counter, and checks the peers, until the watch ends.
-fn keep(page: &Page, peers: &[Watched], shared: &Shared, bell: &OwnedFd, heartbeat: Duration) {
+fn keep(page: &Page, peers: &[Watched], shared: &Shared, signal: &OwnedFd, heartbeat: Duration) {
     let began = Instant::now();
     let mut beats: Vec<(u64, Instant)> = peers.iter().map(|peer| (peer.page.beats(), began)).collect();
     // Peers whose socket or process has ended. Both descriptors stay readable for ever, so they are no longer polled.
@@ -201,7 +201,7 @@ fn keep(page: &Page, peers: &[Watched], shared: &Shared, bell: &OwnedFd, heartbe
     let mut last = began;
     while !shared.is_over.load(Ordering::Acquire) {
         page.beat();
-        let mut what = vec![PollFd::new(bell, PollFlags::IN)];
+        let mut what = vec![PollFd::new(signal, PollFlags::IN)];
         let mut whose = vec![None];
         for (at, peer) in peers.iter().enumerate().filter(|(at, _)| !ended.contains(at)) {
             let ends = std::iter::once(&peer.socket).chain(&peer.process);

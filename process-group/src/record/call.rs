@@ -2,7 +2,7 @@
 
 use crate::{
     comm::{Primitive, ReduceOp, Task},
-    memory::CommonPlace,
+    memory::WindowOffset,
     operation::Operation,
     watch::Fold,
 };
@@ -27,7 +27,7 @@ pub(crate) struct Call {
     /// True if it uses a path besides NCCL.
     pub(super) on_path: bool,
     /// The positions of the send and the receive buffer, if they need the same position on all ranks.
-    pub(super) places: [CommonPlace; 2],
+    pub(super) places: [WindowOffset; 2],
 }
 
 /// Returns true if two consecutive tasks are recorded as one: messages of one collective, of which its
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn a_plan_is_compared_by_its_identity_and_not_by_its_number_here() {
         let fold = |digest, number, offset| {
-            let place = CommonPlace::new(PlanKey { digest, number }, 3, offset);
+            let place = WindowOffset::new(PlanKey { digest, number }, 3, offset);
             let task = Task::new(Primitive::AllReduce, DevicePtr(0), DevicePtr(0), 8, DataType::F32);
             Call::of_one(Task { places: [place; 2], ..task }, 2).fold(Fold::default())
         };

@@ -13,7 +13,7 @@
 //! | `dump` | the recorder's contents as data |
 //! | `document` | the same as JSON, and as files for PyTorch's analyser (features `json` and `pickle`) |
 //! | `progress` | the progress of every member |
-//! | `desk` | progress queries between ranks over the store |
+//! | `progress_rpc` | progress queries between ranks over the store |
 //!
 //! Invariants: every operation that is launched is in the ring before NCCL is called, and no refused one
 //! stays there; equal calls have equal numbers on all members of a group; a ring is shared by a group and the
@@ -21,11 +21,11 @@
 
 mod call;
 mod clock;
-mod desk;
 #[cfg(any(feature = "json", feature = "pickle"))]
 mod document;
 mod dump;
 mod progress;
+mod progress_rpc;
 mod recorder;
 mod ring;
 
@@ -35,6 +35,6 @@ pub use progress::{LastCall, MemberProgress, Progress};
 
 pub(crate) use call::{Call, are_one};
 pub(crate) use clock::ticks;
-pub(crate) use desk::{Desk, ask};
+pub(crate) use progress_rpc::{ProgressRpc, ask};
 pub(crate) use recorder::{GroupEntry, Look, Recorder, Recording, Track};
 pub(crate) use ring::Span;

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     comm::DataType,
     memory::PlanNames,
-    watch::{Bell, Fold, Rolling},
+    watch::{Fold, Rolling, WatchSignal},
 };
 
 /// Finds out which operations of a group are done, and reports them by [`Track::completed`].
@@ -55,7 +55,7 @@ pub(crate) struct Recorder {
     /// The folder for dumps.
     folder: Option<PathBuf>,
     dumped: Mutex<Option<Instant>>,
-    bell: Arc<Bell>,
+    signal: Arc<WatchSignal>,
 }
 
 /// Groups by their numbers, which are never reused.
@@ -90,13 +90,13 @@ impl Recorder {
             library,
             folder,
             dumped: Mutex::default(),
-            bell: Arc::default(),
+            signal: Arc::default(),
         })
     }
 
     /// Returns the signal that notifies the other ranks.
-    pub(crate) fn bell(&self) -> &Arc<Bell> {
-        &self.bell
+    pub(crate) fn signal(&self) -> &Arc<WatchSignal> {
+        &self.signal
     }
 
     pub(super) fn groups(&self) -> MutexGuard<'_, Groups> {
@@ -166,7 +166,7 @@ impl Recorder {
             // The folder existed when the group was made. A later failure to write must not hide the error
             // itself.
             let _ = self.last_words();
-            self.bell.alarm();
+            self.signal.alarm();
         }
     }
 

@@ -14,7 +14,7 @@ use caching_alloc::core::{Action, Entry, Hold, PoolId, Segment, SegmentId, Snaps
 
 use super::{Counts, RegistrarError, Result, Unregistrable};
 use crate::{
-    comm::{CommError, Keeper, Shared, Unsettled},
+    comm::{CommError, SegmentHold, Shared, Unsettled},
     memory::{self, Extent},
     store::Deadline,
 };
@@ -61,7 +61,7 @@ struct Kept {
     is_registered: AtomicBool,
 }
 
-impl Keeper for Kept {
+impl SegmentHold for Kept {
     fn registered(&self) {
         self.is_registered.store(true, Ordering::Relaxed);
         add(&self.tally.registered);
@@ -82,12 +82,12 @@ impl Keeper for Kept {
 
 /// Returns true if a communicator still accepts calls.
 fn works(shared: &Shared) -> bool {
-    shared.gate.check("register").is_ok()
+    shared.guard.check("register").is_ok()
 }
 
 /// Returns true if a communicator has ended, or is about to.
 fn has_ended(shared: &Shared) -> bool {
-    matches!(shared.gate.check("register"), Err(CommError::Closed { .. }))
+    matches!(shared.guard.check("register"), Err(CommError::Closed { .. }))
 }
 
 impl State {
@@ -171,7 +171,7 @@ impl Registrar {
         }
         let mut first = Ok(());
         for shared in state.working() {
-            first = first.and(self.bring(&mut state, &shared, segment, false));
+            first = first.and(self.register_segment(&mut state, &shared, segment, false));
         }
         first
     }
@@ -189,7 +189,7 @@ impl Registrar {
         let mut first = Ok(());
         if !kept.is_empty() {
             for shared in communicators {
-                first = first.and(dismiss(&shared, segment.address()));
+                first = first.and(deregister(&shared, segment.address()));
             }
         }
         state.gone.retain(|kept| kept.strong_count() > 0);
@@ -206,7 +206,13 @@ impl Registrar {
     }
 
     /// Registers a segment with a communicator. With `noted`, only records it for the communicator's next call.
-    fn bring(&self, state: &mut State, shared: &Shared, segment: &Segment, noted: bool) -> Result<()> {
+    fn register_segment(
+        &self,
+        state: &mut State,
+        shared: &Shared,
+        segment: &Segment,
+        noted: bool,
+    ) -> Result<()> {
         let hold = segment.hold(shared.name())?;
         let is_registered = AtomicBool::new(false);
         let kept = Arc::new(Kept { _hold: hold, tally: self.tally.clone(), is_registered });
@@ -214,8 +220,11 @@ impl Registrar {
         holders.retain(|kept| kept.strong_count() > 0);
         holders.push(Arc::downgrade(&kept));
         let (address, bytes) = (segment.address(), usize::try_from(segment.bytes()).unwrap_or(usize::MAX));
-        let brought =
-            if noted { shared.note(address, bytes, kept) } else { shared.bring(address, bytes, kept) };
+        let brought = if noted {
+            shared.note(address, bytes, kept)
+        } else {
+            shared.register_range(address, bytes, kept)
+        };
         Ok(brought?)
     }
 
@@ -236,9 +245,11 @@ impl Registrar {
             shared.registry.begin();
             let registrable = state.segments.values().filter(|(_, refusal)| refusal.is_none());
             let registrable: Vec<_> = registrable.map(|(segment, _)| segment.clone()).collect();
-            registrable.iter().try_for_each(|segment| self.bring(&mut state, shared, segment, true))
+            registrable
+                .iter()
+                .try_for_each(|segment| self.register_segment(&mut state, shared, segment, true))
         };
-        let settled = noted.and_then(|()| shared.settle_by(deadline).map_err(RegistrarError::from));
+        let settled = noted.and_then(|()| shared.flush_by(deadline).map_err(RegistrarError::from));
         if settled.is_err() {
             // If a segment cannot be deregistered, the communicator keeps its memory.
             let _ = self.leave(shared, deadline);
@@ -256,13 +267,13 @@ impl Registrar {
         shared.registry.end();
         let mut first = Ok(());
         for (segment, _) in state.segments.values().filter(|(_, refusal)| refusal.is_none()) {
-            first = first.and(dismiss(shared, segment.address()));
+            first = first.and(deregister(shared, segment.address()));
         }
         drop(state);
         if !works(shared) {
             return first;
         }
-        first.and(shared.settle_by(deadline).map_err(RegistrarError::from))
+        first.and(shared.flush_by(deadline).map_err(RegistrarError::from))
     }
 
     /// Stops serving all communicators.
@@ -279,8 +290,8 @@ impl Registrar {
 }
 
 /// Deregisters a segment from a communicator. Does nothing if the communicator does not know it.
-fn dismiss(shared: &Shared, address: u64) -> Result<()> {
-    match shared.dismiss(address) {
+fn deregister(shared: &Shared, address: u64) -> Result<()> {
+    match shared.deregister_range(address) {
         Err(Unsettled { source, .. }) if matches!(*source, CommError::Argument(_)) => Ok(()),
         other => Ok(other?),
     }

@@ -77,7 +77,7 @@ impl Divergence {
 
 /// One member's call history in a group.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Testimony {
+pub(crate) struct CallHistory {
     /// Its hashes, by number of the collective.
     pub(super) marks: BTreeMap<u64, u64>,
     /// Its different calls and their sites.
@@ -85,10 +85,10 @@ pub(crate) struct Testimony {
     /// The indices of its calls in `distinct`, by number of the collective.
     calls: BTreeMap<u64, u32>,
 }
-wire_struct!(Testimony { marks, distinct, calls });
-message!(Testimony, TESTIMONY);
+wire_struct!(CallHistory { marks, distinct, calls });
+message!(CallHistory, CALL_HISTORY);
 
-impl Testimony {
+impl CallHistory {
     /// Collects the history of the group with this id on this rank.
     pub(crate) fn of(id: &str, rolling: &Rolling, dump: &Dump) -> Self {
         let count = rolling.count();
@@ -133,11 +133,11 @@ impl Testimony {
 
 /// Finds the ranks that differ and the first difference, from the members' histories by rank in the job. `suspects`
 /// had different hashes after `number`.
-pub(super) fn judge(members: &[(usize, Testimony)], suspects: [usize; 2], number: u64) -> Divergence {
+pub(super) fn judge(members: &[(usize, CallHistory)], suspects: [usize; 2], number: u64) -> Divergence {
     // By number and hash: the ranks with that hash.
     let mut numbers: BTreeMap<u64, BTreeMap<u64, Vec<usize>>> = BTreeMap::new();
-    for (rank, testimony) in members {
-        for (number, hash) in &testimony.marks {
+    for (rank, history) in members {
+        for (number, hash) in &history.marks {
             numbers.entry(*number).or_default().entry(*hash).or_default().push(*rank);
         }
     }
@@ -164,8 +164,8 @@ pub(super) fn judge(members: &[(usize, Testimony)], suspects: [usize; 2], number
     ranks.sort_unstable();
     let other = majority.and_then(|majority| majority.first());
     let calls = ranks.iter().chain(other).filter(|_| after + 1 == *by).filter_map(|rank| {
-        let (_, testimony) = members.iter().find(|(member, _)| member == rank)?;
-        let (call, site) = testimony.call(*by)?.clone();
+        let (_, history) = members.iter().find(|(member, _)| member == rank)?;
+        let (call, site) = history.call(*by)?.clone();
         Some(DivergentCall { rank: *rank, call, site })
     });
     let calls = calls.take(Divergence::NAMED).collect();
@@ -185,12 +185,12 @@ mod tests {
     use proptest::prelude::*;
 
     /// Returns the history of a member that made these calls.
-    fn member(calls: &[u64]) -> Testimony {
+    fn member(calls: &[u64]) -> CallHistory {
         let rolling = Rolling::new();
         calls.iter().for_each(|call| rolling.step(Fold::default().with(*call, 8)));
         let marks = (1..=calls.len() as u64).map(|number| (number, rolling.after(number).unwrap())).collect();
         let call = |(at, call): (usize, &u64)| (at as u64 + 1, (format!("call {call}"), "a.rs:1".to_owned()));
-        Testimony::new(marks, calls.iter().enumerate().map(call).collect())
+        CallHistory::new(marks, calls.iter().enumerate().map(call).collect())
     }
 
     proptest! {
@@ -208,9 +208,9 @@ mod tests {
                 }
                 // Members have made different numbers of calls, but all have made the call in question.
                 own.truncate((calls.len() - cuts[rank].min(calls.len() - 1)).max(at + 1));
-                let testimony = member(&own);
-                prop_assert_eq!(Testimony::from_bytes(&testimony.to_bytes()), Ok(testimony.clone()));
-                Ok((rank + 10, testimony))
+                let history = member(&own);
+                prop_assert_eq!(CallHistory::from_bytes(&history.to_bytes()), Ok(history.clone()));
+                Ok((rank + 10, history))
             }).collect::<Result<_, _>>()?;
             let found = judge(&members, [10, 11], calls.len() as u64);
             prop_assert_eq!((&found.ranks[..], found.after, found.by), (&[odd + 10][..], at as u64, at as u64 + 1));
@@ -254,8 +254,8 @@ mod tests {
     #[test]
     fn what_is_forgotten_leaves_a_range() {
         let mut members = [(0, member(&[1; 130])), (1, member(&[2; 130])), (2, member(&[1; 130]))];
-        for (_, testimony) in &mut members {
-            testimony.marks.retain(|number, _| *number == 128);
+        for (_, history) in &mut members {
+            history.marks.retain(|number, _| *number == 128);
         }
         let found = judge(&members, [0, 1], 130);
         assert_eq!((&found.ranks[..], found.after, found.by, found.calls.len()), (&[1][..], 0, 128, 0));

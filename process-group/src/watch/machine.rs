@@ -9,7 +9,7 @@
 use std::{collections::VecDeque, ops::Range, time::Duration};
 
 use super::{
-    evidence::{Testimony, judge},
+    evidence::{CallHistory, judge},
     trouble::Trouble,
 };
 use crate::peers::Loss;
@@ -86,7 +86,7 @@ pub(super) enum Input {
     /// Entries of the log; `None` for an entry that was never written.
     Troubles(Vec<Option<Trouble>>),
     /// The call histories that the members of a group have written so far, and whether they are complete.
-    Testimonies(Vec<(usize, Testimony)>, bool),
+    Testimonies(Vec<(usize, CallHistory)>, bool),
     /// The store request failed, or was done in part.
     StoreFailed,
 }
@@ -353,7 +353,7 @@ impl Machine {
     }
 
     /// Evaluates the histories, if they are sufficient.
-    fn hear(&mut self, members: &[(usize, Testimony)], all: bool) {
+    fn hear(&mut self, members: &[(usize, CallHistory)], all: bool) {
         let Some(Output::Collect { group, whoever }) = self.last.take() else { return };
         let Some(at) = self.inquiries.iter().position(|inquiry| inquiry.group == group) else { return };
         if all || whoever {

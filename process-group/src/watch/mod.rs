@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `trouble` | the events that end a group, and their encoding |
 //! | `machine` | heartbeats, the trouble log, questions: the protocol, without clock, thread or store |
-//! | `clerk` | the heartbeat thread, one per job, which runs the protocol over the store |
+//! | `heartbeat` | the heartbeat thread, one per job, which runs the protocol over the store |
 //! | `wake` | signals that make ranks read the log at once |
 //! | `watchdog` | one thread per process that checks the work and the communicators of all groups |
 //! | `rolling` | the hash of a group's calls, which members compare |
@@ -18,11 +18,11 @@
 //! a store that hangs delays no deadline. The first rank that notices a trouble reports it. Of several troubles of a
 //! group, the first in the log is used by every member that had none before. The process is never ended.
 
-mod bell;
-mod clerk;
 mod evidence;
+mod heartbeat;
 mod machine;
 mod rolling;
+mod signal;
 #[cfg(test)]
 mod tests;
 mod trouble;
@@ -31,11 +31,11 @@ mod watchdog;
 
 pub use evidence::{Divergence, DivergentCall};
 
-pub(crate) use bell::Bell;
-pub(crate) use clerk::Watch;
-pub(crate) use evidence::Testimony;
+pub(crate) use evidence::CallHistory;
+pub(crate) use heartbeat::Watch;
 pub(crate) use machine::COMPARISON;
 pub(crate) use rolling::{Fold, Rolling};
+pub(crate) use signal::WatchSignal;
 pub(crate) use trouble::Trouble;
 pub(crate) use wake::wake;
 pub(crate) use watchdog::{Guard, Watchdog};

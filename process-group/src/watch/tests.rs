@@ -9,7 +9,7 @@ use std::{
 use proptest::prelude::*;
 
 use super::{
-    evidence::Testimony,
+    evidence::CallHistory,
     machine::{Board, COMPARISON, Input, Machine, Notices, Output, Post},
     rolling::{Fold, Mark, Rolling},
     trouble::Trouble,
@@ -27,7 +27,7 @@ type Beat = (Option<u64>, Vec<Mark>);
 struct Table {
     beats: HashMap<usize, Beat>,
     log: Vec<Option<Trouble>>,
-    testimonies: BTreeMap<usize, Testimony>,
+    testimonies: BTreeMap<usize, CallHistory>,
     dumps: u64,
 }
 
@@ -202,8 +202,8 @@ impl World {
             Output::Act(Trouble::Suspect { .. }) => {
                 let marks = (1..=rank.rolling.count())
                     .filter_map(|number| Some((number, rank.rolling.after(number)?)));
-                let testimony = Testimony::new(marks.collect(), BTreeMap::new());
-                table.testimonies.insert(at, testimony);
+                let history = CallHistory::new(marks.collect(), BTreeMap::new());
+                table.testimonies.insert(at, history);
                 rank.suspected = true;
                 self.wake();
                 Input::Done
@@ -215,7 +215,7 @@ impl World {
             Output::Collect { whoever, .. } => {
                 let all = table.testimonies.len() == table.beats.len();
                 let found = table.testimonies.iter().filter(|_| all || whoever);
-                Input::Testimonies(found.map(|(rank, testimony)| (*rank, testimony.clone())).collect(), all)
+                Input::Testimonies(found.map(|(rank, history)| (*rank, history.clone())).collect(), all)
             }
             Output::CallDumps => {
                 table.dumps += 1;

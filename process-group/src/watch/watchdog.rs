@@ -10,12 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::group::{Duty, Vigil};
+use crate::group::{GroupHealth, WorkMonitor};
 
 /// The groups of this process.
 #[derive(Default)]
 pub(crate) struct Watchdog {
-    vigils: Mutex<Vec<Weak<Vigil>>>,
+    groups: Mutex<Vec<Weak<GroupHealth>>>,
     changed: Condvar,
     /// True once its thread is started.
     started: Mutex<bool>,
@@ -29,20 +29,20 @@ impl Watchdog {
     /// The longest pause of groups that set none.
     pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Weak<Vigil>>> {
-        self.vigils.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Vec<Weak<GroupHealth>>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Watches a group until the [guard](Guard) is dropped.
     ///
     /// # Errors
     /// The operating system did not start a thread.
-    pub(crate) fn add(vigil: &Arc<Vigil>) -> io::Result<Guard> {
+    pub(crate) fn add(health: &Arc<GroupHealth>) -> io::Result<Guard> {
         let watchdog = WATCHDOG.get_or_init(Arc::default);
         watchdog.start()?;
-        watchdog.lock().push(Arc::downgrade(vigil));
+        watchdog.lock().push(Arc::downgrade(health));
         watchdog.changed.notify_all();
-        Ok(Guard(Arc::downgrade(vigil)))
+        Ok(Guard(Arc::downgrade(health)))
     }
 
     /// Starts the thread, unless it runs. After a failure, the next group tries again.
@@ -58,16 +58,16 @@ impl Watchdog {
 
     fn work(&self) {
         loop {
-            let mut vigils = self.lock();
-            while vigils.is_empty() {
-                vigils = self.changed.wait(vigils).unwrap_or_else(PoisonError::into_inner);
+            let mut groups = self.lock();
+            while groups.is_empty() {
+                groups = self.changed.wait(groups).unwrap_or_else(PoisonError::into_inner);
             }
-            let watched = vigils.clone();
-            drop(vigils);
+            let watched = groups.clone();
+            drop(groups);
             let now = Instant::now();
-            let look = |vigil: Arc<Vigil>| {
-                vigil.look(now);
-                vigil.duty().map_or(Self::PAUSE, Duty::pause)
+            let look = |health: Arc<GroupHealth>| {
+                health.look(now);
+                health.monitor().map_or(Self::PAUSE, WorkMonitor::pause)
             };
             let pauses = watched.iter().filter_map(Weak::upgrade).map(look);
             let pause = pauses.min().unwrap_or(Self::PAUSE).max(Self::SHORTEST);
@@ -78,12 +78,12 @@ impl Watchdog {
 }
 
 /// A watched group, until this is dropped. A check in progress may still complete.
-pub(crate) struct Guard(Weak<Vigil>);
+pub(crate) struct Guard(Weak<GroupHealth>);
 
 impl Drop for Guard {
     fn drop(&mut self) {
         if let Some(watchdog) = WATCHDOG.get() {
-            watchdog.lock().retain(|vigil| !Weak::ptr_eq(vigil, &self.0));
+            watchdog.lock().retain(|health| !Weak::ptr_eq(health, &self.0));
         }
     }
 }

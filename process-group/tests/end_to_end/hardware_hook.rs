@@ -65,7 +65,7 @@ fn gather(world: &ProcessGroup, allocator: &Allocator, id: StreamId, stream: &St
     world.barrier(far()).unwrap();
     stream.launch(&exec).unwrap();
     stream.synchronize().unwrap();
-    check("launched");
+    check("track_graph_launch");
     world.barrier(far()).unwrap();
 }
 

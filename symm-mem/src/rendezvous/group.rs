@@ -8,7 +8,7 @@ use std::{
 
 use process_group::{
     ProcessGroup,
-    group::{GroupError, GroupId, Standing},
+    group::{GroupError, GroupId, HealthHandle},
     store::Store,
 };
 
@@ -20,7 +20,7 @@ pub struct GroupInfo {
     pub(super) rank: usize,
     pub(super) ranks: Arc<[u32]>,
     pub(crate) store: Arc<dyn Store>,
-    standing: Option<Standing>,
+    standing: Option<HealthHandle>,
 }
 
 /// The reason why a group's information was rejected.
@@ -115,7 +115,7 @@ impl GroupInfo {
 
     /// Returns an error once the group has ended. Then no rank waits for its members.
     pub(crate) fn standing(&self) -> Result<(), GroupError> {
-        self.standing.as_ref().map_or(Ok(()), Standing::check)
+        self.standing.as_ref().map_or(Ok(()), HealthHandle::check)
     }
 }
 
@@ -127,7 +127,7 @@ impl From<&ProcessGroup> for GroupInfo {
             rank: group.rank(),
             ranks: crate::domain::ranks_of(group).into(),
             store: Arc::new(group.store()),
-            standing: Some(group.standing_handle()),
+            standing: Some(group.health_handle()),
         }
     }
 }

@@ -10,7 +10,7 @@
 mod agree;
 mod disagreement;
 mod record;
-mod stance;
+mod registration_support;
 mod witnesses;
 
 use cuda_driver::{Context, Device};
@@ -19,7 +19,7 @@ use nccl_sys::Version;
 pub(super) use agree::{agree, window_facts};
 pub use disagreement::Disagreement;
 pub(super) use record::Joining;
-pub use stance::Stance;
+pub use registration_support::RegistrationSupport;
 pub use witnesses::Witnesses;
 
 use crate::{
@@ -58,7 +58,7 @@ pub struct Member {
     /// True if `NCCL_CUMEM_ENABLE` leaves NCCL's virtual memory enabled.
     pub cumem_enable: bool,
     /// Its position on the registration of its allocators' memory.
-    pub registration: Stance,
+    pub registration: RegistrationSupport,
     /// The other devices that it sees, and whether its own device can access their memory.
     pub sees: Vec<([u8; 16], bool)>,
 }
@@ -87,7 +87,7 @@ impl Member {
             witnesses: Witnesses::default(),
             window_enable: environment.window_enable.unwrap_or(true),
             cumem_enable: environment.cumem_enable.unwrap_or(true),
-            registration: Stance::NotAsked,
+            registration: RegistrationSupport::NotAsked,
             sees: others
                 .iter()
                 .filter(|other| other.ordinal() != device.ordinal())
@@ -122,7 +122,7 @@ impl Member {
             witnesses: Witnesses::Kernel,
             window_enable: true,
             cumem_enable: true,
-            registration: Stance::NotAsked,
+            registration: RegistrationSupport::NotAsked,
             sees: Vec::new(),
         }
     }

@@ -78,15 +78,20 @@ impl Wire for Member {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::group::{member::Stance, member::agree};
+    use crate::group::{member::RegistrationSupport, member::agree};
     use proptest::prelude::*;
 
     fn member() -> impl Strategy<Value = Member> {
         let sees = prop::collection::vec((any::<Uuid>(), any::<bool>()), 0..4);
-        let stances = [Stance::Wanted, Stance::NotAsked, Stance::Release, Stance::CudaMemcpy];
-        let stance = prop::sample::select(stances.to_vec());
+        let stances = [
+            RegistrationSupport::Wanted,
+            RegistrationSupport::NotAsked,
+            RegistrationSupport::Release,
+            RegistrationSupport::CudaMemcpy,
+        ];
+        let support = prop::sample::select(stances.to_vec());
         let parts = any::<(usize, u64, u32, Uuid, bool, bool, bool, bool)>();
-        (parts, sees, stance).prop_map(move |(parts, sees, registration)| Member {
+        (parts, sees, support).prop_map(move |(parts, sees, registration)| Member {
             world_size: parts.0,
             host: parts.1,
             process: parts.2,

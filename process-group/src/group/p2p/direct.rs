@@ -10,7 +10,7 @@ use cuda_driver::Stream;
 
 use super::{Plan, messages::Installed};
 use crate::{
-    Slim,
+    BoxedResult,
     comm::{Primitive, Task},
     error_text,
     group::{
@@ -37,8 +37,8 @@ impl ProcessGroup {
     /// [`GroupError::PathRefused`]: the group has another policy, or has a path already. The error
     /// that ended the group.
     pub fn install(&self, path: Arc<dyn Path>) -> Result<()> {
-        let vigil = &self.counter.vigil;
-        vigil.check()?;
+        let health = &self.counter.health;
+        health.check()?;
         let refused = |problem: String| {
             let (path, group) = (path.name(), self.name.to_string());
             Err(GroupError::PathRefused { path, group, problem })
@@ -54,9 +54,9 @@ impl ProcessGroup {
             return refused("it has one already".to_owned());
         }
         // Before any message is on it, so that an end of the group that comes now finds the path.
-        vigil.guard_path(&path);
-        let vigil = Arc::downgrade(vigil);
-        let _ = self.messages.path.set(Installed { path, vigil });
+        health.guard_path(&path);
+        let health = Arc::downgrade(health);
+        let _ = self.messages.path.set(Installed { path, health });
         Ok(())
     }
 
@@ -113,7 +113,7 @@ impl ProcessGroup {
         task: Task,
         stream: &Stream,
         site: &'static Location<'static>,
-    ) -> Slim<Work, GroupError> {
+    ) -> BoxedResult<Work, GroupError> {
         let operation = task.call;
         let _range = profile::range(operation.name(), &self.name, task.bytes());
         let _calling = self.calling(operation);
@@ -128,7 +128,10 @@ impl ProcessGroup {
 
     /// Registers a call that may block in the driver, until the returned value is dropped.
     pub(in crate::group) fn calling(&self, operation: Operation) -> Option<Calling<'_>> {
-        self.counter.vigil.duty().map(|duty| duty.calls().begin(operation.name(), self.sequence() + 1))
+        self.counter
+            .health
+            .monitor()
+            .map(|monitor| monitor.calls().begin(operation.name(), self.sequence() + 1))
     }
 
     /// Records one or more messages, and launches them on the group's path.
@@ -143,7 +146,7 @@ impl ProcessGroup {
     ) -> Result<()> {
         let Some((first, others)) = tasks.split_first() else { return Ok(()) };
         // A path that was given up accepts no more messages. The reason for that is the error to report.
-        self.counter.vigil.check_work()?;
+        self.counter.health.check_work()?;
         if !self.messages.used.load(std::sync::atomic::Ordering::Relaxed) {
             self.first_message();
         }
@@ -163,11 +166,11 @@ impl ProcessGroup {
     /// other members may wait for those. Returns the error.
     #[cold]
     pub(in crate::group) fn part_launched(&self, operation: Operation, error: GroupError) -> GroupError {
-        let vigil = &self.counter.vigil;
+        let health = &self.counter.health;
         // If the group is over already, that may be the cause.
-        if !vigil.is_over() {
+        if !health.is_over() {
             let path = self.messages.path_name();
-            vigil.fail(format!(
+            health.fail(format!(
                 "{}: only its messages on the {path} path were launched: {}",
                 operation.name(),
                 error_text(&error)
@@ -180,25 +183,27 @@ impl ProcessGroup {
     /// for them, unless the other ends were told nothing.
     #[cold]
     fn off_path(&self, operation: Operation, error: PathError) -> GroupError {
-        let vigil = &self.counter.vigil;
+        let health = &self.counter.health;
         let group = self.name.to_string();
         match error {
             PathError::Differ(difference) => {
                 let job = |rank: usize| self.ranks.get(rank).copied().unwrap_or(rank);
                 let (from, to) = (job(difference.from), job(difference.to));
                 let difference = path::MessageDifference { from, to, ..difference };
-                vigil.differ(difference.clone());
+                health.differ(difference.clone());
                 GroupError::MessagesDiffer { group, difference: Box::new(difference) }
             }
             PathError::Refused(_) => {
                 GroupError::Path { operation: operation.name(), group, source: Box::new(error) }
             }
             // The reason of the end is known, or about to be.
-            PathError::Aborted if vigil.is_over() => {
-                vigil.reason(GroupError::Path { operation: operation.name(), group, source: Box::new(error) })
-            }
+            PathError::Aborted if health.is_over() => health.reason(GroupError::Path {
+                operation: operation.name(),
+                group,
+                source: Box::new(error),
+            }),
             error => {
-                vigil.fail(format!(
+                health.fail(format!(
                     "{} on the {} path: {error}",
                     operation.name(),
                     self.messages.path_name()

@@ -7,7 +7,7 @@ use cuda_driver::Stream;
 use super::{Explanation, P2pPolicy, policy::Plan};
 use crate::{
     comm::{Communicator, Config, Task, Turn},
-    group::{GroupSettings, path::Path, registered::Registered, vigil::Vigil},
+    group::{GroupSettings, health::GroupHealth, path::Path, registered::Registered},
 };
 
 /// The communicators of a group's messages.
@@ -157,14 +157,14 @@ impl Messages {
 #[derive(Debug)]
 pub(super) struct Installed {
     pub(super) path: Arc<dyn Path>,
-    pub(super) vigil: Weak<Vigil>,
+    pub(super) health: Weak<GroupHealth>,
 }
 
 impl Drop for Installed {
     fn drop(&mut self) {
         // Before the path ends its pending work, which then looks done.
-        if let Some(vigil) = self.vigil.upgrade() {
-            vigil.leave_path();
+        if let Some(health) = self.health.upgrade() {
+            health.leave_path();
         }
     }
 }

@@ -98,8 +98,8 @@ use super::{
     member,
 };
 use crate::{
-    Slim,
-    comm::{Communicator, Config, Primitive, Seat, Task},
+    BoxedResult,
+    comm::{Communicator, Config, MemberSetup, Primitive, Task},
     operation::Operation,
     store::Deadline,
 };
@@ -111,13 +111,13 @@ impl ProcessGroup {
         &self,
         operation: Operation,
         stream: &Stream,
-    ) -> Slim<Channel<'_>, GroupError> {
+    ) -> BoxedResult<Channel<'_>, GroupError> {
         self.connected(operation.name(), stream)?;
         Ok(Channel { communicator: &self.communicator, peer: None })
     }
 
     /// Returns the communicator for a message that is called by itself. Makes it if it does not exist.
-    pub(super) fn channel(&self, message: Task, stream: &Stream) -> Slim<Channel<'_>, GroupError> {
+    pub(super) fn channel(&self, message: Task, stream: &Stream) -> BoxedResult<Channel<'_>, GroupError> {
         if !self.messages.used.load(Ordering::Relaxed) {
             self.first_message();
         }
@@ -239,7 +239,7 @@ impl ProcessGroup {
                 (0..count).map(lane).collect::<Result<Vec<_>>>()
             })?;
             // Not before this point: a lane that is dropped after a failure does not end the group by itself.
-            lanes.iter().for_each(|lane| self.counter.vigil.guard(&lane.abort_handle()));
+            lanes.iter().for_each(|lane| self.counter.health.guard(&lane.abort_handle()));
         } else {
             for lane in 0..count {
                 let all = all.part("a lane", &format!("lane/{lane}"));
@@ -258,20 +258,20 @@ impl ProcessGroup {
         config: &Config,
         deadline: Deadline,
     ) -> Result<Communicator> {
-        let seat = Seat { nccl: self.nccl(), context: self.context(), rank };
-        let made = match Communicator::prepare(&seat, all.ranks.len(), config) {
+        let parts = MemberSetup { nccl: self.nccl(), context: self.context(), rank };
+        let made = match Communicator::prepare(&parts, all.ranks.len(), config) {
             Ok(made) => made,
             Err(error) => return Err(all.refuse(error.into(), deadline)),
         };
         let handle = made.abort_handle();
-        self.counter.vigil.guard(&handle);
+        self.counter.health.guard(&handle);
         self.form(all, &made, deadline).inspect_err(|_| self.without(&made))?;
         Ok(made)
     }
 
     /// Removes a communicator that is about to be dropped from the group's end.
     fn without(&self, communicator: &Communicator) {
-        self.counter.vigil.release(&communicator.abort_handle());
+        self.counter.health.release(&communicator.abort_handle());
     }
 
     /// Returns the settings of a communicator of these members.

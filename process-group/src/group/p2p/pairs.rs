@@ -27,7 +27,7 @@ impl ProcessGroup {
         let (low, high) = (self.rank.min(peer), self.rank.max(peer));
         let ranks = [low, high].map(|end| self.ranks[end]);
         let both = self.meeting_of("the communicator of a pair", &format!("pair/{low}-{high}"), &ranks);
-        self.counter.vigil.check()?;
+        self.counter.health.check()?;
         // Each end may see the group become connected at another moment, so both choose by both views. The choice
         // holds for all messages of the pair: a later change cannot separate the two ends of a message.
         let (are_connected, deadline) = match self.messages.plan {
@@ -48,7 +48,7 @@ impl ProcessGroup {
             let made = self.prepare(&both, usize::from(self.rank == high), &config, deadline)?;
             let registered =
                 self.agree_on_registration(&both, &[&made], deadline).inspect_err(|_| self.without(&made))?;
-            self.sight.agreed(&registered);
+            self.buffer_cache.agreed(&registered);
             Route::Pair(Box::new(made), Box::new(registered))
         };
         Ok(of_peer.route.get_or_init(|| route))

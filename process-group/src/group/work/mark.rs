@@ -27,7 +27,7 @@ use super::{
     Work,
     outstanding::Interval,
 };
-use crate::{Slim, record::Span};
+use crate::{BoxedResult, record::Span};
 
 /// The mark of a launched operation.
 pub(super) struct Mark {
@@ -67,7 +67,7 @@ pub(in crate::group) struct Blank {
 impl Blank {
     /// Makes a mark for an operation of a group.
     #[cold]
-    pub(super) fn new(marks: &Arc<Marks>, counter: &Arc<Counter>) -> Slim<Self, GroupError> {
+    pub(super) fn new(marks: &Arc<Marks>, counter: &Arc<Counter>) -> BoxedResult<Self, GroupError> {
         let mark = Mark {
             operation: "",
             sequence: 0,
@@ -95,7 +95,7 @@ impl Blank {
 
     /// Records the event before the operation, if operations are timed. Captured operations are not timed.
     #[inline]
-    pub(in crate::group) fn start(&mut self, stream: &Stream) -> Slim<(), GroupError> {
+    pub(in crate::group) fn start(&mut self, stream: &Stream) -> BoxedResult<(), GroupError> {
         match &self.mark.start {
             None => Ok(()),
             Some(start) => start.record_timed(stream),
@@ -110,7 +110,7 @@ impl Blank {
         sequence: u64,
         stream: &Stream,
         span: Span,
-    ) -> Slim<Work, GroupError> {
+    ) -> BoxedResult<Work, GroupError> {
         stream.record(self.mark.done.event())?;
         let captured = stream.capture_status()? != CaptureStatus::None;
         if captured {
@@ -190,7 +190,7 @@ impl Lease {
 
     /// Records it before an operation.
     #[cold]
-    fn record_timed(&self, stream: &Stream) -> Slim<(), GroupError> {
+    fn record_timed(&self, stream: &Stream) -> BoxedResult<(), GroupError> {
         if stream.capture_status()? == CaptureStatus::None {
             stream.record(self.event())?;
         }

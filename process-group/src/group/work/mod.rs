@@ -88,25 +88,25 @@ impl Work {
     /// the deadline is shorter than a second. [`GroupError::Comm`] for an asynchronous error;
     /// [`GroupError::Captured`]; [`GroupError::Driver`].
     pub fn wait_until(&self, deadline: Deadline) -> Result<()> {
-        self.mark.counter.vigil.explain(self.look_until(deadline))
+        self.mark.counter.health.explain(self.look_until(deadline))
     }
 
     fn look_until(&self, deadline: Deadline) -> Result<()> {
         const LONGEST: Duration = Duration::from_millis(1);
         let mut pause = Duration::from_micros(2);
         let _range = profile::range("wait", &self.mark.counter.name, 0);
-        let vigil = &self.mark.counter.vigil;
+        let health = &self.mark.counter.health;
         let mut asked = None;
         loop {
             match self.is_completed() {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
-                Err(error) => return Err(vigil.conclude(error, deadline)),
+                Err(error) => return Err(health.conclude(error, deadline)),
             }
             if asked.is_none() && Self::asks(deadline) {
                 // A later answer would not arrive in time.
                 let until = Deadline::after(deadline.remaining() / 4 * 3);
-                asked = Some(vigil.ask_aside(until));
+                asked = Some(health.ask_aside(until));
             }
             if deadline.expired() {
                 let timeout = || GroupError::WorkTimeout {
@@ -117,11 +117,11 @@ impl Work {
                     progress: asked.as_ref().and_then(|asked| asked.get()).cloned().map(Box::new),
                 };
                 // The member that has given up is known sooner than its reason.
-                let error = vigil.given_up().map_or_else(timeout, |(_, peer)| vigil.gave_up(peer));
+                let error = health.given_up().map_or_else(timeout, |(_, peer)| health.gave_up(peer));
                 return Err(self.trouble(error));
             }
             if pause >= LONGEST {
-                vigil.check_background().map_err(|error| self.trouble(vigil.conclude(error, deadline)))?;
+                health.check_background().map_err(|error| self.trouble(health.conclude(error, deadline)))?;
             }
             thread::sleep(pause.min(deadline.remaining()));
             pause = (pause * 2).min(LONGEST);
@@ -153,12 +153,12 @@ impl Work {
     pub fn is_completed(&self) -> Result<bool> {
         let done = self.is_done()?;
         // Checked afterwards, because aborted, revoked and given-up work looks done as well.
-        let vigil = &self.mark.counter.vigil;
-        vigil.check_work()?;
+        let health = &self.mark.counter.health;
+        health.check_work()?;
         if done {
-            vigil.check_done()?;
+            health.check_done()?;
         }
-        Ok(done && !vigil.is_given_up()?)
+        Ok(done && !health.is_given_up()?)
     }
 
     /// Returns true if no part of it runs any more.
@@ -195,7 +195,7 @@ impl Work {
             event.query()
         };
         query().map_err(|error| {
-            self.mark.counter.vigil.driver_failed(&error);
+            self.mark.counter.health.driver_failed(&error);
             error.into()
         })
     }

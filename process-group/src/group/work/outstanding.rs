@@ -18,13 +18,13 @@ use super::{
     super::{
         GroupError,
         counter::Counter,
-        duty::{OldestWork, OpenWork},
+        work_monitor::{OldestWork, OpenWork},
     },
     Blank, Marks, Work,
     mark::StreamKey,
 };
 use crate::{
-    Slim,
+    BoxedResult,
     record::{Look, ticks},
     sync::{Mutex, MutexGuard},
 };
@@ -322,7 +322,7 @@ impl Outstanding {
         &self,
         marks: &Arc<Marks>,
         counter: &Arc<Counter>,
-    ) -> Slim<Blank, GroupError> {
+    ) -> BoxedResult<Blank, GroupError> {
         let (begun, kept) = self.begin();
         let blank = match kept {
             Some(blank) => blank,
@@ -373,9 +373,9 @@ mod tests {
                 let group = rank.world();
                 let held = rank.stream();
                 let open = hold(&held);
-                let late = group.launched(&held).unwrap();
+                let late = group.track_graph_launch(&held).unwrap();
                 for _ in 0..5 * Outstanding::<super::Work>::STREAMS {
-                    group.launched(&rank.stream()).unwrap().wait_until(far()).unwrap();
+                    group.track_graph_launch(&rank.stream()).unwrap().wait_until(far()).unwrap();
                 }
                 let streams = group.outstanding.state().streams.len();
                 assert!(streams <= Outstanding::<super::Work>::STREAMS, "{streams} streams");

@@ -177,7 +177,7 @@ rusty_fork_test! {
             let world = rank.world();
             let stream = rank.stream();
             let open = hold(&stream);
-            let work = world.launched(&stream).unwrap();
+            let work = world.track_graph_launch(&stream).unwrap();
             machine.world.faults().inject(Injection::new("cuEventQuery", Action::Fail(700)).forever()).unwrap();
             let error = work.wait_until(far()).unwrap_err();
             assert!(matches!(error, GroupError::Driver(_)), "{error}");
@@ -199,7 +199,7 @@ rusty_fork_test! {
                 let world = rank.builder().epoch(epoch).heartbeat(Duration::from_millis(100)).build().unwrap();
                 let stream = rank.stream();
                 let open = hold(&stream);
-                world.launched(&stream).unwrap();
+                world.track_graph_launch(&stream).unwrap();
                 (world, stream, open)
             };
             let (world, stream, open) = group(0);

@@ -127,7 +127,7 @@ rusty_fork_test! {
             closed(unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap_err());
             closed(unsafe { world.raw().broadcast(one, 0, &stream) }.unwrap_err());
             closed(world.batch(&stream, |batch| unsafe { batch.send(one, world.rank() ^ 1) }).unwrap_err());
-            closed(world.launched(&stream).unwrap_err());
+            closed(world.track_graph_launch(&stream).unwrap_err());
             closed(world.barrier(far()).unwrap_err());
             closed(world.check().unwrap_err());
             closed(world.split("x", &process_group::group::Request::Color { color: Some(0), key: 0 }).unwrap_err());

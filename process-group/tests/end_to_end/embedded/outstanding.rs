@@ -82,7 +82,7 @@ fn rounds_without_quiet(group: &ProcessGroup, stream: &Stream, threads: usize, t
         for _ in 0..(rounds.load(Ordering::Relaxed) % 64) * 20 {
             std::hint::spin_loop();
         }
-        (hold(stream), group.launched(stream).unwrap())
+        (hold(stream), group.track_graph_launch(stream).unwrap())
     };
     let judge = |(open, work): (mpsc::Sender<()>, Work)| {
         rounds.fetch_add(1, Ordering::Relaxed);
@@ -105,7 +105,7 @@ fn rounds_without_quiet(group: &ProcessGroup, stream: &Stream, threads: usize, t
                     barrier.wait();
                     let held = (thread == 0).then(hold_up);
                     if thread > 0 {
-                        group.launched(stream).unwrap();
+                        group.track_graph_launch(stream).unwrap();
                     }
                     barrier.wait();
                     held.map(judge);
@@ -127,7 +127,7 @@ rusty_fork_test! {
         let machine = machine(1);
         machine.ranks(1, |rank| {
             let (group, stream) = (rank.world(), rank.stream());
-            late_to_return(&machine, &stream, 8, || group.launched(&stream).unwrap(), |_| {
+            late_to_return(&machine, &stream, 8, || group.track_graph_launch(&stream).unwrap(), |_| {
                 group.quiesce(soon()).unwrap_err();
             });
             group.quiesce(far()).unwrap();
@@ -217,7 +217,7 @@ rusty_fork_test! {
             let streams = [rank.stream(), rank.stream()];
             let open = streams.each_ref().map(hold);
             let works: Vec<_> =
-                (0..WORKS).map(|work| group.launched(&streams[work as usize % 2]).unwrap()).collect();
+                (0..WORKS).map(|work| group.track_graph_launch(&streams[work as usize % 2]).unwrap()).collect();
             works.iter().for_each(|work| work.keep(Owner(told.clone())).unwrap());
             drop(works);
             // From the first check of all works on.
@@ -252,7 +252,7 @@ rusty_fork_test! {
             let group = Arc::new(rank.world());
             let stream = rank.stream();
             let open = hold(&stream);
-            group.launched(&stream).unwrap();
+            group.track_graph_launch(&stream).unwrap();
             machine.world.faults().inject(hang.clone().forever()).unwrap();
             wait_for(&machine, "cuEventQuery", machine.world.calls("cuEventQuery") + 1);
             let dumping = {
@@ -263,10 +263,10 @@ rusty_fork_test! {
             };
             // Calls of others, groups that are made, and groups that are dropped.
             for _ in 0..100 {
-                group.launched(&stream).unwrap();
+                group.track_graph_launch(&stream).unwrap();
             }
             let other = rank.builder().name("other").build().unwrap();
-            other.launched(&stream).unwrap();
+            other.track_graph_launch(&stream).unwrap();
             drop(other);
             assert!(!dumping.is_finished(), "the query has returned, so that nothing was shown");
             drop(open);

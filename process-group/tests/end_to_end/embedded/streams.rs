@@ -19,9 +19,9 @@ rusty_fork_test! {
             let [own, other] = [&rank.context, &machine.context(1)].map(Stream::legacy_default);
             let group = rank.world();
             let open = hold(&own);
-            let work = group.launched(&own).unwrap();
+            let work = group.track_graph_launch(&own).unwrap();
             // A refused call is not counted.
-            let error = group.launched(&other).unwrap_err();
+            let error = group.track_graph_launch(&other).unwrap_err();
             assert!(error.to_string().contains("device 1"), "{error}");
             assert_eq!(group.sequence(), 1);
             work.order_before(&own).unwrap();
@@ -41,12 +41,12 @@ rusty_fork_test! {
         machine.ranks(1, |rank| {
             let (group, own) = (rank.world(), per_thread(&rank.context));
             let open = hold(&own);
-            let work = group.launched(&own).unwrap();
+            let work = group.track_graph_launch(&own).unwrap();
             thread::scope(|scope| {
                 let there = scope.spawn(|| {
                     let other = per_thread(&rank.context);
                     // Enqueued later, and done earlier.
-                    group.launched(&other).unwrap().wait_until(far()).unwrap();
+                    group.track_graph_launch(&other).unwrap().wait_until(far()).unwrap();
                     group.quiesce(soon()).unwrap_err();
                     work.order_before(&other).unwrap();
                     let waits = !other.query().unwrap();

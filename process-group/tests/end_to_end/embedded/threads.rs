@@ -178,7 +178,7 @@ rusty_fork_test! {
             let world = rank.builder().epoch(1000).work_timeout(Duration::from_millis(200)).build().unwrap();
             let stream = rank.stream();
             let open = hold(&stream);
-            let work = world.launched(&stream).unwrap();
+            let work = world.track_graph_launch(&stream).unwrap();
             let error = work.wait_until(far()).unwrap_err();
             assert!(matches!(error, GroupError::Overdue { .. }), "{error}");
             drop(open);

@@ -158,13 +158,13 @@ rusty_fork_test! {
             unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
             let graph = capture.end().unwrap().instantiate().unwrap();
             stream.launch(&graph).unwrap();
-            let work = world.launched(&stream).unwrap();
+            let work = world.track_graph_launch(&stream).unwrap();
             work.wait_until(far()).unwrap();
             assert_eq!((values(&memory), work.operation()), (vec![2.0], "graph"));
             world.barrier(far()).unwrap();
             if rank.rank == 0 {
                 stream.launch(&graph).unwrap();
-                world.launched(&stream).unwrap();
+                world.track_graph_launch(&stream).unwrap();
             }
             let error = until_over(&world);
             assert!(matches!(&error, GroupError::Overdue { rank: 0, operation, .. } if operation == "graph"), "{error}");

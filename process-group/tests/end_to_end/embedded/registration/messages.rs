@@ -4,7 +4,7 @@ use gpu_sim::{Action, Injection};
 use process_group::{
     ProcessGroup,
     comm::DataType::F32,
-    group::{Buffer, Lying, NotRegistered, P2pPolicy},
+    group::{Buffer, NotRegistered, P2pPolicy, RegistrationStatus},
     registration::SegmentRegistrar,
 };
 use rusty_fork::rusty_fork_test;
@@ -74,7 +74,7 @@ fn two<T: Send>(
 }
 
 /// Returns the counts of the buffers of a lazy group's first call, on each rank.
-fn first_calls(has_allocator: impl Fn(usize) -> bool + Sync) -> Vec<(u64, Vec<(Lying, u64)>)> {
+fn first_calls(has_allocator: impl Fn(usize) -> bool + Sync) -> Vec<(u64, Vec<(RegistrationStatus, u64)>)> {
     let machine = machine(2);
     let reports = two(&machine, P2pPolicy::Auto, true, has_allocator, |_, world, _, _, gathered| {
         assert_eq!(world.registration(), Err(NotRegistered::Lazy));
@@ -181,6 +181,6 @@ rusty_fork_test! {
     #[test]
     fn without_agreement_it_is_counted_as_not_agreed_to() {
         let reports = first_calls(|rank| rank == 0);
-        assert_eq!(reports, [(0, vec![(Lying::NotAgreed, 2)]), (0, vec![(Lying::Foreign, 2)])]);
+        assert_eq!(reports, [(0, vec![(RegistrationStatus::NotAgreed, 2)]), (0, vec![(RegistrationStatus::Foreign, 2)])]);
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use gpu_sim::{Action, Injection};
 use process_group::{
-    group::{Lying, NotRegistered, Request},
+    group::{NotRegistered, RegistrationStatus, Request},
     registration::{RegistrarError, SegmentRegistrar, Unregistrable},
 };
 use rusty_fork::rusty_fork_test;
@@ -120,8 +120,8 @@ rusty_fork_test! {
             assert!(report.policy.is_ok());
             let found: Vec<_> = report.operations.iter().map(|one| (one.operation, one.registered, &one.unregistered[..])).collect();
             assert_eq!(found, [
-                ("all_reduce", 0, &[(Lying::Foreign, 1)][..]),
-                ("all_gather", 2, &[(Lying::Late, 2)][..]),
+                ("all_reduce", 0, &[(RegistrationStatus::Foreign, 1)][..]),
+                ("all_gather", 2, &[(RegistrationStatus::Late, 2)][..]),
             ], "{report}");
             assert_eq!(late_registrar.counts().registrations, 0);
             let busy = registrar.detach().unwrap_err();

@@ -11,7 +11,7 @@ use gpu_sim::{Action, Injection};
 use process_group::{
     ProcessGroup,
     comm::{DataType::F32, ReduceOp},
-    group::{Buffer, GroupError, Lying, NotRegistered, P2pPolicy},
+    group::{Buffer, GroupError, NotRegistered, P2pPolicy, RegistrationStatus},
     registration::SegmentRegistrar,
 };
 use rusty_fork::rusty_fork_test;
@@ -38,7 +38,7 @@ fn seen(world: &ProcessGroup) -> (u64, u64) {
     let report = world.registration_report();
     let own = report.operations.iter().find(|one| one.operation == "all_reduce").unwrap();
     let others: Vec<_> = own.unregistered.iter().map(|(lying, _)| *lying).collect();
-    assert!(others.iter().all(|lying| *lying == Lying::Foreign), "{report}");
+    assert!(others.iter().all(|lying| *lying == RegistrationStatus::Foreign), "{report}");
     (own.registered, own.unregistered.iter().map(|(_, count)| count).sum())
 }
 

@@ -1,13 +1,13 @@
 //! Keeps the code of rare errors out of the common path.
 
 /// The result type of the common path. The error is one pointer, so that results without an error stay in registers.
-pub(crate) type Slim<T, E> = Result<T, Box<E>>;
+pub(crate) type BoxedResult<T, E> = Result<T, Box<E>>;
 
 /// Makes an error out of line, so that the common path stays short.
 ///
 /// Pass a closure that moves its captures. A borrowed capture would have to be in memory on the common path too.
 #[cold]
 #[inline(never)]
-pub(crate) fn rare<E>(make: impl FnOnce() -> E) -> Box<E> {
+pub(crate) fn cold_err<E>(make: impl FnOnce() -> E) -> Box<E> {
     Box::new(make())
 }

@@ -16,12 +16,11 @@ use std::{
 use cuda_driver::{Context, DevicePtr, Stream, graph::CaptureStatus};
 use nccl_sys::Version;
 
-use super::{BufferError, GroupError, places::Places, registered::Registered, report::Lying};
+use super::{BufferError, GroupError, places::Places, registered::Registered, report::RegistrationStatus};
 use crate::{
-    Slim,
+    BoxedResult, cold_err,
     comm::{Communicator, Nccl, Primitive, Task},
-    memory::{self, CommonPlace, Place, PlanNames},
-    rare,
+    memory::{self, Place, PlanNames, WindowOffset},
     sync::atomic::{AtomicBool, AtomicU64, Ordering, fence},
 };
 
@@ -36,7 +35,7 @@ struct Slot {
     generation: AtomicU64,
     start: AtomicU64,
     end: AtomicU64,
-    lying: AtomicU64,
+    status: AtomicU64,
     /// The position of its start: the plan's digest, and the code.
     plan: AtomicU64,
     place: AtomicU64,
@@ -45,31 +44,40 @@ struct Slot {
 impl Slot {
     /// Returns the fact on the range, if this slot has it.
     #[inline]
-    fn find(&self, generation: u64, start: u64, end: u64) -> Option<(Lying, CommonPlace)> {
+    fn find(&self, generation: u64, start: u64, end: u64) -> Option<(RegistrationStatus, WindowOffset)> {
         let stamp = self.stamp.load(Ordering::Acquire);
         let begin = self.start.load(Ordering::Relaxed);
         let found = self.generation.load(Ordering::Relaxed) == generation
             && begin <= start
             && end <= self.end.load(Ordering::Relaxed);
-        let lying = self.lying.load(Ordering::Relaxed);
+        let status = self.status.load(Ordering::Relaxed);
         let (plan, code) = (self.plan.load(Ordering::Relaxed), self.place.load(Ordering::Relaxed));
         fence(Ordering::Acquire);
         let whole = stamp & 1 == 0 && self.stamp.load(Ordering::Relaxed) == stamp;
         if !found || !whole {
             return None;
         }
-        Some((Lying::from_code(lying)?, CommonPlace::from_parts(plan, code).behind(start - begin)))
+        Some((
+            RegistrationStatus::from_code(status)?,
+            WindowOffset::from_parts(plan, code).behind(start - begin),
+        ))
     }
 
     /// Stores an entry. Only one thread at a time may call this.
-    fn set(&self, generation: u64, (start, end): (u64, u64), lying: Lying, place: CommonPlace) {
+    fn set(
+        &self,
+        generation: u64,
+        (start, end): (u64, u64),
+        status: RegistrationStatus,
+        place: WindowOffset,
+    ) {
         let stamp = self.stamp.load(Ordering::Relaxed);
         self.stamp.store(stamp + 1, Ordering::Relaxed);
         fence(Ordering::Release);
         self.generation.store(generation, Ordering::Relaxed);
         self.start.store(start, Ordering::Relaxed);
         self.end.store(end, Ordering::Relaxed);
-        self.lying.store(lying as u64, Ordering::Relaxed);
+        self.status.store(status as u64, Ordering::Relaxed);
         self.plan.store(place.plan(), Ordering::Relaxed);
         self.place.store(place.code(), Ordering::Relaxed);
         self.stamp.store(stamp + 2, Ordering::Release);
@@ -84,10 +92,10 @@ const PAGE: u32 = 21;
 const UNIT: u32 = 9;
 
 const OPERATIONS: usize = Primitive::ALL.len();
-const LYINGS: usize = Lying::ALL.len();
+const LYINGS: usize = RegistrationStatus::ALL.len();
 
 /// A group's cache.
-pub(super) struct Sight {
+pub(super) struct BufferCache {
     context: Context,
     /// True if buffers are checked.
     pub(super) looks: bool,
@@ -111,7 +119,7 @@ pub(super) struct Sight {
     early: Mutex<BTreeMap<(usize, u64), u64>>,
 }
 
-impl Sight {
+impl BufferCache {
     pub(super) fn new(context: &Context, nccl: &Nccl, looks: bool, plans: Arc<PlanNames>) -> Self {
         const PIECES: Version = Version::new(2, 29, 0);
         let registers = std::env::var("NCCL_GRAPH_REGISTER").map_or(true, |value| value.trim() != "0");
@@ -141,8 +149,9 @@ impl Sight {
         self.has_agreed.store(true, Ordering::Release);
         let registrars = self.registrars.get().map(Vec::as_slice);
         for ((operation, registrar), buffers) in std::mem::take(&mut *early) {
-            let [from, to] = [Lying::NotAgreed, Lying::of_registrar(registrar, registrars)]
-                .map(|lying| &self.counts[operation][lying as usize]);
+            let [from, to] =
+                [RegistrationStatus::NotAgreed, RegistrationStatus::of_registrar(registrar, registrars)]
+                    .map(|status| &self.counts[operation][status as usize]);
             let moved = from.load(Ordering::Relaxed).min(buffers);
             from.fetch_sub(moved, Ordering::Relaxed);
             to.fetch_add(moved, Ordering::Relaxed);
@@ -162,8 +171,8 @@ impl Sight {
     }
 
     /// Returns the number of an operation's buffers with this registration.
-    pub(super) fn seen(&self, primitive: Primitive, lying: Lying) -> u64 {
-        self.counts[primitive as usize][lying as usize].load(Ordering::Relaxed)
+    pub(super) fn seen(&self, primitive: Primitive, status: RegistrationStatus) -> u64 {
+        self.counts[primitive as usize][status as usize].load(Ordering::Relaxed)
     }
 
     /// Checks the buffers of an operation whose arguments were checked. Records the positions of those that
@@ -175,13 +184,13 @@ impl Sight {
         communicator: &Communicator,
         task: &mut Task,
         stream: &Stream,
-    ) -> Slim<(), GroupError> {
+    ) -> BoxedResult<(), GroupError> {
         if !self.looks {
             self.places.note(communicator, task);
             return Ok(());
         }
         let [first, second] = task.buffers(communicator.place());
-        let mut places = [CommonPlace::default(); 2];
+        let mut places = [WindowOffset::default(); 2];
         if let Some(buffer) = first {
             // For an in-place operation, one look-up serves both buffers.
             places = [self.look_at(group, communicator, task, buffer, stream)?; 2];
@@ -203,23 +212,23 @@ impl Sight {
         task: &Task,
         (side, address, bytes): (&'static str, u64, u64),
         stream: &Stream,
-    ) -> Slim<CommonPlace, GroupError> {
+    ) -> BoxedResult<WindowOffset, GroupError> {
         if bytes == 0 {
-            return Ok(CommonPlace::default());
+            return Ok(WindowOffset::default());
         }
-        let (lying, place) = match self.known(address, address.saturating_add(bytes)) {
+        let (status, place) = match self.known(address, address.saturating_add(bytes)) {
             Some(known) => known,
             None => {
                 self.find(communicator, address, bytes).map_err(|source| wrong(group, task, side, source))?
             }
         };
-        if lying == Lying::Remappable && self.captures_whole {
+        if status == RegistrationStatus::Remappable && self.captures_whole {
             self.in_one(address, bytes, stream).map_err(|source| wrong(group, task, side, source))?;
         }
-        if lying == Lying::NotAgreed && !self.has_agreed.load(Ordering::Acquire) {
+        if status == RegistrationStatus::NotAgreed && !self.has_agreed.load(Ordering::Acquire) {
             self.remember(task.primitive, address, bytes);
         }
-        let count = &self.counts[task.primitive as usize][lying as usize];
+        let count = &self.counts[task.primitive as usize][status as usize];
         // Not an atomic increment: of two that happen at once, one may be lost. That is cheaper than a locked
         // addition.
         count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
@@ -228,7 +237,7 @@ impl Sight {
 
     /// Checks that re-mappable memory that a graph captures is one physical allocation.
     #[cold]
-    fn in_one(&self, address: u64, bytes: u64, stream: &Stream) -> Slim<(), BufferError> {
+    fn in_one(&self, address: u64, bytes: u64, stream: &Stream) -> BoxedResult<(), BufferError> {
         if stream.capture_status().map_err(BufferError::from)? == CaptureStatus::None {
             return Ok(());
         }
@@ -243,7 +252,7 @@ impl Sight {
 
     /// Returns the cached facts on a range.
     #[inline]
-    fn known(&self, start: u64, end: u64) -> Option<(Lying, CommonPlace)> {
+    fn known(&self, start: u64, end: u64) -> Option<(RegistrationStatus, WindowOffset)> {
         let generation = memory::generation();
         let large = &self.large[(start >> PAGE) as usize % SLOTS];
         large.find(generation, start, end).or_else(|| {
@@ -258,16 +267,17 @@ impl Sight {
         communicator: &Communicator,
         address: u64,
         bytes: u64,
-    ) -> Slim<(Lying, CommonPlace), BufferError> {
+    ) -> BoxedResult<(RegistrationStatus, WindowOffset), BufferError> {
         // Read before the look-up, so that a change meanwhile invalidates the entry.
         let generation = memory::generation();
         let Place { mut start, mut end, segment } = memory::look(&self.context, DevicePtr(address), bytes)?;
-        let mut lying = Lying::of(&Place { start, end, segment }, self.registrars.get().map(Vec::as_slice));
+        let mut status =
+            RegistrationStatus::of(&Place { start, end, segment }, self.registrars.get().map(Vec::as_slice));
         // A pool may be registered without the rest of its allocator.
-        if lying != Lying::Registered && communicator.is_registered(DevicePtr(address), bytes) {
-            lying = Lying::Registered;
+        if status != RegistrationStatus::Registered && communicator.is_registered(DevicePtr(address), bytes) {
+            status = RegistrationStatus::Registered;
         }
-        let (mut place, last) = (CommonPlace::default(), address.saturating_add(bytes));
+        let (mut place, last) = (WindowOffset::default(), address.saturating_add(bytes));
         match self.places.window(address) {
             Some(window) if last <= window.segment.end => {
                 (start, end) = (start.max(window.segment.start), end.min(window.segment.end));
@@ -275,7 +285,7 @@ impl Sight {
             }
             None if self.places.are_none() => {}
             // A range that is partly in a window is not cached.
-            _ if self.places.window(last - 1).is_some() => return Ok((lying, place)),
+            _ if self.places.window(last - 1).is_some() => return Ok((status, place)),
             // There may be windows around it.
             _ => (start, end) = (address, last),
         }
@@ -284,8 +294,8 @@ impl Sight {
             false => (&self.small, UNIT),
         };
         let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        slots[(address >> shift) as usize % SLOTS].set(generation, (start, end), lying, place);
-        Ok((lying, place.behind(address - start)))
+        slots[(address >> shift) as usize % SLOTS].set(generation, (start, end), status, place);
+        Ok((status, place.behind(address - start)))
     }
 }
 
@@ -293,12 +303,12 @@ impl Sight {
 #[cold]
 fn wrong(group: &str, task: &Task, buffer: &'static str, source: Box<BufferError>) -> Box<GroupError> {
     let (operation, group) = (task.call.name(), group.to_owned());
-    rare(move || GroupError::Buffer { operation, group, buffer, source: *source })
+    cold_err(move || GroupError::Buffer { operation, group, buffer, source: *source })
 }
 
-impl fmt::Debug for Sight {
+impl fmt::Debug for BufferCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sight").field("looks", &self.looks).finish_non_exhaustive()
+        f.debug_struct("BufferCache").field("looks", &self.looks).finish_non_exhaustive()
     }
 }
 
@@ -329,19 +339,22 @@ mod interleavings {
             let looking = {
                 let (fact, slot) = (fact.clone(), slot.clone());
                 thread::spawn(move || {
-                    // Like `Sight::find`.
+                    // Like `BufferCache::find`.
                     let generation = memory::generation();
-                    let lying = Lying::ALL[fact.load(Ordering::Acquire) as usize];
-                    slot.set(generation, (0, 16), lying, CommonPlace::default());
+                    let status = RegistrationStatus::ALL[fact.load(Ordering::Acquire) as usize];
+                    slot.set(generation, (0, 16), status, WindowOffset::default());
                 })
             };
-            // Like `Sight::known`.
+            // Like `BufferCache::known`.
             let seen = slot.find(memory::generation(), 0, 16);
-            assert!(seen.is_none_or(|(lying, _)| Lying::ALL[..2].contains(&lying)));
+            assert!(seen.is_none_or(|(status, _)| RegistrationStatus::ALL[..2].contains(&status)));
             changing.join().unwrap();
             looking.join().unwrap();
             let remembered = slot.find(memory::generation(), 0, 16);
-            assert!(remembered.is_none_or(|(lying, _)| lying == Lying::ALL[1]), "found before the change");
+            assert!(
+                remembered.is_none_or(|(status, _)| status == RegistrationStatus::ALL[1]),
+                "found before the change"
+            );
         });
     }
 
@@ -352,7 +365,12 @@ mod interleavings {
             let slot = Arc::new(Slot::default());
             let set = |slot: &Slot, at: usize| {
                 let start = 16 * at as u64;
-                slot.set(1, (start, start + 16), Lying::ALL[at], CommonPlace::new(PLAN, at as u32, 0));
+                slot.set(
+                    1,
+                    (start, start + 16),
+                    RegistrationStatus::ALL[at],
+                    WindowOffset::new(PLAN, at as u32, 0),
+                );
             };
             set(&slot, 0);
             let writing = {
@@ -361,7 +379,7 @@ mod interleavings {
             };
             for at in [0, 1] {
                 let found = slot.find(1, 16 * at as u64, 16 * at as u64 + 16);
-                let whole = (Lying::ALL[at], CommonPlace::new(PLAN, at as u32, 0));
+                let whole = (RegistrationStatus::ALL[at], WindowOffset::new(PLAN, at as u32, 0));
                 assert!(found.is_none_or(|found| found == whole), "{found:?} at {at}");
             }
             writing.join().unwrap();

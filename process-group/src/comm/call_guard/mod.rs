@@ -1,15 +1,15 @@
 //! Controls which threads may call NCCL on a communicator, and when.
 //!
-//! NCCL allows one thread at a time on a communicator, and none once it is being freed. The gate enforces both rules.
-//! A call holds an [`Entry`] while it is inside NCCL. An abort closes the gate and waits until no thread is inside.
-//! The gate's own lock is never held during a call of NCCL.
+//! NCCL allows one thread at a time on a communicator, and none once it is being freed. The guard enforces both rules.
+//! A call holds an [`Entry`] while it is inside NCCL. An abort closes the guard and waits until no thread is inside.
+//! The guard's own lock is never held during a call of NCCL.
 //!
 //! While a thread has an open NCCL group with queued work of the communicator, the communicator belongs to that
 //! group, and other threads' collectives wait. Local calls (registration) exclude only calls that are inside.
 //!
-//! Most calls find an open, idle gate and leave it idle. They change one word from 0 to [`INSIDE`] and back, and
+//! Most calls find an open, idle guard and leave it idle. They change one word from 0 to [`INSIDE`] and back, and
 //! never take the lock. A thread that takes the lock sets [`LOCKED`] in the word, which sends all other threads to
-//! the lock. It clears [`LOCKED`] only when the gate is open, empty, held by no group, and has no waiting threads.
+//! the lock. It clears [`LOCKED`] only when the guard is open, empty, held by no group, and has no waiting threads.
 
 mod rights;
 
@@ -78,7 +78,7 @@ struct State {
     observers: usize,
     /// Threads that wait for a change. Without any, the wake-up system call is skipped.
     waiting: usize,
-    /// Called on aborts. Kept under this lock, so an abort that finds the gate closed also finds the listeners added
+    /// Called on aborts. Kept under this lock, so an abort that finds the guard closed also finds the listeners added
     /// when it closed.
     listeners: Vec<Weak<Listener>>,
 }
@@ -88,16 +88,16 @@ const INSIDE: u8 = 1;
 /// The state under the lock decides.
 const LOCKED: u8 = 2;
 
-/// The gate of one communicator.
-pub(crate) struct Gate {
+/// The guard of one communicator.
+pub(crate) struct CallGuard {
     communicator: String,
     word: AtomicU8,
     state: Mutex<State>,
     changed: Condvar,
 }
 
-impl Gate {
-    /// Makes the gate of a communicator that is not made yet. `communicator` is the communicator's name in errors.
+impl CallGuard {
+    /// Makes the guard of a communicator that is not made yet. `communicator` is the communicator's name in errors.
     pub(crate) fn new(communicator: String) -> Self {
         let phase = Phase::Unmade;
         let state = State {
@@ -113,7 +113,7 @@ impl Gate {
         Self { communicator, word, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Opens the gate once the communicator is made.
+    /// Opens the guard once the communicator is made.
     pub(crate) fn open(&self) {
         let mut state = self.lock();
         if matches!(state.phase, Phase::Unmade) {
@@ -126,7 +126,7 @@ impl Gate {
         matches!(self.lock().phase, Phase::Unmade)
     }
 
-    /// Closes the gate if the communicator was never made and is not being made; it then needs no end. Returns
+    /// Closes the guard if the communicator was never made and is not being made; it then needs no end. Returns
     /// `false` for any other.
     pub(crate) fn close_unmade(&self, how: &str) -> bool {
         let mut state = self.lock();
@@ -147,7 +147,7 @@ impl Gate {
         // Every change of the state is one assignment, so a panic elsewhere leaves it consistent.
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         self.word.fetch_or(LOCKED, Ordering::Acquire);
-        Locked { gate: self, state: Some(state) }
+        Locked { guard: self, state: Some(state) }
     }
 
     /// Releases the state after a change, and wakes the threads that wait for one.
@@ -224,7 +224,7 @@ impl Gate {
         if kind == Kind::Enqueue
             && self.word.compare_exchange(0, INSIDE, Ordering::Acquire, Ordering::Relaxed).is_ok()
         {
-            return Ok(Entry { gate: self });
+            return Ok(Entry { guard: self });
         }
         self.enter_locked(call, kind, deadline)
     }
@@ -263,7 +263,7 @@ impl Gate {
             state = self.wait(state, deadline);
         }
         state.inside = Some(call);
-        Ok(Entry { gate: self })
+        Ok(Entry { guard: self })
     }
 
     #[cold]
@@ -281,7 +281,7 @@ impl Gate {
             Ok(()) | Err(CommError::Poisoned { .. }) => state.observers += 1,
             Err(error) => return Err(error),
         }
-        Ok(Observer { gate: self })
+        Ok(Observer { guard: self })
     }
 
     /// Gives the communicator to the calling thread's open group. The caller is inside.
@@ -317,7 +317,7 @@ impl Gate {
         self.lock().revoked
     }
 
-    /// Refuses every call from now on. Returns `false`, without a change, if the gate was closed already.
+    /// Refuses every call from now on. Returns `false`, without a change, if the guard was closed already.
     pub(crate) fn close(&self, how: &str) -> bool {
         let mut state = self.lock();
         let first = !matches!(state.phase, Phase::Closed(_));
@@ -333,7 +333,7 @@ impl Gate {
         self.lock().phase = Phase::Closed(how.into());
     }
 
-    /// Closes the gate of a working communicator, and fails for any other. From then on `listener` is called on
+    /// Closes the guard of a working communicator, and fails for any other. From then on `listener` is called on
     /// aborts, as with [`tell`](Self::tell).
     pub(crate) fn close_working(
         &self,
@@ -349,7 +349,7 @@ impl Gate {
         Ok(())
     }
 
-    /// Calls `listener` on aborts from now on, as long as it is alive. Calls it at once if the gate is closed for any
+    /// Calls `listener` on aborts from now on, as long as it is alive. Calls it at once if the guard is closed for any
     /// reason.
     pub(crate) fn tell(&self, listener: &Arc<Listener>) {
         let mut state = self.lock();
@@ -368,7 +368,7 @@ impl Gate {
         self.lock().listeners.retain(|other| !other.ptr_eq(&listener));
     }
 
-    /// Called when an abort begins on a closed gate. Notifies the listeners, so threads that wait for this rank's
+    /// Called when an abort begins on a closed guard. Notifies the listeners, so threads that wait for this rank's
     /// calls stop waiting.
     pub(crate) fn interrupt(&self, force: Force) {
         let listeners = self.lock().listeners.clone();
@@ -376,7 +376,7 @@ impl Gate {
     }
 
     /// Waits until no thread is inside or queries, and no group holds queued work. The error names the call that
-    /// still holds the gate.
+    /// still holds the guard.
     pub(crate) fn wait_empty(&self, deadline: Deadline) -> Result<(), &'static str> {
         let mut state = self.lock();
         loop {
@@ -393,16 +393,16 @@ impl Gate {
         }
     }
 
-    /// Enters the closed gate, for the destruction that closed it. No other call is admitted any more.
+    /// Enters the closed guard, for the destruction that closed it. No other call is admitted any more.
     pub(crate) fn enter_closed(&self, call: &'static str) -> Entry<'_> {
         self.lock().inside = Some(call);
-        Entry { gate: self }
+        Entry { guard: self }
     }
 }
 
-impl fmt::Debug for Gate {
+impl fmt::Debug for CallGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gate").field("communicator", &self.communicator).finish_non_exhaustive()
+        f.debug_struct("CallGuard").field("communicator", &self.communicator).finish_non_exhaustive()
     }
 }
 

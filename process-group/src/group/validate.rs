@@ -4,36 +4,40 @@ use cuda_driver::DevicePtr;
 
 use super::{Buffer, GroupError, ProcessGroup, Result, list};
 use crate::{
-    Slim,
+    BoxedResult, cold_err,
     comm::{ArgumentError, Primitive, ReduceOp, Task},
     operation::Operation,
-    rare,
 };
 
 /// The address of a buffer that this rank does not have.
 const NONE: DevicePtr = DevicePtr(0);
 
 /// Converts each operation of a group, with its arguments, to tasks.
-pub(super) struct Parts<'a> {
+pub(super) struct Validator<'a> {
     group: &'a ProcessGroup,
 }
 
 impl ProcessGroup {
     #[inline(always)]
-    pub(super) fn parts(&self) -> Parts<'_> {
-        Parts { group: self }
+    pub(super) fn validate(&self) -> Validator<'_> {
+        Validator { group: self }
     }
 }
 
-impl Parts<'_> {
+impl Validator<'_> {
     #[inline(always)]
-    pub(super) fn all_reduce(&self, send: Buffer, receive: Buffer, op: ReduceOp) -> Slim<Task, GroupError> {
+    pub(super) fn all_reduce(
+        &self,
+        send: Buffer,
+        receive: Buffer,
+        op: ReduceOp,
+    ) -> BoxedResult<Task, GroupError> {
         self.fits(Operation::AllReduce, send, receive, (1, 1), "both must be equal")?;
         Ok(task(Primitive::AllReduce, send, receive, send.elements).reduced_by(op))
     }
 
     #[inline(always)]
-    pub(super) fn broadcast(&self, buffer: Buffer, root: usize) -> Slim<Task, GroupError> {
+    pub(super) fn broadcast(&self, buffer: Buffer, root: usize) -> BoxedResult<Task, GroupError> {
         Ok(task(Primitive::Broadcast, buffer, buffer, buffer.elements).with(root))
     }
 
@@ -44,7 +48,7 @@ impl Parts<'_> {
         receive: Buffer,
         op: ReduceOp,
         root: usize,
-    ) -> Slim<Task, GroupError> {
+    ) -> BoxedResult<Task, GroupError> {
         if self.group.rank == root {
             self.fits(Operation::Reduce, send, receive, (1, 1), "both must be equal on the root")?;
         }
@@ -52,13 +56,17 @@ impl Parts<'_> {
     }
 
     #[inline(always)]
-    pub(super) fn all_gather(&self, send: Buffer, receive: Buffer) -> Slim<Task, GroupError> {
+    pub(super) fn all_gather(&self, send: Buffer, receive: Buffer) -> BoxedResult<Task, GroupError> {
         let rule = "receive must hold send's once for every member";
         self.fits(Operation::AllGather, send, receive, (1, self.group.size()), rule)?;
         Ok(task(Primitive::AllGather, send, receive, send.elements))
     }
 
-    pub(super) fn all_gather_list(&self, send: Buffer, receive: &[Buffer]) -> Slim<Vec<Task>, GroupError> {
+    pub(super) fn all_gather_list(
+        &self,
+        send: Buffer,
+        receive: &[Buffer],
+    ) -> BoxedResult<Vec<Task>, GroupError> {
         const CALL: Operation = Operation::AllGatherList;
         let own = self.own(CALL, "receive", receive)?;
         self.fits(CALL, send, receive[own], (1, 1), "this rank's receive buffer must be as send")?;
@@ -79,7 +87,7 @@ impl Parts<'_> {
         send: Buffer,
         receive: Buffer,
         op: ReduceOp,
-    ) -> Slim<Task, GroupError> {
+    ) -> BoxedResult<Task, GroupError> {
         let rule = "send must hold receive's once for every member";
         self.fits(Operation::ReduceScatter, send, receive, (self.group.size(), 1), rule)?;
         Ok(task(Primitive::ReduceScatter, send, receive, receive.elements).reduced_by(op))
@@ -90,7 +98,7 @@ impl Parts<'_> {
         send: &[Buffer],
         receive: Buffer,
         op: ReduceOp,
-    ) -> Slim<Vec<Task>, GroupError> {
+    ) -> BoxedResult<Vec<Task>, GroupError> {
         const CALL: Operation = Operation::ReduceScatterList;
         let own = self.own(CALL, "send", send)?;
         self.fits(CALL, send[own], receive, (1, 1), "this rank's send buffer must be as receive")?;
@@ -106,7 +114,7 @@ impl Parts<'_> {
     }
 
     #[inline(always)]
-    pub(super) fn all_to_all(&self, send: Buffer, receive: Buffer) -> Slim<Task, GroupError> {
+    pub(super) fn all_to_all(&self, send: Buffer, receive: Buffer) -> BoxedResult<Task, GroupError> {
         let size = self.group.size();
         self.fits(
             Operation::AllToAll,
@@ -118,7 +126,11 @@ impl Parts<'_> {
         Ok(task(Primitive::AllToAll, send, receive, send.elements / size))
     }
 
-    pub(super) fn all_to_all_list(&self, send: &[Buffer], receive: &[Buffer]) -> Slim<Vec<Task>, GroupError> {
+    pub(super) fn all_to_all_list(
+        &self,
+        send: &[Buffer],
+        receive: &[Buffer],
+    ) -> BoxedResult<Vec<Task>, GroupError> {
         const CALL: Operation = Operation::AllToAllList;
         let own = self.own(CALL, "send", send)?;
         self.own(CALL, "receive", receive)?;
@@ -144,11 +156,11 @@ impl Parts<'_> {
         send: Buffer,
         receive: Option<Buffer>,
         root: usize,
-    ) -> Slim<Task, GroupError> {
+    ) -> BoxedResult<Task, GroupError> {
         const CALL: Operation = Operation::Gather;
         let mut all = Buffer { ptr: NONE, ..send };
         if self.group.rank == root {
-            all = receive.ok_or_else(|| rare(move || self.rootless(CALL, "receive", root)))?;
+            all = receive.ok_or_else(|| cold_err(move || self.rootless(CALL, "receive", root)))?;
             let rule = "receive must hold send's once for every member";
             self.fits(CALL, send, all, (1, self.group.size()), rule)?;
         }
@@ -160,7 +172,7 @@ impl Parts<'_> {
         send: Buffer,
         receive: &[Buffer],
         root: usize,
-    ) -> Slim<Vec<Task>, GroupError> {
+    ) -> BoxedResult<Vec<Task>, GroupError> {
         const CALL: Operation = Operation::GatherList;
         let own = self.group.rank;
         if own != root {
@@ -182,11 +194,11 @@ impl Parts<'_> {
         send: Option<Buffer>,
         receive: Buffer,
         root: usize,
-    ) -> Slim<Task, GroupError> {
+    ) -> BoxedResult<Task, GroupError> {
         const CALL: Operation = Operation::Scatter;
         let mut all = Buffer { ptr: NONE, ..receive };
         if self.group.rank == root {
-            all = send.ok_or_else(|| rare(move || self.rootless(CALL, "send", root)))?;
+            all = send.ok_or_else(|| cold_err(move || self.rootless(CALL, "send", root)))?;
             let rule = "send must hold receive's once for every member";
             self.fits(CALL, all, receive, (self.group.size(), 1), rule)?;
         }
@@ -198,7 +210,7 @@ impl Parts<'_> {
         send: &[Buffer],
         receive: Buffer,
         root: usize,
-    ) -> Slim<Vec<Task>, GroupError> {
+    ) -> BoxedResult<Vec<Task>, GroupError> {
         const CALL: Operation = Operation::ScatterList;
         let own = self.group.rank;
         if own != root {
@@ -215,28 +227,33 @@ impl Parts<'_> {
     }
 
     #[inline(always)]
-    pub(super) fn send(&self, buffer: Buffer, peer: usize) -> Slim<Task, GroupError> {
+    pub(super) fn send(&self, buffer: Buffer, peer: usize) -> BoxedResult<Task, GroupError> {
         Ok(message(Operation::Send, buffer, true, peer))
     }
 
     #[inline(always)]
-    pub(super) fn recv(&self, buffer: Buffer, peer: usize) -> Slim<Task, GroupError> {
+    pub(super) fn recv(&self, buffer: Buffer, peer: usize) -> BoxedResult<Task, GroupError> {
         Ok(message(Operation::Recv, buffer, false, peer))
     }
 
     #[inline(always)]
-    pub(super) fn put_signal(&self, local: Buffer, place: DevicePtr, peer: usize) -> Slim<Task, GroupError> {
+    pub(super) fn put_signal(
+        &self,
+        local: Buffer,
+        place: DevicePtr,
+        peer: usize,
+    ) -> BoxedResult<Task, GroupError> {
         let place = Buffer { ptr: place, ..local };
         Ok(task(Primitive::PutSignal, local, place, local.elements).with(peer))
     }
 
     #[inline(always)]
-    pub(super) fn signal(&self, peer: usize) -> Slim<Task, GroupError> {
+    pub(super) fn signal(&self, peer: usize) -> BoxedResult<Task, GroupError> {
         Ok(Task::signals(Primitive::Signal, 1, peer))
     }
 
     #[inline(always)]
-    pub(super) fn wait_signals(&self, peer: usize, count: usize) -> Slim<Task, GroupError> {
+    pub(super) fn wait_signals(&self, peer: usize, count: usize) -> BoxedResult<Task, GroupError> {
         Ok(Task::signals(Primitive::WaitSignals, count, peer))
     }
 
@@ -249,7 +266,7 @@ impl Parts<'_> {
         receive: Buffer,
         shares: (usize, usize),
         rule: &'static str,
-    ) -> Slim<(), GroupError> {
+    ) -> BoxedResult<(), GroupError> {
         // A share that is not a whole number of elements never fits.
         let share = |buffer: Buffer, shares: usize| {
             buffer.elements.is_multiple_of(shares).then_some(buffer.elements / shares)
@@ -258,16 +275,21 @@ impl Parts<'_> {
         if send.dtype == receive.dtype && from.is_some() && from == to {
             return Ok(());
         }
-        Err(rare(move || lengths(self.group, operation, send, receive, rule)))
+        Err(cold_err(move || lengths(self.group, operation, send, receive, rule)))
     }
 
     /// Checks that a list has one buffer for every member, and returns the index of this rank's.
-    fn own(&self, operation: Operation, list: &'static str, buffers: &[Buffer]) -> Slim<usize, GroupError> {
+    fn own(
+        &self,
+        operation: Operation,
+        list: &'static str,
+        buffers: &[Buffer],
+    ) -> BoxedResult<usize, GroupError> {
         let (found, size) = (buffers.len(), self.group.size());
         if found == size {
             return Ok(self.group.rank);
         }
-        Err(rare(move || GroupError::ListLength {
+        Err(cold_err(move || GroupError::ListLength {
             operation: operation.name(),
             group: self.group.name.to_string(),
             list,

@@ -9,7 +9,7 @@ use super::{Trouble, machine::Notices};
 
 /// Wake-up signal of the heartbeat thread, with the notices for it.
 #[derive(Default)]
-pub(crate) struct Bell {
+pub(crate) struct WatchSignal {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -23,7 +23,7 @@ struct State {
     gone: bool,
 }
 
-impl Bell {
+impl WatchSignal {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -13,7 +13,7 @@ use super::{
     GroupSettings,
     calls::{Calls, Pending},
 };
-use crate::{record::Desk, store::PrefixStore, watch::Rolling};
+use crate::{record::ProgressRpc, store::PrefixStore, watch::Rolling};
 
 /// The enqueued work of a group, as the watchdog sees it.
 pub(super) trait OpenWork: Send + Sync {
@@ -33,12 +33,12 @@ pub(super) struct OldestWork {
 }
 
 /// A group's state for the watchdog, from when the group is made.
-pub(crate) struct Duty {
+pub(crate) struct WorkMonitor {
     /// The group's id, as members use it in the store.
     pub(super) id: String,
     /// The group's own part of the store.
     pub(super) store: PrefixStore,
-    pub(super) desk: Arc<Desk>,
+    pub(super) progress_rpc: Arc<ProgressRpc>,
     rolling: Arc<Rolling>,
     work: Weak<dyn OpenWork>,
     work_timeout: Duration,
@@ -63,23 +63,23 @@ struct Oldest {
     works: Vec<(u64, Duration)>,
 }
 
-impl Duty {
+impl WorkMonitor {
     /// The most time that one look adds. While the process was stopped it did not wait for anybody.
     pub(super) const STEP: Duration = Duration::from_secs(1);
 
     pub(super) fn new(
         id: String,
         store: PrefixStore,
-        desk: &Arc<Desk>,
+        progress_rpc: &Arc<ProgressRpc>,
         work: Weak<dyn OpenWork>,
         settings: &GroupSettings,
     ) -> Self {
         let (work_timeout, pause) = (settings.work_limit(), settings.pause());
-        let desk = desk.clone();
+        let progress_rpc = progress_rpc.clone();
         let (rolling, calls) = (Arc::new(Rolling::new()), Calls::default());
         let (oldest, asked) = (Mutex::default(), Mutex::default());
         let suspected = AtomicBool::new(false);
-        Self { id, store, desk, rolling, work, work_timeout, pause, calls, oldest, suspected, asked }
+        Self { id, store, progress_rpc, rolling, work, work_timeout, pause, calls, oldest, suspected, asked }
     }
 
     /// The group's id.

@@ -133,7 +133,7 @@ impl Card {
 
 /// Returns the places of those buffers in `tasks` that need the same place on every rank.
 fn places(group: &ProcessGroup, tasks: &[Task]) -> Vec<(String, String)> {
-    let known = &group.sight.places;
+    let known = &group.buffer_cache.places;
     if known.are_none() {
         return Vec::new();
     }
@@ -216,7 +216,7 @@ impl ProcessGroup {
     /// In checked mode, tells the other members that this rank's call is invalid. They are about to make it. Messages
     /// are excluded, because their peer may be the invalid part.
     pub(super) fn refused(&self, is_collective: bool, error: &GroupError) {
-        if self.terms.checked && is_collective && self.standing().is_ok() {
+        if self.shared_settings.checked && is_collective && self.standing().is_ok() {
             let card = Card { collectives: vec![format!("nothing ({error})")], ..Card::default() };
             // This rank returns its own error.
             let _ = self.meet("all", &self.ranks, card);

@@ -8,23 +8,23 @@ use crate::sync::{
     model::{check, thread},
 };
 
-/// A gate, and the number of threads inside NCCL.
+/// A guard, and the number of threads inside NCCL.
 struct Model {
-    gate: Gate,
+    guard: CallGuard,
     inside: AtomicUsize,
     is_freed: AtomicBool,
 }
 
 impl Model {
     fn new() -> Arc<Self> {
-        let gate = Gate::new("a".into());
-        gate.open();
-        Arc::new(Self { gate, inside: AtomicUsize::new(0), is_freed: AtomicBool::new(false) })
+        let guard = CallGuard::new("a".into());
+        guard.open();
+        Arc::new(Self { guard, inside: AtomicUsize::new(0), is_freed: AtomicBool::new(false) })
     }
 
-    /// Makes a call, if the gate admits it.
+    /// Makes a call, if the guard admits it.
     fn call(&self, kind: Kind) {
-        if let Ok(entry) = self.gate.enter("call", kind, None) {
+        if let Ok(entry) = self.guard.enter("call", kind, None) {
             assert_eq!(self.inside.fetch_add(1, Ordering::Relaxed), 0, "two are inside");
             assert!(!self.is_freed.load(Ordering::Relaxed), "it is freed");
             self.inside.fetch_sub(1, Ordering::Relaxed);
@@ -32,16 +32,16 @@ impl Model {
         }
     }
 
-    /// Frees the communicator once the gate is closed and empty.
+    /// Frees the communicator once the guard is closed and empty.
     fn free(&self) {
-        self.gate.wait_empty(Deadline::after(std::time::Duration::MAX)).unwrap();
+        self.guard.wait_empty(Deadline::after(std::time::Duration::MAX)).unwrap();
         assert_eq!(self.inside.load(Ordering::Relaxed), 0, "somebody is inside");
         self.is_freed.store(true, Ordering::Relaxed);
     }
 
     fn abort(&self) {
-        let is_first = self.gate.close("aborted");
-        self.gate.interrupt(Force::Aborted);
+        let is_first = self.guard.close("aborted");
+        self.guard.interrupt(Force::Aborted);
         if is_first {
             self.free();
         }
@@ -60,14 +60,14 @@ fn listener() -> (Arc<Listener>, Arc<AtomicBool>) {
     (Arc::new(move |_| flag.store(true, Ordering::Relaxed)), told)
 }
 
-/// The thread that closes the gate for a destruction is notified of every later abort.
+/// The thread that closes the guard for a destruction is notified of every later abort.
 #[test]
 fn an_abort_tells_who_destroys() {
     check(|| {
         let model = Model::new();
         let aborting = spawn(&model, Model::abort);
         let (listener, told) = listener();
-        let closed = model.gate.close_working("destroy", "destroyed", &listener);
+        let closed = model.guard.close_working("destroy", "destroyed", &listener);
         aborting.join().unwrap();
         assert_eq!(told.load(Ordering::Relaxed), closed.is_ok());
     });
@@ -80,7 +80,7 @@ fn an_abort_tells_who_waits_for_a_call() {
         let model = Model::new();
         let aborting = spawn(&model, Model::abort);
         let (listener, told) = listener();
-        model.gate.tell(&listener);
+        model.guard.tell(&listener);
         aborting.join().unwrap();
         assert!(told.load(Ordering::Relaxed));
     });
@@ -92,7 +92,7 @@ fn one_is_inside_and_nobody_once_it_is_freed() {
         [|model| model.call(Kind::Enqueue), |model| model.call(Kind::Local)],
         [|model| model.call(Kind::Enqueue), Model::abort],
         [|model| model.call(Kind::Local), Model::abort],
-        [|model| drop(model.gate.observe("look")), Model::abort],
+        [|model| drop(model.guard.observe("look")), Model::abort],
     ];
     for program in programs {
         check(move || {
@@ -100,8 +100,8 @@ fn one_is_inside_and_nobody_once_it_is_freed() {
             let threads: Vec<_> = program.iter().map(|run| spawn(&model, *run)).collect();
             model.call(Kind::Enqueue);
             threads.into_iter().for_each(|thread| thread.join().unwrap());
-            if !model.gate.is_closed() {
-                assert_eq!(model.gate.word.load(Ordering::Relaxed), 0, "everybody has left");
+            if !model.guard.is_closed() {
+                assert_eq!(model.guard.word.load(Ordering::Relaxed), 0, "everybody has left");
             }
         });
     }

@@ -1,37 +1,37 @@
-//! Guards that the gate hands out. Each gives its right back when it is dropped.
+//! Guards that the guard hands out. Each gives its right back when it is dropped.
 
 use std::{
     fmt,
     ops::{Deref, DerefMut},
 };
 
-use super::{Gate, INSIDE, LOCKED, Phase, State};
+use super::{CallGuard, INSIDE, LOCKED, Phase, State};
 use crate::sync::{MutexGuard, atomic::Ordering};
 
 /// The right to be inside NCCL with one communicator.
 pub(crate) struct Entry<'a> {
-    pub(super) gate: &'a Gate,
+    pub(super) guard: &'a CallGuard,
 }
 
 impl fmt::Debug for Entry<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Entry({})", self.gate.communicator)
+        write!(f, "Entry({})", self.guard.communicator)
     }
 }
 
 impl Drop for Entry<'_> {
     #[inline]
     fn drop(&mut self) {
-        let word = &self.gate.word;
+        let word = &self.guard.word;
         if word.compare_exchange(INSIDE, 0, Ordering::Release, Ordering::Relaxed).is_err() {
-            self.gate.leave_locked();
+            self.guard.leave_locked();
         }
     }
 }
 
-/// The gate's state, with its lock held.
+/// The guard's state, with its lock held.
 pub(super) struct Locked<'a> {
-    pub(super) gate: &'a Gate,
+    pub(super) guard: &'a CallGuard,
     /// `None` only while the thread waits for a change.
     pub(super) state: Option<MutexGuard<'a, State>>,
 }
@@ -54,7 +54,7 @@ impl Drop for Locked<'_> {
     fn drop(&mut self) {
         let State { phase, revoked, inside, group, waiting, .. } = &**self;
         if matches!(phase, Phase::Open) && !revoked && inside.is_none() && group.is_none() && *waiting == 0 {
-            self.gate.word.fetch_and(!LOCKED, Ordering::Release);
+            self.guard.word.fetch_and(!LOCKED, Ordering::Release);
         }
     }
 }
@@ -62,13 +62,13 @@ impl Drop for Locked<'_> {
 /// The right to query a communicator while other threads may be inside.
 #[derive(Debug)]
 pub(crate) struct Observer<'a> {
-    pub(super) gate: &'a Gate,
+    pub(super) guard: &'a CallGuard,
 }
 
 impl Drop for Observer<'_> {
     fn drop(&mut self) {
-        let mut state = self.gate.lock();
+        let mut state = self.guard.lock();
         state.observers -= 1;
-        self.gate.changed(state);
+        self.guard.changed(state);
     }
 }

@@ -12,16 +12,16 @@ use std::{
 use bootstrap::wire::{Message, wire_struct};
 
 use super::{
-    Bell, Testimony, Trouble,
+    CallHistory, Trouble, WatchSignal,
     machine::{Board, Input, Machine, Output, Post},
     rolling::Mark,
     wake::{WakeThread, wake},
 };
 use crate::{
-    group::{Duty, Member, Vigil},
+    group::{GroupHealth, Member, WorkMonitor},
     messages::message,
     peers::{Listener, Peers},
-    record::{Desk, Recorder},
+    record::{ProgressRpc, Recorder},
     store::{Deadline, PrefixStore, Result, Store, StoreError},
 };
 
@@ -46,21 +46,21 @@ message!(Heartbeat, HEARTBEAT);
 /// The watched groups of a job.
 #[derive(Default)]
 struct Watched {
-    vigils: Vec<Weak<Vigil>>,
+    groups: Vec<Weak<GroupHealth>>,
     /// Troubles that were reported so far, for groups that begin later.
     known: Vec<Trouble>,
 }
 
-type Vigils = Mutex<Watched>;
+type Groups = Mutex<Watched>;
 
-fn lock(vigils: &Vigils) -> MutexGuard<'_, Watched> {
-    vigils.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(groups: &Groups) -> MutexGuard<'_, Watched> {
+    groups.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The watch of one rank over its job: a group, and the groups that were split from it.
 pub(crate) struct Watch {
-    bell: Arc<Bell>,
-    vigils: Arc<Vigils>,
+    signal: Arc<WatchSignal>,
+    groups: Arc<Groups>,
     peers: Peers,
     /// Called on losses as long as the watch lasts.
     _listener: Arc<Listener>,
@@ -72,8 +72,8 @@ impl Watch {
 
     /// Writes this rank's keys before it meets the others, so that the keys exist when they are read.
     pub(crate) fn announce(store: &PrefixStore, rank: usize) -> Result<()> {
-        let store = Desk::folder(store);
-        for counter in [TROUBLES, DUMPS, Desk::ASKED] {
+        let store = ProgressRpc::folder(store);
+        for counter in [TROUBLES, DUMPS, ProgressRpc::ASKED] {
             store.add(counter, 0)?;
         }
         store.set(&beat_key(rank), &Heartbeat { number: Some(0), marks: Vec::new() }.to_bytes())
@@ -92,18 +92,18 @@ impl Watch {
         recorder: &Arc<Recorder>,
         peers: Peers,
     ) -> io::Result<Self> {
-        let bell = recorder.bell().clone();
-        let vigils = Arc::<Vigils>::default();
-        let told = bell.clone();
+        let signal = recorder.signal().clone();
+        let groups = Arc::<Groups>::default();
+        let told = signal.clone();
         let listener: Arc<Listener> = Arc::new(move |rank, loss| told.tell(Trouble::Lost { rank, loss }));
         peers.tell(&listener);
         let post = Post { rank, sites: sites(members), heartbeat, pause: Duration::ZERO };
         let is_heard = post.is_heard();
-        let pause = (heartbeat / if is_heard { 4 } else { 2 }).min(Clerk::PAUSE);
+        let pause = (heartbeat / if is_heard { 4 } else { 2 }).min(HeartbeatThread::PAUSE);
         let post = Post { pause, ..post };
-        let store = Desk::folder(store);
-        let woken = bell.clone();
-        let clerk = Clerk {
+        let store = ProgressRpc::folder(store);
+        let woken = signal.clone();
+        let heartbeat = HeartbeatThread {
             _wake: WakeThread::start(&store, rank, move || woken.hurry())?,
             store,
             rank,
@@ -115,41 +115,41 @@ impl Watch {
             said: Vec::new(),
             recorder: Arc::downgrade(recorder),
             dumping: None,
-            vigils: vigils.clone(),
-            bell: bell.clone(),
+            groups: groups.clone(),
+            signal: signal.clone(),
         };
-        thread::Builder::new().name("watch-clerk".into()).spawn(move || clerk.work())?;
-        Ok(Self { bell, vigils, peers, _listener: listener })
+        thread::Builder::new().name("watch-heartbeat".into()).spawn(move || heartbeat.work())?;
+        Ok(Self { signal, groups, peers, _listener: listener })
     }
 
-    pub(crate) fn bell(&self) -> &Arc<Bell> {
-        &self.bell
+    pub(crate) fn signal(&self) -> &Arc<WatchSignal> {
+        &self.signal
     }
 
     /// Watches one more group.
-    pub(crate) fn add(&self, vigil: &Arc<Vigil>) {
-        if let Some(listener) = vigil.loss_listener() {
+    pub(crate) fn add(&self, health: &Arc<GroupHealth>) {
+        if let Some(listener) = health.loss_listener() {
             self.peers.tell(listener);
         }
-        let mut watched = lock(&self.vigils);
-        watched.vigils.retain(|vigil| vigil.strong_count() > 0);
-        watched.vigils.push(Arc::downgrade(vigil));
+        let mut watched = lock(&self.groups);
+        watched.groups.retain(|health| health.strong_count() > 0);
+        watched.groups.push(Arc::downgrade(health));
         drop(watched);
-        self.recall(vigil);
+        self.recall(health);
     }
 
     /// Reports to a group the troubles from before its begin, or from before it had its id.
-    pub(crate) fn recall(&self, vigil: &Arc<Vigil>) {
-        let known = lock(&self.vigils).known.clone();
+    pub(crate) fn recall(&self, health: &Arc<GroupHealth>) {
+        let known = lock(&self.groups).known.clone();
         known
             .into_iter()
-            .filter(|trouble| vigil.is_about(trouble))
-            .for_each(|trouble| vigil.trouble(trouble));
+            .filter(|trouble| health.is_about(trouble))
+            .for_each(|trouble| health.trouble(trouble));
     }
 
     /// Ends the watch once the heartbeat thread has passed on all notices and has left the store.
     pub(crate) fn close(&self) {
-        self.bell.leave(Self::FAREWELL);
+        self.signal.leave(Self::FAREWELL);
     }
 }
 
@@ -185,7 +185,7 @@ fn trouble_key(number: u64) -> String {
 }
 
 fn testimony_key(group: &str, rank: usize) -> String {
-    format!("testimony/{group}/{rank}")
+    format!("history/{group}/{rank}")
 }
 
 /// Parses a number from the store. Invalid text counts as 0.
@@ -201,7 +201,7 @@ fn neighbours(ranks: &[usize], rank: usize) -> impl Iterator<Item = usize> {
 }
 
 /// State of the heartbeat thread. It runs the protocol until the watch ends.
-struct Clerk {
+struct HeartbeatThread {
     store: PrefixStore,
     rank: usize,
     /// The ranks that have heartbeats.
@@ -217,12 +217,12 @@ struct Clerk {
     recorder: Weak<Recorder>,
     /// The thread that writes a dump.
     dumping: Option<JoinHandle<()>>,
-    vigils: Arc<Vigils>,
-    bell: Arc<Bell>,
+    groups: Arc<Groups>,
+    signal: Arc<WatchSignal>,
     _wake: WakeThread,
 }
 
-impl Clerk {
+impl HeartbeatThread {
     /// Longest time between two exchanges. Questions are answered within this time.
     const PAUSE: Duration = Duration::from_millis(500);
     /// Number of answers that are kept in the store.
@@ -239,20 +239,20 @@ impl Clerk {
             input = self.perform(output).unwrap_or(Input::StoreFailed);
         }
         // Before the wake-up signal: the host of the store waits until this thread has left the store.
-        let bell = self.bell.clone();
+        let signal = self.signal.clone();
         if let Some(dumping) = self.dumping.take() {
             let _ = dumping.join();
         }
         drop(self);
-        bell.is_gone();
+        signal.is_gone();
     }
 
-    fn vigils(&self) -> Vec<Arc<Vigil>> {
-        lock(&self.vigils).vigils.iter().filter_map(Weak::upgrade).collect()
+    fn groups(&self) -> Vec<Arc<GroupHealth>> {
+        lock(&self.groups).groups.iter().filter_map(Weak::upgrade).collect()
     }
 
-    fn vigil(&self, id: &str) -> Option<Arc<Vigil>> {
-        self.vigils().into_iter().find(|vigil| vigil.duty().is_some_and(|duty| duty.id() == id))
+    fn health(&self, id: &str) -> Option<Arc<GroupHealth>> {
+        self.groups().into_iter().find(|health| health.monitor().is_some_and(|monitor| monitor.id() == id))
     }
 
     fn soon(&self) -> Deadline {
@@ -282,9 +282,9 @@ impl Clerk {
             Output::Answer(questions) => {
                 for question in questions {
                     let Some(recorder) = self.recorder.upgrade() else { break };
-                    Desk::answer(&self.store, question, &recorder)?;
+                    ProgressRpc::answer(&self.store, question, &recorder)?;
                     if let Some(old) = question.checked_sub(Self::KEPT) {
-                        Desk::forget(&self.store, old, self.rank)?;
+                        ProgressRpc::forget(&self.store, old, self.rank)?;
                     }
                 }
             }
@@ -300,7 +300,7 @@ impl Clerk {
                 }
             }
             Output::CallDumps => return Ok(Input::Counted(self.store.add(DUMPS, 1)?.unsigned_abs())),
-            Output::Sleep(until) => return Ok(Input::Woken(self.bell.wait(self.begun + until))),
+            Output::Sleep(until) => return Ok(Input::Woken(self.signal.wait(self.begun + until))),
             Output::Gone => {}
         }
         Ok(Input::Done)
@@ -335,17 +335,17 @@ impl Clerk {
 
     /// Returns the members of a group; none if the group is gone on this rank.
     fn members(&self, id: &str) -> Vec<usize> {
-        self.vigil(id).map(|vigil| vigil.ranks().to_vec()).unwrap_or_default()
+        self.health(id).map(|health| health.ranks().to_vec()).unwrap_or_default()
     }
 
     fn exchange(&mut self, beat: Option<u64>, watched: &[usize]) -> Result<Board> {
         // Released before the store request, so that a group that ends meanwhile, and its device, are not kept alive.
-        let vigils = self.vigils();
-        let of = |duty: &Duty| (duty.id().to_owned(), duty.rolling().marks());
-        let marks: Vec<_> = vigils.iter().filter_map(|vigil| vigil.duty()).map(of).collect();
+        let groups = self.groups();
+        let of = |monitor: &WorkMonitor| (monitor.id().to_owned(), monitor.rolling().marks());
+        let marks: Vec<_> = groups.iter().filter_map(|health| health.monitor()).map(of).collect();
         let mut read = watched.to_vec();
-        read.extend(vigils.iter().flat_map(|vigil| neighbours(vigil.ranks(), self.rank)));
-        drop(vigils);
+        read.extend(groups.iter().flat_map(|health| neighbours(health.ranks(), self.rank)));
+        drop(groups);
         match beat {
             None => {
                 let heartbeat = Heartbeat { number: None, marks: Vec::new() };
@@ -358,29 +358,31 @@ impl Clerk {
             }
             Some(_) => {}
         }
-        let wakes = self.bell.take_wakes();
+        let wakes = self.signal.take_wakes();
         self.wake_all(&wakes)?;
         read.retain(|rank| self.present.contains(rank));
         read.sort_unstable();
         read.dedup();
         let keys: Vec<_> = read.iter().map(|rank| beat_key(*rank)).collect();
-        let all: Vec<_> =
-            [Desk::ASKED, DUMPS, TROUBLES].into_iter().chain(keys.iter().map(String::as_str)).collect();
+        let all: Vec<_> = [ProgressRpc::ASKED, DUMPS, TROUBLES]
+            .into_iter()
+            .chain(keys.iter().map(String::as_str))
+            .collect();
         let values = self.store.multi_get(&all, self.soon())?;
         let (counts, beats) = values.split_at_checked(3).unwrap_or_default();
         let counts: Vec<_> = counts.iter().map(|count| number(count)).collect();
         let [asked, dumps, troubles] = counts[..] else { return Ok(Board::default()) };
         let mut board = Board { asked, dumps, troubles, ..Board::default() };
-        let vigils = self.vigils();
+        let groups = self.groups();
         for (other, bytes) in read.into_iter().zip(beats) {
             // A heartbeat that cannot be read never changes, so its rank counts as silent.
             let unread = Heartbeat { number: Some(0), marks: Vec::new() };
             let Heartbeat { number, marks } = Heartbeat::from_bytes(bytes).unwrap_or(unread);
             board.beats.push((other, number));
             for (group, marks) in marks {
-                let duties = vigils.iter().filter_map(|vigil| vigil.duty());
-                let own = duties.filter(|duty| duty.id() == group);
-                for number in own.filter_map(|duty| duty.rolling().differs(&marks)) {
+                let monitors = groups.iter().filter_map(|health| health.monitor());
+                let own = monitors.filter(|monitor| monitor.id() == group);
+                for number in own.filter_map(|monitor| monitor.rolling().differs(&marks)) {
                     let (group, ranks) = (group.clone(), [self.rank, other]);
                     board.suspects.push(Trouble::Suspect { group, number, ranks });
                 }
@@ -391,26 +393,26 @@ impl Clerk {
 
     fn act(&self, trouble: Trouble) -> Result<()> {
         if let Trouble::Suspect { group, ranks, .. } = &trouble {
-            let testimony = {
-                let vigil = self.vigil(group);
-                let duty = vigil.as_ref().and_then(|vigil| vigil.duty());
-                let Some((duty, recorder)) = duty.zip(self.recorder.upgrade()) else { return Ok(()) };
-                duty.suspect();
-                Testimony::of(group, duty.rolling(), &recorder.dump())
+            let history = {
+                let health = self.health(group);
+                let monitor = health.as_ref().and_then(|health| health.monitor());
+                let Some((monitor, recorder)) = monitor.zip(self.recorder.upgrade()) else { return Ok(()) };
+                monitor.suspect();
+                CallHistory::of(group, monitor.rolling(), &recorder.dump())
             };
-            self.store.set(&testimony_key(group, self.rank), &testimony.to_bytes())?;
+            self.store.set(&testimony_key(group, self.rank), &history.to_bytes())?;
             // The other members wait for it.
-            self.bell.hurry();
+            self.signal.hurry();
             return self.wake_all(ranks);
         }
         if matches!(trouble, Trouble::Left { rank, .. } if rank == self.rank) {
             return Ok(());
         }
-        lock(&self.vigils).known.push(trouble.clone());
-        self.vigils()
+        lock(&self.groups).known.push(trouble.clone());
+        self.groups()
             .iter()
-            .filter(|vigil| vigil.is_about(&trouble))
-            .for_each(|vigil| vigil.trouble(trouble.clone()));
+            .filter(|health| health.is_about(&trouble))
+            .for_each(|health| health.trouble(trouble.clone()));
         Ok(())
     }
 
@@ -424,8 +426,8 @@ impl Clerk {
         let mut found = Vec::new();
         for (rank, key) in ranks.into_iter().zip(&names).filter(|_| all || whoever) {
             if all || self.store.check(&[key])? {
-                let testimony = Testimony::from_bytes(&self.store.get(key, self.soon())?);
-                found.push((rank, testimony.unwrap_or_default()));
+                let history = CallHistory::from_bytes(&self.store.get(key, self.soon())?);
+                found.push((rank, history.unwrap_or_default()));
             }
         }
         Ok(Input::Testimonies(found, all))

@@ -58,11 +58,11 @@ fn member(rank: usize, id: &str, answers: Option<&Vec<Answer>>) -> MemberProgres
 }
 
 /// Asks on behalf of a group and the groups split from it.
-pub(crate) struct Desk {
+pub(crate) struct ProgressRpc {
     store: PrefixStore,
 }
 
-impl Desk {
+impl ProgressRpc {
     /// The key of the number of questions.
     pub(crate) const ASKED: &'static str = "asked";
 
@@ -116,9 +116,9 @@ fn answer_key(number: u64, rank: usize) -> String {
 /// Asks the next question, and returns its number.
 fn question(store: &PrefixStore, deadline: Deadline) -> Result<u64, StoreError> {
     let number = |text: &[u8]| std::str::from_utf8(text).ok()?.trim().parse::<u64>().ok();
-    let held = store.get(Desk::ASKED, deadline)?;
+    let held = store.get(ProgressRpc::ASKED, deadline)?;
     let next = number(&held).unwrap_or(0) + 1;
-    let stands = store.compare_set(Desk::ASKED, &held, next.to_string().as_bytes())?;
+    let stands = store.compare_set(ProgressRpc::ASKED, &held, next.to_string().as_bytes())?;
     // A rank that asked meanwhile asked after this one, so its answers can be used.
     Ok(number(&stands).unwrap_or(next).max(next) - 1)
 }

@@ -9,7 +9,7 @@ use crate::comm::Nccl;
 /// A rank's position on registration when it joins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Stance {
+pub enum RegistrationSupport {
     /// It wants registration, and can register.
     Wanted,
     /// Registration was not requested.
@@ -24,7 +24,7 @@ pub enum Stance {
     CudaMemcpy,
 }
 
-bootstrap::wire_enum!(Stance {
+bootstrap::wire_enum!(RegistrationSupport {
     0 => Wanted {},
     1 => NotAsked {},
     2 => NotBuilt {},
@@ -33,7 +33,7 @@ bootstrap::wire_enum!(Stance {
     5 => CudaMemcpy {},
 });
 
-impl Stance {
+impl RegistrationSupport {
     /// Returns this rank's position.
     pub(in crate::group) fn here(wanted: bool, nccl: &Nccl) -> Self {
         let set = |name: &str| env::var(name).ok().and_then(|value| value.trim().parse::<i64>().ok());

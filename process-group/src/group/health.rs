@@ -12,13 +12,13 @@ use std::{
 
 use nccl_sys::ncclResult_t;
 
-use super::{GroupError, Path, Result, duty::Duty, path::PathError, settings::EndCallback};
+use super::{GroupError, Path, Result, path::PathError, settings::EndCallback, work_monitor::WorkMonitor};
 use crate::{
     comm::{self, AbortHandle, CommError, Force},
     error_text, peers,
     record::Recorder,
     store::{Deadline, StoreError},
-    watch::{Bell, Trouble},
+    watch::{Trouble, WatchSignal},
 };
 
 /// The operation name in errors of checks on work.
@@ -27,7 +27,7 @@ const WAIT: &str = "a wait for work";
 /// Watches for trouble among a group's members, from before the group has a communicator. The first trouble,
 /// or an abort, ends everything that waits in the group: its communicators are aborted, and open waits in the
 /// store fail.
-pub(crate) struct Vigil {
+pub(crate) struct GroupHealth {
     pub(super) name: Arc<str>,
     /// The ranks of the job that are members.
     pub(super) ranks: Arc<[usize]>,
@@ -41,11 +41,11 @@ pub(crate) struct Vigil {
     given_up: OnceLock<(Instant, usize)>,
     pub(super) recorder: Arc<Recorder>,
     /// Notifies the other members.
-    pub(super) bell: Arc<Bell>,
+    pub(super) signal: Arc<WatchSignal>,
     /// The delay within which this rank learns of another member's notification.
     pub(super) heartbeat: Duration,
     /// The watchdog's state, set when the group is made.
-    pub(super) duty: OnceLock<Duty>,
+    pub(super) monitor: OnceLock<WorkMonitor>,
     pub(super) end: OnceLock<End>,
     /// Called when the group ends by itself. Empty before it is made, and once the callback is called.
     pub(super) on_end: Mutex<Option<EndCallback>>,
@@ -64,7 +64,7 @@ pub(crate) struct Vigil {
     /// The number of waits of this rank for the others.
     waits: AtomicUsize,
     /// Groups that are being made of this group's members.
-    pub(super) unborn: Mutex<Vec<Weak<Unborn>>>,
+    pub(super) pending_children: Mutex<Vec<Weak<PendingChild>>>,
     /// Called for losses and aborts for the lifetime of this value.
     listeners: OnceLock<(Arc<peers::Listener>, Arc<comm::Listener>)>,
 }
@@ -83,9 +83,9 @@ pub(super) enum End {
 }
 
 /// A group that is being made of another's members: an abort of that one ends it.
-pub(super) struct Unborn(pub(super) Arc<Vigil>);
+pub(super) struct PendingChild(pub(super) Arc<GroupHealth>);
 
-impl Vigil {
+impl GroupHealth {
     /// Makes the state of a group that the [watch](crate::watch::Watch) has yet to be given. `place` is this rank's index in `ranks`.
     pub(super) fn begin(
         name: &Arc<str>,
@@ -93,9 +93,9 @@ impl Vigil {
         place: usize,
         recorder: &Arc<Recorder>,
         heartbeat: Duration,
-        bell: &Arc<Bell>,
+        signal: &Arc<WatchSignal>,
     ) -> Arc<Self> {
-        let vigil = Arc::new(Self {
+        let health = Arc::new(Self {
             name: name.clone(),
             ranks: ranks.clone(),
             place,
@@ -103,9 +103,9 @@ impl Vigil {
             path: OnceLock::new(),
             given_up: OnceLock::new(),
             recorder: recorder.clone(),
-            bell: bell.clone(),
+            signal: signal.clone(),
             heartbeat,
-            duty: OnceLock::new(),
+            monitor: OnceLock::new(),
             end: OnceLock::new(),
             on_end: Mutex::default(),
             left: OnceLock::new(),
@@ -115,25 +115,25 @@ impl Vigil {
             doubt: OnceLock::new(),
             revoked: AtomicBool::new(false),
             waits: AtomicUsize::new(0),
-            unborn: Mutex::default(),
+            pending_children: Mutex::default(),
             listeners: OnceLock::new(),
         });
-        let weak: Weak<Self> = Arc::downgrade(&vigil);
+        let weak: Weak<Self> = Arc::downgrade(&health);
         let lost: Arc<peers::Listener> = {
             let weak = weak.clone();
             Arc::new(move |rank, loss| {
-                if let Some(vigil) = weak.upgrade().filter(|vigil| vigil.ranks.contains(&rank)) {
-                    vigil.trouble(Trouble::Lost { rank, loss });
+                if let Some(health) = weak.upgrade().filter(|health| health.ranks.contains(&rank)) {
+                    health.trouble(Trouble::Lost { rank, loss });
                 }
             })
         };
         let forced: Arc<comm::Listener> = Arc::new(move |force| {
-            if let Some(vigil) = weak.upgrade() {
-                vigil.end(End::Force(force));
+            if let Some(health) = weak.upgrade() {
+                health.end(End::Force(force));
             }
         });
-        let _ = vigil.listeners.set((lost, forced));
-        vigil
+        let _ = health.listeners.set((lost, forced));
+        health
     }
 
     /// Returns the listener for losses of ranks of this host.
@@ -152,15 +152,15 @@ impl Vigil {
     }
 
     /// Returns the watchdog's state, once the group is made.
-    pub(crate) fn duty(&self) -> Option<&Duty> {
-        self.duty.get()
+    pub(crate) fn monitor(&self) -> Option<&WorkMonitor> {
+        self.monitor.get()
     }
 
     /// Returns true if a trouble ends this group.
     pub(crate) fn is_about(&self, trouble: &Trouble) -> bool {
-        match (trouble, self.duty()) {
+        match (trouble, self.monitor()) {
             (Trouble::Lost { rank, .. }, _) => self.ranks.contains(rank),
-            (other, duty) => duty.is_some_and(|duty| other.group() == Some(duty.id())),
+            (other, monitor) => monitor.is_some_and(|monitor| other.group() == Some(monitor.id())),
         }
     }
 
@@ -397,17 +397,17 @@ impl Vigil {
 
     /// Links `child`, a group that is being made of this group's members. An abort of this group ends it for
     /// as long as the returned value is held.
-    pub(super) fn bear(&self, child: &Arc<Self>) -> Arc<Unborn> {
-        let unborn = Arc::new(Unborn(child.clone()));
-        let mut all = self.unborn.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn link_child(&self, child: &Arc<Self>) -> Arc<PendingChild> {
+        let pending_children = Arc::new(PendingChild(child.clone()));
+        let mut all = self.pending_children.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|other| other.strong_count() > 0);
-        all.push(Arc::downgrade(&unborn));
-        unborn
+        all.push(Arc::downgrade(&pending_children));
+        pending_children
     }
 
     /// Waits until the reason for the group's end arrives from another member, for at most `patience`.
     fn hear_why(&self, patience: Duration) {
-        self.bell.hurry();
+        self.signal.hurry();
         let patience = Deadline::after(patience);
         while !self.is_over() && !patience.expired() {
             thread::sleep(Duration::from_millis(1));
@@ -424,9 +424,9 @@ impl Vigil {
     }
 }
 
-impl fmt::Debug for Vigil {
+impl fmt::Debug for GroupHealth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Vigil")
+        f.debug_struct("GroupHealth")
             .field("group", &self.name)
             .field("end", &self.end.get())
             .finish_non_exhaustive()
@@ -434,12 +434,12 @@ impl fmt::Debug for Vigil {
 }
 
 /// A wait that is counted.
-struct Open<'a>(&'a Vigil);
+struct Open<'a>(&'a GroupHealth);
 
 impl<'a> Open<'a> {
-    fn new(vigil: &'a Vigil) -> Self {
-        vigil.waits.fetch_add(1, Ordering::AcqRel);
-        Self(vigil)
+    fn new(health: &'a GroupHealth) -> Self {
+        health.waits.fetch_add(1, Ordering::AcqRel);
+        Self(health)
     }
 }
 

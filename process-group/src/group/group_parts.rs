@@ -4,34 +4,34 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use cuda_driver::Context;
 
-use super::terms::Terms;
+use super::shared_settings::SharedSettings;
 use super::{
     GroupError, GroupId, Member, NotRegistered, ProcessGroup, Result,
+    buffer_cache::BufferCache,
     connection::Connection,
     counter::Counter,
-    duty::Duty,
     end::Membership,
     form::stay_away,
+    health::GroupHealth,
     meeting::Attempts,
     member,
     p2p::messages::Messages,
     process_group::Follower,
     registered::Registered,
-    sight::Sight,
     startup::Clock,
-    vigil::Vigil,
     work::{Marks, Outstanding},
+    work_monitor::WorkMonitor,
 };
 use crate::{
     comm::{self, Communicator, Config, Nccl},
     memory::PlanNames,
-    record::{Desk, GroupEntry, Recorder, Track},
+    record::{GroupEntry, ProgressRpc, Recorder, Track},
     store::{Deadline, PrefixStore, Store, StoreError},
     watch::{Watch, Watchdog},
 };
 
 /// A rank's place in a group that is being made.
-pub(super) struct Seat {
+pub(super) struct GroupParts {
     pub(super) name: Arc<str>,
     pub(super) rank: usize,
     /// The ranks of the job that are members, in the order of their ranks here.
@@ -41,12 +41,12 @@ pub(super) struct Seat {
     pub(super) job: PrefixStore,
     /// The prefix of the group's own keys in it: empty, or with `/` at its end.
     pub(super) path: String,
-    pub(super) terms: Terms,
+    pub(super) shared_settings: SharedSettings,
     pub(super) recorder: Arc<Recorder>,
-    pub(super) desk: Arc<Desk>,
+    pub(super) progress_rpc: Arc<ProgressRpc>,
     pub(super) watch: Arc<Watch>,
     /// Knows the losses among the members.
-    pub(super) vigil: Arc<Vigil>,
+    pub(super) health: Arc<GroupHealth>,
     pub(super) messages: Messages,
     pub(super) followers: Vec<Follower>,
 }
@@ -54,15 +54,22 @@ pub(super) struct Seat {
 impl ProcessGroup {
     /// Returns this rank's place in a new group of the members at `places`, one of which it is, and begins to watch for
     /// losses among them. `path` is the prefix of the new group's keys.
-    pub(super) fn seat(&self, name: String, places: &[usize], path: String, terms: Terms) -> Seat {
+    pub(super) fn group_parts(
+        &self,
+        name: String,
+        places: &[usize],
+        path: String,
+        shared_settings: SharedSettings,
+    ) -> GroupParts {
         let name: Arc<str> = name.into();
         let rank = places.iter().position(|place| *place == self.rank).unwrap_or_default();
         let members: Arc<[_]> = places.iter().map(|place| self.members[*place].clone()).collect();
         let ranks: Arc<[usize]> = members.iter().map(|member| member.rank).collect();
         let (recorder, watch) = (self.counter.track.recorder().clone(), self.watch.clone());
-        let vigil = Vigil::begin(&name, &ranks, rank, &recorder, terms.heartbeat, watch.bell());
-        watch.add(&vigil);
-        Seat {
+        let health =
+            GroupHealth::begin(&name, &ranks, rank, &recorder, shared_settings.heartbeat, watch.signal());
+        watch.add(&health);
+        GroupParts {
             name,
             rank,
             ranks,
@@ -71,11 +78,11 @@ impl ProcessGroup {
             job: self.job.clone(),
             path,
             recorder,
-            desk: self.desk.clone(),
+            progress_rpc: self.progress_rpc.clone(),
             watch,
-            vigil,
-            messages: self.messages.of_subgroup(terms.lazy, places.len(), &terms.own),
-            terms,
+            health,
+            messages: self.messages.of_subgroup(shared_settings.lazy, places.len(), &shared_settings.own),
+            shared_settings,
             followers: self.followers.clone(),
         }
     }
@@ -91,7 +98,7 @@ pub(super) fn take_numbers(numbers: &PrefixStore, is_first: bool, count: usize) 
     Ok((numbers.add("groups", count)? - count + 1).unsigned_abs())
 }
 
-impl Seat {
+impl GroupParts {
     /// Returns the communicator's settings in this group.
     pub(super) fn config(&self, config: Config) -> Config {
         Config {
@@ -110,9 +117,9 @@ impl Seat {
         config: Config,
         deadline: Deadline,
     ) -> Result<ProcessGroup> {
-        let seat = comm::Seat { nccl, context, rank: self.rank };
-        let prepared = Communicator::prepare(&seat, self.ranks.len(), &self.config(config));
-        let connects = !self.terms.lazy;
+        let setup = comm::MemberSetup { nccl, context, rank: self.rank };
+        let prepared = Communicator::prepare(&setup, self.ranks.len(), &self.config(config));
+        let connects = !self.shared_settings.lazy;
         self.begin(id, prepared, connects, deadline)
     }
 
@@ -141,7 +148,7 @@ impl Seat {
             group.connect(deadline)?;
         }
         group.membership.begin();
-        group.counter.vigil.notify_of_end(group.terms.own.on_end.clone());
+        group.counter.health.notify_of_end(group.shared_settings.own.on_end.clone());
         Ok(group)
     }
 
@@ -151,7 +158,7 @@ impl Seat {
         group.connection.set_made();
         group.announce(&group.communicator)?;
         let _ = group.registered.set(Registered::not(NotRegistered::Joined));
-        group.counter.vigil.notify_of_end(group.terms.own.on_end.clone());
+        group.counter.health.notify_of_end(group.shared_settings.own.on_end.clone());
         Ok(group)
     }
 
@@ -164,16 +171,22 @@ impl Seat {
     }
 
     fn group(self, id: GroupId, communicator: Communicator) -> Result<ProcessGroup> {
-        self.vigil.guard(&communicator.abort_handle());
+        self.health.guard(&communicator.abort_handle());
         let store = self.store();
-        let Self { name, rank, ranks, members, numbers, job, path, terms, .. } = self;
-        let Self { recorder, desk, watch, vigil, messages, followers, .. } = self;
+        let Self { name, rank, ranks, members, numbers, job, path, shared_settings, .. } = self;
+        let Self { recorder, progress_rpc, watch, health, messages, followers, .. } = self;
         let context = communicator.context();
         let outstanding = Arc::new(Outstanding::default());
         let look: Weak<Outstanding> = Arc::downgrade(&outstanding);
-        let duty = Duty::new(id.to_string(), store.clone(), &desk, look.clone(), &terms.own);
-        let duty = vigil.duty.get_or_init(|| duty);
-        let (id_text, timeout) = (id.to_string(), terms.own.time_limit());
+        let monitor = WorkMonitor::new(
+            id.to_string(),
+            store.clone(),
+            &progress_rpc,
+            look.clone(),
+            &shared_settings.own,
+        );
+        let monitor = health.monitor.get_or_init(|| monitor);
+        let (id_text, timeout) = (id.to_string(), shared_settings.own.time_limit());
         let plans = Arc::<PlanNames>::default();
         let entry = GroupEntry {
             id: id_text,
@@ -183,19 +196,19 @@ impl Seat {
             look,
             plans: plans.clone(),
         };
-        let track = Track::new(&recorder, entry, duty.rolling());
-        let guard = Watchdog::add(&vigil).map_err(|source| GroupError::Thread {
+        let track = Track::new(&recorder, entry, monitor.rolling());
+        let guard = Watchdog::add(&health).map_err(|source| GroupError::Thread {
             group: name.to_string(),
             thread: "watchdog",
             source,
         })?;
         // A faster member may have left already.
-        watch.recall(&vigil);
-        let membership = Membership::new(&vigil);
+        watch.recall(&health);
+        let membership = Membership::new(&health);
         let counter =
-            Counter::new(id, name.clone(), track, (vigil, timeout), (rank, ranks.clone()), context.device());
-        let marks = Marks::new(context, terms.own.times());
-        let sight = Sight::new(context, communicator.nccl(), terms.own.looks(), plans);
+            Counter::new(id, name.clone(), track, (health, timeout), (rank, ranks.clone()), context.device());
+        let marks = Marks::new(context, shared_settings.own.times());
+        let buffer_cache = BufferCache::new(context, communicator.nccl(), shared_settings.own.looks(), plans);
         Ok(ProcessGroup {
             membership,
             name,
@@ -211,17 +224,17 @@ impl Seat {
             store,
             path,
             host: None,
-            terms,
+            shared_settings,
             counter,
             attempts: Attempts::default(),
             startup: Clock::default(),
             marks,
             outstanding,
-            desk,
+            progress_rpc,
             watch,
             _guard: guard,
             registered: OnceLock::new(),
-            sight,
+            buffer_cache,
         })
     }
 }

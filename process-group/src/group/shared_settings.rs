@@ -6,7 +6,7 @@ use super::GroupSettings;
 
 /// Settings of a group and of the groups that are split from it.
 #[derive(Debug, Clone)]
-pub(super) struct Terms {
+pub(super) struct SharedSettings {
     pub(super) heartbeat: Duration,
     /// True if calls are compared before they are launched.
     pub(super) checked: bool,
@@ -16,7 +16,7 @@ pub(super) struct Terms {
     pub(super) own: GroupSettings,
 }
 
-impl Terms {
+impl SharedSettings {
     /// Returns the settings of a group that is split from this one.
     pub(super) fn of_subgroup(&self, own: GroupSettings) -> Self {
         Self { own: own.or(&self.own), ..self.clone() }

@@ -6,38 +6,38 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{MessageDifference, calls::Pending, duty::Duty, vigil::Vigil};
+use super::{MessageDifference, calls::Pending, health::GroupHealth, work_monitor::WorkMonitor};
 use crate::{
     record::Progress,
     store::{Deadline, Store},
     watch::Trouble,
 };
 
-impl Vigil {
+impl GroupHealth {
     /// Ends the group on all members, because the two ends of a message have made different calls. Does not
     /// block.
     pub(super) fn differ(self: &Arc<Self>, difference: MessageDifference) {
-        let group = self.duty().map_or(String::new(), |duty| duty.id.clone());
+        let group = self.monitor().map_or(String::new(), |monitor| monitor.id.clone());
         let trouble = Trouble::MessagesDiffer { group, difference };
-        self.bell.tell(trouble.clone());
+        self.signal.tell(trouble.clone());
         self.trouble(trouble);
     }
 
     /// Runs the watchdog's check once.
     pub(crate) fn look(self: &Arc<Self>, now: Instant) {
-        let Some(duty) = self.duty().filter(|_| !self.is_over()) else {
+        let Some(monitor) = self.monitor().filter(|_| !self.is_over()) else {
             self.report_end();
             return self.settle(now);
         };
         let _ = self.check_background();
         self.resolve(now);
-        let late = duty.look(now);
-        let mut asked = duty.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let late = monitor.look(now);
+        let mut asked = monitor.asked.lock().unwrap_or_else(PoisonError::into_inner);
         match (*asked, late) {
             (None, Some(late)) => {
                 *asked = Some((now, late.sequence));
-                let vigil = self.clone();
-                let ask = move || vigil.accuse(late);
+                let health = self.clone();
+                let ask = move || health.accuse(late);
                 let _ = thread::Builder::new().name("overdue".into()).spawn(ask);
             }
             // The thread that asks the others is blocked, or could not be started.
@@ -45,7 +45,7 @@ impl Vigil {
                 match late.filter(|late| late.sequence == of) {
                     Some(late) => {
                         let nobody = Progress { group: self.name.to_string(), members: Vec::new() };
-                        self.trouble(self.overdue(duty, late, nobody));
+                        self.trouble(self.overdue(monitor, late, nobody));
                     }
                     // By now it is done. The next look asks about the next late work.
                     None => *asked = None,
@@ -66,12 +66,12 @@ impl Vigil {
     /// answer. A store that does not answer therefore blocks nobody.
     pub(super) fn ask_aside(&self, deadline: Deadline) -> Arc<OnceLock<Progress>> {
         let answer = Arc::<OnceLock<_>>::default();
-        if let Some(duty) = self.duty() {
-            let (desk, id, name, ranks) =
-                (duty.desk.clone(), duty.id.clone(), self.name.clone(), self.ranks.clone());
+        if let Some(monitor) = self.monitor() {
+            let (progress_rpc, id, name, ranks) =
+                (monitor.progress_rpc.clone(), monitor.id.clone(), self.name.clone(), self.ranks.clone());
             let answer = answer.clone();
             let ask = move || {
-                if let Ok(progress) = desk.ask(&id, &name, &ranks, deadline) {
+                if let Ok(progress) = progress_rpc.ask(&id, &name, &ranks, deadline) {
                     let _ = answer.set(progress);
                 }
             };
@@ -81,27 +81,27 @@ impl Vigil {
         answer
     }
 
-    fn overdue(&self, duty: &Duty, late: Pending, progress: Progress) -> Trouble {
+    fn overdue(&self, monitor: &WorkMonitor, late: Pending, progress: Progress) -> Trouble {
         let Pending { operation, sequence, waited } = late;
-        let (group, operation) = (duty.id.clone(), operation.to_owned());
+        let (group, operation) = (monitor.id.clone(), operation.to_owned());
         Trouble::Overdue { group, rank: self.rank(), operation, sequence, waited, progress }
     }
 
     /// Asks all members for their progress, and tells all of them which ranks have not joined. One member
     /// does that for all.
     fn accuse(&self, late: Pending) {
-        let Some(duty) = self.duty() else { return };
+        let Some(monitor) = self.monitor() else { return };
         self.recorder.trouble();
         let own = self.rank().to_string();
-        let claim = duty.store.compare_set("overdue", b"", own.as_bytes());
+        let claim = monitor.store.compare_set("overdue", b"", own.as_bytes());
         if claim.is_ok_and(|claimed| claimed != own.as_bytes()) {
             return;
         }
         let deadline = Deadline::after(self.patience());
-        match duty.desk.ask(&duty.id, &self.name, self.ranks(), deadline) {
-            Ok(progress) => self.bell.tell(self.overdue(duty, late, progress)),
+        match monitor.progress_rpc.ask(&monitor.id, &self.name, self.ranks(), deadline) {
+            Ok(progress) => self.signal.tell(self.overdue(monitor, late, progress)),
             // Lets another member do it, now or for later work.
-            Err(_) => drop(duty.store.compare_set("overdue", own.as_bytes(), b"")),
+            Err(_) => drop(monitor.store.compare_set("overdue", own.as_bytes(), b"")),
         }
     }
 }
@@ -118,12 +118,12 @@ mod tests {
     const LONG: Duration = Duration::from_secs(3600);
 
     /// Returns a function that runs the watchdog so many times, starting after all earlier looks.
-    fn looks(vigil: &Arc<Vigil>) -> impl FnMut(u64) + use<> {
-        let (vigil, mut now) = (vigil.clone(), Instant::now() + LONG);
+    fn looks(health: &Arc<GroupHealth>) -> impl FnMut(u64) + use<> {
+        let (health, mut now) = (health.clone(), Instant::now() + LONG);
         move |times| {
             for _ in 0..times {
-                now += Duty::STEP;
-                vigil.look(now);
+                now += WorkMonitor::STEP;
+                health.look(now);
             }
         }
     }
@@ -137,14 +137,14 @@ mod tests {
             machine.world.faults().inject(Injection::new("ncclCommDestroy", Action::Delay(hang))).unwrap();
             machine.ranks(1, |rank| {
                 let group = rank.world();
-                let vigil = group.counter.vigil.clone();
+                let health = group.counter.health.clone();
                 let begun = Instant::now();
                 let error = thread::scope(|scope| {
                     let destroying = scope.spawn(|| group.destroy(far()));
                     while machine.world.calls("ncclCommDestroy") == 0 {
                         thread::yield_now();
                     }
-                    vigil.fail("a test".into());
+                    health.fail("a test".into());
                     destroying.join().unwrap().unwrap_err()
                 });
                 assert!(matches!(&error, GroupError::MemberFailed { .. }), "{error}");
@@ -160,14 +160,14 @@ mod tests {
             let machine = machine(1);
             machine.ranks(1, |rank| {
                 let group = rank.builder().work_timeout(LONG).build().unwrap();
-                let vigil = &group.counter.vigil;
-                vigil.duty().unwrap().store.set("overdue", b"1").unwrap();
-                let mut look = looks(vigil);
-                let answer = (vigil.patience() * 2).as_secs() + 2;
+                let health = &group.counter.health;
+                health.monitor().unwrap().store.set("overdue", b"1").unwrap();
+                let mut look = looks(health);
+                let answer = (health.patience() * 2).as_secs() + 2;
                 let held = || {
                     let stream = rank.stream();
                     let open = hold(&stream);
-                    (group.launched(&stream).unwrap(), open)
+                    (group.track_graph_launch(&stream).unwrap(), open)
                 };
                 let first = held();
                 look(3);
@@ -194,14 +194,14 @@ mod tests {
             let machine = machine(1);
             machine.ranks(1, |rank| {
                 let group = rank.builder().work_timeout(LONG).build().unwrap();
-                let vigil = &group.counter.vigil;
-                vigil.duty().unwrap().store.set("overdue", b"1").unwrap();
+                let health = &group.counter.health;
+                health.monitor().unwrap().store.set("overdue", b"1").unwrap();
                 let stream = rank.stream();
-                let mut look = looks(vigil);
-                let answer = (vigil.patience() * 2).as_secs() + 2;
+                let mut look = looks(health);
+                let answer = (health.patience() * 2).as_secs() + 2;
                 for is_done in [true, false] {
                     let open = hold(&stream);
-                    let work = group.launched(&stream).unwrap();
+                    let work = group.track_graph_launch(&stream).unwrap();
                     look(LONG.as_secs() + 1);
                     group.check().unwrap();
                     if is_done {
