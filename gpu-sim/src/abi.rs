@@ -43,15 +43,15 @@ pub(crate) fn call<R: Status>(name: &'static str, body: impl FnOnce(&Arc<Machine
 
 /// An error of a driver call: the code for the program, and the reason as text for the world's notes.
 #[derive(Debug, Clone)]
-pub(crate) struct Refusal {
+pub(crate) struct DriverError {
     pub(crate) code: CUresult,
     pub(crate) why: Option<String>,
 }
 
 /// Result of a driver call.
-pub(crate) type Answer<T = ()> = Result<T, Refusal>;
+pub(crate) type DriverResult<T = ()> = Result<T, DriverError>;
 
-impl Refusal {
+impl DriverError {
     pub(crate) fn new(code: CUresult, why: impl Into<String>) -> Self {
         Self { code, why: Some(why.into()) }
     }
@@ -66,13 +66,13 @@ impl Refusal {
 }
 
 /// Codes that need no explanation (not ready, no context).
-impl From<CUresult> for Refusal {
+impl From<CUresult> for DriverError {
     fn from(code: CUresult) -> Self {
         Self { code, why: None }
     }
 }
 
-impl From<MemoryError> for Refusal {
+impl From<MemoryError> for DriverError {
     fn from(error: MemoryError) -> Self {
         let code = match error {
             MemoryError::OutOfMemory { .. } => CUresult::CUDA_ERROR_OUT_OF_MEMORY,
@@ -89,7 +89,7 @@ impl From<MemoryError> for Refusal {
     }
 }
 
-impl From<WaitError> for Refusal {
+impl From<WaitError> for DriverError {
     fn from(error: WaitError) -> Self {
         let code = match error {
             WaitError::Stopped { .. } => CUresult::CUDA_ERROR_DEINITIALIZED,
@@ -99,7 +99,7 @@ impl From<WaitError> for Refusal {
     }
 }
 
-impl From<&Fault> for Refusal {
+impl From<&Fault> for DriverError {
     fn from(fault: &Fault) -> Self {
         let code = match fault {
             Fault::Unmapped { .. } | Fault::AccessDenied { .. } => CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_driver_sys::{CUlimit, CUresult};
 
-use crate::abi::{Answer, Refusal};
+use crate::abi::{DriverError, DriverResult};
 use crate::fault::Fault;
 use crate::memory::Arena;
 use crate::sched::{Pool, with_local};
@@ -71,10 +71,10 @@ impl Device {
     }
 
     /// Releases one retain; returns the context if that was the last.
-    pub(crate) fn release_primary(&self) -> Answer<Option<Arc<Context>>> {
+    pub(crate) fn release_primary(&self) -> DriverResult<Option<Arc<Context>>> {
         let mut primary = self.primary();
         if primary.retains == 0 {
-            return Err(Refusal::new(
+            return Err(DriverError::new(
                 CUresult::CUDA_ERROR_INVALID_CONTEXT,
                 "the primary context is not retained",
             ));
@@ -107,7 +107,7 @@ pub(crate) struct Context {
     pub(crate) device: usize,
     pub(crate) primary: bool,
     pub(crate) flags: u32,
-    poison: Mutex<Option<Refusal>>,
+    poison: Mutex<Option<DriverError>>,
     /// Limits that the program set explicitly.
     limits: Mutex<BTreeMap<u32, usize>>,
 }
@@ -117,7 +117,7 @@ impl Context {
     pub(crate) fn poison(&self, machine: &Machine, fault: &Fault, by: &str) {
         let mut poison = self.poison.lock().unwrap_or_else(PoisonError::into_inner);
         if poison.is_none() {
-            let refusal = Refusal::from(fault);
+            let refusal = DriverError::from(fault);
             machine.note(format!("device {} is poisoned by {by}: {fault}", self.device));
             *poison = Some(refusal);
         }
@@ -125,28 +125,28 @@ impl Context {
 
     /// Returns a limit. Limits are stored and returned without effect, since kernels here use no device stack or
     /// heap.
-    pub(crate) fn limit(&self, limit: CUlimit) -> Answer<usize> {
+    pub(crate) fn limit(&self, limit: CUlimit) -> DriverResult<usize> {
         let default = match limit {
             CUlimit::CU_LIMIT_STACK_SIZE => 1 << 10,
             CUlimit::CU_LIMIT_PRINTF_FIFO_SIZE => 7 << 20,
             CUlimit::CU_LIMIT_MALLOC_HEAP_SIZE => 8 << 20,
             other => {
                 let why = format!("{other:?} is not modelled");
-                return Err(Refusal::new(CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT, why));
+                return Err(DriverError::new(CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT, why));
             }
         };
         let limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(limits.get(&limit.0).copied().unwrap_or(default))
     }
 
-    pub(crate) fn set_limit(&self, limit: CUlimit, value: usize) -> Answer {
+    pub(crate) fn set_limit(&self, limit: CUlimit, value: usize) -> DriverResult {
         self.limit(limit)?;
         self.limits.lock().unwrap_or_else(PoisonError::into_inner).insert(limit.0, value);
         Ok(())
     }
 
     /// Fails with the fault that poisoned the context, if any.
-    pub(crate) fn check(&self) -> Answer {
+    pub(crate) fn check(&self) -> DriverResult {
         // The reason was noted when it happened.
         match &*self.poison.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(refusal) => Err(refusal.code.into()),
@@ -196,9 +196,9 @@ impl Contexts {
         context
     }
 
-    pub(crate) fn get(&self, id: u64) -> Answer<Arc<Context>> {
+    pub(crate) fn get(&self, id: u64) -> DriverResult<Arc<Context>> {
         self.alive().get(&id).cloned().ok_or_else(|| {
-            Refusal::new(CUresult::CUDA_ERROR_INVALID_CONTEXT, format!("{id:#x} is no live context"))
+            DriverError::new(CUresult::CUDA_ERROR_INVALID_CONTEXT, format!("{id:#x} is no live context"))
         })
     }
 
@@ -216,20 +216,20 @@ impl Contexts {
 
 impl Machine {
     /// The calling rank's current context; an error if there is none or a fault has poisoned it.
-    pub(crate) fn current(&self) -> Answer<Arc<Context>> {
+    pub(crate) fn current(&self) -> DriverResult<Arc<Context>> {
         let context = self.current_even_poisoned()?;
         context.check()?;
         Ok(context)
     }
 
-    pub(crate) fn current_even_poisoned(&self) -> Answer<Arc<Context>> {
+    pub(crate) fn current_even_poisoned(&self) -> DriverResult<Arc<Context>> {
         let Some(id) = self.current_handle() else {
-            return Err(Refusal::new(
+            return Err(DriverError::new(
                 CUresult::CUDA_ERROR_INVALID_CONTEXT,
                 "no context is current on this thread",
             ));
         };
-        self.contexts.get(id).map_err(|_| Refusal::from(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED))
+        self.contexts.get(id).map_err(|_| DriverError::from(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED))
     }
 
     /// The handle on top of the calling rank's stack.
@@ -253,10 +253,10 @@ impl Machine {
         with_local(self.id, |current: &mut Current| current.0.pop())
     }
 
-    pub(crate) fn device(&self, ordinal: i32) -> Answer<&Device> {
+    pub(crate) fn device(&self, ordinal: i32) -> DriverResult<&Device> {
         usize::try_from(ordinal).ok().and_then(|i| self.devices.get(i)).ok_or_else(|| {
             let why = format!("device {ordinal} of {}", self.devices.len());
-            Refusal::new(CUresult::CUDA_ERROR_INVALID_DEVICE, why)
+            DriverError::new(CUresult::CUDA_ERROR_INVALID_DEVICE, why)
         })
     }
 

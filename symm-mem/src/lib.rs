@@ -44,7 +44,7 @@
 //! | I1 | only a commit creates windows; allocation, free, look-up and collectives create none | [`SymmetricPool::allocate`] only places and logs; only `commit` (or `attach`) and [`SymmetricPool::retire`] call the communicator |
 //! | I2 | a group lies inside the pool's domain | [`CommitError::GroupOutsideDomain`], before anything is posted |
 //! | I3 | a segment is identified by (pool, ordinal) and a group by (number, epoch), never by an address or a handle | [`PoolId`], [`GroupId`]; ordinals are never reused |
-//! | I4 | a group's committed log only grows, is equal on all members, and holds a segment once | [`agreement::Seat`]; its hash is in every record ([`Poison::CommittedLogDiverged`]) |
+//! | I4 | a group's committed log only grows, is equal on all members, and holds a segment once | [`agreement::GroupLog`]; its hash is in every record ([`Poison::CommittedLogDiverged`]) |
 //! | I5 | a communicator has one window call at a time, never under the allocator's lock | one commit of a communicator at a time, and its gate; half-enqueued collectives and messages are [`Refusal::CollectivesOutstanding`] and [`Refusal::MessagesOutstanding`] |
 //! | I6 | commits of several groups run in ascending order of the group numbers | [`commit_all`]; a commit in another order ends at its deadline with the list of waiting ranks |
 //! | I7 | placement is a function of the sequence of requests | [`caching_alloc::core::symmetric::SymmetricArena`] |
@@ -73,8 +73,8 @@ pub use caching_alloc::core::symmetric::{Geometry, Placement, SymmetricError};
 pub use commit::{CommitError, CommitOptions, CommitReport, CommunicatorGroup, SymmetricGroup, commit_all};
 pub use domain::{Domain, DomainError};
 pub use pool::{
-    AgreedError, Explanation, GraphPin, LookupError, Path, PoolCapture, Residence, RetireError, RetireReport,
-    Standing, SymmetricBlock, SymmetricPool, Why,
+    AgreedError, BufferLocation, Explanation, GraphPin, LookupError, Path, PoolCapture, RetireError,
+    RetireReport, Standing, SymmetricBlock, SymmetricPool, Why,
 };
 
 #[cfg(doctest)]

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_ulonglong};
 
 use cuda_driver_sys::{CUcontext, CUctxCreateParams, CUdevice, CUexecAffinityParam, CUlimit, CUresult};
 
-use crate::abi::{Answer, Refusal};
+use crate::abi::{DriverError, DriverResult};
 use crate::world::Machine;
 
 abi! {
@@ -40,7 +40,7 @@ abi! {
         device: CUdevice,
     ) {
         if affinities != 0 {
-            return Err(Refusal::unsupported("execution affinity is not modelled"));
+            return Err(DriverError::unsupported("execution affinity is not modelled"));
         }
         put!(out, create(machine, device, flags)?)?;
     }
@@ -49,7 +49,7 @@ abi! {
         machine, out: *mut CUcontext, parameters: *mut CUctxCreateParams, flags: c_uint, device: CUdevice,
     ) {
         if !parameters.is_null() {
-            return Err(Refusal::unsupported("parameters of contexts are not modelled"));
+            return Err(DriverError::unsupported("parameters of contexts are not modelled"));
         }
         put!(out, create(machine, device, flags)?)?;
     }
@@ -57,7 +57,7 @@ abi! {
     call fn cuCtxDestroy_v2(machine, context: CUcontext) {
         let context = machine.contexts.get(context as u64)?;
         if context.primary {
-            return Err(Refusal::new(CUresult::CUDA_ERROR_INVALID_CONTEXT, "a primary context is released, not destroyed"));
+            return Err(DriverError::new(CUresult::CUDA_ERROR_INVALID_CONTEXT, "a primary context is released, not destroyed"));
         }
         if machine.current_handle() == Some(context.id) {
             machine.set_current(None);
@@ -83,7 +83,7 @@ abi! {
 
     call fn cuCtxPopCurrent_v2(machine, out: *mut CUcontext) {
         let popped = machine.pop_current();
-        let popped = popped.ok_or_else(|| Refusal::new(CUresult::CUDA_ERROR_INVALID_CONTEXT, "no context is current"))?;
+        let popped = popped.ok_or_else(|| DriverError::new(CUresult::CUDA_ERROR_INVALID_CONTEXT, "no context is current"))?;
         if !out.is_null() {
             put!(out, popped as CUcontext)?;
         }
@@ -139,10 +139,10 @@ abi! {
     call fn cuCtxEnablePeerAccess(machine, peer: CUcontext, flags: c_uint) {
         let (own, peer) = (machine.current()?, machine.contexts.get(peer as u64)?);
         if flags != 0 {
-            return Err(Refusal::invalid(format!("peer access with flags {flags}, which must be 0")));
+            return Err(DriverError::invalid(format!("peer access with flags {flags}, which must be 0")));
         }
         if own.device == peer.device {
-            return Err(Refusal::new(CUresult::CUDA_ERROR_INVALID_DEVICE, "a device is not its own peer"));
+            return Err(DriverError::new(CUresult::CUDA_ERROR_INVALID_DEVICE, "a device is not its own peer"));
         }
         if !machine.devices[own.device].peers.set(peer.device, true) {
             return Err(CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED.into());
@@ -158,18 +158,18 @@ abi! {
 }
 
 /// Returns a given context; null is the current one.
-fn of(machine: &Machine, context: CUcontext) -> Answer<std::sync::Arc<crate::device::Context>> {
+fn of(machine: &Machine, context: CUcontext) -> DriverResult<std::sync::Arc<crate::device::Context>> {
     if context.is_null() { machine.current_even_poisoned() } else { machine.contexts.get(context as u64) }
 }
 
-fn create(machine: &Machine, device: CUdevice, flags: c_uint) -> Answer<CUcontext> {
+fn create(machine: &Machine, device: CUdevice, flags: c_uint) -> DriverResult<CUcontext> {
     let device = machine.device(device)?.ordinal;
     let context = machine.contexts.create(device, false, flags);
     machine.push_current(context.id);
     Ok(context.id as CUcontext)
 }
 
-fn synchronize(machine: &Machine, context: CUcontext) -> Answer {
+fn synchronize(machine: &Machine, context: CUcontext) -> DriverResult {
     let context = of(machine, context)?;
     context.check()?;
     for stream in machine.streams.of_context(context.id) {

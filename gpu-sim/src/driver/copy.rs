@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use cuda_driver_sys::{CUcontext, CUdeviceptr, CUgraphNodeType, CUstream};
 
-use crate::abi::{Answer, Refusal};
+use crate::abi::{DriverError, DriverResult};
 use crate::fault::Fault;
 use crate::memory::{Access, Accessor, Place, classify, view_as};
 use crate::stream::{Exec, Launched, Repeat, Stream, Work};
@@ -105,9 +105,9 @@ enum End {
 }
 
 impl End {
-    fn of(machine: &Machine, address: u64) -> Answer<Self> {
+    fn of(machine: &Machine, address: u64) -> DriverResult<Self> {
         if address == 0 {
-            return Err(Refusal::invalid("a null pointer"));
+            return Err(DriverError::invalid("a null pointer"));
         }
         Ok(match classify(&machine.memory, address) {
             Place::Device | Place::Pinned => Self::Visible(address),
@@ -169,7 +169,7 @@ fn run(exec: &Exec, to: End, from: End, staged: Option<Vec<u8>>, bytes: usize) -
 }
 
 /// Enqueues a copy; returns once it is done if it writes to pageable memory.
-fn copy(machine: &Arc<Machine>, to: u64, from: u64, bytes: usize, stream: CUstream) -> Answer {
+fn copy(machine: &Arc<Machine>, to: u64, from: u64, bytes: usize, stream: CUstream) -> DriverResult {
     let stream = machine.stream(stream)?;
     if bytes == 0 {
         return Ok(());
@@ -191,7 +191,7 @@ fn copy(machine: &Arc<Machine>, to: u64, from: u64, bytes: usize, stream: CUstre
 }
 
 /// A copy without a stream. Returns once it is done, or once it has read pageable memory.
-fn copy_now(machine: &Arc<Machine>, to: u64, from: u64, bytes: usize) -> Answer {
+fn copy_now(machine: &Arc<Machine>, to: u64, from: u64, bytes: usize) -> DriverResult {
     let context = machine.current()?;
     copy(machine, to, from, bytes, std::ptr::null_mut())?;
     match classify(&machine.memory, from) {
@@ -202,22 +202,29 @@ fn copy_now(machine: &Arc<Machine>, to: u64, from: u64, bytes: usize) -> Answer 
 
 /// Checks at once that the memory is accessible, as the driver does, unless the stream captures. Memory that becomes
 /// inaccessible later is a fault.
-pub(super) fn check(machine: &Machine, stream: &Stream, address: u64, bytes: u64, access: Access) -> Answer {
+pub(super) fn check(
+    machine: &Machine,
+    stream: &Stream,
+    address: u64,
+    bytes: u64,
+    access: Access,
+) -> DriverResult {
     if stream.capturing().is_none() {
         let accessor = Accessor::Copy(stream.context.device);
-        view_as(machine, accessor, address, bytes, access).map_err(|f| Refusal::invalid(f.to_string()))?;
+        view_as(machine, accessor, address, bytes, access)
+            .map_err(|f| DriverError::invalid(f.to_string()))?;
     }
     Ok(())
 }
 
 /// Writes `count` times `pattern` at `to`.
-fn fill(machine: &Arc<Machine>, to: u64, pattern: &[u8], count: usize, stream: CUstream) -> Answer {
+fn fill(machine: &Arc<Machine>, to: u64, pattern: &[u8], count: usize, stream: CUstream) -> DriverResult {
     let stream = machine.stream(stream)?;
     let bytes = (count as u64).checked_mul(pattern.len() as u64);
     let bytes =
-        bytes.ok_or_else(|| Refusal::invalid(format!("{count} elements of {} bytes", pattern.len())))?;
+        bytes.ok_or_else(|| DriverError::invalid(format!("{count} elements of {} bytes", pattern.len())))?;
     if !to.is_multiple_of(pattern.len() as u64) {
-        return Err(Refusal::invalid(format!(
+        return Err(DriverError::invalid(format!(
             "{to:#x} is not aligned to the {} bytes of an element",
             pattern.len()
         )));
@@ -244,22 +251,22 @@ fn fill(machine: &Arc<Machine>, to: u64, pattern: &[u8], count: usize, stream: C
 }
 
 /// A fill without a stream. As in the driver, it may be done after the call has returned.
-fn fill_now(machine: &Arc<Machine>, to: u64, pattern: &[u8], count: usize) -> Answer {
+fn fill_now(machine: &Arc<Machine>, to: u64, pattern: &[u8], count: usize) -> DriverResult {
     let context = machine.current()?;
     fill(machine, to, pattern, count, std::ptr::null_mut())?;
     context.check()
 }
 
 /// Waits for the legacy stream, as synchronous calls do.
-fn finish_legacy(machine: &Arc<Machine>) -> Answer {
+fn finish_legacy(machine: &Arc<Machine>) -> DriverResult {
     let legacy = machine.stream(std::ptr::null_mut())?;
     legacy.wait_all()?;
     legacy.context.check()
 }
 
-fn device_address(machine: &Machine, address: u64) -> Answer {
+fn device_address(machine: &Machine, address: u64) -> DriverResult {
     match classify(&machine.memory, address) {
-        Place::Pageable => Err(Refusal::invalid(format!("{address:#x} is no device address"))),
+        Place::Pageable => Err(DriverError::invalid(format!("{address:#x} is no device address"))),
         Place::Device | Place::Pinned => Ok(()),
     }
 }

@@ -6,7 +6,7 @@ use std::ffi::{c_char, c_int};
 use cuda_driver_sys::{CUdevice, CUdevice_P2PAttribute, CUdevice_attribute, CUresult, CUuuid};
 
 use super::edge::{put_text, text};
-use crate::abi::{Answer, Refusal};
+use crate::abi::{DriverError, DriverResult};
 use crate::device::Device;
 
 /// Blocks of a grid along each axis.
@@ -56,7 +56,7 @@ abi! {
     call fn cuDeviceGetByPCIBusId(machine, out: *mut CUdevice, id: *const c_char) {
         let id = text(id)?;
         let device = machine.devices.iter().find(|d| bus_id(d).eq_ignore_ascii_case(&id));
-        let device = device.ok_or_else(|| Refusal::new(CUresult::CUDA_ERROR_INVALID_DEVICE, format!("no device at {id}")))?;
+        let device = device.ok_or_else(|| DriverError::new(CUresult::CUDA_ERROR_INVALID_DEVICE, format!("no device at {id}")))?;
         put!(out, device.ordinal as CUdevice)?;
     }
 
@@ -72,14 +72,14 @@ abi! {
         machine.device(device)?;
         machine.device(peer)?;
         if device == peer {
-            return Err(Refusal::new(CUresult::CUDA_ERROR_INVALID_DEVICE, "a device is not its own peer"));
+            return Err(DriverError::new(CUresult::CUDA_ERROR_INVALID_DEVICE, "a device is not its own peer"));
         }
         put!(out, match attribute {
             CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK => 0,
             CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED
             | CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED => 1,
             CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED => 0,
-            other => return Err(Refusal::invalid(format!("peer attribute {other:?} is not modelled"))),
+            other => return Err(DriverError::invalid(format!("peer attribute {other:?} is not modelled"))),
         })?;
     }
 }
@@ -95,7 +95,7 @@ fn bus_id(device: &Device) -> String {
     format!("0000:{:02x}:00.0", device.ordinal + 1)
 }
 
-fn value_of(attribute: CUdevice_attribute, device: &Device) -> Answer<c_int> {
+fn value_of(attribute: CUdevice_attribute, device: &Device) -> DriverResult<c_int> {
     use CUdevice_attribute as A;
     Ok(match attribute {
         A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => 9,
@@ -166,7 +166,7 @@ fn value_of(attribute: CUdevice_attribute, device: &Device) -> Answer<c_int> {
         | A::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES
         | A::CU_DEVICE_ATTRIBUTE_NUMA_ID => 0,
         other => {
-            return Err(Refusal::invalid(format!("device attribute {other:?} is not modelled")));
+            return Err(DriverError::invalid(format!("device attribute {other:?} is not modelled")));
         }
     })
 }

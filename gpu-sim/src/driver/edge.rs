@@ -4,12 +4,12 @@ use std::ffi::c_char;
 
 use cuda_driver_sys::CUresult;
 
-use crate::abi::{Answer, Refusal};
+use crate::abi::{DriverError, DriverResult};
 use crate::world::Machine;
 
 /// Defines ABI functions of this module and `install`, which puts them into a table.
 ///
-/// A body gets the machine and returns [`Answer`]. `early` functions may be called before `cuInit`.
+/// A body gets the machine and returns [`DriverResult`]. `early` functions may be called before `cuInit`.
 macro_rules! abi {
     ($($(#[$meta:meta])* $kind:ident fn $name:ident($machine:ident $(, $argument:ident: $type:ty)* $(,)?) $body:block)*) => {
         $(
@@ -22,7 +22,7 @@ macro_rules! abi {
                     let $machine = $machine;
                     $(let _ = &$argument;)*
                     let early = matches!(stringify!($kind), "early");
-                    let body = || -> crate::abi::Answer { $body; #[allow(unreachable_code, reason = "bodies may return")] Ok(()) };
+                    let body = || -> crate::abi::DriverResult { $body; #[allow(unreachable_code, reason = "bodies may return")] Ok(()) };
                     crate::driver::edge::finish($machine, stringify!($name), early, body)
                 })
             }
@@ -60,13 +60,18 @@ macro_rules! list {
 }
 
 /// Converts a body's result into the code, and keeps the reason.
-pub(crate) fn finish(machine: &Machine, name: &str, early: bool, body: impl FnOnce() -> Answer) -> CUresult {
+pub(crate) fn finish(
+    machine: &Machine,
+    name: &str,
+    early: bool,
+    body: impl FnOnce() -> DriverResult,
+) -> CUresult {
     if !early && !machine.is_initialised() {
         return CUresult::CUDA_ERROR_NOT_INITIALIZED;
     }
     match body() {
         Ok(()) => CUresult::CUDA_SUCCESS,
-        Err(Refusal { code, why }) => {
+        Err(DriverError { code, why }) => {
             if let Some(why) = why {
                 machine.note(format!("{name}: {code:?}: {why}"));
             }
@@ -77,9 +82,9 @@ pub(crate) fn finish(machine: &Machine, name: &str, early: bool, body: impl FnOn
 
 /// # Safety
 /// `out` is null or valid for writing a `T`.
-pub(crate) unsafe fn write_to<T>(out: *mut T, value: T) -> Answer {
+pub(crate) unsafe fn write_to<T>(out: *mut T, value: T) -> DriverResult {
     if out.is_null() {
-        return Err(Refusal::invalid("a null pointer for a result"));
+        return Err(DriverError::invalid("a null pointer for a result"));
     }
     // SAFETY: the caller's promise; C's structures need not be aligned as Rust wants them.
     unsafe { out.write_unaligned(value) };
@@ -88,9 +93,9 @@ pub(crate) unsafe fn write_to<T>(out: *mut T, value: T) -> Answer {
 
 /// # Safety
 /// `from` is null or valid for reading a `T`.
-pub(crate) unsafe fn read_from<T: Copy>(from: *const T) -> Answer<T> {
+pub(crate) unsafe fn read_from<T: Copy>(from: *const T) -> DriverResult<T> {
     if from.is_null() {
-        return Err(Refusal::invalid("a null pointer for an argument"));
+        return Err(DriverError::invalid("a null pointer for an argument"));
     }
     // SAFETY: the caller's promise.
     Ok(unsafe { from.read_unaligned() })
@@ -98,24 +103,24 @@ pub(crate) unsafe fn read_from<T: Copy>(from: *const T) -> Answer<T> {
 
 /// # Safety
 /// `from` is null or valid for reading `len` times `T`.
-pub(crate) unsafe fn read_list<T: Copy>(from: *const T, len: usize) -> Answer<Vec<T>> {
+pub(crate) unsafe fn read_list<T: Copy>(from: *const T, len: usize) -> DriverResult<Vec<T>> {
     // SAFETY: the caller's promise.
     (0..len).map(|i| unsafe { read_from(from.wrapping_add(i)) }).collect()
 }
 
 /// The text of a C string that the caller passed.
-pub(super) fn text(from: *const c_char) -> Answer<String> {
+pub(super) fn text(from: *const c_char) -> DriverResult<String> {
     if from.is_null() {
-        return Err(Refusal::invalid("a null pointer for a name"));
+        return Err(DriverError::invalid("a null pointer for a name"));
     }
     // SAFETY: who calls an ABI function vouches for the strings it passes.
     Ok(unsafe { std::ffi::CStr::from_ptr(from) }.to_string_lossy().into_owned())
 }
 
 /// Copies `text` and its end into a caller's buffer of `len` bytes, cut to fit.
-pub(super) fn put_text(out: *mut c_char, len: i32, text: &str) -> Answer {
+pub(super) fn put_text(out: *mut c_char, len: i32, text: &str) -> DriverResult {
     let room = usize::try_from(len).ok().and_then(|l| l.checked_sub(1));
-    let room = room.ok_or_else(|| Refusal::invalid("no room for a text"))?;
+    let room = room.ok_or_else(|| DriverError::invalid("no room for a text"))?;
     for (i, byte) in text.bytes().take(room).chain([0]).enumerate() {
         put!(out.wrapping_add(i), byte as c_char)?;
     }

@@ -4,7 +4,7 @@ use std::ffi::c_uint;
 
 use cuda_driver_sys::{CUevent, CUipcEventHandle, CUresult, CUstream};
 
-use crate::abi::Refusal;
+use crate::abi::DriverError;
 
 /// `CU_EVENT_BLOCKING_SYNC`, `CU_EVENT_DISABLE_TIMING`.
 const BLOCKING_SYNC: c_uint = 1;
@@ -14,7 +14,7 @@ abi! {
     call fn cuEventCreate(machine, out: *mut CUevent, flags: c_uint) {
         let context = machine.current()?;
         if flags & !(BLOCKING_SYNC | DISABLE_TIMING) != 0 {
-            return Err(Refusal::unsupported(format!("event flags {flags}: events between processes are not modelled")));
+            return Err(DriverError::unsupported(format!("event flags {flags}: events between processes are not modelled")));
         }
         put!(out, machine.streams.create_event(context.id, flags & DISABLE_TIMING == 0).id as CUevent)?;
     }
@@ -29,7 +29,7 @@ abi! {
 
     call fn cuEventRecordWithFlags(machine, event: CUevent, stream: CUstream, flags: c_uint) {
         if flags != 0 {
-            return Err(Refusal::unsupported("external event nodes are not modelled"));
+            return Err(DriverError::unsupported("external event nodes are not modelled"));
         }
         machine.streams.event(event)?.record(machine, &machine.stream(stream)?)?;
     }
@@ -53,12 +53,12 @@ abi! {
 
     call fn cuIpcGetEventHandle(machine, out: *mut CUipcEventHandle, event: CUevent) {
         machine.streams.event(event)?;
-        return Err(Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, "the event was not made for other processes (which is not modelled)"));
+        return Err(DriverError::new(CUresult::CUDA_ERROR_INVALID_HANDLE, "the event was not made for other processes (which is not modelled)"));
     }
 
     call fn cuIpcOpenEventHandle(machine, out: *mut CUevent, handle: CUipcEventHandle) {
         machine.current()?;
-        return Err(Refusal::unsupported("events between processes are not modelled"));
+        return Err(DriverError::unsupported("events between processes are not modelled"));
     }
 
     call fn cuEventElapsedTime(machine, out: *mut f32, start: CUevent, end: CUevent) {

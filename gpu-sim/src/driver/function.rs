@@ -8,7 +8,7 @@ use cuda_driver_sys::{
 };
 
 use super::module::unregistered;
-use crate::abi::{Answer, Refusal};
+use crate::abi::{DriverError, DriverResult};
 use crate::kernel::ptx::ARCHITECTURE;
 use crate::kernel::{Function, Kernel};
 use crate::world::Machine;
@@ -40,7 +40,7 @@ abi! {
             A::CU_FUNC_ATTRIBUTE_NUM_REGS => 32,
             A::CU_FUNC_ATTRIBUTE_PTX_VERSION => function.target as c_int,
             A::CU_FUNC_ATTRIBUTE_BINARY_VERSION => ARCHITECTURE as c_int,
-            other => return Err(Refusal::unsupported(format!("{other:?} is not modelled"))),
+            other => return Err(DriverError::unsupported(format!("{other:?} is not modelled"))),
         })?;
     }
 
@@ -52,21 +52,21 @@ abi! {
                 function.set_max_shared(bytes);
             }
             (A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, _) => {
-                return Err(Refusal::invalid(format!("{value} bytes of shared memory of {MAX_SHARED}")));
+                return Err(DriverError::invalid(format!("{value} bytes of shared memory of {MAX_SHARED}")));
             }
             // A preference that changes no outcome.
             (A::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, _) if (-1..=100).contains(&value) => {}
             (A::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, _) => {
-                return Err(Refusal::invalid(format!("{value} percent of shared memory")));
+                return Err(DriverError::invalid(format!("{value} percent of shared memory")));
             }
-            (other, _) => return Err(Refusal::unsupported(format!("{other:?} is not modelled"))),
+            (other, _) => return Err(DriverError::unsupported(format!("{other:?} is not modelled"))),
         }
     }
 
     call fn cuFuncGetParamInfo(machine, function: CUfunction, index: usize, offset: *mut usize, size: *mut usize) {
         let (_, kernel) = kernel(machine, function)?;
         let (start, len) = kernel.parameter(index).ok_or_else(|| {
-            Refusal::invalid(format!("parameter {index} of {} with {}", kernel.name, kernel.parameters.len()))
+            DriverError::invalid(format!("parameter {index} of {} with {}", kernel.name, kernel.parameters.len()))
         })?;
         put!(offset, start)?;
         if !size.is_null() {
@@ -113,23 +113,23 @@ abi! {
     }
 }
 
-fn function(machine: &Machine, handle: CUfunction) -> Answer<Arc<Function>> {
+fn function(machine: &Machine, handle: CUfunction) -> DriverResult<Arc<Function>> {
     machine.kernels.function(handle as u64).ok_or_else(|| {
-        Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, format!("{handle:p} is no live function"))
+        DriverError::new(CUresult::CUDA_ERROR_INVALID_HANDLE, format!("{handle:p} is no live function"))
     })
 }
 
 /// A function and the host function registered under its name.
-pub(super) fn kernel(machine: &Machine, handle: CUfunction) -> Answer<(Arc<Function>, Arc<Kernel>)> {
+pub(super) fn kernel(machine: &Machine, handle: CUfunction) -> DriverResult<(Arc<Function>, Arc<Kernel>)> {
     let function = function(machine, handle)?;
     let kernel = machine.kernels.kernel(&function).ok_or_else(|| unregistered(&function))?;
     Ok((function, kernel))
 }
 
 /// Returns the number of blocks that one multiprocessor runs at a time.
-pub(super) fn active_blocks(threads: c_int, shared: usize) -> Answer<c_int> {
+pub(super) fn active_blocks(threads: c_int, shared: usize) -> DriverResult<c_int> {
     if !(1..=MAX_THREADS as c_int).contains(&threads) {
-        return Err(Refusal::invalid(format!("blocks of {threads} threads")));
+        return Err(DriverError::invalid(format!("blocks of {threads} threads")));
     }
     let by_shared = (MAX_SHARED as usize).checked_div(shared).unwrap_or(BLOCKS as usize);
     Ok((THREADS / threads).min(BLOCKS).min(c_int::try_from(by_shared).unwrap_or(BLOCKS)))

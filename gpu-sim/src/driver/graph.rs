@@ -9,7 +9,7 @@ use cuda_driver_sys::{
 };
 
 use super::edge::text;
-use crate::abi::{Answer, Refusal};
+use crate::abi::{DriverError, DriverResult};
 use crate::stream::capture::Capturing;
 
 abi! {
@@ -32,7 +32,7 @@ abi! {
         dependencies: *mut *const CUgraphNode, count: *mut usize,
     ) {
         if !graph.is_null() || !dependencies.is_null() || !count.is_null() {
-            return Err(Refusal::unsupported("a capture's graph cannot be looked into before its end"));
+            return Err(DriverError::unsupported("a capture's graph cannot be looked into before its end"));
         }
         capture_info(machine.stream(stream)?.asked_for_capture(machine)?.as_ref(), out, id)?;
     }
@@ -42,7 +42,7 @@ abi! {
         dependencies: *mut *const CUgraphNode, edges: *mut *const CUgraphEdgeData, count: *mut usize,
     ) {
         if !graph.is_null() || !dependencies.is_null() || !edges.is_null() || !count.is_null() {
-            return Err(Refusal::unsupported("a capture's graph cannot be looked into before its end"));
+            return Err(DriverError::unsupported("a capture's graph cannot be looked into before its end"));
         }
         capture_info(machine.stream(stream)?.asked_for_capture(machine)?.as_ref(), out, id)?;
     }
@@ -56,7 +56,7 @@ abi! {
     call fn cuGraphInstantiateWithFlags(machine, out: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) {
         // 1: free on launch (there are no allocation nodes), 2: upload, 8: node priorities. None changes the result.
         if flags & !(1 | 2 | 8) != 0 {
-            return Err(Refusal::unsupported(format!("instantiation flags {flags} are not modelled")));
+            return Err(DriverError::unsupported(format!("instantiation flags {flags} are not modelled")));
         }
         put!(out, machine.streams.instantiate(&*machine.streams.graph(graph)?).id as CUgraphExec)?;
     }
@@ -78,7 +78,7 @@ abi! {
     ) {
         let flags = get!(parameters.cast_const())?.flags;
         if flags & !(1 | 8) != 0 {
-            return Err(Refusal::unsupported(format!("instantiation flags {flags} are not modelled")));
+            return Err(DriverError::unsupported(format!("instantiation flags {flags} are not modelled")));
         }
         put!(out, machine.streams.instantiate(&*machine.streams.graph(graph)?).id as CUgraphExec)?;
     }
@@ -91,7 +91,7 @@ abi! {
             let node = if graph.nodes.is_empty() { 0 } else { graph.first_node + node as u64 };
             put!(out, CUgraphExecUpdateResultInfo { result, errorNode: node as CUgraphNode, ..Default::default() })?;
             let why = format!("{result:?} at node {node:#x}");
-            return Err(Refusal::new(CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, why));
+            return Err(DriverError::new(CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, why));
         }
         put!(out, CUgraphExecUpdateResultInfo::default())?;
     }
@@ -99,7 +99,7 @@ abi! {
     call fn cuGraphDebugDotPrint(machine, graph: CUgraph, path: *const c_char, flags: c_uint) {
         let (graph, path) = (machine.streams.graph(graph)?, text(path)?);
         let written = std::fs::write(&path, graph.dot());
-        written.map_err(|e| Refusal::new(CUresult::CUDA_ERROR_OPERATING_SYSTEM, format!("writing {path}: {e}")))?;
+        written.map_err(|e| DriverError::new(CUresult::CUDA_ERROR_OPERATING_SYSTEM, format!("writing {path}: {e}")))?;
     }
 
     call fn cuGraphUpload(machine, exec: CUgraphExec, stream: CUstream) {
@@ -150,11 +150,11 @@ abi! {
     call fn cuUserObjectCreate(
         machine, out: *mut CUuserObject, object: *mut c_void, destroy: CUhostFn, references: c_uint, flags: c_uint,
     ) {
-        let destroy = destroy.ok_or_else(|| Refusal::invalid("a null destructor"))?;
+        let destroy = destroy.ok_or_else(|| DriverError::invalid("a null destructor"))?;
         // 1: `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, which must be set. The embedded device never synchronises with the
         // destructor.
         if flags != 1 || references == 0 {
-            return Err(Refusal::invalid(format!("{references} references, flags {flags} (1 must be set)")));
+            return Err(DriverError::invalid(format!("{references} references, flags {flags} (1 must be set)")));
         }
         let id = machine.streams.add_object(object as usize, destroy, references);
         put!(out, id as CUuserObject)?;
@@ -186,19 +186,19 @@ abi! {
 }
 
 /// Checks a number of references to a user object: at least one, at most `INT_MAX`.
-fn count_of(count: c_uint) -> Answer<u32> {
+fn count_of(count: c_uint) -> DriverResult<u32> {
     match i32::try_from(count) {
         Ok(1..) => Ok(count),
-        _ => Err(Refusal::invalid(format!("{count} references: expected 1 to {}", i32::MAX))),
+        _ => Err(DriverError::invalid(format!("{count} references: expected 1 to {}", i32::MAX))),
     }
 }
 
-fn check_mode(mode: CUstreamCaptureMode) -> Answer {
+fn check_mode(mode: CUstreamCaptureMode) -> DriverResult {
     match mode {
         CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL
         | CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         | CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED => Ok(()),
-        other => Err(Refusal::invalid(format!("{other:?} is no capture mode"))),
+        other => Err(DriverError::invalid(format!("{other:?} is no capture mode"))),
     }
 }
 
@@ -214,7 +214,7 @@ fn capture_info(
     capturing: Option<&Capturing>,
     out: *mut CUstreamCaptureStatus,
     id: *mut cuuint64_t,
-) -> Answer {
+) -> DriverResult {
     put!(out, status(capturing))?;
     if let Some(capturing) = capturing
         && !id.is_null()
@@ -226,7 +226,7 @@ fn capture_info(
 
 /// Writes a list as the driver does: without a buffer, the number of nodes; otherwise as many as fit, and null in the
 /// remaining places.
-fn put_nodes(out: *mut CUgraphNode, count: *mut usize, nodes: impl Iterator<Item = u64>) -> Answer {
+fn put_nodes(out: *mut CUgraphNode, count: *mut usize, nodes: impl Iterator<Item = u64>) -> DriverResult {
     let nodes: Vec<u64> = nodes.collect();
     if out.is_null() {
         return put!(count, nodes.len());

@@ -10,7 +10,7 @@ use cuda_driver_sys::{
 };
 
 use super::edge::text;
-use crate::abi::{Answer, Refusal};
+use crate::abi::{DriverError, DriverResult};
 
 /// The driver release that is modelled.
 pub(crate) const VERSION: c_int = 13_000;
@@ -18,7 +18,7 @@ pub(crate) const VERSION: c_int = 13_000;
 abi! {
     early fn cuInit(machine, flags: c_uint) {
         if flags != 0 {
-            return Err(Refusal::invalid(format!("cuInit with flags {flags}, which must be 0")));
+            return Err(DriverError::invalid(format!("cuInit with flags {flags}, which must be 0")));
         }
         machine.initialise();
     }
@@ -30,7 +30,7 @@ abi! {
     early fn cuGetErrorName(machine, error: CUresult, out: *mut *const c_char) {
         put!(out, error.name().map_or(std::ptr::null(), |name| keep(name.to_owned())))?;
         if error.name().is_none() {
-            return Err(Refusal::invalid(format!("{} is no error code", error.0)));
+            return Err(DriverError::invalid(format!("{} is no error code", error.0)));
         }
     }
 
@@ -38,7 +38,7 @@ abi! {
         let words = error.name().map(words);
         put!(out, words.clone().map_or(std::ptr::null(), keep))?;
         if words.is_none() {
-            return Err(Refusal::invalid(format!("{} is no error code", error.0)));
+            return Err(DriverError::invalid(format!("{} is no error code", error.0)));
         }
     }
 
@@ -46,7 +46,7 @@ abi! {
         let (address, verdict) = find(&text(symbol)?, version, flags)?;
         put!(out, address)?;
         if address.is_null() {
-            return Err(Refusal::new(CUresult::CUDA_ERROR_NOT_FOUND, format!("{verdict:?}")));
+            return Err(DriverError::new(CUresult::CUDA_ERROR_NOT_FOUND, format!("{verdict:?}")));
         }
     }
 
@@ -80,9 +80,13 @@ fn keep(text: String) -> *const c_char {
 
 /// Returns the newest revision of `symbol` in a driver of `version`; null if there is none. Functions that are not
 /// modelled are not found.
-fn find(symbol: &str, version: c_int, flags: u64) -> Answer<(*mut c_void, CUdriverProcAddressQueryResult)> {
+fn find(
+    symbol: &str,
+    version: c_int,
+    flags: u64,
+) -> DriverResult<(*mut c_void, CUdriverProcAddressQueryResult)> {
     if flags > 1 {
-        return Err(Refusal::unsupported("functions of the per-thread default stream are not modelled"));
+        return Err(DriverError::unsupported("functions of the per-thread default stream are not modelled"));
     }
     static TABLE: OnceLock<Table> = OnceLock::new();
     let table = TABLE.get_or_init(super::table);

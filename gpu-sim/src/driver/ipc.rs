@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_uint};
 
 use cuda_driver_sys::{CUdeviceptr, CUipcMemHandle, CUresult};
 
-use crate::abi::Refusal;
+use crate::abi::DriverError;
 use crate::memory::{Kind, ipc};
 
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, which must be set.
@@ -15,14 +15,14 @@ abi! {
         machine.current()?;
         let mapped = machine.memory.space().at(pointer).cloned();
         let mapped = mapped.filter(|m| matches!(m.kind, Kind::Allocation { .. }));
-        let mapped = mapped.ok_or_else(|| Refusal::invalid(format!("{pointer:#x} is not inside memory of cuMemAlloc")))?;
+        let mapped = mapped.ok_or_else(|| DriverError::invalid(format!("{pointer:#x} is not inside memory of cuMemAlloc")))?;
         put!(out, CUipcMemHandle { reserved: ipc::name_of(&mapped).map(|b| b as c_char) })?;
     }
 
     call fn cuIpcOpenMemHandle_v2(machine, out: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) {
         let context = machine.current()?;
         if flags != LAZY_PEER_ACCESS {
-            return Err(Refusal::invalid(format!("flags {flags}, which must be {LAZY_PEER_ACCESS}")));
+            return Err(DriverError::invalid(format!("flags {flags}, which must be {LAZY_PEER_ACCESS}")));
         }
         let (physical, len) = ipc::open(&handle.reserved.map(|b| b as u8))?;
         machine.device(physical.device() as i32)?;
@@ -35,7 +35,7 @@ abi! {
         machine.streams.synchronize_device(context.device)?;
         let ours = |kind: &Kind| matches!(kind, Kind::Ipc { .. });
         let gone = machine.memory.space().remove_whole(pointer, ours, "cuIpcCloseMemHandle");
-        let gone = gone.map_err(|e| Refusal::new(CUresult::CUDA_ERROR_INVALID_VALUE, e.to_string()))?;
+        let gone = gone.map_err(|e| DriverError::new(CUresult::CUDA_ERROR_INVALID_VALUE, e.to_string()))?;
         drop(gone);
     }
 }

@@ -11,7 +11,7 @@ use cuda_driver_sys::{
 
 use super::device::MAX_GRID;
 use super::function::{MAX_THREADS, MULTIPROCESSORS, active_blocks, kernel};
-use crate::abi::{Answer, Refusal};
+use crate::abi::{DriverError, DriverResult};
 use crate::kernel::Invocation;
 use crate::world::Machine;
 
@@ -25,7 +25,7 @@ abi! {
         extra: *mut *mut c_void,
     ) {
         if !extra.is_null() {
-            return Err(Refusal::unsupported("parameters in one buffer are not modelled"));
+            return Err(DriverError::unsupported("parameters in one buffer are not modelled"));
         }
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
         launch(machine, function, &Shape { grid, block, shared, ..Shape::default() }, stream, parameters)?;
@@ -45,7 +45,7 @@ abi! {
         extra: *mut *mut c_void,
     ) {
         if !extra.is_null() {
-            return Err(Refusal::unsupported("parameters in one buffer are not modelled"));
+            return Err(DriverError::unsupported("parameters in one buffer are not modelled"));
         }
         let c = get!(config)?;
         let (grid, block) = ([c.gridDimX, c.gridDimY, c.gridDimZ], [c.blockDimX, c.blockDimY, c.blockDimZ]);
@@ -68,7 +68,7 @@ struct Shape {
 }
 
 impl Shape {
-    fn apply(&mut self, attribute: &CUlaunchAttribute) -> Answer {
+    fn apply(&mut self, attribute: &CUlaunchAttribute) -> DriverResult {
         match attribute.id {
             CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_IGNORE
             | CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION => {}
@@ -81,21 +81,21 @@ impl Shape {
                 let cluster = unsafe { attribute.value.clusterDim };
                 self.cluster = Some([cluster.x, cluster.y, cluster.z]);
             }
-            other => return Err(Refusal::unsupported(format!("{other:?} is not modelled"))),
+            other => return Err(DriverError::unsupported(format!("{other:?} is not modelled"))),
         }
         Ok(())
     }
 
-    fn check(&self, max_shared: u32) -> Answer {
+    fn check(&self, max_shared: u32) -> DriverResult {
         let threads = volume(self.block);
         let over = self.grid.iter().zip(MAX_GRID).any(|(&blocks, most)| blocks == 0 || blocks > most);
         if over || threads == 0 || threads > MAX_THREADS || self.block[2] > 64 || self.shared > max_shared {
-            return Err(Refusal::invalid(format!("{self:?} with up to {max_shared} bytes")));
+            return Err(DriverError::invalid(format!("{self:?} with up to {max_shared} bytes")));
         }
         if let Some(cluster) = self.cluster {
             let partial = self.grid.iter().zip(cluster).any(|(blocks, of)| of == 0 || blocks % of != 0);
             if partial || volume(cluster) > MAX_CLUSTER {
-                return Err(Refusal::new(CUresult::CUDA_ERROR_INVALID_CLUSTER_SIZE, format!("{self:?}")));
+                return Err(DriverError::new(CUresult::CUDA_ERROR_INVALID_CLUSTER_SIZE, format!("{self:?}")));
             }
         }
         if self.cooperative {
@@ -104,7 +104,10 @@ impl Shape {
             let most = active_blocks(threads as i32, self.shared as usize)? * MULTIPROCESSORS;
             if blocks > most as u64 {
                 let code = CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
-                return Err(Refusal::new(code, format!("{blocks} blocks, of which {most} run at a time")));
+                return Err(DriverError::new(
+                    code,
+                    format!("{blocks} blocks, of which {most} run at a time"),
+                ));
             }
         }
         Ok(())
@@ -121,7 +124,7 @@ fn launch(
     shape: &Shape,
     stream: CUstream,
     parameters: *mut *mut c_void,
-) -> Answer {
+) -> DriverResult {
     let ((function, kernel), stream) = (kernel(machine, function)?, machine.stream(stream)?);
     shape.check(function.max_shared())?;
     let cells = list!(parameters.cast_const(), kernel.parameters.len())?;
@@ -129,7 +132,7 @@ fn launch(
         .into_iter()
         .zip(&kernel.parameters)
         .map(|(cell, &size)| list!(cell.cast::<u8>().cast_const(), size))
-        .collect::<Answer<Vec<_>>>()?;
+        .collect::<DriverResult<Vec<_>>>()?;
     let &Shape { grid, block, shared, .. } = shape;
     let work = Invocation { function, kernel, grid, block, shared, parameters: Arc::new(parameters) };
     stream.enqueue(machine, CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL, Arc::new(work))

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use cuda_driver_sys::{CUcontext, CUdeviceptr, CUmemorytype, CUpointer_attribute, CUresult};
 
-use crate::abi::{Answer, Refusal};
+use crate::abi::{DriverError, DriverResult};
 use crate::memory::{Kind, PAGE, Place, classify, round_up};
 use crate::world::Machine;
 
@@ -31,7 +31,7 @@ abi! {
         machine.streams.synchronize_device(context.device)?;
         let wanted = |kind: &Kind| matches!(kind, Kind::Allocation { .. } | Kind::Pooled { .. });
         let gone = machine.memory.space().remove_whole(pointer, wanted, "cuMemFree")?;
-        super::pool::gave_back(machine, &gone.kind, gone.physical.size());
+        super::pool::record_free(machine, &gone.kind, gone.physical.size());
         drop(gone);
     }
 
@@ -45,7 +45,7 @@ abi! {
             false => range_around(machine, pointer),
         };
         let (start, len) = found.ok_or_else(|| {
-            Refusal::new(CUresult::CUDA_ERROR_NOT_FOUND, format!("nothing is at {pointer:#x}{}", machine.memory.space().explain(pointer)))
+            DriverError::new(CUresult::CUDA_ERROR_NOT_FOUND, format!("nothing is at {pointer:#x}{}", machine.memory.space().explain(pointer)))
         })?;
         if !base.is_null() {
             put!(base, start)?;
@@ -87,10 +87,10 @@ abi! {
     call fn cuMemHostGetDevicePointer_v2(machine, out: *mut CUdeviceptr, pointer: *mut c_void, flags: c_uint) {
         machine.current()?;
         if flags != 0 {
-            return Err(Refusal::invalid(format!("flags {flags}, which must be 0")));
+            return Err(DriverError::invalid(format!("flags {flags}, which must be 0")));
         }
         if machine.memory.host().at(pointer as u64).is_none() {
-            return Err(Refusal::invalid(format!("{pointer:p} is not pinned")));
+            return Err(DriverError::invalid(format!("{pointer:p} is not pinned")));
         }
         put!(out, pointer as CUdeviceptr)?;
     }
@@ -98,15 +98,15 @@ abi! {
     call fn cuMemHostGetFlags(machine, out: *mut c_uint, pointer: *mut c_void) {
         machine.current()?;
         let flags = machine.memory.host().at(pointer as u64).map(|p| p.flags);
-        put!(out, flags.ok_or_else(|| Refusal::invalid(format!("{pointer:p} is not pinned")))?)?;
+        put!(out, flags.ok_or_else(|| DriverError::invalid(format!("{pointer:p} is not pinned")))?)?;
     }
 
     call fn cuPointerGetAttribute(machine, data: *mut c_void, attribute: CUpointer_attribute, pointer: CUdeviceptr) {
         if matches!(classify(&machine.memory, pointer), Place::Pageable) || range_around(machine, pointer).is_none() {
-            return Err(Refusal::invalid(format!("{pointer:#x} is no live device or pinned pointer")));
+            return Err(DriverError::invalid(format!("{pointer:#x} is no live device or pinned pointer")));
         }
         if !describe(machine, data, attribute, pointer)? {
-            return Err(Refusal::invalid(format!("{attribute:?} does not apply to {pointer:#x}")));
+            return Err(DriverError::invalid(format!("{attribute:?} does not apply to {pointer:#x}")));
         }
     }
 
@@ -132,14 +132,19 @@ abi! {
 }
 
 /// Allocates plain memory of a device. `bytes` are valid; whole pages count against the capacity.
-pub(super) fn allocate(machine: &Machine, device: usize, bytes: u64, kind: Kind) -> Answer<CUdeviceptr> {
+pub(super) fn allocate(
+    machine: &Machine,
+    device: usize,
+    bytes: u64,
+    kind: Kind,
+) -> DriverResult<CUdeviceptr> {
     let room = round_up(bytes, PAGE).filter(|_| bytes > 0);
-    let room = room.ok_or_else(|| Refusal::invalid(format!("an allocation of {bytes} bytes")))?;
+    let room = room.ok_or_else(|| DriverError::invalid(format!("an allocation of {bytes} bytes")))?;
     let physical = machine.devices[device].arena.allocate(room, 0)?;
     Ok(machine.memory.space().insert_whole(machine.memory.region(), physical, bytes, kind)?)
 }
 
-fn pin(machine: &Machine, out: *mut *mut c_void, bytes: usize, flags: c_uint) -> Answer {
+fn pin(machine: &Machine, out: *mut *mut c_void, bytes: usize, flags: c_uint) -> DriverResult {
     machine.current()?;
     machine.streams.forbid_during_capture(machine, "cuMemHostAlloc")?;
     let base = machine.memory.host().allocate(bytes as u64, flags)?;
@@ -181,7 +186,7 @@ fn describe(
     data: *mut c_void,
     attribute: CUpointer_attribute,
     pointer: CUdeviceptr,
-) -> Answer<bool> {
+) -> DriverResult<bool> {
     use CUpointer_attribute as A;
     let mapped = machine.memory.space().at(pointer).cloned();
     let pinned = machine.memory.host().at(pointer).cloned();
@@ -250,7 +255,7 @@ fn describe(
         | A::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES
         | A::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
         | A::CU_POINTER_ATTRIBUTE_BUFFER_ID => return Ok(false),
-        other => return Err(Refusal::unsupported(format!("{other:?} is not modelled"))),
+        other => return Err(DriverError::unsupported(format!("{other:?} is not modelled"))),
     }
     Ok(true)
 }

@@ -8,7 +8,7 @@ use cuda_driver_sys::{CUdeviceptr, CUfunction, CUjit_option, CUmodule, CUmoduleL
 
 use super::edge::{put_text, text};
 use super::memory::allocate;
-use crate::abi::{Answer, Refusal};
+use crate::abi::{DriverError, DriverResult};
 use crate::device::Context;
 use crate::kernel::{Function, Module, ptx};
 use crate::memory::Kind;
@@ -43,7 +43,7 @@ abi! {
     call fn cuModuleGetFunction(machine, out: *mut CUfunction, module: CUmodule, name: *const c_char) {
         let (module, name) = (self::module(machine, module)?, text(name)?);
         let function = module.function(&name).ok_or_else(|| {
-            Refusal::new(CUresult::CUDA_ERROR_NOT_FOUND, format!("the module has no kernel {name}"))
+            DriverError::new(CUresult::CUDA_ERROR_NOT_FOUND, format!("the module has no kernel {name}"))
         })?;
         if machine.kernels.kernel(function).is_none() {
             return Err(unregistered(function));
@@ -71,7 +71,7 @@ abi! {
                 Some(_) => CUresult::CUDA_ERROR_INVALID_VALUE,
                 None => CUresult::CUDA_ERROR_NOT_FOUND,
             };
-            Refusal::new(code, format!("the module has no variable {name}"))
+            DriverError::new(code, format!("the module has no variable {name}"))
         })?;
         if !start.is_null() {
             put!(start, address)?;
@@ -82,11 +82,11 @@ abi! {
     }
 }
 
-fn load(machine: &Machine, image: *const c_void, logs: &mut Logs) -> Answer<CUmodule> {
+fn load(machine: &Machine, image: *const c_void, logs: &mut Logs) -> DriverResult<CUmodule> {
     let context = machine.current()?;
     // An ELF file or a fat binary, by its first byte, does not end at its first zero byte.
     if let 0x7f | 0x50 = get!(image.cast::<u8>())? {
-        return Err(Refusal::unsupported("modules other than PTX texts are not modelled"));
+        return Err(DriverError::unsupported("modules other than PTX texts are not modelled"));
     }
     let image = text(image.cast())?;
     let image = ptx::read(&image).map_err(|broken| {
@@ -99,7 +99,7 @@ fn load(machine: &Machine, image: *const c_void, logs: &mut Logs) -> Answer<CUmo
         if broken.why != ptx::Why::NoVersion {
             logs.error = broken.to_string();
         }
-        Refusal::new(code, broken.to_string())
+        DriverError::new(code, broken.to_string())
     })?;
     if logs.verbose {
         logs.info = image
@@ -121,10 +121,10 @@ fn load(machine: &Machine, image: *const c_void, logs: &mut Logs) -> Answer<CUmo
 }
 
 /// Allocates a variable's memory and fills it with zeros.
-fn place(machine: &Machine, context: &Context, variable: &ptx::Variable) -> Answer<(u64, u64)> {
+fn place(machine: &Machine, context: &Context, variable: &ptx::Variable) -> DriverResult<(u64, u64)> {
     let ptx::Variable { name, bytes, initialised } = variable;
     if *initialised {
-        return Err(Refusal::unsupported(format!("first values, as {name} has, are not modelled")));
+        return Err(DriverError::unsupported(format!("first values, as {name} has, are not modelled")));
     }
     let start = allocate(machine, context.device, *bytes, Kind::Variable { context: context.id })?;
     Ok((start, *bytes))
@@ -139,16 +139,16 @@ fn free<'a>(machine: &Machine, variables: impl Iterator<Item = &'a (u64, u64)>) 
     }
 }
 
-fn module(machine: &Machine, module: CUmodule) -> Answer<Arc<Module>> {
+fn module(machine: &Machine, module: CUmodule) -> DriverResult<Arc<Module>> {
     machine.kernels.module(module as u64).ok_or_else(|| no_module(module))
 }
 
-fn no_module(module: CUmodule) -> Refusal {
-    Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, format!("{module:p} is no live module"))
+fn no_module(module: CUmodule) -> DriverError {
+    DriverError::new(CUresult::CUDA_ERROR_INVALID_HANDLE, format!("{module:p} is no live module"))
 }
 
-pub(super) fn unregistered(function: &Function) -> Refusal {
-    Refusal::unsupported(format!("no host function is registered for kernel {:?}", function.name))
+pub(super) fn unregistered(function: &Function) -> DriverError {
+    DriverError::unsupported(format!("no host function is registered for kernel {:?}", function.name))
 }
 
 /// The compilation logs that a program requests, and their buffers.
@@ -177,14 +177,15 @@ impl Default for Buffer {
 
 impl Logs {
     /// Reads the options; options that control the compilation have no effect.
-    fn of(options: &[CUjit_option], values: *mut *mut c_void) -> Answer<Self> {
+    fn of(options: &[CUjit_option], values: *mut *mut c_void) -> DriverResult<Self> {
         let mut logs = Self::default();
         for (i, &option) in options.iter().enumerate() {
             let place = values.wrapping_add(i);
             let value = get!(place.cast_const())?;
             let number = value.addr();
-            let size =
-                || i32::try_from(number).map_err(|_| Refusal::invalid(format!("a log of {number} bytes")));
+            let size = || {
+                i32::try_from(number).map_err(|_| DriverError::invalid(format!("a log of {number} bytes")))
+            };
             match option {
                 CUjit_option::CU_JIT_INFO_LOG_BUFFER => logs.into[0].start = value.cast(),
                 CUjit_option::CU_JIT_ERROR_LOG_BUFFER => logs.into[1].start = value.cast(),
@@ -196,7 +197,7 @@ impl Logs {
                 }
                 CUjit_option::CU_JIT_LOG_VERBOSE => logs.verbose = number != 0,
                 CUjit_option::CU_JIT_TARGET if number != ptx::ARCHITECTURE as usize => {
-                    return Err(Refusal::unsupported(format!("compiling for {number} is not modelled")));
+                    return Err(DriverError::unsupported(format!("compiling for {number} is not modelled")));
                 }
                 CUjit_option::CU_JIT_OPTIMIZATION_LEVEL
                 | CUjit_option::CU_JIT_TARGET
@@ -205,13 +206,13 @@ impl Logs {
                 | CUjit_option::CU_JIT_CACHE_MODE
                 | CUjit_option::CU_JIT_GENERATE_LINE_INFO
                 | CUjit_option::CU_JIT_GENERATE_DEBUG_INFO => {}
-                other => return Err(Refusal::unsupported(format!("{other:?} is not modelled"))),
+                other => return Err(DriverError::unsupported(format!("{other:?} is not modelled"))),
             }
         }
         Ok(logs)
     }
 
-    fn write(&self) -> Answer {
+    fn write(&self) -> DriverResult {
         for (log, Buffer { start, bytes, told }) in [&self.info, &self.error].into_iter().zip(self.into) {
             if !start.is_null() && bytes > 0 {
                 put_text(start, bytes, log)?;

@@ -16,10 +16,10 @@ use cuda_driver_sys::{
 
 use super::memory::allocate;
 use super::vmm::{access_of, device_of};
-use crate::abi::{Answer, Refusal};
+use crate::abi::{DriverError, DriverResult};
 use crate::memory::{Access, Kind};
 use crate::stream::{Exec, Op};
-use crate::world::{Leak, Machine, Part};
+use crate::world::{Leak, Machine, WorldState};
 
 /// First handle of the default pools; the device's ordinal is added. Handles of other pools follow.
 const FIRST: u64 = 0x9001_0000;
@@ -38,7 +38,7 @@ abi! {
         let default = default_of(machine, device)?;
         let home = pool_of(machine, pool, |pool| pool.device)?;
         if home != machine.device(device)?.ordinal {
-            return Err(Refusal::invalid(format!("{pool:p} is a pool of device {home}, not of device {device}")));
+            return Err(DriverError::invalid(format!("{pool:p} is a pool of device {home}, not of device {device}")));
         }
         machine.part::<Pools>().table().current.insert(default, pool as u64);
     }
@@ -46,10 +46,10 @@ abi! {
     call fn cuMemPoolCreate(machine, out: *mut CUmemoryPool, properties: *const CUmemPoolProps) {
         let CUmemPoolProps { allocType: kind, handleTypes: handles, location, maxSize: limit, .. } = get!(properties)?;
         if kind != CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED {
-            return Err(Refusal::invalid(format!("a pool of type {kind:?} is not modelled")));
+            return Err(DriverError::invalid(format!("a pool of type {kind:?} is not modelled")));
         }
         if handles != CUmemAllocationHandleType(0) {
-            return Err(Refusal::unsupported("pools shared with other processes are not modelled"));
+            return Err(DriverError::unsupported("pools shared with other processes are not modelled"));
         }
         let pool = Pool { limit: limit as u64, ..Pool::new(device_of(machine, &location)?) };
         put!(out, machine.part::<Pools>().table().add(pool) as CUmemoryPool)?;
@@ -60,7 +60,7 @@ abi! {
         let pools = machine.part::<Pools>();
         let mut table = pools.table();
         if table.pools.remove(&(pool as u64)).is_none() {
-            return Err(Refusal::invalid("a device's default pool cannot be destroyed"));
+            return Err(DriverError::invalid("a device's default pool cannot be destroyed"));
         }
         // Its memory stays until it is freed; the default pool becomes the current one again.
         table.current.retain(|_, current| *current != pool as u64);
@@ -88,14 +88,14 @@ abi! {
         use CUmemPool_attribute as A;
         let number = |value: *mut c_void| get!(value.cast::<u64>().cast_const());
         let flag = |value: *mut c_void| get!(value.cast::<c_int>().cast_const());
-        pool_of(machine, pool, |pool| -> Answer {
+        pool_of(machine, pool, |pool| -> DriverResult {
             match attribute {
                 A::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD => pool.threshold = number(value)?,
                 A::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH | A::CU_MEMPOOL_ATTR_USED_MEM_HIGH if number(value)? == 0 => {
                     pool.peaks[usize::from(attribute == A::CU_MEMPOOL_ATTR_USED_MEM_HIGH)] = pool.used;
                 }
                 A::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH | A::CU_MEMPOOL_ATTR_USED_MEM_HIGH => {
-                    return Err(Refusal::invalid("peaks can be set to 0 alone"));
+                    return Err(DriverError::invalid("peaks can be set to 0 alone"));
                 }
                 other => pool.reuse[reuse(other)?] = flag(value)? != 0,
             }
@@ -106,9 +106,9 @@ abi! {
     call fn cuMemPoolSetAccess(machine, pool: CUmemoryPool, rights: *const CUmemAccessDesc, count: usize) {
         for right in list!(rights, count)? {
             let (device, access) = (device_of(machine, &right.location)?, access_of(right.flags)?);
-            pool_of(machine, pool, |pool| -> Answer {
+            pool_of(machine, pool, |pool| -> DriverResult {
                 if pool.device == device && access != Access::all() {
-                    return Err(Refusal::invalid("a pool's own device keeps its access"));
+                    return Err(DriverError::invalid("a pool's own device keeps its access"));
                 }
                 pool.rights.insert(device, access);
                 Ok(())
@@ -128,27 +128,27 @@ abi! {
         machine, out: *mut c_void, pool: CUmemoryPool, kind: CUmemAllocationHandleType, flags: c_ulonglong,
     ) {
         pool_of(machine, pool, |_| ())?;
-        return Err(Refusal::invalid("the pool was made without a handle type (others are not modelled)"));
+        return Err(DriverError::invalid("the pool was made without a handle type (others are not modelled)"));
     }
 
     call fn cuMemPoolImportFromShareableHandle(
         machine, out: *mut CUmemoryPool, handle: *mut c_void, kind: CUmemAllocationHandleType, flags: c_ulonglong,
     ) {
         if handle.is_null() {
-            return Err(Refusal::invalid("no handle: a descriptor's number in its place must be above 0"));
+            return Err(DriverError::invalid("no handle: a descriptor's number in its place must be above 0"));
         }
-        return Err(Refusal::unsupported("pools of other processes are not modelled"));
+        return Err(DriverError::unsupported("pools of other processes are not modelled"));
     }
 
     call fn cuMemPoolExportPointer(machine, out: *mut CUmemPoolPtrExportData, pointer: CUdeviceptr) {
-        return Err(Refusal::invalid("the pool was made without a handle type (others are not modelled)"));
+        return Err(DriverError::invalid("the pool was made without a handle type (others are not modelled)"));
     }
 
     call fn cuMemPoolImportPointer(
         machine, out: *mut CUdeviceptr, pool: CUmemoryPool, data: *mut CUmemPoolPtrExportData,
     ) {
         pool_of(machine, pool, |_| ())?;
-        return Err(Refusal::invalid("the pool is no imported one (which are not modelled)"));
+        return Err(DriverError::invalid("the pool is no imported one (which are not modelled)"));
     }
 
     call fn cuMemAllocAsync(machine, out: *mut CUdeviceptr, bytes: usize, stream: CUstream) {
@@ -169,12 +169,12 @@ abi! {
         stream.refuse_while_capturing("a stream-ordered free (not modelled)")?;
         let is_ours = |kind: &Kind| matches!(kind, Kind::Allocation { .. } | Kind::Pooled { .. });
         if !machine.memory.space().at(pointer).is_some_and(|m| m.base == pointer && is_ours(&m.kind)) {
-            return Err(Refusal::invalid(format!("{pointer:#x} is no allocation's base")));
+            return Err(DriverError::invalid(format!("{pointer:#x} is no allocation's base")));
         }
         let run = Box::new(move |exec: &Exec| {
             let gone = exec.machine().memory.space().remove_whole(pointer, is_ours, "cuMemFreeAsync");
             match gone {
-                Ok(gone) => gave_back(exec.machine(), &gone.kind, gone.physical.size()),
+                Ok(gone) => record_free(exec.machine(), &gone.kind, gone.physical.size()),
                 Err(error) => exec.machine().misuse(format!("{}: {error}", exec.stream_name())),
             }
             Ok(())
@@ -270,7 +270,7 @@ impl Table {
     }
 }
 
-impl Part for Pools {
+impl WorldState for Pools {
     fn leaks(&self) -> Vec<Leak> {
         let what = |(handle, pool): (&u64, &Pool)| format!("{handle:#x} of device {}", pool.device);
         self.table().pools.iter().map(|p| Leak { kind: "memory pool", what: what(p) }).collect()
@@ -279,32 +279,32 @@ impl Part for Pools {
     fn stop(&self) {}
 }
 
-fn default_of(machine: &Machine, device: CUdevice) -> Answer<u64> {
+fn default_of(machine: &Machine, device: CUdevice) -> DriverResult<u64> {
     Ok(FIRST + machine.device(device)?.ordinal as u64)
 }
 
 /// Calls `look` with a pool; fails if the handle is not a pool.
-fn pool_of<T>(machine: &Machine, pool: CUmemoryPool, look: impl FnOnce(&mut Pool) -> T) -> Answer<T> {
+fn pool_of<T>(machine: &Machine, pool: CUmemoryPool, look: impl FnOnce(&mut Pool) -> T) -> DriverResult<T> {
     let pools = machine.part::<Pools>();
     let mut table = pools.table();
     let found = table.get(pool as u64, machine.devices.len());
     found
         .map(look)
-        .ok_or_else(|| Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, format!("{pool:p} is no pool")))
+        .ok_or_else(|| DriverError::new(CUresult::CUDA_ERROR_INVALID_HANDLE, format!("{pool:p} is no pool")))
 }
 
-fn reuse(attribute: CUmemPool_attribute) -> Answer<usize> {
+fn reuse(attribute: CUmemPool_attribute) -> DriverResult<usize> {
     use CUmemPool_attribute as A;
     match attribute {
         A::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES => Ok(0),
         A::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC => Ok(1),
         A::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES => Ok(2),
-        other => Err(Refusal::invalid(format!("pool attribute {other:?} is not modelled"))),
+        other => Err(DriverError::invalid(format!("pool attribute {other:?} is not modelled"))),
     }
 }
 
 /// Subtracts freed memory from its pool, if it has one.
-pub(super) fn gave_back(machine: &Machine, kind: &Kind, bytes: u64) {
+pub(super) fn record_free(machine: &Machine, kind: &Kind, bytes: u64) {
     if let Kind::Pooled { pool, .. } = kind {
         // A destroyed pool counts nothing.
         let _ = pool_of(machine, *pool as CUmemoryPool, |pool| pool.used = pool.used.saturating_sub(bytes));
@@ -317,7 +317,7 @@ fn allocate_async(
     bytes: usize,
     pool: u64,
     stream: CUstream,
-) -> Answer {
+) -> DriverResult {
     let stream = machine.stream(stream)?;
     stream.refuse_while_capturing("a stream-ordered allocation (not modelled)")?;
     let kind = Kind::Pooled { context: stream.context.id, pool };
@@ -340,12 +340,12 @@ fn allocate_async(
 }
 
 /// Counts `bytes` against a pool and returns its device. Fails if the pool has no room.
-fn take(machine: &Machine, pool: u64, bytes: u64) -> Answer<usize> {
+fn take(machine: &Machine, pool: u64, bytes: u64) -> DriverResult<usize> {
     pool_of(machine, pool as CUmemoryPool, |pool| {
         let room = pool.limit.saturating_sub(pool.used);
         if pool.limit != 0 && bytes > room {
             let why = format!("{bytes} bytes of a pool of {}, {} of which are used", pool.limit, pool.used);
-            return Err(Refusal::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY, why));
+            return Err(DriverError::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY, why));
         }
         Ok(pool.device)
     })?

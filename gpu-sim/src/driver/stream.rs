@@ -7,9 +7,9 @@ use cuda_driver_sys::{
     CUcontext, CUdevice, CUevent, CUgraphNodeType, CUgreenCtx, CUhostFn, CUresult, CUstream, CUstreamCallback,
 };
 
-use crate::abi::{Answer, Refusal};
+use crate::abi::{DriverError, DriverResult};
 use crate::sched;
-use crate::stream::{Exec, Flavour, Op, Repeat};
+use crate::stream::{Exec, Op, Repeat, StreamKind};
 use crate::world::Machine;
 
 /// Stream priorities: numerically, least to greatest.
@@ -31,7 +31,7 @@ abi! {
     call fn cuStreamDestroy_v2(machine, stream: CUstream) {
         let known = machine.stream_even_poisoned(stream)?;
         if !known.flavour.is_created() {
-            return Err(Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, "a default stream cannot be destroyed"));
+            return Err(DriverError::new(CUresult::CUDA_ERROR_INVALID_HANDLE, "a default stream cannot be destroyed"));
         }
         if let Some(capturing) = known.capturing() {
             capturing.session.invalidate(format!("{} was destroyed", known.name));
@@ -61,9 +61,9 @@ abi! {
     call fn cuStreamWaitEvent(machine, stream: CUstream, event: CUevent, flags: c_uint) {
         let (stream, event) = (machine.stream(stream)?, machine.streams.event(event)?);
         if flags != 0 {
-            return Err(Refusal::unsupported(format!("waits for events with flags {flags} are not modelled")));
+            return Err(DriverError::unsupported(format!("waits for events with flags {flags} are not modelled")));
         }
-        event.hold_back(machine, &stream)?;
+        event.make_stream_wait(machine, &stream)?;
     }
 
     call fn cuStreamGetPriority(machine, stream: CUstream, out: *mut c_int) {
@@ -71,7 +71,7 @@ abi! {
     }
 
     call fn cuStreamGetFlags(machine, stream: CUstream, out: *mut c_uint) {
-        let flags = if machine.stream(stream)?.flavour == Flavour::NonBlocking { NON_BLOCKING } else { 0 };
+        let flags = if machine.stream(stream)?.flavour == StreamKind::NonBlocking { NON_BLOCKING } else { 0 };
         put!(out, flags)?;
     }
 
@@ -96,7 +96,7 @@ abi! {
 
     call fn cuLaunchHostFunc(machine, stream: CUstream, function: CUhostFn, data: *mut c_void) {
         let stream = machine.stream(stream)?;
-        let function = function.ok_or_else(|| Refusal::invalid("a null host function"))?;
+        let function = function.ok_or_else(|| DriverError::invalid("a null host function"))?;
         let data = data as usize;
         let work = Repeat::new("a host function", move |_: &Exec| {
             // SAFETY: the program gave function and data together, to be called once for each launch.
@@ -110,9 +110,9 @@ abi! {
         machine, stream: CUstream, callback: CUstreamCallback, data: *mut c_void, flags: c_uint,
     ) {
         let stream = machine.stream(stream)?;
-        let callback = callback.ok_or_else(|| Refusal::invalid("a null callback"))?;
+        let callback = callback.ok_or_else(|| DriverError::invalid("a null callback"))?;
         if flags != 0 {
-            return Err(Refusal::invalid(format!("flags {flags}, which must be 0")));
+            return Err(DriverError::invalid(format!("flags {flags}, which must be 0")));
         }
         stream.make_room();
         stream.refuse_while_capturing("a callback")?;
@@ -127,12 +127,12 @@ abi! {
     }
 }
 
-fn create(machine: &Arc<Machine>, out: *mut CUstream, flags: c_uint, priority: c_int) -> Answer {
+fn create(machine: &Arc<Machine>, out: *mut CUstream, flags: c_uint, priority: c_int) -> DriverResult {
     let context = machine.current()?;
     let flavour = match flags {
-        0 => Flavour::Blocking,
-        NON_BLOCKING => Flavour::NonBlocking,
-        other => return Err(Refusal::invalid(format!("stream flags {other}"))),
+        0 => StreamKind::Blocking,
+        NON_BLOCKING => StreamKind::NonBlocking,
+        other => return Err(DriverError::invalid(format!("stream flags {other}"))),
     };
     put!(out, machine.streams.create(&context, flavour, priority).handle())
 }

@@ -10,7 +10,7 @@ use cuda_driver_sys::{
 };
 
 use super::copy::check;
-use crate::abi::{Answer, Refusal};
+use crate::abi::{DriverError, DriverResult};
 use crate::fault::Fault;
 use crate::memory::{Access, View};
 use crate::stream::{Exec, Repeat};
@@ -42,10 +42,10 @@ abi! {
         machine, stream: CUstream, count: c_uint, operations: *mut CUstreamBatchMemOpParams, flags: c_uint,
     ) {
         if flags != 0 || count > 256 {
-            return Err(Refusal::invalid(format!("{count} operations (at most 256) with flags {flags} (0)")));
+            return Err(DriverError::invalid(format!("{count} operations (at most 256) with flags {flags} (0)")));
         }
         let operations = list!(operations.cast_const(), count as usize)?;
-        let steps = operations.iter().map(Step::of).collect::<Answer<Vec<_>>>()?;
+        let steps = operations.iter().map(Step::of).collect::<DriverResult<Vec<_>>>()?;
         enqueue(machine, stream, steps)?;
     }
 }
@@ -88,27 +88,27 @@ enum Step {
 }
 
 impl Step {
-    fn write(to: u64, word: Word, value: u64, flags: c_uint) -> Answer<Self> {
+    fn write(to: u64, word: Word, value: u64, flags: c_uint) -> DriverResult<Self> {
         if flags & !NO_BARRIER != 0 {
-            return Err(Refusal::invalid(format!("write flags {flags}")));
+            return Err(DriverError::invalid(format!("write flags {flags}")));
         }
         aligned(to, word)?;
         Ok(Self::Write { to, word, value })
     }
 
-    fn wait(at: u64, word: Word, value: u64, flags: c_uint) -> Answer<Self> {
+    fn wait(at: u64, word: Word, value: u64, flags: c_uint) -> DriverResult<Self> {
         let until = match flags & !FLUSH {
             0 => Until::NotBehind,
             1 => Until::Equal,
             2 => Until::And,
             3 => Until::Nor,
-            _ => return Err(Refusal::invalid(format!("wait flags {flags}"))),
+            _ => return Err(DriverError::invalid(format!("wait flags {flags}"))),
         };
         aligned(at, word)?;
         Ok(Self::Wait { at, word, value, until })
     }
 
-    fn of(operation: &CUstreamBatchMemOpParams) -> Answer<Self> {
+    fn of(operation: &CUstreamBatchMemOpParams) -> DriverResult<Self> {
         // SAFETY: every variant begins with the operation's kind, and all are plain integers.
         let (kind, write, wait) = unsafe { (operation.operation, operation.writeValue, operation.waitValue) };
         // SAFETY: plain integers; the kind says which width is meant.
@@ -123,7 +123,7 @@ impl Step {
             }
             Op::CU_STREAM_MEM_OP_WAIT_VALUE_64 => Self::wait(wait.address, Word::W64, wide, wait.flags),
             Op::CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES | Op::CU_STREAM_MEM_OP_BARRIER => Ok(Self::Nothing),
-            other => Err(Refusal::unsupported(format!("{other:?} is not modelled"))),
+            other => Err(DriverError::unsupported(format!("{other:?} is not modelled"))),
         }
     }
 
@@ -187,14 +187,17 @@ impl Until {
     }
 }
 
-fn aligned(address: u64, word: Word) -> Answer {
+fn aligned(address: u64, word: Word) -> DriverResult {
     if address == 0 || !address.is_multiple_of(word.bytes()) {
-        return Err(Refusal::invalid(format!("{address:#x} is not aligned to its {} bytes", word.bytes())));
+        return Err(DriverError::invalid(format!(
+            "{address:#x} is not aligned to its {} bytes",
+            word.bytes()
+        )));
     }
     Ok(())
 }
 
-fn enqueue(machine: &Arc<Machine>, stream: CUstream, steps: Vec<Step>) -> Answer {
+fn enqueue(machine: &Arc<Machine>, stream: CUstream, steps: Vec<Step>) -> DriverResult {
     let stream = machine.stream(stream)?;
     for step in &steps {
         match *step {

@@ -9,7 +9,7 @@ use cuda_driver_sys::{
     CUmemLocation, CUmemLocationType, CUresult,
 };
 
-use crate::abi::{Answer, Refusal};
+use crate::abi::{DriverError, DriverResult};
 use crate::memory::{Access, GRANULARITY, Kind, Physical};
 use crate::world::Machine;
 
@@ -34,7 +34,7 @@ abi! {
         let (device, kinds) = requested(machine, &get!(properties)?)?;
         let bytes = bytes as u64;
         if flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
-            return Err(Refusal::invalid(format!(
+            return Err(DriverError::invalid(format!(
                 "{bytes} bytes with flags {flags}: the size must be a multiple of {GRANULARITY}, the flags 0"
             )));
         }
@@ -52,7 +52,7 @@ abi! {
             Kind::Virtual { handle } => Some((m.clone(), handle)),
             _ => None,
         }) else {
-            return Err(Refusal::invalid(format!("nothing is mapped by handle at {address:p}")));
+            return Err(DriverError::invalid(format!("nothing is mapped by handle at {address:p}")));
         };
         put!(out, machine.memory.handles().retain(&mapped.physical, known_as))?;
     }
@@ -76,7 +76,7 @@ abi! {
         machine, out: *mut CUdeviceptr, bytes: usize, alignment: usize, wish: CUdeviceptr, flags: c_ulonglong,
     ) {
         if flags != 0 {
-            return Err(Refusal::invalid(format!("flags {flags}, which must be 0")));
+            return Err(DriverError::invalid(format!("flags {flags}, which must be 0")));
         }
         let memory = &machine.memory;
         put!(out, memory.space().reserve(memory.region(), bytes as u64, alignment as u64, wish)?)?;
@@ -91,7 +91,7 @@ abi! {
         flags: c_ulonglong,
     ) {
         if flags != 0 {
-            return Err(Refusal::invalid(format!("flags {flags}, which must be 0")));
+            return Err(DriverError::invalid(format!("flags {flags}, which must be 0")));
         }
         let physical = machine.memory.handles().get(handle)?.clone();
         machine.memory.space().map(base, bytes as u64, offset as u64, handle, &physical)?;
@@ -109,14 +109,14 @@ abi! {
         let rights: Vec<(usize, Access)> = rights
             .iter()
             .map(|right| Ok((device_of(machine, &right.location)?, access_of(right.flags)?)))
-            .collect::<Answer<_>>()?;
+            .collect::<DriverResult<_>>()?;
         machine.memory.space().set_access(base, bytes as u64, &rights)?;
     }
 
     call fn cuMemGetAccess(machine, out: *mut c_ulonglong, at: *const CUmemLocation, pointer: CUdeviceptr) {
         let device = device_of(machine, &get!(at)?)?;
         let rights = machine.memory.space().access_of(device, pointer);
-        let rights = rights.ok_or_else(|| Refusal::invalid(format!("nothing is mapped at {pointer:#x}")))?;
+        let rights = rights.ok_or_else(|| DriverError::invalid(format!("nothing is mapped at {pointer:#x}")))?;
         put!(out, u64::from(rights.bits()))?;
     }
 
@@ -127,16 +127,16 @@ abi! {
         check_kind(machine, kind)?;
         let physical = machine.memory.handles().get(handle)?.clone();
         if flags != 0 || physical.kinds() & kind.0 == 0 {
-            return Err(Refusal::invalid(format!(
+            return Err(DriverError::invalid(format!(
                 "exporting {handle:#x} with flags {flags}: the flags must be 0, and the memory created with that shareable handle type"
             )));
         }
         if kind == FABRIC {
-            let word = fabric::export(&physical).map_err(|e| Refusal::new(CUresult::CUDA_ERROR_OPERATING_SYSTEM, e))?;
+            let word = fabric::export(&physical).map_err(|e| DriverError::new(CUresult::CUDA_ERROR_OPERATING_SYSTEM, e))?;
             return put!(out.cast::<[u8; 64]>(), word);
         }
         let file = physical.file().try_clone_to_owned();
-        let file = file.map_err(|e| Refusal::new(CUresult::CUDA_ERROR_OPERATING_SYSTEM, format!("duplicating the memory's file: {e}")))?;
+        let file = file.map_err(|e| DriverError::new(CUresult::CUDA_ERROR_OPERATING_SYSTEM, format!("duplicating the memory's file: {e}")))?;
         put!(out.cast::<RawFd>(), file.into_raw_fd())?;
     }
 
@@ -146,7 +146,7 @@ abi! {
         check_kind(machine, kind)?;
         if kind == FABRIC {
             let word = get!(file.cast::<[u8; 64]>().cast_const())?;
-            let file = fabric::open(&word).map_err(|e| Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, e))?;
+            let file = fabric::open(&word).map_err(|e| DriverError::new(CUresult::CUDA_ERROR_INVALID_HANDLE, e))?;
             let physical = Physical::import(file, None)?;
             machine.device(physical.device() as i32)?;
             return put!(out, machine.memory.handles().add(physical));
@@ -154,10 +154,10 @@ abi! {
         // The descriptor's number is passed as a pointer: 0 is NULL, and refused as such.
         let number = RawFd::try_from(file as i64).ok().filter(|&n| n > 0);
         let number = number
-            .ok_or_else(|| Refusal::invalid(format!("{} is no file descriptor above 0", file as i64)))?;
+            .ok_or_else(|| DriverError::invalid(format!("{} is no file descriptor above 0", file as i64)))?;
         // SAFETY: the caller passes an open descriptor and keeps it open for the call; it stays the caller's.
         let file = unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned();
-        let file = file.map_err(|e| Refusal::invalid(format!("file descriptor {number}: {e}")))?;
+        let file = file.map_err(|e| DriverError::invalid(format!("file descriptor {number}: {e}")))?;
         let physical = Physical::import(file, None)?;
         machine.device(physical.device() as i32)?;
         put!(out, machine.memory.handles().add(physical))?;
@@ -165,42 +165,46 @@ abi! {
 }
 
 /// The device on which memory is requested, and the handle types that it must be exportable as.
-fn requested(machine: &Machine, properties: &CUmemAllocationProp) -> Answer<(usize, u32)> {
+fn requested(machine: &Machine, properties: &CUmemAllocationProp) -> DriverResult<(usize, u32)> {
     if properties.type_ != CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED {
-        return Err(Refusal::invalid(format!("memory of type {:?} is not modelled", properties.type_)));
+        return Err(DriverError::invalid(format!("memory of type {:?} is not modelled", properties.type_)));
     }
     let kinds = properties.requestedHandleTypes.0;
     let granted = POSIX_FD.0 | if machine.fabric { FABRIC.0 } else { 0 };
     if kinds & !granted != 0 {
-        return Err(Refusal::unsupported(format!(
+        return Err(DriverError::unsupported(format!(
             "memory with handles of types {kinds:#x}: there are {granted:#x}"
         )));
     }
     Ok((device_of(machine, &properties.location)?, kinds))
 }
 
-pub(super) fn device_of(machine: &Machine, at: &CUmemLocation) -> Answer<usize> {
+pub(super) fn device_of(machine: &Machine, at: &CUmemLocation) -> DriverResult<usize> {
     let CUmemLocation { type_: kind, .. } = *at;
     if kind != CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE {
-        return Err(Refusal::unsupported(format!("memory at locations of type {kind:?} is not modelled")));
+        return Err(DriverError::unsupported(format!(
+            "memory at locations of type {kind:?} is not modelled"
+        )));
     }
     Ok(machine.device(ordinal_of(at))?.ordinal)
 }
 
-pub(super) fn access_of(flags: CUmemAccess_flags) -> Answer<Access> {
+pub(super) fn access_of(flags: CUmemAccess_flags) -> DriverResult<Access> {
     match flags {
         CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE => Ok(Access::empty()),
         CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ => Ok(Access::READ),
         CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE => Ok(Access::all()),
-        other => Err(Refusal::invalid(format!("access flags {other:?}"))),
+        other => Err(DriverError::invalid(format!("access flags {other:?}"))),
     }
 }
 
-fn check_kind(machine: &Machine, kind: CUmemAllocationHandleType) -> Answer {
+fn check_kind(machine: &Machine, kind: CUmemAllocationHandleType) -> DriverResult {
     match kind {
         POSIX_FD => Ok(()),
         FABRIC if machine.fabric => Ok(()),
-        other => Err(Refusal::unsupported(format!("shareable handles of type {other:?} are not modelled"))),
+        other => {
+            Err(DriverError::unsupported(format!("shareable handles of type {other:?} are not modelled")))
+        }
     }
 }
 

@@ -39,7 +39,7 @@ pub(crate) fn split(
     made(child.handle);
     let Part { id, opened, .. } = part?;
     init::meet(machine, library, &child, id)?;
-    parent.let_live();
+    parent.unlink_child();
     Opened::met(opened);
     Ok(())
 }
@@ -132,7 +132,7 @@ pub(crate) fn shrink(
     )?;
     let id = UniqueId::from_words([words[1], words[2]].map(|word| shared.word(word).load(Ordering::Relaxed)));
     init::meet(machine, library, &child, id)?;
-    parent.let_live();
+    parent.unlink_child();
     Opened::met(opened);
     Ok(())
 }

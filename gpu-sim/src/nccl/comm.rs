@@ -266,7 +266,7 @@ impl Comm {
     }
 
     /// Unlinks the child once it is made: an abort of this communicator no longer affects it.
-    pub(crate) fn let_live(&self) {
+    pub(crate) fn unlink_child(&self) {
         self.linked.store(0, Ordering::SeqCst);
     }
 

@@ -19,7 +19,7 @@ use super::library::Library;
 use super::p2p::Message;
 use super::plan::{Collective, Join, Plan, Side, Step};
 use super::rma::{self, OneSided};
-use crate::abi::Refusal;
+use crate::abi::DriverError;
 use crate::sched::{self, Signal, panic_text, with_local};
 use crate::stream::Stream;
 use crate::world::Machine;
@@ -191,7 +191,7 @@ fn run_jobs(machine: &Arc<Machine>, queues: Vec<Vec<Job>>) -> Result {
         machine.sched.spawn(&machine.devices[0].pool, name.into(), Box::new(move || lane.run()));
     }
     let reason = || format!("the calls of {count} communicators in a group");
-    sched::wait_out(&ends.signal, reason, || ends.results().len() == count)
+    sched::wait_uninterruptible(&ends.signal, reason, || ends.results().len() == count)
         .map_err(|error| Failure::system(error.to_string()))?;
     let results = std::mem::take(&mut *ends.results());
     results.into_values().collect()
@@ -278,7 +278,7 @@ fn steps(comm: &Comm, operations: Vec<Operation>) -> Vec<Step> {
 }
 
 /// Converts a driver error to the error that NCCL returns.
-pub(crate) fn cuda(refusal: Refusal) -> Failure {
+pub(crate) fn cuda(refusal: DriverError) -> Failure {
     let why = refusal.why.as_deref().unwrap_or("the context was poisoned by an earlier fault, or is gone");
     Failure::cuda(format!("{:?}: {why}", refusal.code))
 }

@@ -2,7 +2,7 @@
 
 use super::comm::Comm;
 use super::error::{Failure, Result};
-use super::shm::{CARD_WORDS, Card, Plane};
+use super::shm::{CARD_WORDS, Plane, RankMessage};
 
 /// The kind of call; the first word of its cards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,14 +38,14 @@ impl Call {
 }
 
 /// A card of a call.
-pub(crate) fn card(call: Call) -> Card {
+pub(crate) fn card(call: Call) -> RankMessage {
     let mut card = [0; CARD_WORDS];
     card[0] = call as u64;
     card
 }
 
 /// Exchanges a card with all ranks. Fails (strict) or hangs (faithful) if another rank makes a different call.
-pub(crate) fn exchange(comm: &Comm, card: &Card) -> Result<Vec<Card>> {
+pub(crate) fn exchange(comm: &Comm, card: &RankMessage) -> Result<Vec<RankMessage>> {
     let name = Call::name(card[0]);
     let cards = comm.exchange(Plane::Host, name, card)?;
     if cards.iter().all(|other| other[0] == card[0]) {

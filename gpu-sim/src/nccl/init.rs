@@ -8,8 +8,8 @@ use super::config::Config;
 use super::error::{Failure, Result};
 use super::group::cuda;
 use super::library::Library;
-use super::shm::{CARD_WORDS, Card, Plane, Shared};
-use crate::abi::Refusal;
+use super::shm::{CARD_WORDS, Plane, RankMessage, Shared};
+use crate::abi::DriverError;
 use crate::memory::GRANULARITY;
 use crate::sched::{self, Scheduler};
 use crate::world::{Machine, Mode};
@@ -80,7 +80,7 @@ fn join(
 /// Takes the device memory of the communicator itself. Real NCCL takes far more, and most of it at first use.
 fn furnish(machine: &Machine, comm: &Comm) -> Result {
     let arena = &machine.devices[comm.device].arena;
-    let take = |bytes: u64| arena.allocate(bytes, 0).map_err(|error| cuda(Refusal::from(error)));
+    let take = |bytes: u64| arena.allocate(bytes, 0).map_err(|error| cuda(DriverError::from(error)));
     let scratch = Scratch {
         persistent: take(GRANULARITY)?,
         buffers: take(GRANULARITY * (comm.size as u64 - 1).max(1))?,
@@ -91,7 +91,7 @@ fn furnish(machine: &Machine, comm: &Comm) -> Result {
 
 /// The ranks exchange facts about their devices.
 fn introduce(machine: &Machine, comm: &Comm) -> Result {
-    let mut card: Card = [0; CARD_WORDS];
+    let mut card: RankMessage = [0; CARD_WORDS];
     card[0] = comm.device as u64;
     card[1] = machine.devices[comm.device].arena.capacity();
     let cards = comm.exchange(Plane::Host, "the communicator's init", &card)?;

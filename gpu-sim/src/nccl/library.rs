@@ -11,7 +11,7 @@ use super::comm::Comm;
 use super::error::{Failure, Result};
 use super::window::Windows;
 use crate::sched::Scheduler;
-use crate::world::{Leak, Machine, Part};
+use crate::world::{Leak, Machine, WorldState};
 
 /// Handles are numbers that look like addresses. None is reused, and none can be dereferenced.
 const FIRST_HANDLE: usize = 0x6ecc_1000;
@@ -107,7 +107,7 @@ impl Library {
     }
 }
 
-impl Part for Library {
+impl WorldState for Library {
     fn leaks(&self) -> Vec<Leak> {
         self.comms().values().map(|comm| Leak { kind: "communicator", what: comm.to_string() }).collect()
     }

@@ -9,9 +9,9 @@ use super::comm::Comm;
 use super::error::{Failure, Interrupted};
 use super::p2p::{self, Direction, Message};
 use super::rma::{self, OneSided};
-use super::shm::{CARD_WORDS, Card, Plane};
+use super::shm::{CARD_WORDS, Plane, RankMessage};
 use super::ticket::Ticket;
-use super::transport::odd_one;
+use super::transport::find_minority;
 use crate::fault::Fault;
 use crate::memory::{Access, View};
 use crate::sched;
@@ -234,7 +234,7 @@ fn collective(
 ) -> Result<(), Interrupted> {
     let number = comm.collectives.fetch_add(1, Ordering::SeqCst);
     if comm.size > 1 {
-        let mut card: Card = [0; CARD_WORDS];
+        let mut card: RankMessage = [0; CARD_WORDS];
         card[0] = number;
         card[SHAPE].copy_from_slice(&one.shape.words());
         card[REGISTERED] = one.binding.registered;
@@ -254,19 +254,19 @@ fn collective(
 }
 
 /// Describes the first difference between the ranks' calls, if there is one.
-fn divergence(cards: &[Card]) -> Option<String> {
+fn divergence(cards: &[RankMessage]) -> Option<String> {
     if let Some(rank) = cards.iter().position(|card| card[STALE] != 0) {
         return Some(format!(
             "rank {rank} runs work whose window was deregistered after it was enqueued or captured"
         ));
     }
-    let (odd, usual) = odd_one(cards)?;
+    let (odd, usual) = find_minority(cards)?;
     let (a, b) = (&cards[odd], &cards[usual]);
     let both = |odd_says: String, usual_says: String| {
         Some(format!("rank {odd} {odd_says}, while rank {usual} {usual_says}"))
     };
     if a[SHAPE] != b[SHAPE] {
-        let calls = |card: &Card| {
+        let calls = |card: &RankMessage| {
             let mut words = [0; 5];
             words.copy_from_slice(&card[SHAPE]);
             format!("calls {}", Shape::describe(&words))
@@ -278,14 +278,14 @@ fn divergence(cards: &[Card]) -> Option<String> {
             0 => "no window".to_owned(),
             _ => format!("window {} at {offset:#x}", number - 1),
         };
-        let has = |card: &Card| {
+        let has = |card: &RankMessage| {
             let w = &card[WINDOWS];
             format!("sends from {} and receives in {}", place(w[0], w[1]), place(w[2], w[3]))
         };
         return both(has(a), has(b));
     }
     if a[REGISTERED] != b[REGISTERED] {
-        let has = |card: &Card| {
+        let has = |card: &RankMessage| {
             let one = |bit: u64| if card[REGISTERED] & bit != 0 { "registered" } else { "unregistered" };
             format!("has its send buffer {} and its receive buffer {}", one(1), one(2))
         };

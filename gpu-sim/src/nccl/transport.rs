@@ -4,14 +4,19 @@ use std::sync::atomic::Ordering;
 
 use super::comm::Comm;
 use super::error::Interrupted;
-use super::shm::{CARD_WORDS, Card, Plane};
+use super::shm::{CARD_WORDS, Plane, RankMessage};
 
 impl Comm {
     /// Sends `card` to all ranks and returns all ranks' cards, by rank.
     ///
     /// There are two slots for cards. The cards of a phase stay until a rank enters the phase after the next; by then
     /// every rank has arrived at the next phase and so has read them. No card is overwritten while it is read.
-    pub(crate) fn exchange(&self, plane: Plane, what: &str, card: &Card) -> Result<Vec<Card>, Interrupted> {
+    pub(crate) fn exchange(
+        &self,
+        plane: Plane,
+        what: &str,
+        card: &RankMessage,
+    ) -> Result<Vec<RankMessage>, Interrupted> {
         let shared = self.shared();
         let layout = shared.layout();
         let phase = self.phase(plane) + 1;
@@ -87,8 +92,8 @@ impl Comm {
 }
 
 /// Finds a rank whose card differs from the majority. Returns that rank, and one rank of the majority.
-pub(crate) fn odd_one(cards: &[Card]) -> Option<(usize, usize)> {
-    let like = |card: &Card| cards.iter().filter(|other| *other == card).count();
+pub(crate) fn find_minority(cards: &[RankMessage]) -> Option<(usize, usize)> {
+    let like = |card: &RankMessage| cards.iter().filter(|other| *other == card).count();
     let (usual, card) =
         cards.iter().enumerate().max_by_key(|(rank, card)| (like(card), usize::MAX - rank))?;
     let odd = cards.iter().position(|other| other != card)?;

@@ -109,7 +109,7 @@ pub fn wait(
 
 /// Blocks until `condition` holds, also after a deadlock or the end of the world. Use it for jobs of the world whose
 /// own waits end in these cases, so that the condition always becomes true. Returns the first such error.
-pub(crate) fn wait_out(
+pub(crate) fn wait_uninterruptible(
     signal: &Signal,
     reason: impl Fn() -> String,
     mut condition: impl FnMut() -> bool,

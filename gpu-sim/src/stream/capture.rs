@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cuda_driver_sys::{CUgraphNodeType, CUresult, CUstreamCaptureMode};
 
 use super::graph::{Graph, Node};
-use super::{Flavour, Stream, Streams, Work};
-use crate::abi::{Answer, Refusal};
+use super::{Stream, StreamKind, Streams, Work};
+use crate::abi::{DriverError, DriverResult};
 use crate::sched::with_local;
 use crate::world::Machine;
 
@@ -79,9 +79,9 @@ impl Session {
         self.state().ended
     }
 
-    fn check(&self) -> Answer {
+    fn check(&self) -> DriverResult {
         match &self.state().invalid {
-            Some(why) => Err(Refusal::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, why.clone())),
+            Some(why) => Err(DriverError::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, why.clone())),
             None => Ok(()),
         }
     }
@@ -105,30 +105,30 @@ impl Stream {
 
     /// Like [`Stream::capturing`]. Fails if the capture is invalid, and on the legacy stream while a stream that it
     /// would wait for captures.
-    pub(super) fn capturing_or_refuse(&self, machine: &Machine) -> Answer<Option<Capturing>> {
+    pub(super) fn capturing_or_refuse(&self, machine: &Machine) -> DriverResult<Option<Capturing>> {
         if let Some(capturing) = self.capturing() {
             capturing.session.check()?;
             return Ok(Some(capturing));
         }
         if let Some((session, why)) = self.implicit(machine) {
             session.invalidate(why.clone());
-            return Err(Refusal::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, why));
+            return Err(DriverError::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, why));
         }
         Ok(None)
     }
 
     /// Like [`Stream::capturing`], for queries. It also fails on the legacy stream while a stream that it would wait
     /// for captures, but invalidates nothing (documented, not measured).
-    pub(crate) fn asked_for_capture(&self, machine: &Machine) -> Answer<Option<Capturing>> {
+    pub(crate) fn asked_for_capture(&self, machine: &Machine) -> DriverResult<Option<Capturing>> {
         match self.implicit(machine) {
-            Some((_, why)) => Err(Refusal::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, why)),
+            Some((_, why)) => Err(DriverError::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, why)),
             None => Ok(self.capturing()),
         }
     }
 
     /// For the legacy stream: the capture of a stream that it would wait for, and the error text.
     fn implicit(&self, machine: &Machine) -> Option<(Arc<Session>, String)> {
-        if self.flavour != Flavour::Legacy {
+        if self.flavour != StreamKind::Legacy {
             return None;
         }
         machine.streams.of_context(self.context.id).into_iter().find_map(|other| {
@@ -144,7 +144,7 @@ impl Stream {
         machine: &Machine,
         kind: CUgraphNodeType,
         work: &Arc<dyn Work>,
-    ) -> Answer<bool> {
+    ) -> DriverResult<bool> {
         let Some(capturing) = self.capturing_or_refuse(machine)? else { return Ok(false) };
         let node = Node { kind, work: Some(work.clone()), after: capturing.after };
         let node = capturing.session.add(node);
@@ -158,18 +158,18 @@ impl Stream {
         machine: &Machine,
         session: &Arc<Session>,
         nodes: &[usize],
-    ) -> Answer {
+    ) -> DriverResult {
         if session.has_ended() {
-            return Err(Refusal::invalid(format!(
+            return Err(DriverError::invalid(format!(
                 "{} waits for an event whose capture has ended",
                 self.name
             )));
         }
         session.check()?;
-        if self.flavour == Flavour::Legacy {
+        if self.flavour == StreamKind::Legacy {
             let why = format!("{} cannot capture", self.name);
             session.invalidate(why.clone());
-            return Err(Refusal::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, why));
+            return Err(DriverError::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, why));
         }
         let mut after = match self.capturing_or_refuse(machine)? {
             Some(capturing) if Arc::ptr_eq(&capturing.session, session) => capturing.after,
@@ -177,7 +177,7 @@ impl Stream {
                 let why = format!("{} would merge two captures", self.name);
                 capturing.session.invalidate(why.clone());
                 session.invalidate(why.clone());
-                return Err(Refusal::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE, why));
+                return Err(DriverError::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE, why));
             }
             None => {
                 session.state().streams.push(self.clone());
@@ -191,14 +191,18 @@ impl Stream {
     }
 
     /// Starts a capture on this stream.
-    pub(crate) fn begin_capture(self: &Arc<Self>, machine: &Machine, mode: CUstreamCaptureMode) -> Answer {
-        if self.flavour == Flavour::Legacy {
+    pub(crate) fn begin_capture(
+        self: &Arc<Self>,
+        machine: &Machine,
+        mode: CUstreamCaptureMode,
+    ) -> DriverResult {
+        if self.flavour == StreamKind::Legacy {
             let why = "the legacy stream cannot capture";
-            return Err(Refusal::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, why));
+            return Err(DriverError::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, why));
         }
         if self.capturing().is_some() {
             let why = format!("{} captures already", self.name);
-            return Err(Refusal::new(CUresult::CUDA_ERROR_ILLEGAL_STATE, why));
+            return Err(DriverError::new(CUresult::CUDA_ERROR_ILLEGAL_STATE, why));
         }
         let session = Arc::new(Session {
             id: machine.streams.number(),
@@ -213,21 +217,21 @@ impl Stream {
     }
 
     /// Ends the capture that began on this stream and returns its graph.
-    pub(crate) fn end_capture(&self, machine: &Machine) -> Answer<Arc<Graph>> {
+    pub(crate) fn end_capture(&self, machine: &Machine) -> DriverResult<Arc<Graph>> {
         let Some(capturing) = self.capturing() else {
             let why = format!("{} does not capture", self.name);
-            return Err(Refusal::new(CUresult::CUDA_ERROR_ILLEGAL_STATE, why));
+            return Err(DriverError::new(CUresult::CUDA_ERROR_ILLEGAL_STATE, why));
         };
         let session = capturing.session;
         if session.origin != self.id {
             let why = format!("the capture did not begin on {}", self.name);
             session.invalidate(why.clone());
-            return Err(Refusal::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, why));
+            return Err(DriverError::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, why));
         }
         let me = with_local(machine.id, |i: &mut Interaction| i.rank);
         if session.by != me && session.mode != CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED {
             let why = "only the thread that began a capture may end it, unless its mode is relaxed";
-            return Err(Refusal::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, why));
+            return Err(DriverError::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, why));
         }
         let (nodes, streams, invalid) = {
             let mut state = session.state();
@@ -246,10 +250,10 @@ impl Stream {
             }
         }
         if let Some(why) = invalid {
-            return Err(Refusal::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, why));
+            return Err(DriverError::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, why));
         }
         if let Some(why) = unjoined {
-            return Err(Refusal::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED, why));
+            return Err(DriverError::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED, why));
         }
         Ok(machine.streams.add_graph(nodes))
     }
@@ -270,7 +274,7 @@ fn ancestors(nodes: &[Node], of: &[usize]) -> BTreeSet<usize> {
 impl Streams {
     /// Refuses a call that could disturb a capture (allocation, event query, synchronisation) if the modes of the
     /// capture and of the rank forbid it, and invalidates the affected captures.
-    pub(crate) fn forbid_during_capture(&self, machine: &Machine, call: &str) -> Answer {
+    pub(crate) fn forbid_during_capture(&self, machine: &Machine, call: &str) -> DriverResult {
         let sessions = self.table().sessions.clone();
         if sessions.is_empty() {
             return Ok(());
@@ -291,7 +295,7 @@ impl Streams {
         }
         let why = format!("{call} during a capture that forbids it");
         hit.iter().for_each(|s| s.invalidate(why.clone()));
-        Err(Refusal::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, why))
+        Err(DriverError::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, why))
     }
 
     /// Sets the rank's mode and returns the previous one.

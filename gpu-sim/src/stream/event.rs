@@ -7,7 +7,7 @@ use cuda_driver_sys::{CUevent, CUresult};
 
 use super::capture::Session;
 use super::{Op, Stream, Streams};
-use crate::abi::{Answer, Refusal};
+use crate::abi::{DriverError, DriverResult};
 use crate::sched::{self, Signal, WaitError};
 use crate::world::Machine;
 
@@ -61,10 +61,10 @@ impl Event {
     }
 
     /// Records the event after all work that is in `stream` now.
-    pub(crate) fn record(self: &Arc<Self>, machine: &Arc<Machine>, stream: &Arc<Stream>) -> Answer {
+    pub(crate) fn record(self: &Arc<Self>, machine: &Arc<Machine>, stream: &Arc<Stream>) -> DriverResult {
         if self.context != stream.context.id {
             let why = format!("event {:#x} and {} belong to different contexts", self.id, stream.name);
-            return Err(Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, why));
+            return Err(DriverError::new(CUresult::CUDA_ERROR_INVALID_HANDLE, why));
         }
         stream.make_room();
         if let Some(capturing) = stream.capturing_or_refuse(machine)? {
@@ -84,7 +84,7 @@ impl Event {
     }
 
     /// Makes later work of `stream` wait for the last record, or join the capture in which it was made.
-    pub(crate) fn hold_back(&self, machine: &Arc<Machine>, stream: &Arc<Stream>) -> Answer {
+    pub(crate) fn make_stream_wait(&self, machine: &Arc<Machine>, stream: &Arc<Stream>) -> DriverResult {
         // An event that was never recorded delays nothing.
         let has_mark = matches!(*self.last(), Last::Mark(_));
         if has_mark {
@@ -100,7 +100,7 @@ impl Event {
             let why =
                 format!("{} waits for event {:#x}, recorded outside of its capture", stream.name, self.id);
             capturing.session.invalidate(why.clone());
-            return Err(Refusal::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION, why));
+            return Err(DriverError::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION, why));
         }
         let id = self.id;
         let run = Box::new(move |_: &super::Exec| Ok(mark.wait(id)?));
@@ -110,28 +110,28 @@ impl Event {
     }
 
     /// Returns the last record in a stream; `None` if there never was one.
-    fn mark(&self) -> Answer<Option<Arc<Mark>>> {
+    fn mark(&self) -> DriverResult<Option<Arc<Mark>>> {
         match &*self.last() {
             Last::Never => Ok(None),
             Last::Mark(mark) => Ok(Some(mark.clone())),
             Last::Captured(session, _) => {
                 let why = format!("event {:#x} was last recorded by a capture", self.id);
                 if session.has_ended() {
-                    return Err(Refusal::invalid(why));
+                    return Err(DriverError::invalid(why));
                 }
                 session.invalidate(format!("event {:#x} was asked about", self.id));
-                Err(Refusal::new(CUresult::CUDA_ERROR_CAPTURED_EVENT, why))
+                Err(DriverError::new(CUresult::CUDA_ERROR_CAPTURED_EVENT, why))
             }
         }
     }
 
     /// True if the last record has completed.
-    pub(crate) fn is_done(&self) -> Answer<bool> {
+    pub(crate) fn is_done(&self) -> DriverResult<bool> {
         Ok(self.mark()?.is_none_or(|mark| mark.is_reached()))
     }
 
     /// Blocks until the record that is the last one at the call has completed.
-    pub(crate) fn synchronize(&self) -> Answer {
+    pub(crate) fn synchronize(&self) -> DriverResult {
         match self.mark()? {
             Some(mark) => Ok(mark.wait(self.id)?),
             None => Ok(()),
@@ -139,12 +139,12 @@ impl Event {
     }
 
     /// Returns the time from `start` to this event.
-    pub(crate) fn elapsed_since(&self, start: &Self) -> Answer<f64> {
+    pub(crate) fn elapsed_since(&self, start: &Self) -> DriverResult<f64> {
         let mut times = [0.0; 2];
         for (time, event) in times.iter_mut().zip([start, self]) {
             let Some(mark) = event.mark()?.filter(|_| event.timed) else {
                 let why = format!("event {:#x} is not timed or was never recorded", event.id);
-                return Err(Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, why));
+                return Err(DriverError::new(CUresult::CUDA_ERROR_INVALID_HANDLE, why));
             };
             let reached = mark.reached.get().ok_or(CUresult::CUDA_ERROR_NOT_READY)?;
             *time = reached.as_secs_f64() * 1e3;
@@ -162,16 +162,16 @@ impl Streams {
         event
     }
 
-    pub(crate) fn event(&self, handle: CUevent) -> Answer<Arc<Event>> {
+    pub(crate) fn event(&self, handle: CUevent) -> DriverResult<Arc<Event>> {
         self.table().events.get(&(handle as u64)).cloned().ok_or_else(|| no_event(handle))
     }
 
-    pub(crate) fn destroy_event(&self, handle: CUevent) -> Answer {
+    pub(crate) fn destroy_event(&self, handle: CUevent) -> DriverResult {
         let gone = self.table().events.remove(&(handle as u64));
         gone.map(drop).ok_or_else(|| no_event(handle))
     }
 }
 
-fn no_event(handle: CUevent) -> Refusal {
-    Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, format!("{handle:p} is no live event"))
+fn no_event(handle: CUevent) -> DriverError {
+    DriverError::new(CUresult::CUDA_ERROR_INVALID_HANDLE, format!("{handle:p} is no live event"))
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cuda_driver_sys::{CUgraph, CUgraphExec, CUgraphExecUpdateResult, CUgraphNodeType, CUresult};
 
 use super::{Exec, Launched, Op, Stream, Streams, Work};
-use crate::abi::{Answer, Refusal};
+use crate::abi::{DriverError, DriverResult};
 use crate::fault::Fault;
 use crate::sched::{self, Signal};
 use crate::world::Machine;
@@ -85,11 +85,11 @@ impl Graph {
 
     /// Removes `count` references of the graph; fails and changes nothing if it has fewer. Returns the object if
     /// these were the graph's last, so that the caller can drop it where its destructor may run.
-    pub(crate) fn release(&self, id: u64, count: u32) -> Answer<Option<Arc<UserObject>>> {
+    pub(crate) fn release(&self, id: u64, count: u32) -> DriverResult<Option<Arc<UserObject>>> {
         let mut objects = self.objects();
         let references = objects.get(&id).map_or(0, |(_, references)| *references);
         match references.checked_sub(count) {
-            None => Err(Refusal::invalid(format!(
+            None => Err(DriverError::invalid(format!(
                 "the graph has {references} references to {id:#x}, of which {count} are to go"
             ))),
             Some(0) => Ok(objects.remove(&id).map(|(object, _)| object)),
@@ -103,11 +103,11 @@ impl Graph {
 
 impl GraphExec {
     /// Enqueues one run of the graph on `stream`.
-    pub(crate) fn launch(&self, machine: &Arc<Machine>, stream: &Arc<Stream>) -> Answer {
+    pub(crate) fn launch(&self, machine: &Arc<Machine>, stream: &Arc<Stream>) -> DriverResult {
         stream.make_room();
         if stream.capturing_or_refuse(machine)?.is_some() {
             let why = "launching a graph into a capture (child graphs) is not modelled";
-            return Err(Refusal::unsupported(why));
+            return Err(DriverError::unsupported(why));
         }
         stream.push_with(machine, |ticket| {
             let nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -270,12 +270,12 @@ impl Streams {
         graph
     }
 
-    pub(crate) fn graph(&self, handle: CUgraph) -> Answer<Arc<Graph>> {
+    pub(crate) fn graph(&self, handle: CUgraph) -> DriverResult<Arc<Graph>> {
         self.table().graphs.get(&(handle as u64)).cloned().ok_or_else(|| gone("graph", handle as u64))
     }
 
     /// Returns the graph that has this node, and the node's index in it.
-    pub(crate) fn node(&self, handle: u64) -> Answer<(Arc<Graph>, usize)> {
+    pub(crate) fn node(&self, handle: u64) -> DriverResult<(Arc<Graph>, usize)> {
         let table = self.table();
         let found = table.graphs.values().find_map(|g| {
             let index = handle.checked_sub(g.first_node).filter(|&i| i < g.nodes.len() as u64)?;
@@ -284,7 +284,7 @@ impl Streams {
         found.ok_or_else(|| gone("graph node", handle))
     }
 
-    pub(crate) fn destroy_graph(&self, handle: CUgraph) -> Answer {
+    pub(crate) fn destroy_graph(&self, handle: CUgraph) -> DriverResult {
         let graph = self.table().graphs.remove(&(handle as u64));
         graph.map(drop).ok_or_else(|| gone("graph", handle as u64))
     }
@@ -299,7 +299,7 @@ impl Streams {
         exec
     }
 
-    pub(crate) fn exec(&self, handle: CUgraphExec) -> Answer<Arc<GraphExec>> {
+    pub(crate) fn exec(&self, handle: CUgraphExec) -> DriverResult<Arc<GraphExec>> {
         self.table()
             .execs
             .get(&(handle as u64))
@@ -307,7 +307,7 @@ impl Streams {
             .ok_or_else(|| gone("executable graph", handle as u64))
     }
 
-    pub(crate) fn destroy_exec(&self, handle: CUgraphExec) -> Answer {
+    pub(crate) fn destroy_exec(&self, handle: CUgraphExec) -> DriverResult {
         let exec = self.table().execs.remove(&(handle as u64));
         exec.map(drop).ok_or_else(|| gone("executable graph", handle as u64))
     }
@@ -327,14 +327,14 @@ impl Streams {
         id
     }
 
-    pub(crate) fn object(&self, id: u64) -> Answer<Arc<UserObject>> {
+    pub(crate) fn object(&self, id: u64) -> DriverResult<Arc<UserObject>> {
         let table = self.table();
         let own = table.objects.get(&id).map(|(object, _)| object.clone());
         let of_graph = || table.graphs.values().find_map(|it| Some(it.objects().get(&id)?.0.clone()));
         own.or_else(of_graph).ok_or_else(|| gone("user object", id))
     }
 
-    pub(crate) fn retain_object(&self, id: u64, count: u32) -> Answer {
+    pub(crate) fn retain_object(&self, id: u64, count: u32) -> DriverResult {
         let object = self.object(id)?;
         let mut table = self.table();
         let (_, references) = table.objects.entry(id).or_insert((object, 0));
@@ -344,16 +344,16 @@ impl Streams {
 
     /// Returns the object if these were the program's last references, so that the caller can drop it where its
     /// destructor may run.
-    pub(crate) fn release_object(&self, id: u64, count: u32) -> Answer<Option<Arc<UserObject>>> {
+    pub(crate) fn release_object(&self, id: u64, count: u32) -> DriverResult<Option<Arc<UserObject>>> {
         let mut table = self.table();
         let (_, references) = table.objects.get_mut(&id).ok_or_else(|| gone("user object", id))?;
         *references = references.checked_sub(count).ok_or_else(|| {
-            Refusal::invalid(format!("releasing {count} references of {references} to {id:#x}"))
+            DriverError::invalid(format!("releasing {count} references of {references} to {id:#x}"))
         })?;
         Ok(if *references == 0 { table.objects.remove(&id).map(|o| o.0) } else { None })
     }
 }
 
-fn gone(what: &str, handle: u64) -> Refusal {
-    Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, format!("{handle:#x} is no live {what}"))
+fn gone(what: &str, handle: u64) -> DriverError {
+    DriverError::new(CUresult::CUDA_ERROR_INVALID_HANDLE, format!("{handle:#x} is no live {what}"))
 }

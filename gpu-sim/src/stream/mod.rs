@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_driver_sys::{CUresult, CUstream};
 
-use crate::abi::{Answer, Refusal};
+use crate::abi::{DriverError, DriverResult};
 use crate::device::Context;
 use crate::sched::with_local;
 use crate::world::{Leak, Machine};
@@ -35,7 +35,7 @@ use crate::world::{Leak, Machine};
 use capture::Session;
 use event::Event;
 use graph::{Graph, GraphExec, UserObject};
-pub(crate) use queue::{Flavour, Op, Stream};
+pub(crate) use queue::{Op, Stream, StreamKind};
 pub(crate) use work::Repeat;
 pub use work::{Exec, Launched, Work};
 
@@ -91,20 +91,20 @@ struct PerThread(BTreeMap<u64, Arc<Stream>>);
 
 impl Machine {
     /// Returns the stream of a handle. Its context must not be poisoned.
-    pub(crate) fn stream(&self, handle: CUstream) -> Answer<Arc<Stream>> {
+    pub(crate) fn stream(&self, handle: CUstream) -> DriverResult<Arc<Stream>> {
         let stream = self.stream_even_poisoned(handle)?;
         stream.context.check()?;
         Ok(stream)
     }
 
-    pub(crate) fn stream_even_poisoned(&self, handle: CUstream) -> Answer<Arc<Stream>> {
+    pub(crate) fn stream_even_poisoned(&self, handle: CUstream) -> DriverResult<Arc<Stream>> {
         match handle as u64 {
             0 | LEGACY => Ok(self.streams.legacy(&self.current_even_poisoned()?)),
             PER_THREAD => {
                 let context = self.current_even_poisoned()?;
                 let own = with_local(self.id, |own: &mut PerThread| own.0.get(&context.id).cloned());
                 Ok(own.unwrap_or_else(|| {
-                    let stream = self.streams.create(&context, Flavour::PerThread, 0);
+                    let stream = self.streams.create(&context, StreamKind::PerThread, 0);
                     with_local(self.id, |own: &mut PerThread| own.0.insert(context.id, stream.clone()));
                     stream
                 }))
@@ -112,7 +112,7 @@ impl Machine {
             id => {
                 self.streams.table().streams.get(&id).filter(|s| s.flavour.is_created()).cloned().ok_or_else(
                     || {
-                        Refusal::new(
+                        DriverError::new(
                             CUresult::CUDA_ERROR_INVALID_HANDLE,
                             format!("{id:#x} is no live stream"),
                         )
@@ -132,7 +132,7 @@ impl Streams {
         self.next.fetch_add(1, SeqCst)
     }
 
-    pub(crate) fn create(&self, context: &Arc<Context>, flavour: Flavour, priority: i32) -> Arc<Stream> {
+    pub(crate) fn create(&self, context: &Arc<Context>, flavour: StreamKind, priority: i32) -> Arc<Stream> {
         let stream = Stream::new(self.number(), context.clone(), flavour, priority);
         self.table().streams.insert(stream.id, stream.clone());
         stream
@@ -141,7 +141,7 @@ impl Streams {
     /// Returns the legacy default stream of a context, creating it on first use.
     pub(crate) fn legacy(&self, context: &Arc<Context>) -> Arc<Stream> {
         let mut table = self.table();
-        let make = || Stream::new(self.number(), context.clone(), Flavour::Legacy, 0);
+        let make = || Stream::new(self.number(), context.clone(), StreamKind::Legacy, 0);
         table.legacy.entry(context.id).or_insert_with(make).clone()
     }
 
@@ -150,10 +150,10 @@ impl Streams {
         self.table().legacy.get(&context).cloned()
     }
 
-    pub(crate) fn destroy(&self, id: u64) -> Answer<Arc<Stream>> {
+    pub(crate) fn destroy(&self, id: u64) -> DriverResult<Arc<Stream>> {
         let mut table = self.table();
         let stream = table.streams.remove(&id).ok_or_else(|| {
-            Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, format!("{id:#x} is no live stream"))
+            DriverError::new(CUresult::CUDA_ERROR_INVALID_HANDLE, format!("{id:#x} is no live stream"))
         })?;
         table.retiring.retain(|s| !s.is_idle());
         table.retiring.push(stream.clone());
@@ -166,7 +166,7 @@ impl Streams {
     }
 
     /// Waits until all work that was enqueued on a context before is done.
-    pub(crate) fn synchronize_context(&self, context: &Context) -> Answer {
+    pub(crate) fn synchronize_context(&self, context: &Context) -> DriverResult {
         for stream in self.of_context(context.id) {
             stream.wait_all()?;
         }
@@ -174,7 +174,7 @@ impl Streams {
     }
 
     /// Waits until all work that was enqueued on a device before is done.
-    pub(crate) fn synchronize_device(&self, device: usize) -> Answer {
+    pub(crate) fn synchronize_device(&self, device: usize) -> DriverResult {
         let streams: Vec<Arc<Stream>> =
             self.table().all().filter(|s| s.context.device == device).cloned().collect();
         for stream in streams {

@@ -9,7 +9,7 @@ use cuda_driver_sys::{CUgraphNodeType, CUresult};
 
 use super::capture::Capturing;
 use super::{Exec, Launched, Work};
-use crate::abi::{Answer, Refusal};
+use crate::abi::{DriverError, DriverResult};
 use crate::device::Context;
 use crate::fault::Fault;
 use crate::sched::{self, Signal, WaitError, panic_text};
@@ -17,7 +17,7 @@ use crate::world::Machine;
 
 /// Kind of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Flavour {
+pub(crate) enum StreamKind {
     /// Created by the program; ordered with the legacy stream.
     Blocking,
     /// Created by the program with `CU_STREAM_NON_BLOCKING`.
@@ -28,7 +28,7 @@ pub(crate) enum Flavour {
     PerThread,
 }
 
-impl Flavour {
+impl StreamKind {
     /// True if it is ordered with the legacy stream.
     pub(crate) fn is_blocking(self) -> bool {
         matches!(self, Self::Blocking | Self::PerThread)
@@ -45,7 +45,7 @@ pub(crate) struct Stream {
     pub(crate) id: u64,
     pub(crate) name: Arc<str>,
     pub(crate) context: Arc<Context>,
-    pub(crate) flavour: Flavour,
+    pub(crate) flavour: StreamKind,
     pub(crate) priority: i32,
     /// The capture that it records into.
     pub(super) capture: Mutex<Option<Capturing>>,
@@ -86,11 +86,11 @@ impl std::fmt::Debug for Stream {
 }
 
 impl Stream {
-    pub(super) fn new(id: u64, context: Arc<Context>, flavour: Flavour, priority: i32) -> Arc<Self> {
+    pub(super) fn new(id: u64, context: Arc<Context>, flavour: StreamKind, priority: i32) -> Arc<Self> {
         let kind = match flavour {
-            Flavour::Blocking | Flavour::NonBlocking => "stream",
-            Flavour::Legacy => "legacy stream",
-            Flavour::PerThread => "per-thread stream",
+            StreamKind::Blocking | StreamKind::NonBlocking => "stream",
+            StreamKind::Legacy => "legacy stream",
+            StreamKind::PerThread => "per-thread stream",
         };
         Arc::new(Self {
             id,
@@ -115,7 +115,7 @@ impl Stream {
         machine: &Arc<Machine>,
         kind: CUgraphNodeType,
         work: Arc<dyn Work>,
-    ) -> Answer {
+    ) -> DriverResult {
         self.launch_or_record(machine, kind, work).map(drop)
     }
 
@@ -125,7 +125,7 @@ impl Stream {
         machine: &Arc<Machine>,
         kind: CUgraphNodeType,
         work: Arc<dyn Work>,
-    ) -> Answer<bool> {
+    ) -> DriverResult<bool> {
         self.make_room();
         if self.record(machine, kind, &work)? {
             return Ok(false);
@@ -178,14 +178,14 @@ impl Stream {
     /// Dependencies of the next operation on this stream by the rules of the legacy default stream.
     fn ordered_after(&self, machine: &Machine) -> Vec<(Arc<Stream>, u64)> {
         let others = match self.flavour {
-            Flavour::NonBlocking => return Vec::new(),
-            Flavour::Blocking | Flavour::PerThread => {
+            StreamKind::NonBlocking => return Vec::new(),
+            StreamKind::Blocking | StreamKind::PerThread => {
                 Vec::from_iter(machine.streams.legacy_in_use(self.context.id))
             }
-            Flavour::Legacy => machine.streams.of_context(self.context.id),
+            StreamKind::Legacy => machine.streams.of_context(self.context.id),
         };
         let blocking =
-            |s: &Stream| s.flavour.is_blocking() || (s.flavour == Flavour::Legacy && s.id != self.id);
+            |s: &Stream| s.flavour.is_blocking() || (s.flavour == StreamKind::Legacy && s.id != self.id);
         others
             .into_iter()
             .filter(|s| blocking(s) && !s.is_idle())
@@ -252,17 +252,17 @@ impl Stream {
     /// The handle that the program uses for it.
     pub(crate) fn handle(&self) -> cuda_driver_sys::CUstream {
         match self.flavour {
-            Flavour::Legacy => std::ptr::null_mut(),
+            StreamKind::Legacy => std::ptr::null_mut(),
             _ => self.id as *mut _,
         }
     }
 
     /// Fails while the stream captures: such a call needs a result now.
-    pub(crate) fn refuse_while_capturing(&self, what: &str) -> Answer {
+    pub(crate) fn refuse_while_capturing(&self, what: &str) -> DriverResult {
         let session = self.capturing().map(|c| c.session);
         let Some(session) = session else { return Ok(()) };
         session.invalidate(format!("{what} of {}, which captures", self.name));
         let why = format!("{what} of {} during its capture", self.name);
-        Err(Refusal::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, why))
+        Err(DriverError::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, why))
     }
 }

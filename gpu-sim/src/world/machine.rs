@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub(crate) use super::builder::Mode;
-use super::{Builder, Leak, Part, Report, WorldError};
+use super::{Builder, Leak, Report, WorldError, WorldState};
 use crate::device::{Contexts, Device};
 use crate::fault::Faults;
 use crate::kernel::Kernels;
@@ -47,12 +47,12 @@ struct Notes {
     misuse: Vec<String>,
 }
 
-/// A [`Part`] that can be found by its type.
-trait PartOf: Part + std::fmt::Debug {
+/// A [`WorldState`] that can be found by its type.
+trait PartOf: WorldState + std::fmt::Debug {
     fn any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
 }
 
-impl<T: Part + std::fmt::Debug> PartOf for T {
+impl<T: WorldState + std::fmt::Debug> PartOf for T {
     fn any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
         self
     }
@@ -112,7 +112,7 @@ impl Machine {
     }
 
     /// Returns the world's `T`, created on first use.
-    pub(crate) fn part<T: Part + std::fmt::Debug + Default>(&self) -> Arc<T> {
+    pub(crate) fn part<T: WorldState + std::fmt::Debug + Default>(&self) -> Arc<T> {
         let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let part = parts.entry(TypeId::of::<T>()).or_insert_with(|| Arc::new(T::default())).clone();
         part.any().downcast().unwrap_or_else(|_| unreachable!("parts are kept by their own type"))

@@ -16,7 +16,7 @@ use crate::kernel::Launch;
 use crate::sched::{Actor, Deadlock, Scheduler, Step, Waiting};
 
 /// State that another part of the crate keeps in the world ([`Machine::part`]).
-pub(crate) trait Part: std::any::Any + Send + Sync {
+pub(crate) trait WorldState: std::any::Any + Send + Sync {
     /// Returns the objects that were created and not destroyed.
     fn leaks(&self) -> Vec<Leak>;
     /// Called at the world's end: stops threads, and ends waits outside of `sched`.

@@ -18,10 +18,10 @@ use crate::{
     value,
 };
 
-/// Line that a rank prints if its sums are correct.
+/// StoreSession that a rank prints if its sums are correct.
 const RIGHT: &str = "all sums are right";
 
-/// Line that a rank prints if it gets no window.
+/// StoreSession that a rank prints if it gets no window.
 const NO_WINDOW: &str = "no window: this NCCL has none here, and nothing can go wrong";
 
 /// Prefix of the line that a rank prints if a call fails, or if its sums are wrong.

@@ -12,12 +12,12 @@ use super::{
     circle::{Trace, Traced, generations, others, told},
     decide::{Decision, unlike},
     machine::{Input, Output},
-    place::{ARRIVAL, Errand, Place, generation_key, place_key},
+    place::{ARRIVAL, MeetingId, MeetingKind, generation_key, place_key},
     ranks::RankList,
     record::PoolId,
     refusal::{Absentee, Membership, Refusal, Waiting},
     versions,
-    vote::{Step, Vote},
+    vote::{DecisionRound, Step},
     wire::Message,
 };
 
@@ -43,7 +43,7 @@ enum Then {
 /// The next step of an arrival.
 pub(super) enum Arriving {
     Ask(Output),
-    /// Compute a decision for [`Arrival::propose`] from these posted records, in the members' order.
+    /// Compute a decision for [`RecordGather::propose`] from these posted records, in the members' order.
     Decide(Vec<Vec<u8>>),
     /// The stored decision.
     Stands(Vec<u8>),
@@ -52,31 +52,31 @@ pub(super) enum Arriving {
 
 /// A member's part in the first vote of a meeting.
 #[derive(Debug)]
-pub(super) struct Arrival {
+pub(super) struct RecordGather {
     rank: u32,
-    place: Place,
+    place: MeetingId,
     begun: Duration,
     patience: Duration,
     posts: Vec<u8>,
-    vote: Vote,
+    vote: DecisionRound,
     /// True if this rank stopped waiting although others might still come.
     leaves: bool,
     phase: Phase,
 }
 
-impl Arrival {
+impl RecordGather {
     /// The arrival of `rank` in the meeting at `place`. It posts `posts` and waits for the others for the time
     /// `patience`.
-    pub(super) fn new(rank: u32, place: Place, posts: Vec<u8>, patience: Duration) -> Self {
+    pub(super) fn new(rank: u32, place: MeetingId, posts: Vec<u8>, patience: Duration) -> Self {
         let vote = Self::vote(rank, &place, Vec::new(), Duration::ZERO);
         let (begun, leaves, phase) = (Duration::ZERO, false, Phase::Begin);
         Self { rank, place, begun, patience, posts, vote, leaves, phase }
     }
 
-    fn vote(rank: u32, place: &Place, posts: Vec<u8>, until: Duration) -> Vote {
+    fn vote(rank: u32, place: &MeetingId, posts: Vec<u8>, until: Duration) -> DecisionRound {
         let places = place.members.iter().map(|member| place_key(*member)).collect();
         let prefix = place.vote_prefix(ARRIVAL);
-        Vote::new(prefix, rank, place.members.clone(), posts, until).look_at(places)
+        DecisionRound::new(prefix, rank, place.members.clone(), posts, until).look_at(places)
     }
 
     /// Returns true if the record may be in the store.
@@ -131,8 +131,8 @@ impl Arrival {
         if let Some(versions) = versions::differing(&self.place.members, &posted) {
             return Arriving::Ask(self.vote.propose(versions::to_bytes(&versions)));
         }
-        let places: Vec<Option<Place>> =
-            places.iter().map(|bytes| Place::from_bytes(bytes.as_deref()?).ok()).collect();
+        let places: Vec<Option<MeetingId>> =
+            places.iter().map(|bytes| MeetingId::from_bytes(bytes.as_deref()?).ok()).collect();
         let members = || self.place.members.iter().copied().zip(places.iter().cloned());
         let mut missing: Vec<Absentee> = members()
             .zip(&posted)
@@ -209,7 +209,7 @@ impl Arrival {
     /// The refusals of the other meetings of a circle, with their decision keys.
     fn refusals(&self, circle: &[Waiting], waited_ms: u64) -> Vec<(String, Vec<u8>)> {
         let place_of = |rank: u32| circle.iter().find(|it| it.rank == rank).map(|it| it.place.clone());
-        let refused = |(place, absent): (Place, Vec<u32>)| {
+        let refused = |(place, absent): (MeetingId, Vec<u32>)| {
             let missing =
                 absent.into_iter().map(|rank| Absentee { rank, last_seen: place_of(rank) }).collect();
             let refusal = refusal(&place, missing, circle.to_vec(), waited_ms);
@@ -240,8 +240,8 @@ impl Arrival {
         let own: RankList = self.place.members.as_slice().into();
         let Some(members) = decision.as_ref().ok().and_then(Decision::members) else { return value };
         let what = match self.place.errand {
-            Errand::Commit { .. } => Membership::Group,
-            Errand::Retire {} | Errand::Length {} => Membership::Domain,
+            MeetingKind::Commit { .. } => Membership::Group,
+            MeetingKind::Retire {} | MeetingKind::Length {} => Membership::Domain,
         };
         let others = members.0.iter().filter(|rank| **rank != self.rank).map(|rank| (*rank, members));
         let refusal = unlike(what, others.chain([(self.rank, &own)]));
@@ -250,11 +250,11 @@ impl Arrival {
 
     /// Returns a refusal if a missing rank waits in another epoch of the same group.
     fn other_epoch(&self, missing: &[Absentee]) -> Option<Refusal> {
-        let Errand::Commit { group: own } = self.place.errand else { return None };
+        let MeetingKind::Commit { group: own } = self.place.errand else { return None };
         let epoch_of = |rank: u32| match missing.iter().find(|absentee| absentee.rank == rank) {
             None => Some(own.epoch),
             Some(absentee) => match absentee.last_seen.as_ref()? {
-                Place { pool, errand: Errand::Commit { group }, .. }
+                MeetingId { pool, errand: MeetingKind::Commit { group }, .. }
                     if (*pool, group.uid) == (self.place.pool, own.uid) =>
                 {
                     Some(group.epoch)
@@ -279,7 +279,7 @@ impl Arrival {
 
 /// The refusal of the meeting at `place`, in which `missing` are missing, with the circular wait that it is part of,
 /// if any.
-fn refusal(place: &Place, missing: Vec<Absentee>, circle: Vec<Waiting>, waited_ms: u64) -> Refusal {
+fn refusal(place: &MeetingId, missing: Vec<Absentee>, circle: Vec<Waiting>, waited_ms: u64) -> Refusal {
     let domain = place.pool.domain;
     match generations(domain, &circle) {
         Some(generations) => Refusal::GenerationMismatch { domain, generations, waited_ms, circle },

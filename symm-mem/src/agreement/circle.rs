@@ -18,7 +18,7 @@ use super::{
     ValuesByRank,
     decide::Decision,
     machine::Output,
-    place::{Place, place_key},
+    place::{MeetingId, place_key},
     refusal::{Refusal, Waiting},
     wire::Message,
 };
@@ -28,7 +28,7 @@ use super::{
 pub(super) struct Trace {
     rank: u32,
     /// The places of ranks read so far; `None` for a rank that has published none.
-    seen: BTreeMap<u32, Option<Place>>,
+    seen: BTreeMap<u32, Option<MeetingId>>,
     /// The decision keys read so far; true if the meeting is decided.
     decided: BTreeMap<String, bool>,
     asked: Asked,
@@ -53,15 +53,19 @@ pub(super) enum Traced {
 
 impl Trace {
     /// A search of `rank`, which waits at `own`. `seen` are the places of its meeting's members.
-    pub(super) fn new(rank: u32, own: Place, seen: impl IntoIterator<Item = (u32, Option<Place>)>) -> Self {
-        let mut seen: BTreeMap<u32, Option<Place>> = seen.into_iter().collect();
+    pub(super) fn new(
+        rank: u32,
+        own: MeetingId,
+        seen: impl IntoIterator<Item = (u32, Option<MeetingId>)>,
+    ) -> Self {
+        let mut seen: BTreeMap<u32, Option<MeetingId>> = seen.into_iter().collect();
         seen.insert(rank, Some(own));
         Self { rank, seen, decided: BTreeMap::new(), asked: Asked::Nothing }
     }
 
     /// Processes the values of the keys that were requested; none at first.
     pub(super) fn step(&mut self, values: &[Option<Vec<u8>>]) -> Traced {
-        let place = |value: &Option<Vec<u8>>| Place::from_bytes(value.as_deref()?).ok();
+        let place = |value: &Option<Vec<u8>>| MeetingId::from_bytes(value.as_deref()?).ok();
         match std::mem::replace(&mut self.asked, Asked::Nothing) {
             Asked::Nothing if values.is_empty() => self.go_on(),
             Asked::More(ranks, keys) if values.len() == ranks.len() + keys.len() => {
@@ -92,7 +96,7 @@ impl Trace {
         let reached = self.reached(self.rank);
         let ranks: Vec<u32> = reached.iter().copied().filter(|rank| !self.seen.contains_key(rank)).collect();
         let mut keys: Vec<String> =
-            reached.iter().filter_map(|rank| self.place(*rank)).map(Place::decision_key).collect();
+            reached.iter().filter_map(|rank| self.place(*rank)).map(MeetingId::decision_key).collect();
         keys.sort_unstable();
         keys.dedup();
         keys.retain(|key| !self.decided.contains_key(key));
@@ -127,7 +131,7 @@ impl Trace {
         circles.find(|circle| circle.iter().any(is_own))
     }
 
-    fn place(&self, rank: u32) -> Option<&Place> {
+    fn place(&self, rank: u32) -> Option<&MeetingId> {
         self.seen.get(&rank)?.as_ref()
     }
 
@@ -170,8 +174,8 @@ pub(super) fn generations(domain: u64, circle: &[Waiting]) -> Option<ValuesByRan
 }
 
 /// The places of a circle other than `own`, each once, with the ranks that are missing there.
-pub(super) fn others(circle: &[Waiting], own: &Place) -> Vec<(Place, Vec<u32>)> {
-    let mut others: Vec<(Place, Vec<u32>)> = Vec::new();
+pub(super) fn others(circle: &[Waiting], own: &MeetingId) -> Vec<(MeetingId, Vec<u32>)> {
+    let mut others: Vec<(MeetingId, Vec<u32>)> = Vec::new();
     for Waiting { place, .. } in circle {
         if place.meets(own) || others.iter().any(|(other, _)| other.meets(place)) {
             continue;

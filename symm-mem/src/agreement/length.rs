@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::{
-    arrival::{Arrival, Arriving, read},
+    arrival::{Arriving, RecordGather, read},
     decide::{Decision, unlike},
     machine::{Conclusion, Ending, Input, Output, share},
-    place::{Errand, Place},
+    place::{MeetingId, MeetingKind},
     ranks::RankList,
     record::PoolId,
     refusal::Membership,
@@ -52,7 +52,7 @@ pub enum Next<T> {
 #[derive(Debug)]
 pub struct Length {
     members: Vec<u32>,
-    arrival: Arrival,
+    arrival: RecordGather,
 }
 
 impl Length {
@@ -66,13 +66,13 @@ impl Length {
         bytes: u64,
         deadline: Duration,
     ) -> Self {
-        let place = Place { pool, errand: Errand::Length {}, round, members: members.clone() };
+        let place = MeetingId { pool, errand: MeetingKind::Length {}, round, members: members.clone() };
         let deadline_ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
         // No phase follows the decision, so the wait for the others gets all of the deadline except for the share of
         // the store requests.
         let patience = share(deadline_ms, 15);
         let need = Need { rank, domain: members.as_slice().into(), bytes };
-        let arrival = Arrival::new(rank, place, need.to_bytes(), patience);
+        let arrival = RecordGather::new(rank, place, need.to_bytes(), patience);
         Self { members, arrival }
     }
 

@@ -21,15 +21,15 @@
 use std::time::Duration;
 
 use super::{
-    arrival::{Arrival, Arriving, read},
+    arrival::{Arriving, RecordGather, read},
     decide::{Decision, Outcome, Verdict, decide, verdict},
     history::{Divergence, Operation},
-    place::{Errand, Place},
+    place::{MeetingId, MeetingKind},
     poison::{NoWindows, Poison},
     record::Record,
     refusal::Refusal,
     search::{Finding, Hashes, Range, Recalled, name, narrow},
-    vote::{Step, Vote, standing_key},
+    vote::{DecisionRound, Step, standing_key},
     wire::{Malformed, Message},
 };
 
@@ -206,13 +206,13 @@ enum After {
 
 #[derive(Debug)]
 enum Phase {
-    Arrival(Arrival),
+    RecordGather(RecordGather),
     HashesAsked(Search),
-    Narrowing(Search, Range, Vote),
+    Narrowing(Search, Range, DecisionRound),
     OperationAsked(Search, u64),
-    Naming(Search, u64, Vote),
+    Naming(Search, u64, DecisionRound),
     Registering { agreed: Agreed, outcome_until: Duration },
-    Outcome { agreed: Agreed, vote: Vote },
+    Outcome { agreed: Agreed, vote: DecisionRound },
     Done,
 }
 
@@ -230,7 +230,7 @@ struct Search {
 #[derive(Debug)]
 pub struct Commit {
     record: Record,
-    place: Place,
+    place: MeetingId,
     phase: Phase,
     all_arrived: bool,
     keys: Vec<String>,
@@ -239,12 +239,12 @@ pub struct Commit {
 impl Commit {
     /// Creates the commit of `record` among `members` (ranks of the domain, in the group's order).
     pub fn new(record: Record, members: Vec<u32>) -> Self {
-        let (pool, errand) = (record.pool, Errand::Commit { group: record.group });
-        let place = Place { pool, errand, round: record.round, members };
+        let (pool, errand) = (record.pool, MeetingKind::Commit { group: record.group });
+        let place = MeetingId { pool, errand, round: record.round, members };
         let patience = share(record.deadline_ms, 8);
-        let arrival = Arrival::new(record.rank, place.clone(), record.encode(), patience);
+        let arrival = RecordGather::new(record.rank, place.clone(), record.encode(), patience);
         let keys = arrival.keys_to_remove();
-        Self { record, place, phase: Phase::Arrival(arrival), all_arrived: false, keys }
+        Self { record, place, phase: Phase::RecordGather(arrival), all_arrived: false, keys }
     }
 
     /// Processes an input at the time `now` (since any fixed moment) and returns the next request.
@@ -255,7 +255,7 @@ impl Commit {
         }
         let phase = std::mem::replace(&mut self.phase, Phase::Done);
         match (phase, input) {
-            (Phase::Arrival(arrival), input) => self.arrival(arrival, input, now),
+            (Phase::RecordGather(arrival), input) => self.arrival(arrival, input, now),
             (Phase::HashesAsked(search), Input::Hashes(at)) => {
                 let prefix = format!("search{}", search.rounds);
                 let vote = self.vote(&prefix, Hashes { at }.to_bytes(), search.until);
@@ -286,7 +286,7 @@ impl Commit {
     /// only adds details to the error, so the member is not in doubt during it.
     pub fn is_in_doubt(&self) -> bool {
         match &self.phase {
-            Phase::Arrival(arrival) => arrival.has_posted(),
+            Phase::RecordGather(arrival) => arrival.has_posted(),
             Phase::HashesAsked(search)
             | Phase::Narrowing(search, ..)
             | Phase::OperationAsked(search, _)
@@ -296,7 +296,7 @@ impl Commit {
         }
     }
 
-    fn arrival(&mut self, mut arrival: Arrival, input: Input, now: Duration) -> Output {
+    fn arrival(&mut self, mut arrival: RecordGather, input: Input, now: Duration) -> Output {
         let ask = match arrival.step(input, now) {
             Arriving::Ask(ask) => ask,
             Arriving::Decide(posted) => {
@@ -309,7 +309,7 @@ impl Commit {
             Arriving::Stands(value) => return self.decided(&value, now),
             Arriving::Unasked => return self.end(Err(Ending::OutOfStep)),
         };
-        self.phase = Phase::Arrival(arrival);
+        self.phase = Phase::RecordGather(arrival);
         ask
     }
 
@@ -357,7 +357,7 @@ impl Commit {
         &mut self,
         mut search: Search,
         searched: Searched,
-        mut vote: Vote,
+        mut vote: DecisionRound,
         input: Input,
         now: Duration,
     ) -> Output {
@@ -436,7 +436,7 @@ impl Commit {
         Output::Register { segments, joined, until, verdict_key }
     }
 
-    fn outcome(&mut self, mut agreed: Agreed, mut vote: Vote, input: Input) -> Output {
+    fn outcome(&mut self, mut agreed: Agreed, mut vote: DecisionRound, input: Input) -> Output {
         let ask = match vote.step(input) {
             Step::Ask(ask) => ask,
             Step::Propose { posted, .. } => {
@@ -471,9 +471,9 @@ impl Commit {
         ask
     }
 
-    fn vote(&mut self, name: &str, posted: Vec<u8>, until: Duration) -> Vote {
+    fn vote(&mut self, name: &str, posted: Vec<u8>, until: Duration) -> DecisionRound {
         let members = self.place.members.clone();
-        let vote = Vote::new(self.vote_prefix(name), self.record.rank, members, posted, until);
+        let vote = DecisionRound::new(self.vote_prefix(name), self.record.rank, members, posted, until);
         self.keys.extend(vote.keys_to_remove());
         vote
     }

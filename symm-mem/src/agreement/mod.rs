@@ -4,7 +4,7 @@
 //!   binary form.
 //! - [`decide()`] and [`verdict`]: pure functions of the members' messages.
 //! - [`Refusal`], [`Poison`], [`NoWindows`]: the reasons for a missing window, with the same value on every member.
-//! - [`Commit`]: one member's part in one commit; [`Seat`]: its state between commits.
+//! - [`Commit`]: one member's part in one commit; [`GroupLog`]: its state between commits.
 //! - [`PlainVote`]: the vote on the plain registration of segments without windows.
 //! - [`Retire`], [`Length`]: the same for operations of the whole domain: to retire segments, and to agree on a
 //!   length.
@@ -49,7 +49,7 @@ pub(crate) use machine::ACTION_FLOOR;
 pub use machine::{Agreed, Commit, Conclusion, Ending, Input, Output};
 #[cfg(any(test, feature = "simulation"))]
 pub(crate) use machine::{FLOORS, VOTE_FLOOR};
-pub use place::{Errand, Place};
+pub use place::{MeetingId, MeetingKind};
 pub use plain::{Attempt, Plain, PlainVote};
 pub use poison::{NoWindows, Poison};
 pub use process_group::group::GroupId;
@@ -64,7 +64,7 @@ pub use retire::{
     decide_retirement,
 };
 pub use search::Range;
-pub use seat::{Seat, Situation};
+pub use seat::{GroupLog, Situation};
 
 /// The version of the whole protocol: records, decisions, order of votes. Ranks of different versions refuse to work
 /// together.

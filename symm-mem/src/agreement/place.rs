@@ -12,7 +12,7 @@ use super::{
 
 /// The purpose of a meeting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Errand {
+pub enum MeetingKind {
     /// To commit the pool for a group.
     Commit {
         /// The group.
@@ -23,30 +23,30 @@ pub enum Errand {
     /// To agree on a length, with the whole domain.
     Length {},
 }
-wire_enum!(Errand { 0 => Commit { group }, 1 => Retire {}, 2 => Length {} });
+wire_enum!(MeetingKind { 0 => Commit { group }, 1 => Retire {}, 2 => Length {} });
 
 /// The meeting that a rank has entered last.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct MeetingId {
     /// The pool of the meeting.
     pub pool: PoolId,
     /// The purpose of the meeting.
-    pub errand: Errand,
+    pub errand: MeetingKind,
     /// The number of the meeting, counted for each pool and purpose.
     pub round: u64,
     /// The ranks that are expected there.
     pub members: Vec<u32>,
 }
-wire_struct!(Place { pool, errand, round, members });
+wire_struct!(MeetingId { pool, errand, round, members });
 
-impl Message for Place {
+impl Message for MeetingId {
     const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
     const KIND: u8 = 2;
 }
 
-impl Place {
+impl MeetingId {
     /// Returns true if a rank at `other` is in the same meeting.
-    pub(super) fn meets(&self, other: &Place) -> bool {
+    pub(super) fn meets(&self, other: &MeetingId) -> bool {
         (self.pool, self.errand, self.round) == (other.pool, other.errand, other.round)
     }
 
@@ -55,18 +55,18 @@ impl Place {
         let (PoolId { domain, generation, pool, .. }, round) = (self.pool, self.round);
         let pool = format!("symm/{domain:x}.{generation}/{pool}");
         match self.errand {
-            Errand::Commit { group } => format!("{pool}/{}.{}/{round}/{vote}", group.uid, group.epoch),
-            Errand::Retire {} => format!("{pool}/retire/{round}/{vote}"),
-            Errand::Length {} => format!("{pool}/length/{round}/{vote}"),
+            MeetingKind::Commit { group } => format!("{pool}/{}.{}/{round}/{vote}", group.uid, group.epoch),
+            MeetingKind::Retire {} => format!("{pool}/retire/{round}/{vote}"),
+            MeetingKind::Length {} => format!("{pool}/length/{round}/{vote}"),
         }
     }
 
     /// Names the meeting among those of its pool.
     pub(super) fn meeting(&self) -> String {
         match self.errand {
-            Errand::Commit { group } => format!("commit {} of group {group}", self.round),
-            Errand::Retire {} => format!("retirement {}", self.round),
-            Errand::Length {} => format!("agreed allocation {}", self.round),
+            MeetingKind::Commit { group } => format!("commit {} of group {group}", self.round),
+            MeetingKind::Retire {} => format!("retirement {}", self.round),
+            MeetingKind::Length {} => format!("agreed allocation {}", self.round),
         }
     }
 
@@ -76,7 +76,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for MeetingId {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{} in {}", self.meeting(), self.pool)
     }

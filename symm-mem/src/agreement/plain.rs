@@ -1,4 +1,4 @@
-//! Vote on the plain registration (`ncclCommRegister`) of segments without windows: on all members, or on none.
+//! DecisionRound on the plain registration (`ncclCommRegister`) of segments without windows: on all members, or on none.
 //!
 //! NCCL chooses its transport on each rank separately, and a call hangs if only one side is registered. So every
 //! member registers, posts its outcome, and keeps the registration only if all members succeeded. Meanwhile no member
@@ -8,7 +8,7 @@ use super::{
     length::Next,
     machine::{Conclusion, Ending, Input},
     poison::Poison,
-    vote::{Step, Vote},
+    vote::{DecisionRound, Step},
     wire::{Message, wire_enum},
 };
 
@@ -81,11 +81,11 @@ fn judge(members: &[u32], posted: &[Option<Vec<u8>>]) -> Plain {
 #[derive(Debug)]
 pub struct PlainVote {
     members: Vec<u32>,
-    vote: Vote,
+    vote: DecisionRound,
 }
 
 impl PlainVote {
-    pub(super) fn new(members: Vec<u32>, vote: Vote) -> Self {
+    pub(super) fn new(members: Vec<u32>, vote: DecisionRound) -> Self {
         Self { members, vote }
     }
 

@@ -5,7 +5,7 @@ use process_group::group::GroupId;
 use super::{
     Entry, Ranks, ValuesByRank,
     history::Divergence,
-    place::Place,
+    place::MeetingId,
     ranks::RankList,
     record::{LogPoint, Policy},
     wire::{wire_enum, wire_struct},
@@ -27,7 +27,7 @@ pub struct Absentee {
     /// The rank.
     pub rank: u32,
     /// The meeting that the rank entered last, in any pool of the store.
-    pub last_seen: Option<Place>,
+    pub last_seen: Option<MeetingId>,
 }
 wire_struct!(Absentee { rank, last_seen });
 
@@ -37,7 +37,7 @@ pub struct Waiting {
     /// The rank.
     pub rank: u32,
     /// The meeting in which it waits.
-    pub place: Place,
+    pub place: MeetingId,
 }
 wire_struct!(Waiting { rank, place });
 
@@ -500,7 +500,7 @@ fn describe_circle(circle: &[Waiting]) -> String {
     let places = ValuesByRank::of(circle.iter().map(|waiting| (waiting.rank, waiting.place.clone())));
     let pool = circle[0].place.pool;
     if circle.iter().all(|waiting| waiting.place.pool == pool) {
-        format!("; ranks wait for each other in {pool} ({})", places.describe(Place::meeting))
+        format!("; ranks wait for each other in {pool} ({})", places.describe(MeetingId::meeting))
     } else {
         format!("; ranks wait for each other ({})", places.describe(|place| format!("in {place}")))
     }

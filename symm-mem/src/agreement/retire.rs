@@ -22,15 +22,15 @@ use process_group::group::GroupId;
 
 use super::{
     ValuesByRank,
-    arrival::{Arrival, Arriving, read},
+    arrival::{Arriving, RecordGather, read},
     decide::{Decision, half_enqueued, not_ready, unlike},
     machine::{Conclusion, Ending, Input, Output, action_budget, share, vote_budget},
-    place::{Errand, Place},
+    place::{MeetingId, MeetingKind},
     poison::Poison,
     ranks::RankList,
     record::{Enqueued, LogPoint, PoolId, Readiness},
     refusal::{Absentee, Held, Membership, Refusal},
-    vote::{Step, Vote},
+    vote::{DecisionRound, Step},
     wire::{Message, wire_enum, wire_struct},
 };
 
@@ -319,11 +319,11 @@ pub enum RetireInput {
 
 #[derive(Debug)]
 enum Phase {
-    Arrival(Box<Arrival>),
+    RecordGather(Box<RecordGather>),
     Quiescing { until: Duration, deadline_ms: u64 },
-    Quiet { vote: Vote, deadline_ms: u64 },
+    Quiet { vote: DecisionRound, deadline_ms: u64 },
     Deregistering { until: Duration },
-    Outcomes(Vote),
+    Outcomes(DecisionRound),
     Done,
 }
 
@@ -331,7 +331,7 @@ enum Phase {
 #[derive(Debug)]
 pub struct Retire {
     rank: u32,
-    place: Place,
+    place: MeetingId,
     begun: Duration,
     phase: Phase,
     all_arrived: bool,
@@ -341,11 +341,11 @@ pub struct Retire {
 impl Retire {
     /// Creates retirement number `round` from `record`, among `members`, which are the whole domain.
     pub fn new(pool: PoolId, round: u64, record: &RetirementRecord, members: Vec<u32>) -> Self {
-        let place = Place { pool, errand: Errand::Retire {}, round, members };
+        let place = MeetingId { pool, errand: MeetingKind::Retire {}, round, members };
         let patience = share(record.deadline_ms, 8);
-        let arrival = Arrival::new(record.rank, place.clone(), record.to_bytes(), patience);
+        let arrival = RecordGather::new(record.rank, place.clone(), record.to_bytes(), patience);
         let keys = arrival.keys_to_remove();
-        let (begun, phase) = (Duration::ZERO, Phase::Arrival(Box::new(arrival)));
+        let (begun, phase) = (Duration::ZERO, Phase::RecordGather(Box::new(arrival)));
         Self { rank: record.rank, place, begun, phase, all_arrived: false, keys }
     }
 
@@ -357,7 +357,7 @@ impl Retire {
         }
         let phase = std::mem::replace(&mut self.phase, Phase::Done);
         match (phase, input) {
-            (Phase::Arrival(arrival), RetireInput::Answer(input)) => {
+            (Phase::RecordGather(arrival), RetireInput::Answer(input)) => {
                 if input == Input::Start {
                     self.begun = now;
                 }
@@ -383,7 +383,7 @@ impl Retire {
     /// Returns true if this rank has posted its record and has not read the outcome.
     pub fn is_in_doubt(&self) -> bool {
         match &self.phase {
-            Phase::Arrival(arrival) => arrival.has_posted(),
+            Phase::RecordGather(arrival) => arrival.has_posted(),
             Phase::Done => false,
             _ => true,
         }
@@ -396,7 +396,7 @@ impl Retire {
         matches!(self.phase, Phase::Deregistering { .. } | Phase::Outcomes(_))
     }
 
-    fn arrive(&mut self, mut arrival: Box<Arrival>, input: Input, now: Duration) -> RetireOutput {
+    fn arrive(&mut self, mut arrival: Box<RecordGather>, input: Input, now: Duration) -> RetireOutput {
         let ask = match arrival.step(input, now) {
             Arriving::Ask(ask) => ask,
             Arriving::Decide(posted) => {
@@ -425,11 +425,17 @@ impl Retire {
             }
             Arriving::Unasked => return self.end(Err(Ending::OutOfStep)),
         };
-        self.phase = Phase::Arrival(arrival);
+        self.phase = Phase::RecordGather(arrival);
         RetireOutput::Ask(ask)
     }
 
-    fn quiet(&mut self, mut vote: Vote, deadline_ms: u64, input: Input, now: Duration) -> RetireOutput {
+    fn quiet(
+        &mut self,
+        mut vote: DecisionRound,
+        deadline_ms: u64,
+        input: Input,
+        now: Duration,
+    ) -> RetireOutput {
         let ask = match vote.step(input) {
             Step::Ask(ask) => ask,
             Step::Propose { posted, .. } => {
@@ -455,7 +461,7 @@ impl Retire {
         RetireOutput::Ask(ask)
     }
 
-    fn outcomes(&mut self, mut vote: Vote, input: Input) -> RetireOutput {
+    fn outcomes(&mut self, mut vote: DecisionRound, input: Input) -> RetireOutput {
         let ask = match vote.step(input) {
             Step::Ask(ask) => ask,
             Step::Propose { posted, .. } => {
@@ -478,9 +484,9 @@ impl Retire {
         RetireOutput::Ask(ask)
     }
 
-    fn vote(&mut self, name: &str, posted: Vec<u8>, until: Duration) -> Vote {
+    fn vote(&mut self, name: &str, posted: Vec<u8>, until: Duration) -> DecisionRound {
         let members = self.place.members.clone();
-        let vote = Vote::new(self.place.vote_prefix(name), self.rank, members, posted, until);
+        let vote = DecisionRound::new(self.place.vote_prefix(name), self.rank, members, posted, until);
         self.keys.extend(vote.keys_to_remove());
         vote
     }

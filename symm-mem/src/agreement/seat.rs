@@ -7,13 +7,13 @@ use process_group::group::GroupId;
 use super::{
     hash::chain,
     machine::{Commit, Conclusion, Ending, VOTE_FLOOR},
-    place::{Errand, Place},
+    place::{MeetingId, MeetingKind},
     plain::{Attempt, PlainVote},
     poison::Poison,
     ranks::RankList,
     record::{Capabilities, Enqueued, LogPoint, Policy, PoolId, Readiness, Record, Segment},
     refusal::Refusal,
-    vote::Vote,
+    vote::DecisionRound,
     wire::Message,
 };
 
@@ -51,7 +51,7 @@ pub struct Situation {
 /// Every commit is counted, whether or not it succeeds and even if members miss it. So the k-th commit of one member
 /// meets the k-th of the others, and a late member finds the decision that was made without it.
 #[derive(Debug)]
-pub struct Seat {
+pub struct GroupLog {
     pool: PoolId,
     group: GroupId,
     rank: u32,
@@ -64,7 +64,7 @@ pub struct Seat {
     used_keys: Vec<String>,
 }
 
-impl Seat {
+impl GroupLog {
     /// The state of `rank` among `members` (ranks of the domain, in the group's order), with nothing committed.
     pub fn new(pool: PoolId, group: GroupId, rank: u32, members: Vec<u32>) -> Self {
         let (rounds, next, poison, used_keys) = (0, 0, None, Vec::new());
@@ -157,9 +157,9 @@ impl Seat {
 
     /// Counts a commit in which this rank cannot take part. Returns the key and the refusal for the other members.
     pub(crate) fn decline(&mut self, cause: String) -> (String, Refusal) {
-        let (pool, errand, round) = (self.pool, Errand::Commit { group: self.group }, self.rounds);
+        let (pool, errand, round) = (self.pool, MeetingKind::Commit { group: self.group }, self.rounds);
         self.rounds += 1;
-        let key = Place { pool, errand, round, members: self.members.clone() }.decision_key();
+        let key = MeetingId { pool, errand, round, members: self.members.clone() }.decision_key();
         if self.members.first() == Some(&self.rank) {
             self.used_keys.push(key.clone());
         }
@@ -172,10 +172,10 @@ impl Seat {
     pub fn begin_plain(&mut self, attempt: &Attempt, until: Duration) -> PlainVote {
         let round = self.rounds.saturating_sub(1);
         let members = self.members.clone();
-        let (pool, errand) = (self.pool, Errand::Commit { group: self.group });
-        let prefix = Place { pool, errand, round, members: members.clone() }.vote_prefix("plain");
+        let (pool, errand) = (self.pool, MeetingKind::Commit { group: self.group });
+        let prefix = MeetingId { pool, errand, round, members: members.clone() }.vote_prefix("plain");
         let until = until + VOTE_FLOOR;
-        let vote = Vote::new(prefix, self.rank, members.clone(), attempt.to_bytes(), until);
+        let vote = DecisionRound::new(prefix, self.rank, members.clone(), attempt.to_bytes(), until);
         self.used_keys.extend(vote.keys_to_remove());
         PlainVote::new(members, vote)
     }

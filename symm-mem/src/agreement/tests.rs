@@ -227,7 +227,7 @@ proptest! {
         let message = [b"SY".as_slice(), &PROTOCOL_VERSION.to_le_bytes(), &[kind], &garbage].concat();
         let mut kinds = 0;
         kinds += is_strict::<Record>(&message, kind)?;
-        kinds += is_strict::<Place>(&message, kind)?;
+        kinds += is_strict::<MeetingId>(&message, kind)?;
         kinds += is_strict::<Decision>(&message, kind)?;
         kinds += is_strict::<Outcome>(&message, kind)?;
         kinds += is_strict::<Verdict>(&message, kind)?;
@@ -267,12 +267,12 @@ fn is_strict<M: Message>(message: &[u8], kind: u8) -> Result<u32, TestCaseError>
 
 #[test]
 fn other_versions_are_refused() {
-    let errand = Errand::Commit { group: GroupId { uid: 1, epoch: 0 } };
+    let errand = MeetingKind::Commit { group: GroupId { uid: 1, epoch: 0 } };
     let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
-    let mut bytes = Place { pool, errand, round: 0, members: vec![0, 1] }.to_bytes();
+    let mut bytes = MeetingId { pool, errand, round: 0, members: vec![0, 1] }.to_bytes();
     bytes[2] += 1;
     let found = PROTOCOL_VERSION + 1;
-    assert_eq!(Place::from_bytes(&bytes), Err(Malformed::Version { found, spoken: PROTOCOL_VERSION }));
+    assert_eq!(MeetingId::from_bytes(&bytes), Err(Malformed::Version { found, spoken: PROTOCOL_VERSION }));
     assert!(matches!(Record::decode(b""), Err(Malformed::NotAMessage { .. })));
     let length = u32::MAX.to_le_bytes();
     let lie = [b"SY".as_slice(), &PROTOCOL_VERSION.to_le_bytes(), &[6], &length].concat();

@@ -29,7 +29,7 @@ enum State {
 pub(crate) enum Step {
     /// A request to the store.
     Ask(Output),
-    /// Call [`Vote::propose`] with a result, from the members' posts (in their order; `None` if missing) and the
+    /// Call [`DecisionRound::propose`] with a result, from the members' posts (in their order; `None` if missing) and the
     /// values of the further keys.
     Propose { posted: Vec<Option<Vec<u8>>>, further: Vec<Option<Vec<u8>>> },
     /// The stored result.
@@ -40,7 +40,7 @@ pub(crate) enum Step {
 
 /// A member's part in one vote.
 #[derive(Debug)]
-pub(crate) struct Vote {
+pub(crate) struct DecisionRound {
     prefix: String,
     rank: u32,
     members: Vec<u32>,
@@ -51,7 +51,7 @@ pub(crate) struct Vote {
     state: State,
 }
 
-impl Vote {
+impl DecisionRound {
     /// A vote in which `rank`, one of `members`, posts `posted` and waits for the others until `until`.
     pub(crate) fn new(
         prefix: String,

@@ -41,7 +41,7 @@ pub(super) fn run(
     deadline: Duration,
     local: &mut impl Local,
 ) -> (Conclusion, Option<StoreError>) {
-    let mut line = Line::new(store);
+    let mut line = StoreSession::new(store);
     let mut input = Input::Start;
     loop {
         input = match machine.step(input, line.elapsed()) {
@@ -62,14 +62,14 @@ pub(super) fn run(
 }
 
 /// The store as a machine uses it, with the time since the start.
-pub(crate) struct Line<'a> {
+pub(crate) struct StoreSession<'a> {
     store: &'a dyn Store,
     begun: Instant,
     /// The store's error, if the store failed.
     pub(crate) failure: Option<StoreError>,
 }
 
-impl<'a> Line<'a> {
+impl<'a> StoreSession<'a> {
     pub(crate) fn new(store: &'a dyn Store) -> Self {
         Self { store, begun: Instant::now(), failure: None }
     }

@@ -11,10 +11,10 @@ use std::{
 
 use process_group::store::{Deadline, HashStore, Store, StoreError, TcpStore};
 
-use super::driver::{Line, Local, run};
+use super::driver::{Local, StoreSession, run};
 use crate::agreement::{
-    Agreed, Capabilities, Ending, GroupId, Input, LogPoint, NoWindows, Operation, OperationKind, Outcome,
-    Output, Poison, Policy, PoolId, Readiness, Refusal, Seat, Segment, Situation, WindowSupport,
+    Agreed, Capabilities, Ending, GroupId, GroupLog, Input, LogPoint, NoWindows, Operation, OperationKind,
+    Outcome, Output, Poison, Policy, PoolId, Readiness, Refusal, Segment, Situation, WindowSupport,
 };
 use crate::common::intercept::{Intercept, Intercepted, MEETING_CALLS};
 
@@ -87,7 +87,7 @@ fn commit(
                 scope.spawn(move || {
                     let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
                     let group = GroupId { uid: 1, epoch: 0 };
-                    let mut seat = Seat::new(pool, group, rank, (0..members as u32).collect());
+                    let mut seat = GroupLog::new(pool, group, rank, (0..members as u32).collect());
                     let (machine, _) = seat.begin(situation(&segments, deadline));
                     let hashes = [vec![0], segments].concat();
                     let (conclusion, failure) =
@@ -186,7 +186,7 @@ fn a_key_that_another_member_removes_is_not_waited_for() {
         let inner = TcpStore::host(0).expect("a port is free");
         keys[..2].iter().for_each(|key| inner.set(key, b"1").expect("it answers"));
         let store = Intercepted { inner, intercept: Removal { left: call.into() } };
-        let mut line = Line::new(&store);
+        let mut line = StoreSession::new(&store);
         let keys = keys.iter().map(|key| (*key).to_owned()).collect();
         let Input::Values(values) = line.ask(&Output::Fetch { keys }, None, || true) else {
             panic!("{:?}", line.failure)
@@ -199,7 +199,7 @@ fn a_key_that_another_member_removes_is_not_waited_for() {
 fn a_record_is_posted_once_and_never_replaced() {
     let store = TcpStore::host(0).expect("a port is free");
     let post = |value: &[u8]| Output::Post { key: "record/0".into(), value: value.to_vec() };
-    let mut line = Line::new(&store);
+    let mut line = StoreSession::new(&store);
     // The second request models a client that repeats a request after it lost the answer to the first.
     for _ in 0..2 {
         assert_eq!(line.ask(&post(b"mine"), None, || true), Input::Stored);

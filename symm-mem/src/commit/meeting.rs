@@ -3,7 +3,7 @@
 
 use process_group::store::{Deadline, Store, StoreError};
 
-use super::driver::Line;
+use super::driver::StoreSession;
 use crate::agreement::{
     self,
     meeting::{Conclusion, Contribution, Input, Meeting, Outcome, Output},
@@ -17,7 +17,7 @@ pub(crate) fn run<C: Contribution>(
     goes_on: impl Fn() -> bool,
     mut open: impl FnMut(&C::Opening, Deadline) -> Outcome,
 ) -> (Conclusion<C>, Option<StoreError>) {
-    let mut line = Line::new(store);
+    let mut line = StoreSession::new(store);
     let mut input = Input::Store(agreement::Input::Start);
     loop {
         input = match machine.step(input, line.elapsed()) {

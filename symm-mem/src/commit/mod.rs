@@ -56,17 +56,17 @@ use self::{
     error::failed,
     group::misnamed,
     member::Member,
-    offer::{Candidates, Found, JOINED_SINCE, offered},
+    offer::{Candidates, JOINED_SINCE, LocalState, offered},
 };
 pub(crate) use self::{
     plain::PlainRegistration,
-    seated::{Seated, lock},
-    turn::Turn,
+    seated::{GroupState, lock},
+    turn::RegistrationGuard,
 };
 use crate::{
     agreement::{
-        Agreed, Commit, Conclusion, Decision, Ending, GroupId, NoWindows, Poison, Readiness, Seat, Segment,
-        Situation, WindowSupport,
+        Agreed, Commit, Conclusion, Decision, Ending, GroupId, GroupLog, NoWindows, Poison, Readiness,
+        Segment, Situation, WindowSupport,
     },
     pool::{Standing, SymmetricPool},
 };
@@ -144,8 +144,8 @@ impl SymmetricPool {
         if let Some(error) = self.decline_misfit(&mut seated, group.communicator()) {
             return Err(error);
         }
-        let turn = Turn::take(group.communicator());
-        let found = Found::of(group, inside, turn.is_some());
+        let turn = RegistrationGuard::take(group.communicator());
+        let found = LocalState::of(group, inside, turn.is_some());
         let check = |requests: &[WindowRequest]| group.communicator().check_windows(requests);
         let (machine, segments) = self.begin_commit(&mut seated, options, found, check);
         let mut member = Member {
@@ -203,18 +203,18 @@ impl SymmetricPool {
     }
 
     /// Publishes the group's poison, if it has one.
-    pub(crate) fn publish_poison(&self, seated: &Seated) {
+    pub(crate) fn publish_poison(&self, seated: &GroupState) {
         if let Some(poison) = seated.seat.poison() {
             self.update_table(|table| table.with_poison(seated.seat.group(), poison.clone()));
         }
     }
 
     /// Returns the state of group `id` with members `ranks` on this rank, and creates it on the first call.
-    pub(crate) fn seated(&self, id: GroupId, ranks: Vec<u32>) -> Arc<Mutex<Seated>> {
+    pub(crate) fn seated(&self, id: GroupId, ranks: Vec<u32>) -> Arc<Mutex<GroupState>> {
         let seat = || {
-            let mut seat = Seat::new(self.id(), id, self.domain().rank(), ranks);
+            let mut seat = GroupLog::new(self.id(), id, self.domain().rank(), ranks);
             self.retired().iter().for_each(|ordinal| seat.retire(*ordinal));
-            Seated {
+            GroupState {
                 seat,
                 group_name: None,
                 without: Vec::new(),
@@ -228,7 +228,7 @@ impl SymmetricPool {
 
     /// Checks this rank's list of members: they must be ranks of the domain and match the communicator. If not, a
     /// refusal is posted at once, because the other members wait for this rank.
-    fn decline_misfit(&self, seated: &mut Seated, communicator: &Communicator) -> Option<CommitError> {
+    fn decline_misfit(&self, seated: &mut GroupState, communicator: &Communicator) -> Option<CommitError> {
         let outside = self.outside(seated);
         let cause = match &outside {
             Some(error) => error.to_string(),
@@ -247,7 +247,7 @@ impl SymmetricPool {
     }
 
     /// Returns the error for a group with members outside of the pool's domain.
-    pub(crate) fn outside(&self, seated: &Seated) -> Option<CommitError> {
+    pub(crate) fn outside(&self, seated: &GroupState) -> Option<CommitError> {
         let (domain, seat) = (self.domain(), &seated.seat);
         let is_outside = |rank: &u32| domain.ranks().binary_search(rank).is_err();
         let outside: Vec<u32> = seat.members().iter().copied().filter(is_outside).collect();
@@ -264,9 +264,9 @@ impl SymmetricPool {
     /// windows. Returns the state machine and the segments of the commit.
     pub(crate) fn begin_commit(
         &self,
-        seated: &mut Seated,
+        seated: &mut GroupState,
         options: CommitOptions,
-        found: Found,
+        found: LocalState,
         check: impl FnOnce(&[WindowRequest]) -> Result<(), WindowRequestError>,
     ) -> (Commit, Vec<Segment>) {
         let arena = self.memory().arena();
@@ -305,7 +305,7 @@ impl SymmetricPool {
     /// store's error, if the store failed. Also returns the keys that this rank is to remove.
     pub(crate) fn end_commit(
         &self,
-        seated: &mut Seated,
+        seated: &mut GroupState,
         conclusion: Conclusion,
         cause: Option<String>,
         offered: &[Segment],
@@ -331,7 +331,7 @@ impl SymmetricPool {
 
     fn publish(
         &self,
-        seated: &mut Seated,
+        seated: &mut GroupState,
         agreed: Agreed,
         offered: &[Segment],
         serials: &[u64],

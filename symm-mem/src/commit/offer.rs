@@ -16,7 +16,7 @@ pub(super) const JOINED_SINCE: u32 = 23003;
 
 /// The state of the group and of the calling thread at a commit. Collecting it never fails: problems go into the
 /// record, so that all members get them.
-pub(crate) struct Found {
+pub(crate) struct LocalState {
     pub(crate) readiness: Readiness,
     pub(crate) capabilities: Capabilities,
     pub(crate) enqueued: Vec<Enqueued>,
@@ -48,7 +48,7 @@ impl Circumstances {
     }
 }
 
-impl Found {
+impl LocalState {
     pub(super) fn of(group: &dyn SymmetricGroup, inside: bool, alone: bool) -> Self {
         let communicator = group.communicator();
         let trouble = match alone {

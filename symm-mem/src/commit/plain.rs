@@ -12,7 +12,7 @@ use process_group::{
     store::{Deadline, StoreError},
 };
 
-use super::{Seated, SymmetricGroup, driver::Line, offer::cause};
+use super::{GroupState, SymmetricGroup, driver::StoreSession, offer::cause};
 use crate::{
     agreement::{ACTION_FLOOR, Attempt, Ending, GroupId, Input, Next, Plain, Poison, Segment},
     pool::SymmetricPool,
@@ -38,7 +38,7 @@ impl SymmetricPool {
     pub(super) fn register_plainly(
         &self,
         group: &dyn SymmetricGroup,
-        seated: &mut Seated,
+        seated: &mut GroupState,
         segments: &[Segment],
         left: Duration,
     ) -> (Result<bool, Ending>, Option<StoreError>) {
@@ -47,7 +47,7 @@ impl SymmetricPool {
             Ok(registered) => (Attempt::Done {}, registered),
             Err(error) => (Attempt::Failed { cause: cause(group, error) }, Vec::new()),
         };
-        let mut line = Line::new(self.domain().store());
+        let mut line = StoreSession::new(self.domain().store());
         let mut vote = seated.seat.begin_plain(&attempt, deadline.remaining());
         let mut input = Input::Start;
         let meeting = loop {
@@ -78,7 +78,7 @@ impl SymmetricPool {
     /// this rank. `cause` is the store's error, if the store failed.
     pub(crate) fn end_plain(
         &self,
-        seated: &mut Seated,
+        seated: &mut GroupState,
         segments: &[Segment],
         result: Result<Plain, Ending>,
         undone: Result<(), String>,

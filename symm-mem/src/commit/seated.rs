@@ -4,11 +4,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use process_group::group::SymmetricPlaces;
 
-use crate::agreement::{NoWindows, Refusal, Seat};
+use crate::agreement::{GroupLog, NoWindows, Refusal};
 
 /// The state of a group on this rank, with the reasons from its commits.
-pub(crate) struct Seated {
-    pub(crate) seat: Seat,
+pub(crate) struct GroupState {
+    pub(crate) seat: GroupLog,
     /// The group's name, for errors, from its last commit.
     pub(super) group_name: Option<Arc<str>>,
     /// Segments without windows, by ordinal, each with the reason.
@@ -21,7 +21,7 @@ pub(crate) struct Seated {
     pub(super) places: Arc<dyn SymmetricPlaces>,
 }
 
-impl Seated {
+impl GroupState {
     /// Forgets the commits of a communicator that is gone. `retired` are the segments that the pool has retired.
     pub(crate) fn forget(&mut self, retired: &[u32]) {
         self.seat.forget();
@@ -40,6 +40,6 @@ impl Seated {
     }
 }
 
-pub(crate) fn lock(seated: &Mutex<Seated>) -> MutexGuard<'_, Seated> {
+pub(crate) fn lock(seated: &Mutex<GroupState>) -> MutexGuard<'_, GroupState> {
     seated.lock().unwrap_or_else(PoisonError::into_inner)
 }

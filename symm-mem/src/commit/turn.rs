@@ -19,12 +19,12 @@ fn committing() -> MutexGuard<'static, Vec<usize>> {
 }
 
 /// The right to commit with a communicator. Dropping it ends the right.
-pub(crate) struct Turn<'a> {
+pub(crate) struct RegistrationGuard<'a> {
     key: usize,
     communicator: PhantomData<&'a Communicator>,
 }
 
-impl<'a> Turn<'a> {
+impl<'a> RegistrationGuard<'a> {
     /// Returns `None` while another commit holds the right.
     pub(crate) fn take(communicator: &'a Communicator) -> Option<Self> {
         let key = std::ptr::from_ref(communicator).addr();
@@ -37,7 +37,7 @@ impl<'a> Turn<'a> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for RegistrationGuard<'_> {
     fn drop(&mut self) {
         committing().retain(|key| *key != self.key);
     }

@@ -15,7 +15,7 @@ use super::ABORT_PATIENCE;
 use crate::{agreement::Verdict, domain::Domain};
 
 /// The interval at which the thread polls. It may run that much longer than its watch.
-const GLANCE: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A thread that aborts a communicator once the members' verdict says that the group is dead. Dropping this value
 /// ends the thread.
@@ -33,7 +33,7 @@ impl Watch {
         let slot = abort.clone();
         let watch = move || {
             loop {
-                match domain.store().get(&verdict_key, deadline.at_most(GLANCE)) {
+                match domain.store().get(&verdict_key, deadline.at_most(POLL_INTERVAL)) {
                     Ok(stands) => {
                         let dead = matches!(Verdict::decode(&stands), Ok(Verdict::Poison { .. }));
                         if let Some(abort) = take(&slot).filter(|_| dead) {

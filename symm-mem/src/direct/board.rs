@@ -87,7 +87,7 @@ impl Layout {
 
 /// A rank's board, mapped into this process.
 #[derive(Debug)]
-pub(super) struct Board {
+pub(super) struct FlagPage {
     layout: Layout,
     device: DevicePtr,
     /// Declared before `memory`, because it must be dropped first.
@@ -95,7 +95,7 @@ pub(super) struct Board {
     memory: SharedMemory,
 }
 
-impl Board {
+impl FlagPage {
     /// Creates a board with all rings empty, and the descriptor by which other processes open it.
     pub(super) fn create(context: &Context, layout: Layout) -> Result<(OwnedFd, Self), BoardError> {
         let (descriptor, memory) = SharedMemory::create(layout.bytes())?;

@@ -6,7 +6,7 @@ use process_group::group::path::Way;
 use super::lane::Chunk;
 
 /// Streams, slots and words of a lane, for one call.
-pub(super) struct Conveyor<'a> {
+pub(super) struct ChunkPipeline<'a> {
     /// The stream that holds the lane's order.
     pub(super) first: &'a Stream,
     /// Alternates with the first stream.
@@ -19,7 +19,7 @@ pub(super) struct Conveyor<'a> {
     pub(super) words: &'a dyn Fn(usize) -> (DevicePtr, DevicePtr),
 }
 
-impl Conveyor<'_> {
+impl ChunkPipeline<'_> {
     pub(super) fn streams(&self) -> usize {
         1 + usize::from(self.second.is_some())
     }

@@ -20,8 +20,8 @@ use process_group::{
 };
 
 use super::{
-    board::{AHEAD, Board, Word},
-    conveyor::Conveyor,
+    board::{AHEAD, FlagPage, Word},
+    conveyor::ChunkPipeline,
     half::Half,
     lane::{Chunk, Lane, Ring, State, compare},
     rounds::{Load, Step, steps, takes_turns},
@@ -48,7 +48,7 @@ pub(super) struct Core {
     /// A graph has captured a message. It is unknown when the graph runs.
     has_captured: AtomicBool,
     /// By rank.
-    boards: Vec<Arc<Board>>,
+    boards: Vec<Arc<FlagPage>>,
     /// The rings of all ranks.
     memory: SymmetricMemory,
 }
@@ -79,7 +79,7 @@ impl Core {
         context: &Context,
         rank: usize,
         ring: Ring,
-        boards: Vec<Arc<Board>>,
+        boards: Vec<Arc<FlagPage>>,
         memory: SymmetricMemory,
     ) -> cuda_driver::Result<Self> {
         let world = boards.len();
@@ -237,9 +237,9 @@ impl Core {
             }
             let Lane { way, peer, .. } = *part.lane;
             let (slot_bytes, ring) = (self.ring.slot_bytes, self.slots_of(way, peer));
-            conveyors.push(Conveyor { first, second, ring, slot_bytes, way, words });
+            conveyors.push(ChunkPipeline { first, second, ring, slot_bytes, way, words });
         }
-        let load = |(part, conveyor): (&Part<'_>, &Conveyor<'_>)| Load {
+        let load = |(part, conveyor): (&Part<'_>, &ChunkPipeline<'_>)| Load {
             chunks: part.chunks.len(),
             slots,
             streams: conveyor.streams(),
@@ -254,7 +254,7 @@ impl Core {
             Ok(unsafe { conveyors[part].step(stream, chunk(tell), chunk(carry)) }?)
         });
         // Enqueued work is marked also after a failure: an abort ends waits until the marks are reached.
-        let marked = parts.iter_mut().zip(&conveyors).map(|(part, Conveyor { first, second, .. })| {
+        let marked = parts.iter_mut().zip(&conveyors).map(|(part, ChunkPipeline { first, second, .. })| {
             let joined = second.map_or(Ok(()), |second| match capture {
                 Some(_) => self.chain(second, first),
                 None => part.lane.join(first, second),

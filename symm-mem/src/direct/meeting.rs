@@ -13,10 +13,10 @@ use process_group::{
 
 use super::{
     DirectError, DirectOptions,
-    board::{Board, Layout},
+    board::{FlagPage, Layout},
 };
 use crate::rendezvous::{
-    desk::{Deposit, Desk},
+    desk::{LocalRegistry, LocalToken},
     process,
 };
 
@@ -24,7 +24,7 @@ use crate::rendezvous::{
 const BOARD: Tag = Tag(*b"brd1");
 
 /// Boards that other ranks of this process can take.
-static DESK: Desk<Arc<Board>> = Desk::new();
+static DESK: LocalRegistry<Arc<FlagPage>> = LocalRegistry::new();
 
 /// Message of a rank before anything is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,16 +81,16 @@ impl Card {
 
 /// This rank's board, and the means by which the others open it.
 struct Own {
-    board: Arc<Board>,
+    board: Arc<FlagPage>,
     descriptor: OwnedFd,
     listener: Listener,
-    deposit: Deposit<Arc<Board>>,
+    deposit: LocalToken<Arc<FlagPage>>,
 }
 
 impl Own {
     fn make(group: &ProcessGroup, layout: Layout) -> Result<Self, String> {
         let (descriptor, board) =
-            Board::create(group.context(), layout).map_err(|error| format!("its board: {error}"))?;
+            FlagPage::create(group.context(), layout).map_err(|error| format!("its board: {error}"))?;
         let board = Arc::new(board);
         let listener = Listener::open().map_err(|error| format!("its listener: {error}"))?;
         let deposit = DESK.leave(board.clone());
@@ -108,7 +108,7 @@ impl Own {
         layout: Layout,
         places: &[Place],
         deadline: Deadline,
-    ) -> Result<Vec<Arc<Board>>, String> {
+    ) -> Result<Vec<Arc<FlagPage>>, String> {
         let (rank, world) = (group.rank(), places.len());
         let elsewhere = |place: &usize| places[*place].process != process();
         let others: Vec<u64> = (0..world).filter(elsewhere).map(|place| place as u64).collect();
@@ -128,7 +128,7 @@ impl Own {
             let at = met.iter().position(|peer| peer.link.place() == place as u64);
             let descriptor = at.and_then(|at| met.swap_remove(at).descriptors.pop());
             let descriptor = descriptor.ok_or_else(|| format!("place {place} sent no board"))?;
-            let opened = Board::open(group.context(), layout, descriptor.as_fd());
+            let opened = FlagPage::open(group.context(), layout, descriptor.as_fd());
             Ok(Arc::new(opened.map_err(|error| format!("the board of place {place}: {error}"))?))
         };
         (0..world).map(board).collect()
@@ -142,7 +142,7 @@ pub(super) fn agreed<T>(
     group: &ProcessGroup,
     options: &DirectOptions,
     (attempt, deadline): (&str, Deadline),
-    make: impl FnOnce(Vec<Arc<Board>>) -> cuda_driver::Result<T>,
+    make: impl FnOnce(Vec<Arc<FlagPage>>) -> cuda_driver::Result<T>,
 ) -> Result<T, DirectError> {
     let (rank, world, store, name) = (group.rank(), group.size(), group.store(), group.name().to_owned());
     let told = |source: StoreError| DirectError::Store { group: name.clone(), source };

@@ -14,8 +14,8 @@
 //! let exchange = Exchange::new(rendezvous, ExchangeOptions::default())?;
 //! let (rank, world) = (exchange.group().rank(), exchange.group().world_size());
 //! let [source, target] = [DeviceMemory::new(stream.context(), 1 << 20)?, DeviceMemory::new(stream.context(), 1 << 20)?];
-//! let to = exchange.transfer((rank + 1) % world, Part::PutTo, &Memory::from(source))?;
-//! let from = exchange.transfer((rank + world - 1) % world, Part::PutFrom, &Memory::from(target))?;
+//! let to = exchange.transfer((rank + 1) % world, Part::PutInitiator, &Memory::from(source))?;
+//! let from = exchange.transfer((rank + world - 1) % world, Part::PutTarget, &Memory::from(target))?;
 //! let plan = exchange.exchange("ring", &[to, from])?;
 //! let soon = Duration::from_secs(10);
 //! // SAFETY: nobody else uses the buffers.

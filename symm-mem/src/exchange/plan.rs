@@ -113,7 +113,7 @@ impl Plan {
     /// [`TransferError`]: `WrongPart` on the end that copies, `OutOfTurn` if the previous round was not waited for,
     /// `StalePlan`, `Fault`, and errors of the driver.
     pub unsafe fn ready(&self, at: usize, stream: &Stream) -> Result<(), TransferError> {
-        const PASSIVE: &[Part] = &[Part::PutFrom, Part::GetBy];
+        const PASSIVE: &[Part] = &[Part::PutTarget, Part::GetBy];
         self.enqueue(at, stream, ("ready", PASSIVE), &[Step::Signal], None)
     }
 
@@ -128,7 +128,7 @@ impl Plan {
     pub unsafe fn put(&self, at: usize, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
         let steps = &[Step::Wait, Step::Reset, Step::Copy, Step::Signal];
         let awaited = Some((Awaited::Ready, deadline));
-        self.enqueue(at, stream, ("put", &[Part::PutTo]), steps, awaited)
+        self.enqueue(at, stream, ("put", &[Part::PutInitiator]), steps, awaited)
     }
 
     /// Copies the peer's buffer of transfer `at` to this rank, once the peer is [ready](Self::ready).
@@ -154,7 +154,7 @@ impl Plan {
     /// # Errors
     /// As [`ready`](Self::ready); `OutOfTurn` if that was not called before.
     pub unsafe fn wait(&self, at: usize, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
-        const PASSIVE: &[Part] = &[Part::PutFrom, Part::GetBy];
+        const PASSIVE: &[Part] = &[Part::PutTarget, Part::GetBy];
         let awaited = Some((Awaited::Done, deadline));
         self.enqueue(at, stream, ("wait", PASSIVE), &[Step::Wait, Step::Reset], awaited)
     }
@@ -367,7 +367,7 @@ fn captured(step: &Step, wire: &Wire, stream: &Stream) -> Result<(), cuda_driver
 unsafe fn copy(wire: &Wire, stream: &Stream) -> Result<(), cuda_driver::Error> {
     let (own, bytes) = (wire.memory.ptr(), wire.memory.bytes());
     let Some(remote) = wire.remote else { return Ok(()) };
-    let (to, from) = if wire.part == Part::PutTo { (remote, own) } else { (own, remote) };
+    let (to, from) = if wire.part == Part::PutInitiator { (remote, own) } else { (own, remote) };
     // SAFETY: the two ends have agreed on the length, which lies in either allocation; the rest is the caller's.
     unsafe { stream.copy(to, from, bytes) }
 }

@@ -24,7 +24,7 @@ use super::{
     protocol::{Export, Record, Way, missing},
 };
 use crate::rendezvous::{
-    desk::{Deposit, Desk},
+    desk::{LocalRegistry, LocalToken},
     mapped,
     protocol::Outcome,
     share::{MEMORY, told},
@@ -34,13 +34,13 @@ use crate::rendezvous::{
 const HELLO: Tag = Tag(*b"plan");
 
 /// Memory that other ranks of this process can take.
-static DESK: Desk<Memory> = Desk::new();
+static DESK: LocalRegistry<Memory> = LocalRegistry::new();
 
 /// Exports of this rank, available to the others until it is dropped.
 pub(super) struct Offer {
     listener: Listener,
     exports: Vec<(Export, Memory)>,
-    _deposits: Vec<Deposit<Memory>>,
+    _deposits: Vec<LocalToken<Memory>>,
 }
 
 impl Offer {

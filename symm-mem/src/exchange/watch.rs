@@ -25,7 +25,7 @@ use super::{
 pub(super) const TICK: Duration = Duration::from_millis(5);
 
 /// Interval at which the peers' abort words are read.
-const GLANCE: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Number of consecutive failed queries after which the device is considered lost.
 const UNANSWERED: u32 = 4;
@@ -251,10 +251,10 @@ fn look_around(
 ) {
     let Watch { glance, glanced, .. } = &shared.watch;
     let takes_long = |watched: &&Watched| {
-        watched.wait.is_some() && watched.since.elapsed() >= GLANCE && watched.core.fault().is_ok()
+        watched.wait.is_some() && watched.since.elapsed() >= POLL_INTERVAL && watched.core.fault().is_ok()
     };
     let waits = || watched.iter().filter(takes_long);
-    if begun.is_some_and(|begun| begun.elapsed() < GLANCE) || waits().next().is_none() {
+    if begun.is_some_and(|begun| begun.elapsed() < POLL_INTERVAL) || waits().next().is_none() {
         return;
     }
     if let Some(begun) = begun.take()

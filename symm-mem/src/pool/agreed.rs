@@ -8,7 +8,7 @@ use process_group::store::StoreError;
 use super::{SymmetricBlock, SymmetricPool};
 use crate::{
     agreement::{Conclusion, Ending, Input, Length, Malformed, Next, PoolId, Refusal},
-    commit::driver::Line,
+    commit::driver::StoreSession,
 };
 
 /// Error of an agreed allocation.
@@ -85,7 +85,7 @@ impl SymmetricPool {
     fn agree_on_length(&self, bytes: u64, deadline: Duration) -> Result<u64, AgreedError> {
         let pool = self.id();
         let mut machine = self.begin_length(bytes, deadline);
-        let mut line = Line::new(self.domain().store());
+        let mut line = StoreSession::new(self.domain().store());
         let mut input = Input::Start;
         let meeting = loop {
             match machine.step(input, line.elapsed()) {

@@ -37,7 +37,7 @@ impl Standing {
 
 /// Result of looking up an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Residence {
+pub struct BufferLocation {
     /// Its place in the pool, equal on all ranks of the domain.
     pub placement: Placement,
     /// State of its segment in the group of the look-up.
@@ -250,13 +250,13 @@ impl Table {
         address: u64,
         bytes: u64,
         group: GroupId,
-    ) -> Result<Option<Residence>, LookupError> {
+    ) -> Result<Option<BufferLocation>, LookupError> {
         let Some(&Extent { begin, end, ordinal }) = self.around(address) else { return Ok(None) };
         if bytes > end - address {
             return Err(LookupError::SpansSegments { address, bytes, ordinal, end });
         }
         let standing = self.standings(group).map_or(Standing::Pending, |standings| standings.at(ordinal));
-        Ok(Some(Residence { placement: Placement { ordinal, offset: address - begin }, standing }))
+        Ok(Some(BufferLocation { placement: Placement { ordinal, offset: address - begin }, standing }))
     }
 }
 
@@ -305,7 +305,7 @@ mod tests {
                         false => Standing::Pending,
                     };
                     let placement = Placement { ordinal, offset: address - begin };
-                    prop_assert_eq!(found, Ok(Some(Residence { placement, standing })));
+                    prop_assert_eq!(found, Ok(Some(BufferLocation { placement, standing })));
                 }
             }
         }

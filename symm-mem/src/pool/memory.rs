@@ -21,7 +21,7 @@ use caching_alloc::core::symmetric::{Placement, SymmetricArena, SymmetricSegment
 use cuda_driver::{DevicePtr, Stream};
 use process_group::graph_memory::{self, GraphMemory};
 
-use crate::{agreement::PoolId, rendezvous::Homes};
+use crate::{agreement::PoolId, rendezvous::PeerMappingCache};
 
 /// The part of a pool that captured work has used.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -119,7 +119,7 @@ struct Inside {
 pub(crate) struct Memory {
     me: Weak<Self>,
     /// This rank's mappings of its peers' segments.
-    homes: Homes,
+    homes: PeerMappingCache,
     id: PoolId,
     /// `None` only during drop.
     inside: Mutex<Option<Inside>>,
@@ -130,7 +130,7 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(id: PoolId, arena: SymmetricArena) -> Arc<Self> {
         let inside = Mutex::new(Some(Inside { arena, pins: Pins::default() }));
-        let (homes, capturing) = (Homes::default(), AtomicU32::new(0));
+        let (homes, capturing) = (PeerMappingCache::default(), AtomicU32::new(0));
         let memory = Arc::new_cyclic(|me| Self { me: me.clone(), homes, id, inside, capturing });
         graph_memory::register(memory.me.clone());
         memory
@@ -142,7 +142,7 @@ impl Memory {
     }
 
     /// This rank's mappings of its peers' segments.
-    pub(crate) fn homes(&self) -> &Homes {
+    pub(crate) fn homes(&self) -> &PeerMappingCache {
         &self.homes
     }
 

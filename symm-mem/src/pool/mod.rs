@@ -50,13 +50,13 @@ pub use self::{
     block::SymmetricBlock,
     capture::{GraphPin, PoolCapture},
     explain::{Explanation, Path, Why},
-    lookup::{LookupError, Residence, Standing},
+    lookup::{BufferLocation, LookupError, Standing},
     retire::{RetireError, RetireReport},
 };
 pub(crate) use self::{lookup::Table, memory::Memory};
 use crate::{
     agreement::{GroupId, LogPoint, PoolId},
-    commit::Seated,
+    commit::GroupState,
     domain::Domain,
 };
 
@@ -71,7 +71,7 @@ pub struct SymmetricPool {
     context: Option<Context>,
     memory: Arc<Memory>,
     table: Arc<ArcSwap<Table>>,
-    seats: Mutex<BTreeMap<GroupId, Arc<Mutex<Seated>>>>,
+    seats: Mutex<BTreeMap<GroupId, Arc<Mutex<GroupState>>>>,
     /// The retired segments, in the order of retirement.
     retired: Mutex<Vec<u32>>,
     meetings: Mutex<Meetings>,
@@ -207,7 +207,7 @@ impl SymmetricPool {
         ptr: DevicePtr,
         bytes: u64,
         group: GroupId,
-    ) -> Result<Option<Residence>, LookupError> {
+    ) -> Result<Option<BufferLocation>, LookupError> {
         let found = self.table.load().lookup(ptr.0, bytes, group)?;
         if let Some(found) = found.filter(|_| self.memory.is_capturing()) {
             self.memory.note_use(found.placement, bytes);
@@ -227,7 +227,7 @@ impl SymmetricPool {
         bytes: u64,
         group: GroupId,
     ) -> Result<Option<(Window, u64)>, LookupError> {
-        let Some(Residence { placement, .. }) = self.lookup(ptr, bytes, group)? else { return Ok(None) };
+        let Some(BufferLocation { placement, .. }) = self.lookup(ptr, bytes, group)? else { return Ok(None) };
         let table = self.table.load();
         let window = table.window(placement.ordinal, group);
         Ok(window.map(|(window, begin)| (window.clone(), begin + placement.offset)))
@@ -289,7 +289,7 @@ impl SymmetricPool {
         places_changed();
     }
 
-    pub(crate) fn seats(&self) -> MutexGuard<'_, BTreeMap<GroupId, Arc<Mutex<Seated>>>> {
+    pub(crate) fn seats(&self) -> MutexGuard<'_, BTreeMap<GroupId, Arc<Mutex<GroupState>>>> {
         self.seats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -6,7 +6,7 @@ use arc_swap::ArcSwap;
 use caching_alloc::core::symmetric::Placement;
 use process_group::group::{SymmetricPlaces, SymmetricPlan, SymmetricSegment, places_changed};
 
-use super::{Residence, Standing, SymmetricPool, Table};
+use super::{BufferLocation, Standing, SymmetricPool, Table};
 use crate::agreement::{GroupId, PoolId, wire::Wire};
 
 /// The places of one pool in one group; empty once the pool is gone.
@@ -28,7 +28,7 @@ impl SymmetricPlaces for Places {
     fn locate(&self, address: u64, bytes: u64) -> Option<String> {
         let found = self.table.upgrade()?.load().lookup(address, bytes, self.group);
         match found {
-            Ok(Some(Residence { placement: Placement { ordinal, offset }, standing }))
+            Ok(Some(BufferLocation { placement: Placement { ordinal, offset }, standing }))
                 if standing != Standing::Pending =>
             {
                 Some(format!("in segment {ordinal} of {:#} at offset {offset}", self.pool))

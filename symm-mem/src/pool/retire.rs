@@ -16,10 +16,14 @@ use process_group::{
 use super::{SymmetricPool, lookup::Table};
 use crate::{
     agreement::{
-        Candidate, Committed, Conclusion, Ending, Enqueued, GroupId, Held, Input, Malformed, Poison, PoolId,
-        Readiness, Refusal, Release, Retire, RetireInput, RetireOutput, Retired, RetirementRecord, Seat,
+        Candidate, Committed, Conclusion, Ending, Enqueued, GroupId, GroupLog, Held, Input, Malformed,
+        Poison, PoolId, Readiness, Refusal, Release, Retire, RetireInput, RetireOutput, Retired,
+        RetirementRecord,
     },
-    commit::{Seated, SymmetricGroup, Turn, driver::Line, end_poisoned, lock, offer::Circumstances},
+    commit::{
+        GroupState, RegistrationGuard, SymmetricGroup, driver::StoreSession, end_poisoned, lock,
+        offer::Circumstances,
+    },
 };
 
 /// Result of a retirement; equal on all ranks except for `bytes`, `windows` and `elapsed`.
@@ -109,9 +113,9 @@ impl RetireError {
 /// A group that takes part, with its state on this rank.
 struct Party<'a> {
     group: &'a dyn SymmetricGroup,
-    seated: Arc<Mutex<Seated>>,
+    seated: Arc<Mutex<GroupState>>,
     /// Held until the retirement has ended.
-    _turn: Option<Turn<'a>>,
+    _turn: Option<RegistrationGuard<'a>>,
 }
 
 impl SymmetricPool {
@@ -138,7 +142,7 @@ impl SymmetricPool {
         let begun = Instant::now();
         let ordinals: Vec<u32> = ordinals.iter().copied().collect::<BTreeSet<u32>>().into_iter().collect();
         let (parties, trouble) = self.parties(groups);
-        let seats: Vec<Arc<Mutex<Seated>>> = parties.iter().map(|party| party.seated.clone()).collect();
+        let seats: Vec<Arc<Mutex<GroupState>>> = parties.iter().map(|party| party.seated.clone()).collect();
         let found = Found::of(&parties, trouble, self.context.as_ref());
         let machine = self.begin_retirement(&ordinals, &seats, found, deadline);
         let (meeting, windows, failure) = self.run_retirement(machine, &ordinals, &parties, deadline);
@@ -180,7 +184,7 @@ impl SymmetricPool {
                 Some(error) => trouble = Some(error.to_string()),
                 None if parties.iter().any(|party| party.group.id() == group.id()) => {}
                 None => {
-                    let turn = Turn::take(group.communicator());
+                    let turn = RegistrationGuard::take(group.communicator());
                     if turn.is_none() {
                         let cause = format!("another thread commits a pool for group {}", group.id());
                         trouble.get_or_insert(cause);
@@ -197,7 +201,7 @@ impl SymmetricPool {
     pub(crate) fn begin_retirement(
         &self,
         ordinals: &[u32],
-        seats: &[Arc<Mutex<Seated>>],
+        seats: &[Arc<Mutex<GroupState>>],
         found: Found,
         deadline: Duration,
     ) -> Retire {
@@ -267,7 +271,7 @@ impl SymmetricPool {
         parties: &[Party<'_>],
         deadline: Duration,
     ) -> (Result<Retired, Ending>, usize, Option<StoreError>) {
-        let mut line = Line::new(self.domain().store());
+        let mut line = StoreSession::new(self.domain().store());
         let mut windows = 0;
         let mut input = RetireInput::Answer(Input::Start);
         let meeting: Conclusion<Retired> = loop {
@@ -355,14 +359,14 @@ impl SymmetricPool {
     pub(crate) fn end_retirement(
         &self,
         ordinals: &[u32],
-        seats: &[Arc<Mutex<Seated>>],
+        seats: &[Arc<Mutex<GroupState>>],
         result: &Result<Retired, Ending>,
         cause: Option<String>,
     ) -> (u64, Vec<GroupId>) {
         match result {
             Ok(Retired::Everywhere) => (self.take_out(ordinals), Vec::new()),
             Ok(Retired::Poisoned { poison, culprits, over }) => {
-                let is_dead = |seat: &Seat| {
+                let is_dead = |seat: &GroupLog| {
                     over.contains(&seat.group()) || seat.members().iter().any(|it| culprits.contains(it))
                 };
                 let dead = self.poison_groups(seats, poison, is_dead);
@@ -382,10 +386,10 @@ impl SymmetricPool {
     fn take_out(&self, ordinals: &[u32]) -> u64 {
         self.update_table(|table| table.without_segments(ordinals));
         self.retired.lock().unwrap_or_else(PoisonError::into_inner).extend(ordinals);
-        let seats: Vec<Arc<Mutex<Seated>>> = self.seats().values().cloned().collect();
+        let seats: Vec<Arc<Mutex<GroupState>>> = self.seats().values().cloned().collect();
         let mut is_reached = false;
         for seated in seats {
-            let mut seated: MutexGuard<'_, Seated> = lock(&seated);
+            let mut seated: MutexGuard<'_, GroupState> = lock(&seated);
             is_reached |= seated.seat.poison().is_some();
             ordinals.iter().for_each(|ordinal| seated.seat.retire(*ordinal));
         }
@@ -408,9 +412,9 @@ impl SymmetricPool {
     /// Poisons the groups of `seats` that match, and returns them.
     fn poison_groups(
         &self,
-        seats: &[Arc<Mutex<Seated>>],
+        seats: &[Arc<Mutex<GroupState>>],
         poison: &Poison,
-        is_dead: impl Fn(&Seat) -> bool,
+        is_dead: impl Fn(&GroupLog) -> bool,
     ) -> Vec<GroupId> {
         let mut dead = Vec::new();
         for seated in seats {

@@ -15,7 +15,7 @@ use cuda_driver::{
     vmm::{Access, Granularity, HandleTypes, Mapping, PhysicalMemory, Reservation},
 };
 
-use super::{Layout, buffers::Homes, protocol::Subject};
+use super::{Layout, buffers::PeerMappingCache, protocol::Subject};
 
 /// Memory that peers can map, as an allocation of its own. Clones share the memory.
 ///
@@ -27,7 +27,7 @@ pub struct PeerMemory {
 
 #[derive(Debug)]
 pub(super) struct Inner {
-    pub(super) homes: Homes,
+    pub(super) homes: PeerMappingCache,
     pub(super) mapping: Mapping,
     bytes: usize,
     pub(super) subject: Subject,
@@ -103,7 +103,7 @@ impl PeerMemory {
         let mapping = mapped(context, &memory, whole)?;
         Ok(Self {
             inner: Arc::new(Inner {
-                homes: Homes::default(),
+                homes: PeerMappingCache::default(),
                 mapping,
                 bytes,
                 subject,

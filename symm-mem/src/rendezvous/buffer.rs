@@ -2,7 +2,7 @@
 
 use cuda_driver::{Context, DevicePtr, vmm::PhysicalMemory};
 
-use super::{PeerMemory, buffers::Homes, protocol::Subject};
+use super::{PeerMemory, buffers::PeerMappingCache, protocol::Subject};
 use crate::pool::SymmetricBlock;
 
 /// Memory for a rendezvous: all or a [part](Self::part) of a [`SymmetricBlock`] or a [`PeerMemory`]. It keeps the
@@ -93,7 +93,7 @@ impl Buffer {
     }
 
     /// The cache of the allocation's peer mappings.
-    pub(super) fn homes(&self) -> &Homes {
+    pub(super) fn homes(&self) -> &PeerMappingCache {
         match &self.memory {
             Memory::Pool(block) => block.memory().homes(),
             Memory::Own(memory) => &memory.inner.homes,

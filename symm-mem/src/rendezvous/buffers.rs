@@ -168,7 +168,7 @@ pub(super) type Seat = Arc<()>;
 /// The cache of an allocation's peer mappings, by the group's rendezvous and the number of the segment. It is stored
 /// in the allocation, and freed with it.
 #[derive(Debug, Default)]
-pub(crate) struct Homes {
+pub(crate) struct PeerMappingCache {
     homes: Mutex<Vec<Home>>,
 }
 
@@ -186,7 +186,7 @@ impl Home {
     }
 }
 
-impl Homes {
+impl PeerMappingCache {
     fn lock(&self) -> MutexGuard<'_, Vec<Home>> {
         self.homes.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -9,9 +9,9 @@ use std::{
 };
 
 /// Values for the ranks of this process, by token.
-pub(crate) struct Desk<T: 'static>(Mutex<Option<HashMap<u64, T>>>);
+pub(crate) struct LocalRegistry<T: 'static>(Mutex<Option<HashMap<u64, T>>>);
 
-impl<T: Clone> Desk<T> {
+impl<T: Clone> LocalRegistry<T> {
     pub(crate) const fn new() -> Self {
         Self(Mutex::new(None))
     }
@@ -21,11 +21,11 @@ impl<T: Clone> Desk<T> {
     }
 
     /// Registers `thing` until the returned value is dropped.
-    pub(crate) fn leave(&'static self, thing: T) -> Deposit<T> {
+    pub(crate) fn leave(&'static self, thing: T) -> LocalToken<T> {
         static TOKENS: AtomicU64 = AtomicU64::new(0);
         let token = TOKENS.fetch_add(1, Ordering::Relaxed);
         self.lock().get_or_insert_default().insert(token, thing);
-        Deposit { desk: self, token }
+        LocalToken { desk: self, token }
     }
 
     /// Returns the value of a token.
@@ -35,12 +35,12 @@ impl<T: Clone> Desk<T> {
 }
 
 /// A registered value. Dropping this removes it from the registry.
-pub(crate) struct Deposit<T: 'static> {
-    desk: &'static Desk<T>,
+pub(crate) struct LocalToken<T: 'static> {
+    desk: &'static LocalRegistry<T>,
     pub(crate) token: u64,
 }
 
-impl<T: 'static> Drop for Deposit<T> {
+impl<T: 'static> Drop for LocalToken<T> {
     fn drop(&mut self) {
         let mut things = self.desk.0.lock().unwrap_or_else(PoisonError::into_inner);
         let gone = things.as_mut().and_then(|things| things.remove(&self.token));

@@ -68,7 +68,7 @@ pub use self::{
 };
 pub(crate) use self::{
     allocation::{fresh_number, mapped},
-    buffers::Homes,
+    buffers::PeerMappingCache,
     share::process,
 };
 use self::{

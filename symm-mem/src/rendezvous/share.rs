@@ -20,7 +20,7 @@ use process_group::{
 use super::{
     allocation::mapped,
     buffers::PeerBuffers,
-    desk::{Deposit, Desk},
+    desk::{LocalRegistry, LocalToken},
     protocol::{Handles, Outcome, Record},
 };
 
@@ -28,7 +28,7 @@ use super::{
 pub(crate) const MEMORY: Tag = Tag(*b"memo");
 
 /// Memory for the other ranks of this process.
-static DESK: Desk<PhysicalMemory> = Desk::new();
+static DESK: LocalRegistry<PhysicalMemory> = LocalRegistry::new();
 
 /// A random number for this process. The process id alone is not unique, since another container may use the same
 /// one.
@@ -41,7 +41,7 @@ pub(crate) fn process() -> u64 {
 pub(super) struct Offer {
     listener: Listener,
     descriptor: Option<OwnedFd>,
-    _deposit: Deposit<PhysicalMemory>,
+    _deposit: LocalToken<PhysicalMemory>,
 }
 
 impl Offer {

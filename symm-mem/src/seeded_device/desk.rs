@@ -10,18 +10,18 @@ use gpu_sim::sched::{self, Signal};
 
 /// A queue between two actors of the seeded scheduler.
 #[derive(Debug)]
-pub(super) struct Desk<T> {
+pub(super) struct LocalRegistry<T> {
     state: Mutex<(VecDeque<T>, bool)>,
     signal: Signal,
 }
 
-impl<T> Default for Desk<T> {
+impl<T> Default for LocalRegistry<T> {
     fn default() -> Self {
         Self { state: Mutex::new((VecDeque::new(), false)), signal: Signal::new() }
     }
 }
 
-impl<T> Desk<T> {
+impl<T> LocalRegistry<T> {
     fn state(&self) -> MutexGuard<'_, (VecDeque<T>, bool)> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

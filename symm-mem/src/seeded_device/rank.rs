@@ -13,8 +13,8 @@ use std::{
 use crate::{
     SymmetricError,
     agreement::{
-        Agreed, Commit, Conclusion, Ending, Enqueued, GroupId, Input, Outcome, Output, Policy, PoolId,
-        Readiness, Seat, Segment, Situation,
+        Agreed, Commit, Conclusion, Ending, Enqueued, GroupId, GroupLog, Input, Outcome, Output, Policy,
+        PoolId, Readiness, Segment, Situation,
     },
     rendezvous::protocol,
 };
@@ -28,7 +28,7 @@ use nccl_sys::{Api, ncclUniqueId};
 use process_group::store::machine::{Reply, Request};
 
 use super::{
-    desk::Desk,
+    desk::LocalRegistry,
     library::{Group, Job, Registration},
     meet::Offers,
     network::{Connection, Network},
@@ -43,7 +43,7 @@ const COUNT: usize = 256;
 /// Byte offset of the mark for peers in a rank's first block: behind the summed floats.
 pub(super) const MARK: usize = 4 * COUNT;
 /// Interval at which a rank that waits for a member checks whether it is lost.
-const GLANCE: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Result of a meeting on a member.
 #[derive(Debug, Clone, PartialEq)]
@@ -94,7 +94,7 @@ pub(super) struct Start {
 
 pub(super) struct Member {
     pub(super) group: Arc<Group>,
-    seat: Seat,
+    seat: GroupLog,
     commits: u64,
     pub(super) meetings: u64,
     sums: u64,
@@ -154,7 +154,7 @@ impl Rank {
         let groups = context.with_current(join).expect("the device is well");
         let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
         let member = |group: Group| {
-            let seat = Seat::new(pool, GroupId { uid: group.uid, epoch: 0 }, rank, group.members.clone());
+            let seat = GroupLog::new(pool, GroupId { uid: group.uid, epoch: 0 }, rank, group.members.clone());
             (group.uid, Member { group: Arc::new(group), seat, commits: 0, meetings: 0, sums: 0 })
         };
         let members: BTreeMap<u64, Member> = groups.map(member).into();
@@ -412,7 +412,7 @@ impl Rank {
         // Polling costs steps, and no rank is lost unless one dies.
         let looks = matches!(self.scenario.trouble, Trouble::Killed(_));
         loop {
-            let glance = if looks { until.min(sched::now() + GLANCE) } else { until };
+            let glance = if looks { until.min(sched::now() + POLL_INTERVAL) } else { until };
             match self.store.get(key.to_owned(), glance) {
                 Some(stands) => return Input::Stands(stands),
                 None if sched::now() >= until => return Input::Expired,
@@ -433,7 +433,7 @@ impl Rank {
             let memory = &self.arena.segments()[segment.ordinal as usize].memory;
             (DevicePtr(memory.address), memory.bytes as usize)
         });
-        let (answer, over) = (Arc::new(Desk::default()), Arc::new(AtomicBool::new(false)));
+        let (answer, over) = (Arc::new(LocalRegistry::default()), Arc::new(AtomicBool::new(false)));
         let desks = &self.desks[self.rank as usize];
         let watch = Watch::Verdict { group: group.clone(), key: verdict_key, until, over: over.clone() };
         desks.watches.put(watch);

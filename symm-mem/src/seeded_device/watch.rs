@@ -11,7 +11,7 @@ use std::{
 use crate::agreement::Verdict;
 
 use super::{
-    desk::Desk,
+    desk::LocalRegistry,
     library::{Group, Job},
     network::{Connection, Network},
 };
@@ -19,8 +19,8 @@ use super::{
 /// State that the actors of a rank share.
 #[derive(Default)]
 pub(super) struct Desks {
-    pub(super) jobs: Desk<Job>,
-    pub(super) watches: Desk<Watch>,
+    pub(super) jobs: LocalRegistry<Job>,
+    pub(super) watches: LocalRegistry<Watch>,
     groups: Mutex<Vec<Arc<Group>>>,
 }
 

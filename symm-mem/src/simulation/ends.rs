@@ -21,7 +21,7 @@ use super::{
 use crate::{
     Standing,
     agreement::{Conclusion, Input, NoWindows, Segment},
-    commit::{Seated, lock},
+    commit::{GroupState, lock},
 };
 
 /// The error of a failed store.
@@ -136,7 +136,7 @@ impl World {
     fn end_commit(
         &mut self,
         rank: u32,
-        seated: &Arc<Mutex<Seated>>,
+        seated: &Arc<Mutex<GroupState>>,
         segments: &[Segment],
         serials: &[u64],
         conclusion: Conclusion,

@@ -18,7 +18,7 @@ use crate::{
         hash::chain,
     },
     commit::{
-        Seated, lock,
+        GroupState, lock,
         offer::{self, Circumstances},
     },
     pool,
@@ -93,7 +93,7 @@ impl World {
             trouble: fails.then(|| "misaligned".to_owned()),
             is_capturing: Ok(state.capture.is_some()),
         };
-        let found = offer::Found {
+        let found = offer::LocalState {
             readiness: circumstances.readiness(),
             capabilities: Capabilities { library, windows },
             enqueued: state.enqueued(),
@@ -113,7 +113,12 @@ impl World {
     }
 
     /// The rank posts a refusal because it cannot take part.
-    fn decline(&mut self, rank: u32, seated: &Mutex<Seated>, error: &CommitError) -> Result<(), Violation> {
+    fn decline(
+        &mut self,
+        rank: u32,
+        seated: &Mutex<GroupState>,
+        error: &CommitError,
+    ) -> Result<(), Violation> {
         let (key, refusal) = lock(seated).seat.decline(error.to_string());
         let value = Decision::refuse(refusal).encode();
         self.soon(Event::Request(rank, u64::MAX, Output::Propose { key, value }));
@@ -131,7 +136,7 @@ impl World {
         };
         let (id, members, round) = (membership.id, membership.members.clone(), membership.seconds);
         membership.seconds += 1;
-        let found = offer::Found {
+        let found = offer::LocalState {
             readiness: Readiness::Ready,
             capabilities: Capabilities { library, windows },
             enqueued: state.enqueued(),

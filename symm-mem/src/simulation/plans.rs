@@ -217,10 +217,16 @@ impl World {
         let Some(slots) = slots else { return Err(Violation(format!("rank {rank} has no slots left"))) };
         for ((at, transfer), slot) in of_rank(&transfers, rank).zip(slots.clone()) {
             let Transfer { copier, lender, puts, buffer, fresh, bytes, offset } = *transfer;
-            let mut end =
-                End { peer: lender, part: Part::PutTo, bytes, export: None, offset: 0, slot: slot as u32 };
+            let mut end = End {
+                peer: lender,
+                part: Part::PutInitiator,
+                bytes,
+                export: None,
+                offset: 0,
+                slot: slot as u32,
+            };
             if copier == rank {
-                end.part = if puts { Part::PutTo } else { Part::GetFrom };
+                end.part = if puts { Part::PutInitiator } else { Part::GetFrom };
                 ends.push(end);
                 continue;
             }
@@ -242,7 +248,7 @@ impl World {
                 exports.len() - 1
             });
             lent.push(allocation.clone());
-            end.part = if puts { Part::PutFrom } else { Part::GetBy };
+            end.part = if puts { Part::PutTarget } else { Part::GetBy };
             (end.peer, end.export, end.offset) = (copier, Some(at as u32), offset);
             ends.push(end);
         }

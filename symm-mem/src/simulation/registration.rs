@@ -22,12 +22,12 @@ use crate::{
     agreement::{
         ACTION_FLOOR, Attempt, Ending, Outcome, Plain, Release, Segment, WindowSupport, hash::chain,
     },
-    commit::{Seated, lock},
+    commit::{GroupState, lock},
 };
 
 /// Segments that a commit has left without windows.
 pub(super) struct Left {
-    pub(super) seated: Arc<Mutex<Seated>>,
+    pub(super) seated: Arc<Mutex<GroupState>>,
     pub(super) group: u64,
     pub(super) segments: Vec<Segment>,
 }

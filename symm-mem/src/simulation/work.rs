@@ -15,7 +15,7 @@ use crate::{
         RetireInput, RetireOutput, Retired, Segment,
         meeting::{self, Contribution},
     },
-    commit::{Seated, lock},
+    commit::{GroupState, lock},
     exchange::protocol as exchange,
     rendezvous::protocol::{self, Meeting, Record},
 };
@@ -24,7 +24,7 @@ use crate::{
 pub(super) enum Work {
     Commit {
         machine: Box<Commit>,
-        seated: Arc<Mutex<Seated>>,
+        seated: Arc<Mutex<GroupState>>,
         group: u64,
         segments: Vec<Segment>,
         /// For each registered segment, the index of its window.
@@ -34,12 +34,12 @@ pub(super) enum Work {
     /// A commit of the second pool.
     Second {
         machine: Box<Commit>,
-        seated: Arc<Mutex<Seated>>,
+        seated: Arc<Mutex<GroupState>>,
         group: u64,
     },
     Plain {
         machine: PlainVote,
-        seated: Arc<Mutex<Seated>>,
+        seated: Arc<Mutex<GroupState>>,
         group: u64,
         segments: Vec<Segment>,
         /// True if this rank has registered the segments.
@@ -48,7 +48,7 @@ pub(super) enum Work {
     Retire {
         machine: Retire,
         ordinals: Vec<u32>,
-        seats: Vec<(u64, Arc<Mutex<Seated>>)>,
+        seats: Vec<(u64, Arc<Mutex<GroupState>>)>,
     },
     Length {
         machine: Length,
@@ -162,7 +162,7 @@ impl Work {
 
     /// The groups of the meeting.
     pub(super) fn groups(&self) -> Vec<GroupId> {
-        let id = |seated: &Arc<Mutex<Seated>>| lock(seated).seat.group();
+        let id = |seated: &Arc<Mutex<GroupState>>| lock(seated).seat.group();
         match self {
             Work::Commit { seated, .. } | Work::Second { seated, .. } | Work::Plain { seated, .. } => {
                 vec![id(seated)]

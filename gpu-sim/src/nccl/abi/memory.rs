@@ -6,18 +6,18 @@ use std::sync::PoisonError;
 use nccl_sys::{ncclComm_t, ncclResult_t, ncclWindow_t};
 
 use super::{Out, call, queued};
-use crate::abi::Refusal;
+use crate::abi::DriverError;
 use crate::memory::{AS_DESCRIPTOR, GRANULARITY, MemoryError, map_for_all, round_up};
 use crate::nccl::error::Failure;
 use crate::nccl::group;
-use crate::nccl::window::rules::Era;
+use crate::nccl::window::rules::ReleaseBehavior;
 use crate::nccl::window::{Outcome, Registration, deregister};
 
 /// Flags of `ncclCommWindowRegister`: the first release that has each, and its bit.
 const FLAGS: [(u32, c_int); 4] = [(22703, 1), (22907, 2), (23203, 4), (23203, 8)];
 
 fn memory(error: MemoryError) -> Failure {
-    group::cuda(Refusal::from(error))
+    group::cuda(DriverError::from(error))
 }
 
 #[cfg_attr(feature = "exports", unsafe(no_mangle))]
@@ -116,7 +116,7 @@ pub(super) unsafe extern "C" fn ncclCommWindowRegister(
                 comm.release
             )));
         }
-        let era = Era::of(comm.release);
+        let era = ReleaseBehavior::of(comm.release);
         let captured = if era.allows_capture() {
             None
         } else {

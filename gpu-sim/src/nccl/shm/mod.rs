@@ -27,7 +27,7 @@ pub(crate) use layout::{CHUNK, Layout, PIPE, Plane};
 pub(crate) const CARD_WORDS: usize = 24;
 
 /// The message that one rank sends to all others in one exchange.
-pub(crate) type Card = [u64; CARD_WORDS];
+pub(crate) type RankMessage = [u64; CARD_WORDS];
 
 const MAGIC: u64 = u64::from_le_bytes(*b"gpu-nccl");
 

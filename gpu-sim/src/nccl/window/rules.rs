@@ -14,7 +14,7 @@
 
 /// Releases that behave alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Era {
+pub(crate) enum ReleaseBehavior {
     V2_27,
     V2_28,
     V2_29,
@@ -24,7 +24,7 @@ pub(crate) enum Era {
 
 /// Result of an unusual argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unusual {
+pub(crate) enum EdgeCase {
     /// Success, and the handle is NULL.
     Null,
     /// Success, and the handle is left as it was.
@@ -37,7 +37,7 @@ pub(crate) enum Unusual {
     Ignored,
 }
 
-impl Era {
+impl ReleaseBehavior {
     pub(crate) fn of(release: u32) -> Self {
         match release {
             ..22800 => Self::V2_27,
@@ -52,27 +52,27 @@ impl Era {
         self == Self::V2_27
     }
 
-    pub(crate) fn without_support(self) -> Unusual {
-        if self <= Self::V2_28 { Unusual::Local } else { Unusual::Null }
+    pub(crate) fn without_support(self) -> EdgeCase {
+        if self <= Self::V2_28 { EdgeCase::Local } else { EdgeCase::Null }
     }
 
-    pub(crate) fn empty(self) -> Unusual {
+    pub(crate) fn empty(self) -> EdgeCase {
         match self {
-            Self::V2_27 => Unusual::Null,
-            Self::V2_28 => Unusual::Unwritten,
-            _ => Unusual::Refused,
+            Self::V2_27 => EdgeCase::Null,
+            Self::V2_28 => EdgeCase::Unwritten,
+            _ => EdgeCase::Refused,
         }
     }
 
-    pub(crate) fn misaligned(self) -> Unusual {
-        if self == Self::V2_27 { Unusual::Null } else { Unusual::Refused }
+    pub(crate) fn misaligned(self) -> EdgeCase {
+        if self == Self::V2_27 { EdgeCase::Null } else { EdgeCase::Refused }
     }
 
-    pub(crate) fn several_segments(self) -> Unusual {
+    pub(crate) fn several_segments(self) -> EdgeCase {
         match self {
-            Self::V2_27 => Unusual::Null,
-            Self::V2_29 => Unusual::Refused,
-            _ => Unusual::Ignored,
+            Self::V2_27 => EdgeCase::Null,
+            Self::V2_29 => EdgeCase::Refused,
+            _ => EdgeCase::Ignored,
         }
     }
 

@@ -3,15 +3,15 @@
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use super::rules::{Era, Unusual};
+use super::rules::{EdgeCase, ReleaseBehavior};
 use super::{Slot, Space, Window, Windows};
 use crate::memory::{Kind, Physical};
 use crate::nccl::comm::Comm;
 use crate::nccl::error::{Failure, Result};
 use crate::nccl::host::{self, Call};
 use crate::nccl::rma::Place;
-use crate::nccl::shm::Card;
-use crate::nccl::transport::odd_one;
+use crate::nccl::shm::RankMessage;
+use crate::nccl::transport::find_minority;
 use crate::world::Machine;
 
 /// Alignment of a window within its allocation, in bytes; 2.27 requires whole granules.
@@ -61,7 +61,7 @@ fn lock(comm: &Comm) -> MutexGuard<'_, Windows> {
 impl Registration {
     /// Returns the result if it does not depend on the other ranks.
     pub(crate) fn locally(&self, comm: &Comm) -> Option<Result<Outcome>> {
-        let era = Era::of(comm.release);
+        let era = ReleaseBehavior::of(comm.release);
         if self.address == 0 || self.size == 0 {
             let text = format!("a window of {} bytes at {:#x}", self.size, self.address);
             return self.unusual(comm, era.empty(), text);
@@ -72,13 +72,13 @@ impl Registration {
         None
     }
 
-    fn unusual(&self, comm: &Comm, unusual: Unusual, text: String) -> Option<Result<Outcome>> {
+    fn unusual(&self, comm: &Comm, unusual: EdgeCase, text: String) -> Option<Result<Outcome>> {
         Some(match unusual {
-            Unusual::Ignored => return None,
-            Unusual::Null => Ok(Outcome::Null),
-            Unusual::Unwritten => Ok(Outcome::Unwritten),
-            Unusual::Refused => Err(Failure::argument(text)),
-            Unusual::Local => {
+            EdgeCase::Ignored => return None,
+            EdgeCase::Null => Ok(Outcome::Null),
+            EdgeCase::Unwritten => Ok(Outcome::Unwritten),
+            EdgeCase::Refused => Err(Failure::argument(text)),
+            EdgeCase::Local => {
                 let mut local = comm.registrations.lock().unwrap_or_else(PoisonError::into_inner);
                 local.add(self.address, self.size, self.handle).map(Outcome::Handle)
             }
@@ -90,7 +90,7 @@ impl Registration {
     /// In a strict world, a rank that fails on its own still meets the others, so that all of them fail. In a
     /// faithful world it returns, and the others wait for it.
     pub(crate) fn run(&self, machine: &Machine, comm: &Comm) -> Result<Outcome> {
-        let era = Era::of(comm.release);
+        let era = ReleaseBehavior::of(comm.release);
         let memory = match self.inspect(machine, comm, era) {
             Ok(Ok(memory)) => memory,
             Ok(Err(outcome)) => return Ok(outcome),
@@ -101,7 +101,7 @@ impl Registration {
             }
         };
         let shared = if era.shares() { lock(comm).slot_of(&memory.key()) } else { None };
-        if let (Era::V2_27, Some(slot), false) = (era, shared, comm.strict) {
+        if let (ReleaseBehavior::V2_27, Some(slot), false) = (era, shared, comm.strict) {
             // 2.27 does not even contact the other ranks.
             return Ok(Outcome::Handle(self.insert(comm, memory, slot, Vec::new())));
         }
@@ -133,7 +133,7 @@ impl Registration {
         &self,
         machine: &Machine,
         comm: &Comm,
-        era: Era,
+        era: ReleaseBehavior,
     ) -> Result<std::result::Result<Memory, Outcome>> {
         let (address, size) = (self.address, self.size);
         if let Some(captured) = &self.captured {
@@ -158,7 +158,7 @@ impl Registration {
             Some(Ok(outcome)) => Ok(Some(outcome)),
             Some(Err(failure)) => Err(failure),
         };
-        let misaligned = if era == Era::V2_27 {
+        let misaligned = if era == ReleaseBehavior::V2_27 {
             !first.base.is_multiple_of(GRANULE) || !first.len.is_multiple_of(GRANULE)
         } else {
             !(address - first.base).is_multiple_of(ALIGNMENT)
@@ -176,7 +176,7 @@ impl Registration {
             let text = format!("a window over {} physical segments", cover.len());
             // 2.28 does not check and fails later; a strict world reports it now.
             let rule = match era.several_segments() {
-                Unusual::Ignored if era == Era::V2_28 && comm.strict => Unusual::Refused,
+                EdgeCase::Ignored if era == ReleaseBehavior::V2_28 && comm.strict => EdgeCase::Refused,
                 rule => rule,
             };
             if let Some(outcome) = unusual(rule, text)? {
@@ -202,7 +202,13 @@ impl Registration {
     }
 
     /// Meets the other ranks, and compares the cards.
-    fn meet(&self, comm: &Comm, era: Era, memory: &Memory, known: bool) -> Result<Vec<Card>> {
+    fn meet(
+        &self,
+        comm: &Comm,
+        era: ReleaseBehavior,
+        memory: &Memory,
+        known: bool,
+    ) -> Result<Vec<RankMessage>> {
         let mut card = host::card(if known { Call::WindowKnown } else { Call::WindowNew });
         let unequal = era.allows_unequal_sizes();
         {
@@ -217,7 +223,7 @@ impl Registration {
         card[SEGMENTS] = memory.physical.len() as u64;
         set_place(&mut card, memory.physical.first());
         let cards = host::exchange(comm, &card)?;
-        let comparable: Vec<Card> = cards
+        let comparable: Vec<RankMessage> = cards
             .iter()
             .map(|card| {
                 let mut card = *card;
@@ -229,7 +235,7 @@ impl Registration {
             })
             .collect();
         if comm.strict {
-            if let Some((odd, usual)) = odd_one(&comparable) {
+            if let Some((odd, usual)) = find_minority(&comparable) {
                 return Err(Failure::usage(difference(comm, odd, &cards[odd], usual, &cards[usual])));
             }
         } else if !unequal && cards.iter().any(|other| other[BYTES] != card[BYTES]) {
@@ -275,7 +281,7 @@ const PLACE: std::ops::Range<usize> = 7..11;
 /// Number of physical segments.
 const SEGMENTS: usize = 11;
 
-fn set_place(card: &mut Card, physical: Option<&Arc<Physical>>) {
+fn set_place(card: &mut RankMessage, physical: Option<&Arc<Physical>>) {
     if let Some(physical) = physical {
         card[PLACE].copy_from_slice(&[
             u64::from(std::process::id()),
@@ -287,13 +293,13 @@ fn set_place(card: &mut Card, physical: Option<&Arc<Physical>>) {
 }
 
 /// Reads the location of a window's segment from a rank's card; `None` if the rank has no such segment.
-fn place_of(card: &Card) -> Option<Place> {
+fn place_of(card: &RankMessage) -> Option<Place> {
     let [process, file, offset, size] = [7, 8, 9, 10].map(|word| card[word]);
     (size > 0).then_some(Place { process, file, offset, size, start: card[OFFSET] })
 }
 
 /// Returns the location of every rank's segments. The first ones are on `cards`; the others are exchanged here.
-fn tell_places(comm: &Comm, memory: &Memory, cards: &[Card]) -> Result<Vec<Vec<Place>>> {
+fn tell_places(comm: &Comm, memory: &Memory, cards: &[RankMessage]) -> Result<Vec<Vec<Place>>> {
     let mut places: Vec<Vec<Place>> = cards.iter().map(|card| place_of(card).into_iter().collect()).collect();
     let most = cards.iter().map(|card| card[SEGMENTS]).max().unwrap_or(0);
     for segment in 1..most as usize {
@@ -306,8 +312,8 @@ fn tell_places(comm: &Comm, memory: &Memory, cards: &[Card]) -> Result<Vec<Vec<P
     Ok(places)
 }
 
-fn difference(comm: &Comm, odd: usize, a: &Card, usual: usize, b: &Card) -> String {
-    let says = |rank: usize, card: &Card| {
+fn difference(comm: &Comm, odd: usize, a: &RankMessage, usual: usize, b: &RankMessage) -> String {
+    let says = |rank: usize, card: &RankMessage| {
         format!(
             "rank {rank} registers {} bytes at offset {:#x} of an allocation of {} bytes, the {}. oldest of its windows \
              (flags {:#x}), as its registration {}",
@@ -327,7 +333,7 @@ impl Windows {
         self.slots.iter().find(|(_, slot)| slot.memory == key).map(|(&number, _)| number)
     }
 
-    fn take_slot(&mut self, comm: &Comm, era: Era, memory: &Memory, bytes: u64) -> Result<u64> {
+    fn take_slot(&mut self, comm: &Comm, era: ReleaseBehavior, memory: &Memory, bytes: u64) -> Result<u64> {
         let stride = comm.topology().stride;
         let space = self.space.get_or_insert_with(|| Space::new(stride, era.reuses_addresses()));
         let offset = space.take(bytes).ok_or_else(|| {
@@ -365,14 +371,15 @@ pub(crate) fn deregister(machine: &Machine, comm: &Comm, handle: usize) -> Resul
     let Some(window) = windows.live.remove(&handle) else {
         drop(windows);
         // Without window support, 2.27 and 2.28 returned the handle of a local registration.
-        let local = !comm.topology().symmetric && Era::of(comm.release).without_support() == Unusual::Local;
+        let local = !comm.topology().symmetric
+            && ReleaseBehavior::of(comm.release).without_support() == EdgeCase::Local;
         if local {
             let mut registrations = comm.registrations.lock().unwrap_or_else(PoisonError::into_inner);
             return registrations.remove(handle);
         }
         return Err(Failure::usage(format!("{handle:#x} is no window of {comm}")));
     };
-    if Era::of(comm.release) == Era::V2_27 {
+    if ReleaseBehavior::of(comm.release) == ReleaseBehavior::V2_27 {
         // The first deregistration unmaps the memory for all windows over it.
         windows.live.retain(|_, other| other.slot != window.slot);
         if let Some(slot) = windows.slots.get_mut(&window.slot) {

@@ -18,7 +18,7 @@ use crate::agreement::{
     Input as Answer, Malformed, Output as Request,
     machine::{action_budget, share, vote_budget},
     versions,
-    vote::{Step, Vote},
+    vote::{DecisionRound, Step},
     wire::Message,
 };
 
@@ -84,14 +84,14 @@ impl<C: Contribution> Ending<C> {
 #[derive(Debug)]
 enum Phase<C: Contribution> {
     Begin,
-    Arrival(Vote),
+    RecordGather(DecisionRound),
     Opening {
         agreed: C::Agreed,
         outcome_until: Duration,
     },
     Outcome {
         agreed: C::Agreed,
-        vote: Vote,
+        vote: DecisionRound,
     },
     /// The acknowledgement phase: posts that this rank has read the result, then checks the other members'
     /// acknowledgements.
@@ -133,7 +133,7 @@ impl<C: Contribution> Meeting<C> {
                 let vote = self.vote("records", self.own.to_bytes(), until);
                 self.arrival(vote, Answer::Start, now)
             }
-            (Phase::Arrival(vote), Input::Store(input)) => self.arrival(vote, input, now),
+            (Phase::RecordGather(vote), Input::Store(input)) => self.arrival(vote, input, now),
             (Phase::Opening { agreed, outcome_until }, Input::Opened(outcome)) => {
                 let failed = matches!(outcome, Outcome::Failed { .. });
                 let vote = self.vote("outcomes", outcome.to_bytes(), outcome_until).hurry(failed);
@@ -154,7 +154,7 @@ impl<C: Contribution> Meeting<C> {
         }
     }
 
-    fn arrival(&mut self, mut vote: Vote, input: Answer, now: Duration) -> Output<C> {
+    fn arrival(&mut self, mut vote: DecisionRound, input: Answer, now: Duration) -> Output<C> {
         let ask = match vote.step(input) {
             Step::Ask(ask) => ask,
             Step::Propose { posted, .. } => vote.propose(match versions::differing(&self.members, &posted) {
@@ -164,7 +164,7 @@ impl<C: Contribution> Meeting<C> {
             Step::Stands(value) => return self.decided(&value, now),
             Step::Unasked => return self.end(Err(Ending::OutOfStep), Vec::new()),
         };
-        self.phase = Phase::Arrival(vote);
+        self.phase = Phase::RecordGather(vote);
         Output::Store(ask)
     }
 
@@ -212,7 +212,7 @@ impl<C: Contribution> Meeting<C> {
         }
     }
 
-    fn outcome(&mut self, agreed: C::Agreed, mut vote: Vote, input: Answer) -> Output<C> {
+    fn outcome(&mut self, agreed: C::Agreed, mut vote: DecisionRound, input: Answer) -> Output<C> {
         let ask = match vote.step(input) {
             Step::Ask(ask) => ask,
             Step::Propose { posted, .. } => {
@@ -243,8 +243,8 @@ impl<C: Contribution> Meeting<C> {
         Output::Store(Request::Set { key, value: vec![1] })
     }
 
-    fn vote(&self, name: &str, posted: Vec<u8>, until: Duration) -> Vote {
-        Vote::new(self.vote_prefix(name), self.own.rank(), self.members.clone(), posted, until)
+    fn vote(&self, name: &str, posted: Vec<u8>, until: Duration) -> DecisionRound {
+        DecisionRound::new(self.vote_prefix(name), self.own.rank(), self.members.clone(), posted, until)
     }
 
     fn vote_prefix(&self, name: &str) -> String {

@@ -42,23 +42,23 @@ impl fmt::Display for AllocationId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Part {
     /// It copies its buffer to the peer.
-    PutTo,
+    PutInitiator,
     /// The peer copies into its buffer.
-    PutFrom,
+    PutTarget,
     /// It copies the peer's buffer into its own.
     GetFrom,
     /// The peer copies its buffer.
     GetBy,
 }
-wire_enum!(Part { 0 => PutTo {}, 1 => PutFrom {}, 2 => GetFrom {}, 3 => GetBy {} });
+wire_enum!(Part { 0 => PutInitiator {}, 1 => PutTarget {}, 2 => GetFrom {}, 3 => GetBy {} });
 
 impl Part {
     /// Role of the other end.
     #[must_use]
     pub fn counterpart(self) -> Self {
         match self {
-            Self::PutTo => Self::PutFrom,
-            Self::PutFrom => Self::PutTo,
+            Self::PutInitiator => Self::PutTarget,
+            Self::PutTarget => Self::PutInitiator,
             Self::GetFrom => Self::GetBy,
             Self::GetBy => Self::GetFrom,
         }
@@ -67,15 +67,15 @@ impl Part {
     /// Returns whether this end copies, and so accesses the other's memory.
     #[must_use]
     pub fn copies(self) -> bool {
-        matches!(self, Self::PutTo | Self::GetFrom)
+        matches!(self, Self::PutInitiator | Self::GetFrom)
     }
 }
 
 impl fmt::Display for Part {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
-            Self::PutTo => "puts to its peer",
-            Self::PutFrom => "takes a put of its peer",
+            Self::PutInitiator => "puts to its peer",
+            Self::PutTarget => "takes a put of its peer",
             Self::GetFrom => "gets from its peer",
             Self::GetBy => "lets its peer get",
         })

@@ -31,9 +31,9 @@ fn record(rank: u32, count: u32) -> Record {
     let legacy = Way::Legacy { handle: vec![7; 64] };
     let (next, last) = ((rank + 1) % count, (rank + count - 1) % count);
     let mut ends = vec![
-        end(next, Part::PutTo, None, 0),
+        end(next, Part::PutInitiator, None, 0),
         end(next, Part::GetBy, Some(0), 1),
-        end(last, Part::PutFrom, Some(1), 2),
+        end(last, Part::PutTarget, Some(1), 2),
         end(last, Part::GetFrom, None, 3),
     ];
     if count == 1 {

@@ -213,7 +213,7 @@ fn a_transfer_that_a_stream_captures_pins_its_blocks() {
             Exchange::new(&rendezvous, ExchangeOptions::default().deadline(LONG).channels(64)).unwrap();
         let (pool, block) = rank.pool_with_bucket();
         let (me, peer) = (rank.rank as usize, 1 - rank.rank as usize);
-        let part = if me == 0 { Part::PutTo } else { Part::PutFrom };
+        let part = if me == 0 { Part::PutInitiator } else { Part::PutTarget };
         let transfer = exchange.transfer(peer, part, &block).expect("there is such a rank");
         let plan = exchange.exchange("halo", std::slice::from_ref(&transfer)).expect("both ends agree");
         let graph = capture(&rank, || {

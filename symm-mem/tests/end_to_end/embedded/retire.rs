@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpu_sim::{Action, Injection};
 use symm_mem::{
-    CommitReport, Poison, Refusal, Residence, RetireError, RetireReport, Standing, SymmetricBlock,
+    BufferLocation, CommitReport, Poison, Refusal, RetireError, RetireReport, Standing, SymmetricBlock,
     SymmetricGroup, SymmetricPool,
 };
 
@@ -72,7 +72,7 @@ fn a_segment_is_retired_everywhere_or_nowhere() {
             panic!("there is no such segment")
         };
         let found = pool.lookup(at, 4, rank.world.id()).expect("in one segment");
-        assert!(matches!(found, Some(Residence { standing: Standing::Window { .. }, .. })), "{found:?}");
+        assert!(matches!(found, Some(BufferLocation { standing: Standing::Window { .. }, .. })), "{found:?}");
 
         let report = retire(&pool, &[0], &groups).expect("nothing holds it");
         assert_eq!((report.ordinals, report.bytes, report.windows), (vec![0], 2 << 20, 2));

@@ -37,8 +37,8 @@ fn inject(world: &World, call: &str, nth: u64) {
 /// A plan of two transfers from rank 0 to rank 1: a put into plain memory, and a get from virtual memory.
 fn plan(rank: &Rank<'_>) -> Result<(Plan, Vec<Part>), ExchangeError> {
     let parts = match rank.rank {
-        0 => vec![Part::PutTo, Part::GetBy],
-        _ => vec![Part::PutFrom, Part::GetFrom],
+        0 => vec![Part::PutInitiator, Part::GetBy],
+        _ => vec![Part::PutTarget, Part::GetFrom],
     };
     let memory = [rank.plain(4096), rank.mapped(4096)];
     for memory in &memory {
@@ -73,7 +73,7 @@ fn a_call_that_fails_is_the_same_refusal_on_all_and_leaves_nothing() {
                     works(rank);
                 }
                 let memory = [rank.plain(4096), rank.mapped(4096)];
-                let parts = [Part::PutTo, Part::GetFrom, Part::PutFrom, Part::GetBy];
+                let parts = [Part::PutInitiator, Part::GetFrom, Part::PutTarget, Part::GetBy];
                 let parts = parts.map(|part| if rank.rank == 0 { part } else { part.counterpart() });
                 let transfers: Vec<_> = parts
                     .iter()

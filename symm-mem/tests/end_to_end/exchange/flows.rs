@@ -11,7 +11,7 @@ use symm_mem::{
 
 use super::{LONG, Rank, on_ranks, on_world, options, pattern};
 
-const PARTS: [Part; 4] = [Part::PutTo, Part::PutFrom, Part::GetFrom, Part::GetBy];
+const PARTS: [Part; 4] = [Part::PutInitiator, Part::PutTarget, Part::GetFrom, Part::GetBy];
 
 /// A rank's transfers with each other rank: all four roles, each with `bytes` bytes at `offset` of an allocation.
 struct Mesh {
@@ -32,7 +32,7 @@ fn everyone(rank: &Rank<'_>) -> Vec<(usize, Part)> {
 /// A put and a get from each rank to the next one. Both ends list them in the order of the rank that begins them.
 fn ring(rank: &Rank<'_>) -> Vec<(usize, Part)> {
     let (next, last) = ((rank.rank + 1) % rank.world, (rank.rank + rank.world - 1) % rank.world);
-    let begun = [(next, Part::PutTo), (next, Part::GetFrom)];
+    let begun = [(next, Part::PutInitiator), (next, Part::GetFrom)];
     let taken = begun.map(|(_, part)| (last, part.counterpart()));
     if rank.rank < last { [begun, taken].concat() } else { [taken, begun].concat() }
 }
@@ -47,7 +47,7 @@ fn mesh(
     let (peers, parts): (Vec<usize>, Vec<Part>) = transfers.into_iter().unzip();
     let memory = |part: &Part| {
         let whole = match part {
-            Part::PutTo | Part::PutFrom => rank.plain(bytes + offset + 3),
+            Part::PutInitiator | Part::PutTarget => rank.plain(bytes + offset + 3),
             _ => rank.mapped(bytes + offset),
         };
         whole.part(offset, bytes).unwrap()
@@ -68,7 +68,7 @@ impl Mesh {
     fn fill(&self, rank: &Rank<'_>, round: usize) {
         for (part, memory) in self.parts.iter().zip(&self.memory) {
             match part {
-                Part::PutTo | Part::GetBy => {
+                Part::PutInitiator | Part::GetBy => {
                     rank.write(memory, &pattern(rank.rank, round, memory.bytes()));
                 }
                 _ => rank.write(memory, &vec![0; memory.bytes()]),
@@ -78,7 +78,7 @@ impl Mesh {
 
     fn check(&self, rank: &Rank<'_>, round: usize) {
         for ((part, memory), peer) in self.parts.iter().zip(&self.memory).zip(&self.peers) {
-            let from = if matches!(part, Part::PutTo | Part::GetBy) { rank.rank } else { *peer };
+            let from = if matches!(part, Part::PutInitiator | Part::GetBy) { rank.rank } else { *peer };
             assert!(
                 rank.read(memory) == pattern(from, round, memory.bytes()),
                 "rank {} {part} {peer} in round {round}",
@@ -204,7 +204,7 @@ fn blocks_of_two_stores_are_told_apart() {
 fn rounds_follow_each_other_on_any_stream() {
     on_ranks(2, options(), |rank| {
         let memory = rank.mapped(4096);
-        let part = [Part::PutTo, Part::PutFrom][rank.rank];
+        let part = [Part::PutInitiator, Part::PutTarget][rank.rank];
         let plan = rank.exchange.exchange("rounds", &[rank.transfer(1 - rank.rank, part, &memory)]).unwrap();
         let other = cuda_driver::Stream::new(&rank.context, cuda_driver::StreamFlags::NON_BLOCKING).unwrap();
         let sums = rank.plain(4 * 50);
@@ -305,7 +305,7 @@ fn pairs_exchange_by_themselves() {
         let memory = rank.plain(64);
         for pair in [[0, 1], [1, 2], [0, 2]].iter().filter(|pair| pair.contains(&rank.rank)) {
             let peer = pair[0] + pair[1] - rank.rank;
-            let part = if rank.rank < peer { Part::PutTo } else { Part::PutFrom };
+            let part = if rank.rank < peer { Part::PutInitiator } else { Part::PutTarget };
             let transfer = rank.transfer(peer, part, &memory);
             let plan = rank.exchange.exchange_among(pair, "pair", &[transfer]).unwrap();
             rank.write(&memory, &pattern(rank.rank, peer, 64));

@@ -114,10 +114,10 @@ fn enqueue(plan: &Plan, transfers: &[(usize, Part)], stream: &Stream, deadline: 
     // SAFETY: the buffers are used by nobody else until the stream is done.
     unsafe {
         // Operations that let the peers proceed come first, since one stream holds them all.
-        of(&[Part::PutFrom, Part::GetBy]).for_each(|at| plan.ready(at, stream).unwrap());
-        of(&[Part::PutTo]).for_each(|at| plan.put(at, stream, deadline).unwrap());
+        of(&[Part::PutTarget, Part::GetBy]).for_each(|at| plan.ready(at, stream).unwrap());
+        of(&[Part::PutInitiator]).for_each(|at| plan.put(at, stream, deadline).unwrap());
         of(&[Part::GetFrom]).for_each(|at| plan.get(at, stream, deadline).unwrap());
-        of(&[Part::PutFrom, Part::GetBy]).for_each(|at| plan.wait(at, stream, deadline).unwrap());
+        of(&[Part::PutTarget, Part::GetBy]).for_each(|at| plan.wait(at, stream, deadline).unwrap());
     }
 }
 

@@ -100,10 +100,10 @@ fn by_fabric(rank: &Rank<'_>, allocator: &CudaAllocator) {
 fn transfers(rank: &Rank<'_>) -> Vec<Transfer> {
     let peers = (0..RANKS).filter(|peer| *peer != rank.rank);
     let with = |peer: usize| {
-        let parts = [Part::PutTo, Part::PutFrom, Part::GetFrom, Part::GetBy];
+        let parts = [Part::PutInitiator, Part::PutTarget, Part::GetFrom, Part::GetBy];
         let parts = parts.map(|part| if rank.rank < peer { part } else { part.counterpart() });
         parts.map(|part| match part {
-            Part::PutTo | Part::PutFrom => rank.transfer(peer, part, &rank.plain(4096)),
+            Part::PutInitiator | Part::PutTarget => rank.transfer(peer, part, &rank.plain(4096)),
             _ => rank.transfer(peer, part, &rank.mapped(4096)),
         })
     };

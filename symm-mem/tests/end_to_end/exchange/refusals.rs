@@ -20,7 +20,7 @@ fn refused(job: impl Fn(&Rank<'_>) -> Vec<Transfer> + Sync) -> ExchangeRefusal {
         told.lock().unwrap().push(error.refusal().unwrap().clone());
         assert_eq!((rank.exchange.open_handles(), rank.exchange.free_channels()), (0, 64));
         let memory = rank.plain(10);
-        let part = [Part::PutTo, Part::PutFrom][rank.rank];
+        let part = [Part::PutInitiator, Part::PutTarget][rank.rank];
         let plan = rank.exchange.exchange("plan", &[rank.transfer(1 - rank.rank, part, &memory)]).unwrap();
         assert_eq!(plan.generation(), 1);
         rank.write(&memory, &pattern(rank.rank, 0, 10));
@@ -37,7 +37,7 @@ fn refused(job: impl Fn(&Rank<'_>) -> Vec<Transfer> + Sync) -> ExchangeRefusal {
 fn both_ends_are_told_how_they_differ() {
     let sizes = refused(|rank| {
         let memory = rank.mapped(100 + rank.rank);
-        vec![rank.transfer(1 - rank.rank, [Part::PutTo, Part::PutFrom][rank.rank], &memory)]
+        vec![rank.transfer(1 - rank.rank, [Part::PutInitiator, Part::PutTarget][rank.rank], &memory)]
     });
     let expected = ExchangeRefusal::SizeMismatch { at: 0, rank: 0, bytes: 100, peer: 1, found: 101 };
     assert_eq!(sizes, expected);
@@ -46,7 +46,7 @@ fn both_ends_are_told_how_they_differ() {
     assert_eq!(parts, ExchangeRefusal::PartMismatch { at: 0, rank: 0, part, peer: 1, found });
     let missing = refused(|rank| match rank.rank {
         0 => Vec::new(),
-        _ => vec![rank.transfer(0, Part::PutFrom, &rank.mapped(100))],
+        _ => vec![rank.transfer(0, Part::PutTarget, &rank.mapped(100))],
     });
     let expected = ExchangeRefusal::CounterpartMissing { rank: 1, transfers: 1, peer: 0, found: 0 };
     assert_eq!(missing, expected);
@@ -85,7 +85,7 @@ fn who_does_not_come_is_named() {
 #[test]
 fn a_plan_that_was_exchanged_again_is_stale() {
     on_ranks(2, options(), |rank| {
-        let part = [Part::PutTo, Part::PutFrom][rank.rank];
+        let part = [Part::PutInitiator, Part::PutTarget][rank.rank];
         let exchange = |memory: &Memory| {
             let transfer = rank.transfer(1 - rank.rank, part, memory);
             rank.exchange.exchange("plan", &[transfer]).unwrap()
@@ -114,7 +114,7 @@ fn a_plan_that_was_exchanged_again_is_stale() {
 fn channels_run_out_by_type() {
     on_ranks(2, ExchangeOptions { channels: 3, ..options() }, |rank| {
         let memory = rank.plain(64);
-        let part = [Part::PutTo, Part::PutFrom][rank.rank];
+        let part = [Part::PutInitiator, Part::PutTarget][rank.rank];
         let transfers: Vec<_> =
             (0..2 + rank.rank).map(|_| rank.transfer(1 - rank.rank, part, &memory)).collect();
         let two = rank.exchange.exchange("two", &transfers[..2]).unwrap();
@@ -155,12 +155,12 @@ fn channels_run_out_by_type() {
 fn what_cannot_be_transferred_is_refused_before_anything_is_said() {
     on_ranks(2, options(), |rank| {
         let memory = rank.plain(4 * 12);
-        let to_self = rank.exchange.transfer(rank.rank, Part::PutTo, &memory).unwrap_err();
+        let to_self = rank.exchange.transfer(rank.rank, Part::PutInitiator, &memory).unwrap_err();
         assert!(matches!(to_self, TransferError::ToSelf { .. }), "{to_self}");
-        let nobody = rank.exchange.transfer(2, Part::PutTo, &memory).unwrap_err();
+        let nobody = rank.exchange.transfer(2, Part::PutInitiator, &memory).unwrap_err();
         assert!(matches!(nobody, TransferError::NoSuchRank { rank: 2, world: 2 }), "{nobody}");
         let nothing = memory.part(5, 0).unwrap();
-        let nothing = rank.exchange.transfer(1 - rank.rank, Part::PutTo, &nothing).unwrap_err();
+        let nothing = rank.exchange.transfer(1 - rank.rank, Part::PutInitiator, &nothing).unwrap_err();
         assert!(matches!(nothing, TransferError::Empty), "{nothing}");
         assert!(matches!(memory.part(40, 9), Err(TransferError::OutOfBounds { whole: 48, .. })));
         // A contiguous tensor in row-major order is a range of bytes; a tensor with gaps is not.
@@ -175,7 +175,7 @@ fn what_cannot_be_transferred_is_refused_before_anything_is_said() {
         }
         assert!(matches!(at(&layout(&[3, 4], &[4, 1]), 1), Err(TransferError::OutOfBounds { .. })));
 
-        let part = [Part::PutTo, Part::PutFrom][rank.rank];
+        let part = [Part::PutInitiator, Part::PutTarget][rank.rank];
         let plan = rank.exchange.exchange("plan", &[rank.transfer(1 - rank.rank, part, &memory)]).unwrap();
         // SAFETY: all are refused.
         unsafe {

@@ -32,7 +32,7 @@ fn fault(plan: &Plan) -> Fault {
 fn goes_on(rank: &Rank<'_>, name: &str, parts: [Part; 2]) {
     let memory = rank.mapped(4096);
     let plan = one(rank, name, &memory, parts);
-    let from = parts.iter().position(|part| matches!(part, Part::PutTo | Part::GetBy)).unwrap();
+    let from = parts.iter().position(|part| matches!(part, Part::PutInitiator | Part::GetBy)).unwrap();
     rank.write(&memory, &pattern(rank.rank, 9, 4096));
     (rank.meet)();
     rank.round(&plan, &[parts[rank.rank]]);
@@ -48,9 +48,9 @@ fn a_late_peer_is_an_error_on_both_and_the_context_lives() {
 /// Rank 0 waits in vain, in each role that waits.
 pub(super) fn late(rank: &Rank<'_>) {
     for (part, awaited) in [
-        (Part::PutTo, Awaited::Ready),
+        (Part::PutInitiator, Awaited::Ready),
         (Part::GetFrom, Awaited::Ready),
-        (Part::PutFrom, Awaited::Done),
+        (Part::PutTarget, Awaited::Done),
         (Part::GetBy, Awaited::Done),
     ] {
         let memory = rank.mapped(4096);
@@ -84,7 +84,7 @@ pub(super) fn late(rank: &Rank<'_>) {
 fn who_is_abandoned_does_not_wait_for_the_deadline() {
     on_ranks(2, options(), |rank| {
         let memory = rank.mapped(4096);
-        let parts = [Part::PutTo, Part::PutFrom];
+        let parts = [Part::PutInitiator, Part::PutTarget];
         let plan = one(rank, "plan", &memory, parts);
         if rank.rank == 1 {
             // Practically without a deadline.
@@ -107,7 +107,7 @@ fn who_is_abandoned_does_not_wait_for_the_deadline() {
 fn a_copy_that_was_let_go_does_not_count_for_the_peer() {
     on_ranks(2, options(), |rank| {
         let memory = rank.mapped(4096);
-        let parts = [Part::PutTo, Part::PutFrom];
+        let parts = [Part::PutInitiator, Part::PutTarget];
         let plan = one(rank, "plan", &memory, parts);
         if rank.rank == 0 {
             rank.enqueue_round(&plan, &parts[..1], SHORT);
@@ -164,7 +164,7 @@ pub(super) fn graph_is_bounded(rank: &Rank<'_>) {
 fn nothing_is_closed_while_a_rank_of_the_process_has_a_transfer_under_way() {
     on_ranks(2, options(), |rank| {
         let memory = [rank.mapped(4096), rank.mapped(4096)];
-        let parts = [Part::PutTo, Part::PutFrom];
+        let parts = [Part::PutInitiator, Part::PutTarget];
         let (gone, kept) = (one(rank, "gone", &memory[0], parts), one(rank, "kept", &memory[1], parts));
         if rank.rank == 1 {
             rank.enqueue_round(&kept, &parts[1..], LONG);
@@ -194,7 +194,7 @@ fn rounds_without_end(plan: &Plan, part: Part, streams: &[Stream]) {
         stream.synchronize().unwrap();
         // SAFETY: the buffers are used by nobody else.
         let enqueued = unsafe {
-            if part == Part::PutTo {
+            if part == Part::PutInitiator {
                 plan.put(0, stream, LONG)
             } else {
                 // Slow, so that the other end is ahead.
@@ -215,7 +215,7 @@ fn rounds_without_end(plan: &Plan, part: Part, streams: &[Stream]) {
 fn what_is_over_is_closed_also_while_transfers_follow_each_other_without_end() {
     on_ranks(2, options(), |rank| {
         let memory = [rank.mapped(4096), rank.mapped(4096)];
-        let parts = [Part::PutTo, Part::PutFrom];
+        let parts = [Part::PutInitiator, Part::PutTarget];
         let (gone, kept) = (one(rank, "gone", &memory[0], parts), one(rank, "kept", &memory[1], parts));
         let ahead = if rank.rank == 0 { 4 } else { 1 };
         let streams: Vec<_> =
@@ -243,12 +243,12 @@ fn who_holds_up_a_stream_is_named() {
     on_ranks(3, options(), |rank| {
         let memory = [rank.mapped(64), rank.mapped(64)];
         let transfers: Vec<_> = match rank.rank {
-            0 => [1, 2].map(|peer| rank.transfer(peer, Part::PutTo, &memory[peer - 1])).into(),
-            _ => vec![rank.transfer(0, Part::PutFrom, &memory[0])],
+            0 => [1, 2].map(|peer| rank.transfer(peer, Part::PutInitiator, &memory[peer - 1])).into(),
+            _ => vec![rank.transfer(0, Part::PutTarget, &memory[0])],
         };
         let plan = rank.exchange.exchange("plan", &transfers).unwrap();
         if rank.rank == 2 {
-            rank.enqueue_round(&plan, &[Part::PutFrom], LONG);
+            rank.enqueue_round(&plan, &[Part::PutTarget], LONG);
         }
         (rank.meet)();
         if rank.rank == 0 {
@@ -273,7 +273,7 @@ fn who_holds_up_a_stream_is_named() {
 fn what_a_meeting_holds_is_not_said_to_be_let_go() {
     on_ranks(2, options(), |rank| {
         let memory = rank.mapped(4096);
-        let parts = [Part::PutTo, Part::PutFrom];
+        let parts = [Part::PutInitiator, Part::PutTarget];
         let gone = one(rank, "gone", &memory, parts);
         let (open, gate) = mpsc::channel::<()>();
         if rank.rank == 0 {
@@ -313,7 +313,7 @@ fn what_a_meeting_holds_is_not_said_to_be_let_go() {
 fn closing_ends_also_where_nothing_can_be_closed() {
     on_ranks(2, options(), |rank| {
         let memory = [rank.mapped(4096), rank.mapped(4096)];
-        let parts = [Part::PutTo, Part::PutFrom];
+        let parts = [Part::PutInitiator, Part::PutTarget];
         let (gone, kept) = (one(rank, "gone", &memory[0], parts), one(rank, "kept", &memory[1], parts));
         if rank.rank == 1 {
             rank.enqueue_round(&kept, &parts[1..], LONG);
@@ -338,7 +338,7 @@ fn closing_ends_also_where_nothing_can_be_closed() {
 fn what_is_enqueued_while_a_plan_is_given_up_is_let_go() {
     on_world(2, options(), |world, rank| {
         let memory = rank.mapped(4096);
-        let parts = [Part::PutTo, Part::PutFrom];
+        let parts = [Part::PutInitiator, Part::PutTarget];
         let plan = one(rank, "plan", &memory, parts);
         if rank.rank == 0 {
             let late = Action::Delay(4 * SHORT);
@@ -366,7 +366,7 @@ fn what_is_enqueued_while_a_plan_is_given_up_is_let_go() {
 fn an_aborted_plan_lets_everybody_go() {
     on_ranks(2, options(), |rank| {
         let memory = rank.mapped(4096);
-        let parts = [Part::PutTo, Part::PutFrom];
+        let parts = [Part::PutInitiator, Part::PutTarget];
         let plan = one(rank, "plan", &memory, parts);
         if rank.rank == 0 {
             rank.enqueue_round(&plan, &parts[..1], LONG);
@@ -387,7 +387,7 @@ fn an_aborted_plan_lets_everybody_go() {
 fn closing_ends_by_its_deadline() {
     on_ranks(2, options(), |rank| {
         let memory = rank.mapped(4096);
-        let parts = [Part::PutTo, Part::PutFrom];
+        let parts = [Part::PutInitiator, Part::PutTarget];
         let plan = one(rank, "plan", &memory, parts);
         if rank.rank == 0 {
             // Practically without a deadline.

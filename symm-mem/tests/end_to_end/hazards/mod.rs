@@ -10,8 +10,9 @@ use std::{collections::BTreeMap, thread, time::Duration};
 
 use process_group::store::Store as _;
 use symm_mem::agreement::{
-    Capabilities, Capability, Commit, Divergence, Ending, GroupId, Input, LogPoint, Operation, OperationKind,
-    Outcome, Output, Poison, Policy, PoolId, Readiness, Refusal, Seat, Segment, Situation, WindowSupport,
+    Capabilities, Capability, Commit, Divergence, Ending, GroupId, GroupLog, Input, LogPoint, Operation,
+    OperationKind, Outcome, Output, Poison, Policy, PoolId, Readiness, Refusal, Segment, Situation,
+    WindowSupport,
 };
 use symm_mem::{Domain, Geometry, SymmetricPool};
 
@@ -67,7 +68,8 @@ impl Side {
 
     fn begin(&self, rank: u32, members: u32) -> Commit {
         let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
-        let mut seat = Seat::new(pool, GroupId { uid: 1, epoch: self.epoch }, rank, (0..members).collect());
+        let mut seat =
+            GroupLog::new(pool, GroupId { uid: 1, epoch: self.epoch }, rank, (0..members).collect());
         self.retired.iter().for_each(|ordinal| seat.retire(*ordinal));
         let point = |length: u64| LogPoint { length, hash: self.hash_at(length) };
         let segment = |(ordinal, bytes): (u32, &u64)| Segment {

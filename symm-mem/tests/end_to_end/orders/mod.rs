@@ -15,8 +15,8 @@ use std::{
 
 use crate::common::test_effort;
 use symm_mem::agreement::{
-    Agreed, Capabilities, Commit, Ending, Errand, GroupId, Input, LogPoint, Outcome, Output, Policy, PoolId,
-    Readiness, Refusal, Seat, Segment, Situation, WindowSupport,
+    Agreed, Capabilities, Commit, Ending, GroupId, GroupLog, Input, LogPoint, MeetingKind, Outcome, Output,
+    Policy, PoolId, Readiness, Refusal, Segment, Situation, WindowSupport,
 };
 
 const RANKS: usize = 4;
@@ -45,7 +45,7 @@ pub(crate) enum At {
 struct Rank {
     order: Vec<u64>,
     next: usize,
-    machine: Option<(Commit, Seat, Vec<Segment>, Duration)>,
+    machine: Option<(Commit, GroupLog, Vec<Segment>, Duration)>,
     at: At,
     /// The keys that it reads, one after the other as a driver does; and the values read so far.
     looks: (Vec<String>, Vec<Option<Vec<u8>>>),
@@ -165,9 +165,9 @@ fn go_on(number: usize, rank: &mut Rank, pool_of: PoolOf, store: &Store, now: Du
     None
 }
 
-fn begin(rank: u32, group: u64, pool: u32, now: Duration) -> (Commit, Seat, Vec<Segment>, Duration) {
+fn begin(rank: u32, group: u64, pool: u32, now: Duration) -> (Commit, GroupLog, Vec<Segment>, Duration) {
     let pool = PoolId { domain: 1, generation: 1, instance: 1, pool };
-    let mut seat = Seat::new(pool, GroupId { uid: group, epoch: 0 }, rank, members(group).to_vec());
+    let mut seat = GroupLog::new(pool, GroupId { uid: group, epoch: 0 }, rank, members(group).to_vec());
     let log = LogPoint { length: 1, hash: 7 };
     let (machine, segments) = seat.begin(Situation {
         policy: Policy::Strict,
@@ -303,7 +303,7 @@ fn check(
         let told: BTreeMap<u32, u64> = circle
             .iter()
             .map(|waiting| match waiting.place.errand {
-                Errand::Commit { group } => (waiting.rank, group.uid),
+                MeetingKind::Commit { group } => (waiting.rank, group.uid),
                 other => panic!("{at}: {other:?}"),
             })
             .collect();

@@ -73,7 +73,7 @@ impl Transfers {
             let places = sizes(rank).iter().flat_map(|bytes| (0..BUFFERS).map(|buffer| (*bytes, buffer)));
             for (bytes, buffer) in places {
                 let (source, target) = (all.part(0, bytes)?, all.part((1 + buffer) * most, bytes)?);
-                for (to, from) in [(Part::PutTo, Part::PutFrom), (Part::GetBy, Part::GetFrom)] {
+                for (to, from) in [(Part::PutInitiator, Part::PutTarget), (Part::GetBy, Part::GetFrom)] {
                     for sender in 0..2 {
                         let (part, memory) =
                             if sender == rank.rank { (to, &source) } else { (from, &target) };
