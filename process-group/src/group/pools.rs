@@ -21,7 +21,9 @@ impl ProcessGroup {
     /// The communicators of [pairs](super::P2pPolicy), and groups that are split from this one, are not
     /// included. Blocks that the pool [borrows](caching_alloc::core::PoolSettings::borrows) are not either: they
     /// are memory of the default pool. If a later segment cannot be registered, the group ends on all members
-    /// with [`GroupError::MemberFailed`]. The pool stays registered until
+    /// with [`GroupError::MemberFailed`]. Do not [add](crate::registration::SegmentRegistrar::add) one of the group's
+    /// communicators to a registrar of the same allocator: the registrations would clash. The pool stays registered
+    /// until
     /// [`deregister_pool`](Self::deregister_pool), or the end of the group. The group keeps the allocator alive
     /// as long, but not the pool's segments.
     ///
@@ -49,16 +51,18 @@ impl ProcessGroup {
     }
 
     /// Deregisters a pool from the group's communicators, after the work that the members have enqueued is done.
-    /// Collective, like [`register_pool`](Self::register_pool). Captured graphs that use the pool's memory must
-    /// not run afterwards.
+    /// Collective, like [`register_pool`](Self::register_pool).
     ///
     /// # Errors
     /// - [`GroupError::NotRegistered`] for a pool that was not registered. Nothing has changed.
     /// - [`GroupError::WorkTimeout`], and [`GroupError::Absent`] with the members that did not come. The pool
     ///   stays registered.
     /// - [`GroupError::MemberFailed`] if a member could not deregister a segment. The group has ended.
+    ///
+    /// # Safety
+    /// No captured graph that uses the pool's memory in operations of the group is launched afterwards.
     #[doc(alias = "deregister_mem_pool")]
-    pub fn deregister_pool(&self, pool: &Pool, deadline: Deadline) -> Result<()> {
+    pub unsafe fn deregister_pool(&self, pool: &Pool, deadline: Deadline) -> Result<()> {
         const CALL: &str = "deregister_pool";
         self.agrees(CALL)?;
         refuse_inside_group(CALL)?;

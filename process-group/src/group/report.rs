@@ -15,7 +15,7 @@ pub enum RegistrationStatus {
     /// In a segment that could be registered, but the members did not agree to it.
     /// [`RegistrationReport::policy`] has the reason.
     NotAgreed,
-    /// In no segment of an allocator that is followed, nor of a [pool](ProcessGroup::register_pool) that is
+    /// In no segment of an allocator that is followed, nor of a [pool](super::ProcessGroup::register_pool) that is
     /// registered.
     Foreign,
     /// In a segment of a pool that is re-mappable.

@@ -84,11 +84,13 @@ rusty_fork_test! {
             drop((late, more));
             allocator.empty_cache().unwrap();
             step((8, 4));
-            world.deregister_pool(&wanted, far()).unwrap();
+            // SAFETY: no graph uses the memory.
+            unsafe { world.deregister_pool(&wanted, far()) }.unwrap();
             step((8, 8));
             all_reduce(&world, &early, &stream);
             assert_eq!(seen(&world), (2, 5));
-            let unknown = reason(world.deregister_pool(&other, far()).unwrap_err());
+            // SAFETY: no graph uses the memory.
+            let unknown = reason(unsafe { world.deregister_pool(&other, far()) }.unwrap_err());
             assert_eq!(unknown, NotRegistered::UnknownPool { pool: "other".into() });
             world.register_pool(&wanted, far()).unwrap();
             step((12, 8));
@@ -152,7 +154,8 @@ rusty_fork_test! {
                 // On either rank.
                 machine.world.faults().inject(Injection::new("ncclCommDeregister", Action::Fail(2))).unwrap();
             }
-            let left = world.deregister_pool(&pool, far());
+            // SAFETY: no graph uses the memory.
+            let left = unsafe { world.deregister_pool(&pool, far()) };
             let error = left.and_then(|()| world.barrier(far())).unwrap_err();
             assert!(matches!(&error, GroupError::MemberFailed { reason, .. } if reason.contains("deregister")), "{error}");
             world.abort(far()).unwrap();
