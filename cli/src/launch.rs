@@ -3,8 +3,8 @@
 //! The launcher hosts the job's store. Its secret is generated for the job unless the environment has one. Each rank
 //! gets its position in environment variables, and each line that it prints is prefixed with its number. Each rank
 //! leads a process group of its own; processes of that group that remain at the end of the job are killed. The first
-//! rank that fails decides the job's result: the others are asked to end, and are killed if they do not. A signal that
-//! ends the launcher interrupts the job: it is passed on to the ranks, and no rank counts as failed after it.
+//! rank that fails decides the job's result, unless a signal ends another one a moment later: a rank that is killed takes
+//! the others with it. The ranks that remain are asked to end, and are killed if they do not. A signal that ends the launcher interrupts the job: it is passed on to the ranks, and no rank counts as failed after it.
 //!
 //! - [`rank`]: a rank's process, its lines, its end
 //! - here: all ranks together
@@ -49,9 +49,16 @@ pub(crate) struct Options {
     program: Vec<OsString>,
 }
 
+/// Time in which the other ranks may end by themselves after one has failed. A rank that fails takes the others with
+/// it, and they may end before it.
+const SETTLE: Duration = Duration::from_millis(500);
+
 /// Time to wait for the launcher's own signal after the last rank has ended by the same signal. A signal to all
 /// processes of a job can end a rank before the launcher has read its own.
 const OWN_SIGNAL: Duration = Duration::from_millis(200);
+
+/// The number of further failed ranks whose last lines are repeated.
+const MOST_DESCRIBED: usize = 3;
 
 /// Events of the launcher's main loop.
 enum Event {
@@ -61,7 +68,7 @@ enum Event {
     Signal(Signal),
 }
 
-/// Runs the job. Returns the exit code of the first rank that failed, or the code for the signal if one interrupted the
+/// Runs the job. Returns the exit code of the rank that failed, or the code for the signal if one interrupted the
 /// job.
 pub(crate) fn run(options: &Options) -> ExitCode {
     launch(options).unwrap_or_else(|error| {
@@ -128,13 +135,29 @@ impl Stop {
     }
 }
 
-/// The first rank that failed.
+/// A rank that a signal ended or, if there is none, the first rank that failed.
 struct Failure {
     rank: usize,
     end: End,
     after: Duration,
-    /// Ranks that were running then.
+    /// Other ranks that failed by themselves, in the order of their ends.
+    also: Vec<(usize, End)>,
+    /// Ranks that were asked to end.
     others: BTreeSet<usize>,
+}
+
+impl Failure {
+    /// Adds the failure of another rank, before any was asked to end.
+    fn add(&mut self, rank: usize, end: End, after: Duration) {
+        let is_culprit = matches!(end, End::Signal(_)) && !matches!(self.end, End::Signal(_));
+        let other = if is_culprit {
+            self.after = after;
+            (std::mem::replace(&mut self.rank, rank), std::mem::replace(&mut self.end, end))
+        } else {
+            (rank, end)
+        };
+        self.also.push(other);
+    }
 }
 
 /// A signal that the launcher received before any rank had failed.
@@ -193,32 +216,43 @@ impl Job {
     /// Waits until all ranks have ended; returns the reason if the job ended early.
     fn watch(&mut self, events: &Receiver<Event>, grace: Duration) -> Option<Stop> {
         let mut stop: Option<Stop> = None;
-        // Time at which the ranks that still run are killed.
-        let mut due: Option<Instant> = None;
+        // Time at which the ranks that still run are asked to end, and time at which they are killed.
+        let (mut settled, mut due): (Option<Instant>, Option<Instant>) = (None, None);
         while !self.running.is_empty() {
-            let event = match due {
+            let event = match settled.or(due) {
                 Some(due) => events.recv_timeout(due.saturating_duration_since(Instant::now())),
                 None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
             };
             match event {
                 Ok(Event::Ended(rank, end)) => {
                     self.running.remove(&rank);
-                    if let Some(Stop::Interrupt(interrupt)) = &mut stop {
-                        interrupt.ends.insert(rank, end);
-                    } else if stop.is_none() && !end.is_success() {
-                        let (after, others) = (self.started.elapsed(), self.running.clone());
-                        stop = Some(Stop::Failure(Failure { rank, end, after, others }));
-                        self.signal_all(Signal::TERM);
-                        due = Some(Instant::now() + grace);
+                    let after = self.started.elapsed();
+                    match &mut stop {
+                        Some(Stop::Interrupt(interrupt)) => drop(interrupt.ends.insert(rank, end)),
+                        _ if end.is_success() => {}
+                        Some(Stop::Failure(failure)) if settled.is_some() => failure.add(rank, end, after),
+                        Some(Stop::Failure(_)) => {}
+                        None => {
+                            let (also, others) = (Vec::new(), BTreeSet::new());
+                            stop = Some(Stop::Failure(Failure { rank, end, after, also, others }));
+                            settled = Some(Instant::now() + SETTLE);
+                        }
                     }
                 }
                 Ok(Event::Signal(signal)) if is_interrupt(stop.as_ref(), signal) => {
                     stop = Some(self.interrupted(signal));
                     self.signal_all(signal);
-                    due = Some(Instant::now() + grace);
+                    (settled, due) = (None, Some(Instant::now() + grace));
                 }
                 // A signal to a job that is ending already kills the ranks at once.
-                Ok(Event::Signal(_)) => due = Some(Instant::now()),
+                Ok(Event::Signal(_)) => (settled, due) = (None, Some(Instant::now())),
+                Err(_) if settled.take().is_some() => {
+                    if let Some(Stop::Failure(failure)) = &mut stop {
+                        failure.others = self.running.clone();
+                    }
+                    self.signal_all(Signal::TERM);
+                    due = Some(Instant::now() + grace);
+                }
                 Err(_) => {
                     self.killed.extend(&self.running);
                     self.signal_all(Signal::KILL);
@@ -264,20 +298,36 @@ impl Job {
     }
 
     fn describe_failure(&self, failure: &Failure) -> String {
-        let Failure { rank, end, after, others } = failure;
-        let mut text =
-            format!("error: rank {rank} failed first: {end}, {:.1} s after the start", after.as_secs_f64());
-        match &self.ranks[*rank].last_lines()[..] {
+        let Failure { rank, end, after, also, others } = failure;
+        let seconds = after.as_secs_f64();
+        // A rank that a signal ended comes first here, although others may have ended before it.
+        let is_first =
+            matches!(end, End::Exit(_)) || also.iter().all(|(_, end)| matches!(end, End::Signal(_)));
+        let first = if is_first { " first" } else { "" };
+        let mut text = format!("error: rank {rank} failed{first}: {end}, {seconds:.1} s after the start");
+        self.describe_output(*rank, &mut text);
+        for (rank, end) in also.iter().take(MOST_DESCRIBED) {
+            text.push_str(&format!("rank {rank} failed too: {end}"));
+            self.describe_output(*rank, &mut text);
+        }
+        if let Some(more) = also.get(MOST_DESCRIBED..).filter(|more| !more.is_empty()) {
+            text.push_str(&format!("failed too: {}\n", list(&more.iter().map(|(rank, _)| *rank).collect())));
+        }
+        if !others.is_empty() {
+            text.push_str(&format!("sent SIGTERM after that: {}\n", list(others)));
+        }
+        text
+    }
+
+    /// Adds the last lines of a rank.
+    fn describe_output(&self, rank: usize, text: &mut String) {
+        match &self.ranks[rank].last_lines()[..] {
             [] => text.push_str("; it had printed nothing\n"),
             lines => {
                 text.push_str("; its last lines:\n");
                 lines.iter().for_each(|line| text.push_str(&format!("    {line}\n")));
             }
         }
-        if !others.is_empty() {
-            text.push_str(&format!("sent SIGTERM after that: {}\n", list(others)));
-        }
-        text
     }
 }
 

@@ -30,8 +30,9 @@ Keys of --json: `cuda` and `nccl` hold the library that a program would load (`t
 `error`. `findings` go from bad to worst (`weight`: note, limit, fault; `subject`, `cause`, `remedy`, `crates`). `crates` has the verdicts (`crate`; `outcome`: works, limited, unavailable; `why`).";
 
 pub(crate) const LAUNCH: &str = "\
-Hosts the store with a random secret, prefixes each line of output with its rank, and ends all ranks when one fails. Names \
-the first rank that failed with its last lines, and exits with the code of that rank.
+Hosts the store with a random secret, prefixes each line of output with its rank, and ends all ranks when one fails. Other \
+ranks may fail by themselves in the half second before, because a rank that fails ends their groups too. Names all ranks that failed, \
+with their last lines: first the one that a signal ended or, if there is none, the first one. Exits with the code of that rank.
 
 SIGINT (Ctrl-C), SIGTERM and SIGHUP interrupt the job: they are passed on to the ranks, and the exit code is 128 plus the \
 number of the signal, 130 for Ctrl-C. Ranks that remain after --grace are killed; a second signal kills them at once.";
@@ -41,7 +42,7 @@ Ranks write dumps into the folder PROCESS_GROUP_DUMP_FOLDER when work misses its
 program needs the feature `pickle` of lockstep-process-group for this. The dumps of PyTorch are read too. To try it: \
 `PROCESS_GROUP_DUMP_FOLDER=$PWD/dumps lockstep kill-test --rounds 1; lockstep fr analyze dumps`.
 
-How to read the result: a rank without a dump comes first. It probably died, because a rank that lives writes a dump when a \
+How to read the result: a rank without a dump comes first. It died, or ended before it could write one: a rank that lives writes a dump when a \
 collective fails. Ranks that are `missing` or `also missing` have a dump, but have not called the collective. Beside a rank \
 without a dump, they are often survivors that waited for it elsewhere. `odd` are the ranks whose call differs from that of \
 the majority. Ranks are those of the job. The exit code is 0 if the dumps were read, whatever was found: test \

@@ -30,7 +30,9 @@ pub enum Error {
     Driver(#[from] DriverError),
 
     /// There is no device with this ordinal.
-    #[error("device {ordinal} was asked for, but the driver shows {count} (see CUDA_VISIBLE_DEVICES)")]
+    #[error(
+        "device {ordinal} was asked for, but the driver shows {count} device(s), numbered from 0 (see CUDA_VISIBLE_DEVICES, or GPU_SIM_DEVICES with gpu-sim)"
+    )]
     NoSuchDevice {
         /// The ordinal that was asked for.
         ordinal: u32,

@@ -189,7 +189,7 @@ fn problem(error: &GroupError, options: &Options) -> String {
 impl fmt::Display for Last {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { operation, completed, age, site, .. } = self;
-        let Some(operation) = operation else { return f.write_str("no call that it remembers") };
+        let Some(operation) = operation else { return f.write_str("no call that its recorder still has") };
         let done = if *completed { "done" } else { "not done" };
         write!(f, "{operation} at {site}, {} ago, {done}", short(*age))
     }

@@ -162,7 +162,7 @@ pub(super) enum LoadError {
     Read { file: PathBuf, source: io::Error },
     #[error("{} is not read further", .file.display())]
     Spent { file: PathBuf, source: Spent },
-    #[error("{} holds no dump; give the folder that the ranks wrote to", .folder.display())]
+    #[error("{} holds no dump; give the folder that the ranks wrote to. Ranks write one when work misses its deadline, NCCL fails or a group is aborted, but not when a commit is refused or a checked call differs", .folder.display())]
     Empty { folder: PathBuf },
     #[error("{} is not a folder; give the folder that holds the dumps of all ranks", .file.display())]
     NotFolder { file: PathBuf },

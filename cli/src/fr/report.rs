@@ -10,7 +10,7 @@ use crate::plain::Plain;
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for rank in &self.without_dump {
-            writeln!(f, "rank {rank}: no dump; it probably died")?;
+            writeln!(f, "rank {rank}: no dump; it died, or ended before it could write one")?;
         }
         writeln!(f, "dumps of {}", Ranks(&self.ranks))?;
         self.groups.iter().try_for_each(|group| group.write(&self.without_dump, f))

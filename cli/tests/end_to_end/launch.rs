@@ -90,6 +90,28 @@ fn the_first_failure_ends_the_rest_and_is_named() {
     assert!(said.contains("sent SIGTERM after that: rank(s) 0, 2"), "{said}");
 }
 
+/// The others report the failure of a rank that is killed, and may end before it.
+#[test]
+fn a_rank_that_a_signal_ends_is_named_before_those_that_it_takes_along() {
+    let body = "
+        touch $DIR/$RANK
+        while [ $(ls $DIR | wc -l) -lt 3 ]; do sleep 0.02; done
+        if [ $RANK = 1 ]; then while [ ! -e $DIR/victim ]; do sleep 0.02; done; echo the cause; kill -KILL $$; fi
+        if [ $RANK = 0 ]; then echo rank 1 has died; touch $DIR/victim; exit 3; fi
+        sleep 1000 & wait";
+    let folder = tempfile::tempdir().unwrap();
+    let output = script(3, &[], body).env("DIR", folder.path()).output().unwrap();
+    let said = error(&output);
+    assert_eq!(output.status.code(), Some(128 + 9), "{said}");
+    assert!(said.contains("rank 1 failed: ended by signal 9 (SIGKILL"), "{said}");
+    assert!(said.contains("its last lines:\n    the cause\n"), "{said}");
+    assert!(
+        said.contains("rank 0 failed too: exit status 3; its last lines:\n    rank 1 has died\n"),
+        "{said}"
+    );
+    assert!(said.contains("sent SIGTERM after that: rank(s) 2"), "{said}");
+}
+
 /// A rank that ignores signals is killed, together with the processes that it started.
 #[test]
 fn who_does_not_end_is_killed_with_what_it_started() {

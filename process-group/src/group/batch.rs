@@ -46,7 +46,7 @@ impl<'a> Batch<'a> {
 
     fn launch_all(&self, tasks: &[Task], operation: Operation) -> Result<Work> {
         let Self { group, stream, site, .. } = *self;
-        group.examine(tasks, operation)?;
+        group.examine(tasks, operation, site)?;
         let parted;
         let (on_path, on_nccl) = match group.messages.are_on_path() {
             true => {

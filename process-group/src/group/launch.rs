@@ -22,19 +22,19 @@ use crate::{
 };
 
 impl ProcessGroup {
-    /// Checks and launches an operation that is one task.
+    /// Checks and launches an operation that is one task, called at `site`.
     ///
     /// # Safety
     /// As for the operation's public method.
     #[inline(always)]
-    #[track_caller]
     pub(super) unsafe fn alone(
         &self,
         operation: Operation,
         task: BoxedResult<Task, GroupError>,
         stream: &Stream,
+        site: &'static Location<'static>,
     ) -> Result<Work> {
-        let (name, site) = (operation.name(), Location::caller());
+        let name = operation.name();
         // Inside an open NCCL group, the operation would be launched after the event that marks its
         // completion.
         refuse_inside_group(name)?;
@@ -96,7 +96,7 @@ impl ProcessGroup {
         site: &'static Location<'static>,
     ) -> BoxedResult<Work, GroupError> {
         if task.primitive.is_message() && task.rank == self.rank || self.shared_settings.checked {
-            self.examine(&[task], operation)?;
+            self.examine(&[task], operation, site)?;
         }
         if message && self.messages.are_on_path() && self.takes_path(&task)? {
             // SAFETY: the caller's contract.
@@ -121,11 +121,16 @@ impl ProcessGroup {
 
     /// Makes the checks that need all tasks of a launch.
     #[cold]
-    pub(super) fn examine(&self, tasks: &[Task], operation: Operation) -> Result<()> {
+    pub(super) fn examine(
+        &self,
+        tasks: &[Task],
+        operation: Operation,
+        site: &'static Location<'static>,
+    ) -> Result<()> {
         validate::to_oneself(self, tasks).inspect_err(|error| {
             self.refused(super::preflight::is_collective(operation, tasks.iter()), error)
         })?;
-        if self.shared_settings.checked { self.compare(tasks) } else { Ok(()) }
+        if self.shared_settings.checked { self.compare(tasks, site) } else { Ok(()) }
     }
 
     /// Marks the place on `stream` after a launch of a graph that captured operations of the group. The group

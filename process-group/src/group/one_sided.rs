@@ -1,5 +1,7 @@
 //! One-sided operations of a group: those of a communicator, with work and the flight recorder.
 
+use std::panic::Location;
+
 use cuda_driver::{DevicePtr, Stream};
 
 use super::{Batch, Buffer, ProcessGroup, Result, Work};
@@ -60,7 +62,14 @@ impl ProcessGroup {
         stream: &Stream,
     ) -> Result<Work> {
         // SAFETY: the caller's contract.
-        unsafe { self.alone(Operation::PutSignal, self.validate().put_signal(local, place, peer), stream) }
+        unsafe {
+            self.alone(
+                Operation::PutSignal,
+                self.validate().put_signal(local, place, peer),
+                stream,
+                Location::caller(),
+            )
+        }
     }
 
     /// Raises member `peer`'s count of this rank's signals, after all earlier puts to it.
@@ -70,7 +79,7 @@ impl ProcessGroup {
     #[track_caller]
     pub fn signal(&self, peer: usize, stream: &Stream) -> Result<Work> {
         // SAFETY: it touches no memory of the program.
-        unsafe { self.alone(Operation::Signal, self.validate().signal(peer), stream) }
+        unsafe { self.alone(Operation::Signal, self.validate().signal(peer), stream, Location::caller()) }
     }
 
     /// Makes `stream` wait for `count` further signals of member `peer`, beyond those already waited for.
@@ -80,7 +89,14 @@ impl ProcessGroup {
     #[track_caller]
     pub fn wait_signals(&self, peer: usize, count: usize, stream: &Stream) -> Result<Work> {
         // SAFETY: it touches no memory of the program.
-        unsafe { self.alone(Operation::WaitSignals, self.validate().wait_signals(peer, count), stream) }
+        unsafe {
+            self.alone(
+                Operation::WaitSignals,
+                self.validate().wait_signals(peer, count),
+                stream,
+                Location::caller(),
+            )
+        }
     }
 }
 

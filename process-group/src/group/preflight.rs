@@ -4,7 +4,10 @@
 //! see the same data, so they reach the same result. On a mismatch nothing has been launched, and the group
 //! stays usable.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    panic::Location,
+};
 
 use bootstrap::{
     agreement::{PlainProtocol, ValuesByRank},
@@ -29,8 +32,10 @@ struct Card {
     messages: BTreeMap<usize, (Vec<String>, Vec<String>)>,
     /// The buffers that collectives need at the same place on every rank: call and buffer, and place.
     places: Vec<(String, String)>,
+    /// The call site, as `file:line`. It is shown, and not compared.
+    site: String,
 }
-wire_struct!(Card { place, collectives, messages, places });
+wire_struct!(Card { place, collectives, messages, places, site });
 
 /// The comparison of calls that members are about to make.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,7 +122,12 @@ impl Card {
     fn words(&self) -> String {
         let calls =
             if self.collectives.is_empty() { "nothing".to_owned() } else { self.collectives.join(", ") };
-        format!("calls {calls}")
+        format!("calls {calls}{}", self.at_site())
+    }
+
+    /// Returns the call site, for the end of a description.
+    fn at_site(&self) -> String {
+        if self.site.is_empty() { String::new() } else { format!(" at {}", self.site) }
     }
 
     /// Returns the messages to a peer.
@@ -179,8 +189,8 @@ fn compare(cards: &[(u32, Card)]) -> Result<(), [(u32, String); 2]> {
                 [] => format!("{verb} rank {other} nothing"),
                 what => format!("{verb} rank {other} {}", what.join(", ")),
             };
-            let (sends, receives) =
-                (words("sends to", sent, to.place), words("receives from", received, from.place));
+            let sends = words("sends to", sent, to.place) + &from.at_site();
+            let receives = words("receives from", received, from.place) + &to.at_site();
             return Err([(*rank, sends), (*other, receives)]);
         }
     }
@@ -194,11 +204,12 @@ impl ProcessGroup {
     /// [`GroupError::CallsDiffer`], the same on all members that compared. [`GroupError::Absent`]
     /// with the members that did not come. [`GroupError::NotAgreed`] if those wait for this one in another
     /// call. The error that ended the group.
-    pub(super) fn compare(&self, tasks: &[Task]) -> Result<()> {
+    pub(super) fn compare(&self, tasks: &[Task], site: &'static Location<'static>) -> Result<()> {
+        let site = format!("{}:{}", site.file(), site.line());
         // One-sided operations have no matching call on the other rank.
         let tasks: Vec<_> = tasks.iter().filter(|task| !task.primitive.is_one_sided()).copied().collect();
         if tasks.iter().any(|task| !task.is_message()) {
-            let card = Card { places: places(self, &tasks), ..Card::of(&tasks, None) };
+            let card = Card { places: places(self, &tasks), site: site.clone(), ..Card::of(&tasks, None) };
             self.meet("all", &self.ranks, card)?;
         }
         // In ascending order, so that ranks cannot wait for each other in a circle: one of them would have to
@@ -208,7 +219,8 @@ impl ProcessGroup {
         for peer in peers {
             let pair = [self.rank.min(peer), self.rank.max(peer)];
             let name = format!("{}-{}", pair[0], pair[1]);
-            self.meet(&name, &pair.map(|place| self.ranks[place]), Card::of(&tasks, Some(peer)))?;
+            let card = Card { site: site.clone(), ..Card::of(&tasks, Some(peer)) };
+            self.meet(&name, &pair.map(|place| self.ranks[place]), card)?;
         }
         Ok(())
     }

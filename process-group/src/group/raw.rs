@@ -1,5 +1,7 @@
 //! The group's operations on raw addresses, as calls and as parts of a batch.
 
+use std::panic::Location;
+
 use cuda_driver::Stream;
 
 use super::{Batch, Buffer, ProcessGroup, Result, Work};
@@ -100,7 +102,7 @@ macro_rules! operations {
 macro_rules! launch {
     (single $group:expr, $operation:expr, $stream:expr, $method:ident($($argument:expr),*)) => {
         // SAFETY: the caller's contract.
-        unsafe { $group.alone($operation, $group.validate().$method($($argument),*), $stream) }
+        unsafe { $group.alone($operation, $group.validate().$method($($argument),*), $stream, Location::caller()) }
     };
     (list $group:expr, $operation:expr, $stream:expr, $method:ident($($argument:expr),*)) => {
         // SAFETY: the caller's contract.

@@ -1,11 +1,19 @@
 //! The group's operations on typed slices.
 
+use std::panic::Location;
+
 use cuda_driver::{DeviceView, DeviceViewMut, Element, graph::BoundMemory};
 
 use super::{Buffer, ProcessGroup, Result, Work};
-use crate::comm::{ArgumentError, DataType, ReduceOp};
+use crate::{
+    comm::{ArgumentError, DataType, ReduceOp},
+    operation::Operation,
+};
 
-/// An element type that NCCL has.
+/// An element type that NCCL has. `half::f16` and `half::bf16` need the feature `half` of `lockstep-process-group`.
+#[diagnostic::on_unimplemented(
+    note = "`half::f16` and `half::bf16` need the feature `half` of lockstep-process-group"
+)]
 pub trait Scalar: Element {
     /// NCCL's name of the type.
     const DTYPE: DataType;
@@ -59,10 +67,18 @@ impl ProcessGroup {
         let values = values.into();
         let (values, op) = (values.as_view(), checked(op)?);
         let stream = values.stream();
+        let site = Location::caller();
         stream.enqueue_using(&[memory(values)], || {
             // SAFETY: the elements are memory of a slice, borrowed exclusively. `enqueue_using` orders the operation with
             // the other uses, and holds the memory until they are done.
-            unsafe { self.raw().all_reduce(buffer(values), buffer(values), op, stream) }
+            unsafe {
+                self.alone(
+                    Operation::AllReduce,
+                    self.validate().all_reduce(buffer(values), buffer(values), op),
+                    stream,
+                    site,
+                )
+            }
         })
     }
 
@@ -79,9 +95,17 @@ impl ProcessGroup {
         let values = values.into();
         let values = values.as_view();
         let stream = values.stream();
+        let site = Location::caller();
         stream.enqueue_using(&[memory(values)], || {
             // SAFETY: as in `all_reduce`.
-            unsafe { self.raw().broadcast(buffer(values), root, stream) }
+            unsafe {
+                self.alone(
+                    Operation::Broadcast,
+                    self.validate().broadcast(buffer(values), root),
+                    stream,
+                    site,
+                )
+            }
         })
     }
 
@@ -99,9 +123,17 @@ impl ProcessGroup {
         let values = values.into();
         let (values, op) = (values.as_view(), checked(op)?);
         let stream = values.stream();
+        let site = Location::caller();
         stream.enqueue_using(&[memory(values)], || {
             // SAFETY: as in `all_reduce`.
-            unsafe { self.raw().reduce(buffer(values), buffer(values), op, root, stream) }
+            unsafe {
+                self.alone(
+                    Operation::Reduce,
+                    self.validate().reduce(buffer(values), buffer(values), op, root),
+                    stream,
+                    site,
+                )
+            }
         })
     }
 
@@ -119,9 +151,17 @@ impl ProcessGroup {
         let (send, receive) = (send.into(), receive.into());
         let receive = receive.as_view();
         let stream = receive.stream();
+        let site = Location::caller();
         stream.enqueue_using(&[memory(send), memory(receive)], || {
             // SAFETY: as in `all_reduce`; `send` is borrowed.
-            unsafe { self.raw().all_gather(buffer(send), buffer(receive), stream) }
+            unsafe {
+                self.alone(
+                    Operation::AllGather,
+                    self.validate().all_gather(buffer(send), buffer(receive)),
+                    stream,
+                    site,
+                )
+            }
         })
     }
 
@@ -140,9 +180,17 @@ impl ProcessGroup {
         let (send, receive, op) = (send.into(), receive.into(), checked(op)?);
         let receive = receive.as_view();
         let stream = receive.stream();
+        let site = Location::caller();
         stream.enqueue_using(&[memory(send), memory(receive)], || {
             // SAFETY: as in `all_gather`.
-            unsafe { self.raw().reduce_scatter(buffer(send), buffer(receive), op, stream) }
+            unsafe {
+                self.alone(
+                    Operation::ReduceScatter,
+                    self.validate().reduce_scatter(buffer(send), buffer(receive), op),
+                    stream,
+                    site,
+                )
+            }
         })
     }
 
@@ -160,9 +208,17 @@ impl ProcessGroup {
         let (send, receive) = (send.into(), receive.into());
         let receive = receive.as_view();
         let stream = receive.stream();
+        let site = Location::caller();
         stream.enqueue_using(&[memory(send), memory(receive)], || {
             // SAFETY: as in `all_gather`.
-            unsafe { self.raw().all_to_all(buffer(send), buffer(receive), stream) }
+            unsafe {
+                self.alone(
+                    Operation::AllToAll,
+                    self.validate().all_to_all(buffer(send), buffer(receive)),
+                    stream,
+                    site,
+                )
+            }
         })
     }
 
@@ -181,10 +237,18 @@ impl ProcessGroup {
         let send = send.into();
         let receive = receive.as_ref().map(DeviceViewMut::as_view);
         let stream = receive.unwrap_or(send).stream();
+        let site = Location::caller();
         let used: Vec<_> = [Some(send), receive].into_iter().flatten().map(memory).collect();
         stream.enqueue_using(&used, || {
             // SAFETY: as in `all_gather`.
-            unsafe { self.raw().gather(buffer(send), receive.map(buffer), root, stream) }
+            unsafe {
+                self.alone(
+                    Operation::Gather,
+                    self.validate().gather(buffer(send), receive.map(buffer), root),
+                    stream,
+                    site,
+                )
+            }
         })
     }
 
@@ -203,10 +267,18 @@ impl ProcessGroup {
         let receive = receive.into();
         let receive = receive.as_view();
         let stream = receive.stream();
+        let site = Location::caller();
         let used: Vec<_> = [send, Some(receive)].into_iter().flatten().map(memory).collect();
         stream.enqueue_using(&used, || {
             // SAFETY: as in `all_gather`.
-            unsafe { self.raw().scatter(send.map(buffer), buffer(receive), root, stream) }
+            unsafe {
+                self.alone(
+                    Operation::Scatter,
+                    self.validate().scatter(send.map(buffer), buffer(receive), root),
+                    stream,
+                    site,
+                )
+            }
         })
     }
 
@@ -218,9 +290,10 @@ impl ProcessGroup {
     pub fn send<'a, T: Scalar>(&self, values: impl Into<DeviceView<'a, T>>, peer: usize) -> Result<Work> {
         let values = values.into();
         let stream = values.stream();
+        let site = Location::caller();
         stream.enqueue_using(&[memory(values)], || {
             // SAFETY: as in `all_gather`.
-            unsafe { self.raw().send(buffer(values), peer, stream) }
+            unsafe { self.alone(Operation::Send, self.validate().send(buffer(values), peer), stream, site) }
         })
     }
 
@@ -233,9 +306,10 @@ impl ProcessGroup {
         let values = values.into();
         let values = values.as_view();
         let stream = values.stream();
+        let site = Location::caller();
         stream.enqueue_using(&[memory(values)], || {
             // SAFETY: as in `all_reduce`.
-            unsafe { self.raw().recv(buffer(values), peer, stream) }
+            unsafe { self.alone(Operation::Recv, self.validate().recv(buffer(values), peer), stream, site) }
         })
     }
 }

@@ -119,7 +119,7 @@ impl fmt::Display for Progress {
 impl fmt::Display for LastCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(operation) = &self.operation else {
-            return write!(f, "it has called nothing that it remembers");
+            return write!(f, "it has made no call that its recorder still has");
         };
         let done = if self.is_completed { "done" } else { "not done" };
         write!(f, "its last call was {operation} at {}, {:.1?} ago, {done}", self.site, self.age)

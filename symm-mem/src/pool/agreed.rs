@@ -68,7 +68,7 @@ impl SymmetricPool {
     ///
     /// Collective over the whole domain, within `deadline`: every rank calls it at the same point of the program,
     /// also a rank that needs nothing (0 bytes). The agreed length is [`bytes`](SymmetricBlock::bytes) of the block.
-    /// needs anything, that is an error of the allocation, on all.
+    /// If no rank needs anything, that is an error of the allocation, on all.
     ///
     /// # Errors
     /// [`AgreedError`]; [`AgreedError::Refused`] with [`Refusal::SyncTimeout`] if a rank does not come.

@@ -235,6 +235,44 @@ rusty_fork_test! {
         });
     }
 
+    /// Also in checked mode, whose error names the call sites of both sides.
+    #[test]
+    fn the_call_site_of_an_operation_is_the_callers() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let (world, stream, me) = (rank.builder().checked(true).build().unwrap(), rank.stream(), rank.rank);
+            let mut values = slice(&stream, &[0i64; 8]);
+            let (send, mut receive) = (slice(&stream, &[0i64; 16]), slice(&stream, &[0i64; 16]));
+            let begin = line!();
+            world.all_reduce(&mut values, ReduceOp::Sum).unwrap();
+            world.broadcast(&mut values, 0).unwrap();
+            world.reduce(&mut values, ReduceOp::Sum, 0).unwrap();
+            world.all_gather(&values, &mut receive).unwrap();
+            world.reduce_scatter(&send, &mut values, ReduceOp::Sum).unwrap();
+            world.all_to_all(&send, &mut receive).unwrap();
+            world.gather(&values, (me == 0).then(|| receive.as_view_mut()), 0).unwrap();
+            world.scatter((me == 0).then(|| send.as_view()), &mut values, 0).unwrap();
+            if me == 0 {
+                world.send(&values, 1).unwrap();
+            } else {
+                world.recv(&mut values, 0).unwrap();
+            }
+            let end = line!();
+            let entries = world.dump().entries;
+            assert_eq!(entries.len(), 9);
+            for entry in entries {
+                let (file, line) = (entry.site.file(), entry.site.line());
+                assert!(file == file!() && (begin..end).contains(&line), "{:?} at {file}:{line}", entry.operation);
+            }
+            let other = slice(&stream, &vec![0i64; 4 + 4 * me]);
+            let differ = world.all_reduce(&mut { other }, ReduceOp::Sum).unwrap_err();
+            let GroupError::CallsDiffer { call, other_call, .. } = &differ else { panic!("{differ}") };
+            let site = format!("{}:{}", file!(), line!() - 2);
+            assert!(call.ends_with(&site) && other_call.ends_with(&site), "{differ}");
+            world.destroy(far()).unwrap();
+        });
+    }
+
     #[test]
     fn lengths_that_do_not_fit_are_refused_before_anything_is_enqueued() {
         let machine = machine(1);
