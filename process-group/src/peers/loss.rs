@@ -19,7 +19,9 @@ impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Died => f.write_str("has died"),
-            Self::Silent(time) => write!(f, "has not run for {time:.1?} (stopped?)"),
+            Self::Silent(time) => {
+                write!(f, "has not run for {time:.1?} (stopped, or its host is overloaded?)")
+            }
         }
     }
 }
