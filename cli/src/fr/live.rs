@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc, thread, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use process_group::{
     ProcessGroup,
     agreement::Ranks,
@@ -36,6 +36,14 @@ pub(super) struct Options {
 
 /// Time between the last answer to a question and the next question.
 const PAUSE: Duration = Duration::from_millis(500);
+
+/// The error if the store answers, but no member of any group.
+const NO_MEMBER: &str = "no group of this job has members that answer: its groups have ended or were aborted; look at \
+                         the job's output";
+
+/// The start of the error if the store and this process do not have the same secret.
+const SECRET: &str =
+    "PROCESS_GROUP_STORE_SECRET or PROCESS_GROUP_STORE_SECRET_FILE must give the job's secret";
 
 /// A group, as its members describe it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -84,6 +92,21 @@ impl From<LastCall> for Last {
     fn from(last: LastCall) -> Self {
         let LastCall { collectives, messages, operation, is_completed: completed, age, site, .. } = last;
         Self { collectives, messages, operation, completed, age, site }
+    }
+}
+
+/// The result in JSON if no member of any group answers.
+#[derive(Serialize)]
+struct Unanswered {
+    /// The job's first group, without members.
+    #[serde(flatten)]
+    group: Group,
+    error: &'static str,
+}
+
+impl Unanswered {
+    fn new(group: &str) -> Self {
+        Self { group: Group::new(group.to_owned(), Vec::new(), 0), error: NO_MEMBER }
     }
 }
 
@@ -138,12 +161,21 @@ impl Group {
 
 pub(super) fn run(options: &Options) -> Result<()> {
     let wait = options.wait;
-    let store = Arc::new(store_of_environment()?.connect(&options.address, Deadline::after(wait))?);
+    let store = match store_of_environment()?.connect(&options.address, Deadline::after(wait)) {
+        Err(error @ StoreError::Distrusted { .. }) => return Err(anyhow::Error::new(error).context(SECRET)),
+        connected => Arc::new(connected?),
+    };
     let ask = || ProcessGroup::observe(store.clone(), &options.group, options.epoch, Deadline::after(wait));
     let groups = ask_twice(ask, || thread::sleep(PAUSE)).map_err(|error| {
         let problem = problem(&error, options);
         anyhow::Error::new(error).context(problem)
     })?;
+    if groups.is_empty() {
+        if options.json {
+            println!("{}", serde_json::to_string(&Unanswered::new(&options.group))?);
+        }
+        bail!(NO_MEMBER);
+    }
     for group in &groups {
         match options.json {
             true => println!("{}", serde_json::to_string(group)?),
@@ -182,7 +214,10 @@ fn problem(error: &GroupError, options: &Options) -> String {
         GroupError::Store(StoreError::HostDied { .. }) => {
             "the job has ended, or its store died, before the ranks answered".into()
         }
-        _ => format!("no group {group} of epoch {epoch} answers at {address}; check --group and --epoch"),
+        _ => format!(
+            "no group {group} of epoch {epoch} answers at {address}; check --group and --epoch, or not all ranks have \
+             joined yet"
+        ),
     }
 }
 
@@ -353,6 +388,14 @@ mod tests {
             verdict(&[Some(first), Some(&[Some(3), None])]),
             "all members of world have called collective 3"
         );
+    }
+
+    #[test]
+    fn json_without_an_answer_has_the_error() {
+        let found = serde_json::to_value(Unanswered::new("world")).unwrap();
+        let expected =
+            serde_json::json!({"group": "world", "members": [], "not_joined": [], "error": NO_MEMBER});
+        assert_eq!(found, expected);
     }
 
     #[test]
