@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::figures::{Figure, compare, find, json, medians, table};
 use super::programs::Program;
-use super::{NoCheck, ours, peer};
+use super::{NoCheck, ours, peer, turns};
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -32,8 +32,10 @@ struct Report {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     options.no_check.refuse("alloc")?;
+    let progress = turns::begin();
     let (mut ours, mut lines) = (ours(Program::Alloc, &[])?, String::new());
     let mut torch = peer::torch_allocator();
+    drop(progress);
     peer::alternate(&mut ours, &mut torch, &mut lines).context("caching-alloc's benchmark")?;
     let figures = compare(medians(&lines)?, &OURS);
     let torch = torch.err().map(|why| format!("{why:#}"));

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::figures::{Bar, Figure, compare, find, for_gpus, is_embedded, json, medians, read, table};
 use super::programs::Program;
-use super::{check, ours, peer};
+use super::{check, ours, peer, turns};
 use crate::values;
 
 #[derive(clap::Args)]
@@ -66,10 +66,12 @@ struct Bars {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let ranks = options.ranks.to_string();
+    let progress = turns::begin();
     let mut ours = ours(Program::Collectives, &[&ranks])?;
     let mut torch = peer::torch_distributed(&peer::CALL, options.ranks);
     let (mut opening, mut lines) = (String::new(), String::new());
     ours.round(&mut opening).context("process-group's benchmark")?;
+    drop(progress);
     peer::alternate(&mut ours, &mut torch, &mut lines).context("process-group's benchmark")?;
     let (machine, results) = opened(&opening)?;
     let figures = compare(medians(&lines)?, &[RAW]);

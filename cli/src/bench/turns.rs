@@ -21,6 +21,16 @@ pub(super) struct Player {
     lines: Receiver<String>,
 }
 
+/// Says that a benchmark of about a minute begins: until its first round on a terminal, otherwise by one line.
+pub(super) fn begin() -> Progress {
+    let progress = Progress::start();
+    progress.show("starting");
+    if progress.is_hidden() {
+        eprintln!("measuring: about a minute, more on a busy machine");
+    }
+    progress
+}
+
 /// Runs the rounds of a program with `round`, until it has no further ones, and shows their number.
 pub(super) fn rounds(mut round: impl FnMut() -> Result<bool>) -> Result<()> {
     let progress = Progress::start();
