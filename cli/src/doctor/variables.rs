@@ -102,8 +102,8 @@ const GROUPS: &[&str] = &["process-group", "symm-mem"];
 const DRIVER: &[&str] = &["cuda-driver"];
 
 static KNOWN: &[Known] = &[
-    note("CUDA_DRIVER_SYS_LIBRARY", "the CUDA driver library that is taken"),
-    note("NCCL_SYS_LIBRARY", "the NCCL library that is taken"),
+    note("CUDA_DRIVER_SYS_LIBRARY", "the CUDA driver library that is asked for"),
+    note("NCCL_SYS_LIBRARY", "the NCCL library that is asked for"),
     // Features that these crates use in NCCL, and the values that disable them.
     limit("NCCL_WIN_ENABLE", off, WINDOWS, "0 forbids windows: symmetric pools fall back to copies"),
     limit("NCCL_CUMEM_ENABLE", off, WINDOWS, "0 turns NCCL's use of virtual memory off, and windows with it"),
