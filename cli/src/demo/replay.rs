@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, ensure};
-use caching_alloc::core::{Allocator, Block, Settings};
+use anyhow::{Context as _, Result, anyhow, ensure};
+use caching_alloc::core::{AllocError, Allocator, Block, Settings};
 use caching_alloc::driver::{DriverEvents, Sharing, VirtualMemorySource};
 use cuda_driver::{Stream, StreamFlags};
 use process_group::registration::SegmentRegistrar;
@@ -40,6 +40,7 @@ pub(super) fn run(job: &Job<'_>, trace: &Trace, reporter: &mut Reporter) -> Resu
             Event::Allocate { bytes, stream, .. } => {
                 let block = allocator
                     .allocate(bytes, streams[stream as usize])
+                    .map_err(|error| explained(error, trace))
                     .with_context(|| format!("event {at} of the trace"))?;
                 active += block.bytes();
                 peak_active = u64::max(peak_active, active);
@@ -77,4 +78,19 @@ pub(super) fn run(job: &Job<'_>, trace: &Trace, reporter: &mut Reporter) -> Resu
         milliseconds: begun.elapsed().as_secs_f64() * 1e3,
     }))?;
     Ok(())
+}
+
+/// Replaces an error of the allocator for lack of memory by one that explains it for the demo.
+fn explained(error: AllocError, trace: &Trace) -> anyhow::Error {
+    let AllocError::OutOfMemory(memory) = &error else { return error.into() };
+    // The allocator's own segments are available to the replay too. Other processes may have the rest of the device.
+    let Some(has) = memory.info.map(|info| info.free.saturating_add(memory.reserved)) else {
+        return error.into();
+    };
+    anyhow!(
+        "device {} is out of memory: the trace needs at least {} bytes (its peak of live bytes), and the device has \
+         {has} for it; use a larger device, free memory of this one, or name a smaller trace with --trace FILE",
+        memory.device,
+        trace.peak_active
+    )
 }
