@@ -21,7 +21,7 @@ enum Task {
     #[command(after_long_help = notes::DEMO)]
     Demo(demo::Options),
     /// Run one rank of the demo
-    #[command(hide = true)]
+    #[command(name = demo::RANK_COMMAND, hide = true)]
     DemoRank(demo::RankOptions),
     /// Examine the libraries, GPUs and settings of this host, and say which crates work here
     #[command(after_long_help = notes::DOCTOR)]
@@ -44,7 +44,7 @@ enum Task {
     #[command(after_long_help = notes::KILL_TEST)]
     KillTest(kill_test::Options),
     /// Run one rank of the kill test
-    #[command(hide = true)]
+    #[command(name = kill_test::RANK_COMMAND, hide = true)]
     KillTestRank(kill_test::RankOptions),
     /// Print the help texts of all commands as Markdown
     #[command(hide = true)]

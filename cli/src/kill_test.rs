@@ -35,6 +35,9 @@ use crate::values;
 /// Longer than any step takes, unless it hangs.
 const LIMIT: Duration = Duration::from_secs(120);
 
+/// The hidden command that runs a rank. Its name resembles no other, so that it is not suggested for a mistyped command.
+pub(crate) const RANK_COMMAND: &str = "__member";
+
 /// The variable that names the folder for dumps of the ranks.
 const DUMP_FOLDER: &str = "PROCESS_GROUP_DUMP_FOLDER";
 
@@ -260,7 +263,7 @@ impl Job {
                 ("--heartbeat", options.heartbeat),
                 ("--launcher", std::process::id().into()),
             ];
-            command.arg("kill-test-rank");
+            command.arg(RANK_COMMAND);
             for (name, number) in numbers {
                 command.args([name.to_owned(), number.to_string()]);
             }

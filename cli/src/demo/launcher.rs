@@ -24,6 +24,8 @@ use crate::trace::Trace;
 
 /// Longer than any step of a rank takes beyond its deadline; a rank that is silent for this long is stuck.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Heartbeat interval of the groups, in ms: a rank of an overloaded host may not run for some seconds.
+const HEARTBEAT: u64 = 3000;
 /// Time for a rank to clean up after its own failure or another rank's.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -70,6 +72,7 @@ pub(crate) fn run(options: &Options) -> Result<Figures> {
             trace: options.trace.clone(),
             store: store.address(),
             deadline: options.deadline,
+            heartbeat: HEARTBEAT,
             launcher: std::process::id(),
         };
         let (child, socket) = start(&part, &secret).with_context(|| format!("cannot start rank {rank}"))?;

@@ -31,7 +31,7 @@ use crate::exit::{self, explain};
 
 pub(crate) use backend::Backend;
 pub(crate) use launcher::die_with_launcher;
-pub(crate) use options::{Options, RankOptions};
+pub(crate) use options::{Options, RANK_COMMAND, RankOptions};
 
 /// Runs the demo and reports on standard output; the exit code is 0 only if everything held.
 pub(crate) fn run(options: &Options) -> ExitCode {

@@ -31,6 +31,9 @@ pub(crate) struct Options {
     pub(crate) json: bool,
 }
 
+/// The hidden command that runs a rank. Its name resembles no other, so that it is not suggested for a mistyped command.
+pub(crate) const RANK_COMMAND: &str = "__rank";
+
 /// The options that the launcher passes to a rank.
 #[derive(clap::Args, Debug)]
 pub(crate) struct RankOptions {
@@ -46,6 +49,9 @@ pub(crate) struct RankOptions {
     pub(crate) store: String,
     #[arg(long, value_parser = values::limit)]
     pub(crate) deadline: Duration,
+    /// Heartbeat interval of the groups, in ms
+    #[arg(long)]
+    pub(crate) heartbeat: u64,
     #[arg(long)]
     pub(crate) launcher: u32,
 }
@@ -63,13 +69,14 @@ fn parse_ranks(text: &str) -> Result<u32, String> {
 impl RankOptions {
     /// The command line that makes a process this rank.
     pub(crate) fn arguments(&self) -> Vec<std::ffi::OsString> {
-        let mut arguments: Vec<std::ffi::OsString> = vec!["demo-rank".into()];
+        let mut arguments: Vec<std::ffi::OsString> = vec![RANK_COMMAND.into()];
         let mut option = |name: &str, value: std::ffi::OsString| arguments.extend([name.into(), value]);
         option("--rank", self.rank.to_string().into());
         option("--ranks", self.ranks.to_string().into());
         option("--backend", self.backend.name().into());
         option("--store", self.store.clone().into());
         option("--deadline", self.deadline.as_secs_f64().to_string().into());
+        option("--heartbeat", self.heartbeat.to_string().into());
         option("--launcher", self.launcher.to_string().into());
         if let Some(trace) = &self.trace {
             option("--trace", trace.into());

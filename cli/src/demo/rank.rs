@@ -85,6 +85,7 @@ fn join(
         .context(&context)
         .nccl(&devices.nccl)
         .timeout(deadline)
+        .heartbeat(Duration::from_millis(options.heartbeat))
         .build()?;
     let members = split(world, rank, ranks)?;
     let stream = Stream::new(&context, StreamFlags::NON_BLOCKING)?;

@@ -27,6 +27,9 @@ use crate::percentiles::table;
 /// Time limit of a rank's wait for the others in one step. Survivors must take much less.
 const DEADLINE: Duration = Duration::from_secs(60);
 
+/// Heartbeat interval of the groups, in ms. The time that survivors take depends on it.
+const HEARTBEAT: u64 = 1000;
+
 #[derive(Serialize)]
 struct Report {
     backend: &'static str,
@@ -168,6 +171,7 @@ impl Job {
                 trace: None,
                 store: store.address(),
                 deadline: DEADLINE,
+                heartbeat: HEARTBEAT,
                 launcher: std::process::id(),
             };
             let (child, socket) =
