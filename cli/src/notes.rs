@@ -34,6 +34,10 @@ Hosts the store with a random secret, prefixes each line of output with its rank
 ranks may fail by themselves in the half second before, because a rank that fails ends their groups too. Names all ranks that failed, \
 with their last lines: first the one that a signal ended or, if there is none, the first one. Exits with the code of that rank.
 
+Ranks get the variables RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as those of torchrun \
+do, and PROCESS_GROUP_STORE_SECRET_FILE, which names the file with the random secret. If the environment of this command \
+has PROCESS_GROUP_STORE_SECRET or PROCESS_GROUP_STORE_SECRET_FILE, ranks inherit it instead.
+
 SIGINT (Ctrl-C), SIGTERM and SIGHUP interrupt the job: they are passed on to the ranks, and the exit code is 128 plus the \
 number of the signal, 130 for Ctrl-C. Ranks that remain after --grace are killed; a second signal kills them at once.";
 
@@ -64,7 +68,7 @@ groups have called collectives. The other ranks wait for it, and give up after s
     rm -f demo.log
     lockstep demo --backend sim --port 29500 > demo.log 2>&1 &
     while kill -0 $! && ! grep -qs graphs demo.log; do sleep 0.05; done
-    pkill -STOP -P $! -f 'demo-rank --rank 3 '
+    pkill -STOP -P $! -f '__rank --rank 3 '
     lockstep fr live 127.0.0.1:29500
 
 The output says that rank 3 does not answer, and which collective each other rank called last, where, and whether it is done.
@@ -74,7 +78,8 @@ rounds is reported as not having joined.
 
 Keys of --json, one object in a line for each group: `group`, `members` (`rank`, `answered`, and of the last call \
 `collectives`, `messages`, `operation`, `completed`, `age_ms`, `site`), `not_joined` (the ranks that are behind in both \
-rounds).";
+rounds). If the store answers but no member of any group, the exit code is 1, and the only object has no members and the \
+key `error`, the text of the error.";
 
 pub(crate) const REPLAY: &str = "\
 A trace in text form has one event in a line, in program order: CODE ADDRESS(hex) SIZE(bytes) STREAM. `a` allocates. `r` \
