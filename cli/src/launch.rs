@@ -20,6 +20,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use clap::builder::UnknownArgumentValueParser;
 use process_group::store::{Deadline, TcpStore};
 use rustix::process::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -44,8 +45,14 @@ pub(crate) struct Options {
     /// Time between SIGTERM and SIGKILL for the remaining ranks when one has failed, in seconds from 0 to 3600
     #[arg(long, default_value = "10", value_parser = values::grace, allow_negative_numbers = true)]
     grace: Duration,
-    /// The program of a rank, and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    // Options of other launchers, and of other commands, for the number of ranks. They are errors that name `-n`.
+    #[arg(long = "ranks", value_name = "N", hide = true, value_parser = UnknownArgumentValueParser::suggest_arg("-n <N>"))]
+    _ranks: Option<String>,
+    #[arg(long = "nproc-per-node", alias = "nproc_per_node", value_name = "N", hide = true, value_parser = UnknownArgumentValueParser::suggest_arg("-n <N>"))]
+    _nproc_per_node: Option<String>,
+    /// The program of a rank, and its arguments; a program whose name begins with `-` goes after `--`
+    // Without `allow_hyphen_values`, which would take unknown options, and `-n2`, for the program.
+    #[arg(required = true, trailing_var_arg = true)]
     program: Vec<OsString>,
 }
 

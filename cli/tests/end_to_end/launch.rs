@@ -218,6 +218,25 @@ fn a_killed_launcher_leaves_no_secret_for_long() {
     end(running);
 }
 
+/// The program begins with the first word that is no option, or after `--`. All words after its name are its own.
+#[test]
+fn options_of_the_launcher_end_at_the_program() {
+    let program = ["sh", "-c", "echo its $*", "name", "-n", "3", "--port", "--", "--help"];
+    for options in [&["-n2"][..], &["-n=2"], &["--n=2"], &["-n", "2"], &["-n2", "--"]] {
+        let output = Command::new(lockstep()).arg("launch").args(options).args(program).output().unwrap();
+        assert!(output.status.success(), "{options:?}: {}", error(&output));
+        let expected = [0, 1].map(|rank| format!("[{rank}] its -n 3 --port -- --help"));
+        assert_eq!(lines(&output.stdout), expected, "{options:?}");
+    }
+}
+
+#[test]
+fn a_program_whose_name_is_like_an_option_goes_after_two_hyphens() {
+    let output = launch(1, &[], &["--no-such-program"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(error(&output).contains("cannot start rank 0: --no-such-program"), "{}", error(&output));
+}
+
 #[test]
 fn a_program_that_is_not_there_is_named() {
     let output = launch(2, &[], &["/no/such/program"]).output().unwrap();
