@@ -13,7 +13,7 @@ pub(super) struct Shortage {
     operation: u64,
     /// The size of the request that failed.
     bytes: u64,
-    /// The trace's peak of live bytes.
+    /// The trace's peak of active bytes, as the figures have it.
     peak: u64,
     /// The memory that the allocator could have.
     available: u64,
@@ -52,22 +52,18 @@ impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { operation, bytes, peak, available, is_capacity, backend, policy } = self;
         write!(f, "out of memory in operation {operation}, which asks for {bytes} bytes: ")?;
-        if peak > available {
-            write!(f, "the trace needs {peak} bytes (its peak of live bytes)")?;
-        } else {
-            write!(f, "the trace's peak of live bytes is {peak}, fragmentation takes more")?;
-        }
         let limit = if *is_capacity { "--capacity allows" } else { "the device has" };
-        write!(f, ", and {limit} {available}; ")?;
+        write!(f, "the trace's peak active is {peak} bytes, and {limit} {available}; ")?;
         f.write_str(match (is_capacity, backend) {
             (true, _) => "raise --capacity",
             (false, Backend::Sim) => "use --backend host, which has no limit without --capacity",
             (false, _) => "use a larger device, or --backend host, which only counts bytes",
         })?;
-        if peak <= available && *policy == Policy::Fixed {
+        if *policy == Policy::Fixed {
             f.write_str(", or use --policy remap, which may need less")?;
         }
-        Ok(())
+        let options = if *backend == Backend::Host { "--capacity" } else { "--capacity and --backend" };
+        write!(f, "; without {options}, `lockstep replay` prints the least capacity for the policy given")
     }
 }
 
@@ -82,26 +78,28 @@ mod tests {
 
     #[test]
     fn a_shortage_says_the_figures_and_the_option() {
-        let start = "out of memory in operation 7, which asks for 4096 bytes: the trace";
+        let start = "out of memory in operation 7, which asks for 4096 bytes: the trace's peak active is";
+        let end = "without --capacity and --backend, `lockstep replay` prints the least capacity for the \
+                   policy given";
         assert_eq!(
-            shortage(4_194_304, true, Policy::Fixed),
-            format!(
-                "{start} needs 4194304 bytes (its peak of live bytes), and --capacity allows 2097152; \
-                 raise --capacity"
-            )
+            shortage(4_194_304, true, Policy::Remap),
+            format!("{start} 4194304 bytes, and --capacity allows 2097152; raise --capacity; {end}")
         );
-        assert_eq!(
-            shortage(4096, true, Policy::Fixed),
-            format!(
-                "{start}'s peak of live bytes is 4096, fragmentation takes more, and --capacity allows \
-                 2097152; raise --capacity, or use --policy remap, which may need less"
-            )
-        );
+        // Moving pages may help whether the peak or fragmentation exceeds the capacity.
+        for peak in [4096, 4_194_304] {
+            assert_eq!(
+                shortage(peak, true, Policy::Fixed),
+                format!(
+                    "{start} {peak} bytes, and --capacity allows 2097152; raise --capacity, or use --policy \
+                     remap, which may need less; {end}"
+                )
+            );
+        }
         assert_eq!(
             shortage(4_194_304, false, Policy::Remap),
             format!(
-                "{start} needs 4194304 bytes (its peak of live bytes), and the device has 2097152; use a larger \
-                 device, or --backend host, which only counts bytes"
+                "{start} 4194304 bytes, and the device has 2097152; use a larger device, or --backend host, \
+                 which only counts bytes; {end}"
             )
         );
     }

@@ -37,8 +37,10 @@ fn a_replay_without_enough_memory_says_the_figures_and_the_option() {
     let output = replay(&["--capacity", "32MiB", large]);
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{error}");
-    let expected = "out of memory in operation 1, which asks for 67108864 bytes: the trace needs 67108864 bytes \
-                    (its peak of live bytes), and --capacity allows 33554432; raise --capacity\n";
+    let expected = "out of memory in operation 1, which asks for 67108864 bytes: the trace's peak active is \
+                    67108864 bytes, and --capacity allows 33554432; raise --capacity, or use --policy remap, \
+                    which may need less; without --capacity, `lockstep replay` prints the least capacity for the \
+                    policy given\n";
     assert!(error.ends_with(expected), "{error}");
     assert!(!error.contains("Free blocks"), "{error}");
 }
