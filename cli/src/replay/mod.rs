@@ -54,7 +54,7 @@ pub(crate) struct Options {
     /// The memory that the allocator manages
     #[arg(long, value_enum, default_value_t = Backend::Host)]
     backend: Backend,
-    /// Write a pattern into every block on the device, and verify it before the block is freed; not with `--backend host`
+    /// Write a pattern into every block on the device, and verify it before the block is freed; not with `--backend host`. Every byte of every block is written and read, 75 GB for the smallest trace in cli/data, which takes minutes with `--backend sim`
     #[arg(long)]
     check: bool,
     /// Write reserved memory, least capacity and driver calls as JSON curves to this file; only with `--backend host`
@@ -127,9 +127,14 @@ fn replay(options: &Options, gpu: Option<&Gpu>, program: &Program) -> Result<(Fi
     let (policy, capacity) = (options.policy, options.capacity);
     let progress = Progress::start();
     progress.show(program.name.clone());
+    if options.check && progress.is_hidden() {
+        let name = plain::Plain(&program.name);
+        eprintln!("checking {name}: every byte of every block is written and read");
+    }
+    let report = |stage: String| progress.show(format!("{}: {stage}", program.name));
     let figures = match gpu {
         None => Figures::measure(program, policy, capacity),
-        Some(gpu) => gpu.measure(program, policy, capacity, options.check),
+        Some(gpu) => gpu.measure(program, policy, capacity, options.check, &report),
     };
     let figures = figures.map_err(|error| explained(error, options, program))?;
     if options.curves.is_none() {

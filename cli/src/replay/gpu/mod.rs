@@ -30,6 +30,8 @@ use super::program::{Active, Call, Program};
 const ROUNDS: u32 = 5;
 /// Capacity of the embedded device, in bytes: that of a large GPU. Only touched pages use host memory.
 const CAPACITY: u64 = 140 << 30;
+/// Operations of a check between two reports of its progress.
+const REPORT_EVERY: u64 = 64;
 
 /// The device that programs are replayed on.
 pub(super) struct Gpu {
@@ -52,15 +54,17 @@ impl Gpu {
         Ok(Self { context, _world: Some(world) })
     }
 
-    /// Replays a program. With `check`, verifies every block in one more replay.
+    /// Replays a program. With `check`, verifies every block in one more replay. Passes each stage to `report`.
     pub(super) fn measure(
         &self,
         program: &Program,
         policy: Policy,
         capacity: u64,
         check: bool,
+        report: &dyn Fn(String),
     ) -> Result<Figures, ReplayError> {
-        let checked = check.then(|| self.check(program, policy, capacity)).transpose()?;
+        let checked = check.then(|| self.check(program, policy, capacity, report)).transpose()?;
+        report("timed replays".into());
         let run = |capacity| self.replay(program, policy, capacity, None);
         let first = run(capacity)?;
         let mut best = first.time;
@@ -75,9 +79,16 @@ impl Gpu {
     }
 
     /// Replays with a pattern in every block. Returns the number of correct bytes.
-    fn check(&self, program: &Program, policy: Policy, capacity: u64) -> Result<u64, ReplayError> {
+    fn check(
+        &self,
+        program: &Program,
+        policy: Policy,
+        capacity: u64,
+        report: &dyn Fn(String),
+    ) -> Result<u64, ReplayError> {
         let pattern = Pattern::new(&self.context)?;
-        let bytes = self.replay(program, policy, capacity, Some(&pattern))?.checked;
+        let check = Check { pattern: &pattern, report };
+        let bytes = self.replay(program, policy, capacity, Some(check))?.checked;
         match pattern.wrong()? {
             0 => Ok(bytes),
             words => Err(ReplayError::Pattern { words }),
@@ -89,19 +100,28 @@ impl Gpu {
         program: &Program,
         policy: Policy,
         capacity: u64,
-        pattern: Option<&Pattern>,
+        check: Option<Check<'_>>,
     ) -> Result<Replayed, ReplayError> {
+        let pattern = check.map(|check| check.pattern);
         let mut bench = Bench::new(&self.context, program, policy, capacity, pattern)?;
         let mut active = Active::new(program.blocks);
         let (mut before, mut steady) = (0, 0);
         for &call in &program.calls {
             let raises = active.follow(call);
             bench.make(call)?;
+            if let Some(check) = check
+                && bench.operation % REPORT_EVERY == 0
+            {
+                (check.report)(format!("check, operation {} of {}", bench.operation, program.operations));
+            }
             let after = driver_calls(&bench.source.calls());
             if bench.operation > program.operations / 10 && !raises {
                 steady += after - before;
             }
             before = after;
+        }
+        if let Some(check) = check {
+            (check.report)("check, waiting for the device".into());
         }
         bench.uses.finish()?;
         if let Some(fault) = bench.allocator.faults().first() {
@@ -110,6 +130,13 @@ impl Gpu {
         let outcome = Outcome { calls: bench.source.calls(), steady };
         Ok(Replayed { outcome, time: bench.time, checked: bench.checked })
     }
+}
+
+/// The pattern of a replay with checks, and the receiver of its progress.
+#[derive(Clone, Copy)]
+struct Check<'a> {
+    pattern: &'a Pattern,
+    report: &'a dyn Fn(String),
 }
 
 struct Replayed {

@@ -41,10 +41,11 @@ fn every_block_holds_what_was_written_there() {
         let outcome = runner.run(&requests, |requests| {
             let program = program(&requests, true);
             for policy in [Policy::Remap, Policy::Fixed] {
-                let ample = gpu.check(&program, policy, u64::MAX);
+                let ample = gpu.check(&program, policy, u64::MAX, &|_| ());
                 prop_assert!(ample.is_ok(), "{:?}: {:?}", policy, ample);
                 // With scarce memory the host waits for the device, and movable memory moves.
-                match gpu.check(&program, policy, program.peak_active.next_multiple_of(2 * MIB) + 2 * MIB) {
+                let scarce = program.peak_active.next_multiple_of(2 * MIB) + 2 * MIB;
+                match gpu.check(&program, policy, scarce, &|_| ()) {
                     Err(error) if error.is_out_of_memory() => {}
                     scarce => prop_assert!(scarce.is_ok(), "{:?}: {:?}", policy, scarce),
                 }
@@ -63,7 +64,7 @@ fn a_device_makes_the_same_of_a_program_as_counting_does() {
         let requests: Vec<_> = (0..300u64).map(|at| ((at * 7919) % 37 * 100_000 + 512, false)).collect();
         let program = program(&requests, false);
         let counted = Figures::measure(&program, Policy::Remap, u64::MAX).unwrap();
-        let real = gpu.measure(&program, Policy::Remap, u64::MAX, false).unwrap();
+        let real = gpu.measure(&program, Policy::Remap, u64::MAX, false, &|_| ()).unwrap();
         assert_eq!((real.peak_reserved, real.ratio), (counted.peak_reserved, counted.ratio));
         assert!(
             (real.peak_active..=real.peak_reserved).contains(&real.min_capacity),
@@ -82,7 +83,7 @@ fn hardware_holds_what_was_written_there() {
     };
     let requests: Vec<_> = (0..600u64).map(|at| ((at * 7919) % 37 * 1_000_000 + 512, at % 5 == 0)).collect();
     for policy in [Policy::Remap, Policy::Fixed] {
-        gpu.check(&program(&requests, true), policy, u64::MAX).unwrap();
+        gpu.check(&program(&requests, true), policy, u64::MAX, &|_| ()).unwrap();
     }
 }
 
