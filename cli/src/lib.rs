@@ -22,6 +22,7 @@ mod json;
 mod kill_test;
 mod launch;
 mod notes;
+mod output;
 pub mod percentiles;
 mod plain;
 pub mod probe;

@@ -20,11 +20,12 @@ mod program;
 mod shortage;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::exit::{UsageError, explain};
+use crate::output;
 use crate::plain;
 use crate::progress::Progress;
 use crate::trace::Trace;
@@ -77,6 +78,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             UsageError("--curves is only for --backend host: it takes hundreds of replays".into()).into()
         );
     }
+    if let Some(path) = &options.curves {
+        output::check_differs("--curves", path, options.traces.iter().map(PathBuf::as_path))?;
+        output::check_writable(path).with_context(|| unwritten(path))?;
+    }
     // All traces are read before the first replay, so that a broken one fails early.
     let mut traces = Vec::new();
     for path in &options.traces {
@@ -113,13 +118,17 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     if let Some(path) = &options.curves {
         let text = serde_json::to_string_pretty(&curves)?;
-        fs::write(path, text + "\n")
-            .with_context(|| format!("cannot write the curves to {}", path.display()))?;
+        fs::write(path, text + "\n").with_context(|| unwritten(path))?;
     }
     if !failed.is_empty() {
         bail!("{} of {} replays failed: {}", failed.len(), traces.len(), failed.join(", "));
     }
     Ok(())
+}
+
+/// The error for a file of curves that cannot be written.
+fn unwritten(path: &Path) -> String {
+    format!("cannot write the curves to {}", path.display())
 }
 
 /// Replays a program. Returns its figures, and its curves if the options ask for them.

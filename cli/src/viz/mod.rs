@@ -15,6 +15,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 
+use crate::output;
 use crate::replay::Policy;
 use crate::trace::Recording;
 use crate::trace::budget::ReadLimit;
@@ -39,10 +40,21 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
+    let output = options.file.as_ref().map(|file| {
+        options.output.clone().unwrap_or_else(|| {
+            let mut name = file.clone().into_os_string();
+            name.push(".html");
+            name.into()
+        })
+    });
+    if let Some(output) = &output {
+        let inputs = options.file.iter().chain(&options.check_torch);
+        output::check_differs("-o", output, inputs.map(PathBuf::as_path))?;
+    }
     if let Some(viewer) = &options.check_torch {
         torch::check(viewer)?;
     }
-    let Some(file) = &options.file else { return Ok(()) };
+    let (Some(file), Some(output)) = (&options.file, output) else { return Ok(()) };
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     let (snapshot, title) = match Recording::load(file, options.limit)? {
         Recording::Snapshot(snapshot) => (snapshot, name.to_string()),
@@ -55,11 +67,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
     };
     let page = page::html(&title, &History::of(&snapshot))?;
-    let output = options.output.clone().unwrap_or_else(|| {
-        let mut name = file.clone().into_os_string();
-        name.push(".html");
-        name.into()
-    });
     fs::write(&output, &page).with_context(|| format!("cannot write {}", output.display()))?;
     println!("wrote {} ({} KB)", output.display(), page.len().div_ceil(1000));
     Ok(())

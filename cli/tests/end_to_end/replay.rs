@@ -44,3 +44,39 @@ fn a_replay_without_enough_memory_says_the_figures_and_the_option() {
     assert!(error.ends_with(expected), "{error}");
     assert!(!error.contains("Free blocks"), "{error}");
 }
+
+#[test]
+fn an_input_is_not_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    let [large, small] = &traces(&folder);
+    let (large, small) = (large.as_str(), small.as_str());
+    let content = fs::read(small).unwrap();
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink(small, &link).unwrap();
+    let link = link.to_str().unwrap();
+    for (arguments, option) in [
+        (&["replay", "--curves", small, large, small][..], "--curves"),
+        (&["replay", "--curves", link, small], "--curves"),
+        (&["viz", small, "-o", small], "-o"),
+        (&["viz", link, "-o", small], "-o"),
+    ] {
+        let output = Command::new(lockstep()).args(arguments).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
+        assert!(error.starts_with(&format!("error: {option} ")), "{arguments:?}: {error}");
+        assert!(error.ends_with(" is the input; give another file\n"), "{arguments:?}: {error}");
+        assert_eq!(fs::read(small).unwrap(), content, "{arguments:?}");
+    }
+}
+
+#[test]
+fn curves_that_cannot_be_written_are_an_error_before_the_first_replay() {
+    let folder = tempfile::tempdir().unwrap();
+    let [_, small] = &traces(&folder);
+    let curves = folder.path().join("none").join("curves.json");
+    let output = replay(&["--curves", curves.to_str().unwrap(), small]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.starts_with("error: cannot write the curves to "), "{error}");
+    assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
+}
