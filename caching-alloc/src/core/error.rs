@@ -64,6 +64,9 @@ pub enum AllocError {
     /// A stream of another context than the allocator's.
     #[error("the stream is of another context than the allocator; use a stream of the allocator's context")]
     ForeignStream,
+    /// The per-thread default stream, which is another stream on each thread.
+    #[error("the per-thread default stream is another stream on each thread; use a stream of your own")]
+    PerThreadStream,
     /// A re-mappable pool already serves the maximum number of streams.
     #[error("pool {} serves {streams} streams, the most at a time; ask another pool for memory of {stream}", pool.0)]
     TooManyStreams {

@@ -71,11 +71,15 @@ impl DeviceAllocator {
     /// that stream's order. Does not block if the stream has cached memory.
     ///
     /// # Errors
-    /// Those of [`Allocator::allocate`]; [`AllocError::ForeignStream`] for a stream of another context.
+    /// Those of [`Allocator::allocate`]; [`AllocError::ForeignStream`] for a stream of another context;
+    /// [`AllocError::PerThreadStream`].
     #[track_caller]
     pub fn alloc<T: Element>(&self, len: usize, stream: &Stream) -> Result<DeviceSlice<T>, AllocError> {
         if *stream.context() != self.context {
             return Err(AllocError::ForeignStream);
+        }
+        if stream.is_per_thread() {
+            return Err(AllocError::PerThreadStream);
         }
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64).max(1);
         let block = self.allocator.allocate(bytes, self.events.register(stream))?;

@@ -78,6 +78,10 @@ fn lengths_and_streams_are_checked() {
         let (own, foreign) = (stream(&contexts[0]), stream(&contexts[1]));
         let refused = memory.alloc::<u8>(1, &foreign);
         assert!(matches!(refused, Err(AllocError::ForeignStream)), "{refused:?}");
+        // SAFETY: the handle is `CU_STREAM_PER_THREAD`, which always exists.
+        let of_thread = unsafe { Stream::borrowed(&contexts[0], std::ptr::without_provenance_mut(2)) };
+        let refused = memory.alloc::<u8>(1, &of_thread);
+        assert!(matches!(refused, Err(AllocError::PerThreadStream)), "{refused:?}");
         let none = memory.alloc::<u64>(0, &own).unwrap();
         assert_eq!((none.len(), none.device_ptr()), (0, DevicePtr::NULL));
         let too_much = memory.alloc::<u64>(usize::MAX, &own);

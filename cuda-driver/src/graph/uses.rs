@@ -42,8 +42,18 @@ pub(crate) fn keep_in_capture(stream: &Stream, memory: &[BoundMemory]) -> Result
     if kept::keep_in_open(stream, &[], memory)? { Ok(()) } else { Err(while_capturing()) }
 }
 
+/// Keeps memory for ever when it is dropped: when a panic leaves it unknown what was enqueued.
+struct KeepForEver<'a>(&'a [BoundMemory]);
+
+impl Drop for KeepForEver<'_> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|memory| memory.keep_for_ever());
+    }
+}
+
 /// Calls `work`, which enqueues work on `stream` that uses `memory`, and orders that work with other uses of the
-/// memory. If failed calls or a race with a capture leave the order unknown, the memory is never freed.
+/// memory. If failed calls, a panic of `work` or a race with a capture leave the order unknown, the memory is never
+/// freed.
 ///
 /// The work may have been enqueued even if the result is an error.
 pub(crate) fn enqueue<T, E: From<Error>>(
@@ -73,7 +83,9 @@ pub(crate) fn enqueue<T, E: From<Error>>(
         not_captured()?;
         stream.wait_uncounted(&earlier)?;
     }
+    let unwinding = KeepForEver(memory);
     let enqueued = work();
+    std::mem::forget(unwinding);
     let ordered = done.map_or(Ok(()), |done| -> Result<()> {
         stream.record(&done)?;
         not_captured()?;

@@ -196,6 +196,21 @@ fn slices_are_what_the_model_says_on_every_stream() {
     });
 }
 
+/// It is unknown what the call has enqueued, so the memory is never freed.
+#[test]
+fn a_panic_while_work_is_enqueued_keeps_the_memory() {
+    let _turn = turn();
+    let world = start(1);
+    let context = context(&driver(world.cuda()), 0);
+    let [own, other] = [stream_of(&context), stream_of(&context)];
+    let slice = own.alloc::<u32>(4).unwrap();
+    let memory = slice.as_view().memory().clone();
+    let enqueue = || other.enqueue_using(&[memory], || -> Result<()> { panic!("on purpose") });
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(enqueue)).is_err());
+    drop(slice);
+    assert_eq!(world.faults().calls("cuMemFreeAsync"), 0);
+}
+
 #[test]
 fn lengths_that_differ_and_ranges_without_order_are_refused() {
     on_stream(|_, context, stream| {
