@@ -57,7 +57,7 @@ impl Future for WorkFuture {
             return Poll::Ready(Ok(()));
         }
         if !this.is_kept {
-            this.work.keep(WakeOnDrop(this.waker.clone()))?;
+            this.work.keep_until_ended(WakeOnDrop(this.waker.clone()))?;
             this.is_kept = true;
         }
         Poll::Pending

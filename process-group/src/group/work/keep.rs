@@ -82,10 +82,13 @@ impl Line {
 #[derive(Default)]
 struct Keeper {
     kept: Vec<Kept>,
+    /// Owners that are dropped once their work is done or their group has ended.
+    waiting: Vec<Kept>,
     is_running: bool,
 }
 
-static KEEPER: Mutex<Keeper> = Mutex::new(Keeper { kept: Vec::new(), is_running: false });
+static KEEPER: Mutex<Keeper> =
+    Mutex::new(Keeper { kept: Vec::new(), waiting: Vec::new(), is_running: false });
 
 fn keeper() -> MutexGuard<'static, Keeper> {
     KEEPER.lock().unwrap_or_else(PoisonError::into_inner)
@@ -106,11 +109,25 @@ impl Work {
     /// dropped. [`GroupError::Thread`]: the thread could not be started; the owner is kept until a later call
     /// has started it.
     pub fn keep(&self, owner: impl Send + 'static) -> Result<()> {
+        self.keep_in(owner, |keeper| &mut keeper.kept)
+    }
+
+    /// Like [`keep`](Self::keep), but drops `owner` also when the group has ended, although the operation may still
+    /// run.
+    pub(super) fn keep_until_ended(&self, owner: impl Send + 'static) -> Result<()> {
+        self.keep_in(owner, |keeper| &mut keeper.waiting)
+    }
+
+    fn keep_in(
+        &self,
+        owner: impl Send + 'static,
+        list: impl FnOnce(&mut Keeper) -> &mut Vec<Kept>,
+    ) -> Result<()> {
         if self.mark.captured {
             return Err(self.captured());
         }
         let mut keeper = keeper();
-        keeper.kept.push(Kept { work: self.clone(), owner: Box::new(owner) });
+        list(&mut keeper).push(Kept { work: self.clone(), owner: Box::new(owner) });
         if !keeper.is_running {
             let spawned = thread::Builder::new().name("work-keeper".into()).spawn(look_after);
             let group = || self.mark.counter.name.to_string();
@@ -132,11 +149,12 @@ impl Work {
 /// Drops owners whose work is done, until nothing is kept.
 fn look_after() {
     let [shortest, longest] = PAUSES;
-    let (mut lines, mut pause) = (HashMap::<LineKey, Line>::new(), shortest);
+    let (mut lines, mut waiting, mut pause) = (HashMap::<LineKey, Line>::new(), Vec::new(), shortest);
     loop {
         let new = {
             let mut keeper = keeper();
-            if keeper.kept.is_empty() && lines.is_empty() {
+            waiting.append(&mut keeper.waiting);
+            if keeper.kept.is_empty() && lines.is_empty() && waiting.is_empty() {
                 keeper.is_running = false;
                 return;
             }
@@ -147,7 +165,11 @@ fn look_after() {
             let key = (Arc::as_ptr(&mark.counter).addr(), mark.stream);
             lines.entry(key).or_default().add(kept);
         }
-        let mut any = false;
+        let is_ended = |kept: &Kept| !matches!(kept.work.is_completed(), Ok(false));
+        let (ended, open): (Vec<_>, Vec<_>) = waiting.into_iter().partition(is_ended);
+        let mut any = !ended.is_empty();
+        waiting = open;
+        ended.into_iter().for_each(Kept::drop_owner);
         lines.retain(|_, line| {
             any |= line.drop_done();
             !line.kept.is_empty()

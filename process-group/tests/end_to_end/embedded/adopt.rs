@@ -2,11 +2,14 @@
 
 use std::{
     any::Any,
+    future::{Future, IntoFuture},
+    pin::Pin,
     ptr,
     sync::{
         Arc, Barrier,
         atomic::{AtomicU64, Ordering},
     },
+    task::{Context, Poll, Wake},
     thread,
     time::Duration,
 };
@@ -19,7 +22,7 @@ use process_group::{
         CommError, Communicator, DataType::F32, Making, Origin, ReduceOp, Result, ShrinkMode, WindowOutcome,
         WindowRequest, wait_for_dropped,
     },
-    group::{Buffer, GroupError, Request},
+    group::{Buffer, GroupError, Request, WorkFuture},
 };
 use rusty_fork::rusty_fork_test;
 
@@ -27,6 +30,20 @@ use super::{
     common::{Machine, Rank, far, machine, soon, values},
     window::segment,
 };
+
+/// Polls once, with a waker that counts its calls.
+fn poll(future: &mut WorkFuture, woken: &Arc<Woken>) -> Poll<std::result::Result<(), GroupError>> {
+    Pin::new(future).poll(&mut Context::from_waker(&woken.clone().into()))
+}
+
+#[derive(Default)]
+struct Woken(AtomicU64);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
 
 type Owner = Arc<dyn Any + Send + Sync>;
 
@@ -394,7 +411,22 @@ rusty_fork_test! {
             let reduce = || unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
             reduce().unwrap().wait().unwrap();
             if rank.rank == 0 {
-                let error = reduce().unwrap().wait_until(far()).unwrap_err();
+                let work = reduce().unwrap();
+                let (mut future, woken) = (work.clone().into_future(), Arc::new(Woken::default()));
+                let error = loop {
+                    match poll(&mut future, &woken) {
+                        Poll::Ready(result) => break result.unwrap_err(),
+                        Poll::Pending => {
+                            let deadline = far();
+                            while woken.0.swap(0, Ordering::SeqCst) == 0 {
+                                assert!(!deadline.expired(), "not woken");
+                                thread::sleep(Duration::from_millis(1));
+                            }
+                        }
+                    }
+                };
+                assert!(matches!(error, GroupError::MemberFailed { rank: 1, .. }), "{error}");
+                let error = work.wait_until(far()).unwrap_err();
                 assert!(matches!(error, GroupError::MemberFailed { rank: 1, .. }), "{error}");
                 let error = reduce().unwrap_err();
                 assert!(matches!(error, GroupError::MemberFailed { rank: 1, .. }), "{error}");
