@@ -2,9 +2,10 @@
 
 use std::error::Error;
 
-/// Returns the error's text, followed by those of its causes ([`Error::source`]), separated by `": "`.
+/// Returns the error's text, followed by those of its causes ([`Error::source`]), separated by `": "`. Leaves out a cause
+/// that the text before it contains.
 ///
-/// The texts of this workspace's errors do not repeat their causes, so reports should print all of them:
+/// The text of an error often lacks the cause, so reports should print all of them:
 ///
 /// ```
 /// # use std::error::Error;
@@ -18,9 +19,42 @@ pub fn error_text(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
+        let next = error.to_string();
+        if !text.contains(&next) {
+            text.push_str(": ");
+            text.push_str(&next);
+        }
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt;
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Link(&'static str, Option<Box<Link>>);
+
+    impl fmt::Display for Link {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+    }
+
+    impl Error for Link {
+        fn source(&self) -> Option<&(dyn Error + 'static)> {
+            self.1.as_ref().map(|cause| &**cause as _)
+        }
+    }
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let link = |text, cause| Link(text, Some(Box::new(cause)));
+        let gone = link("it is gone", Link("reset", None));
+        let error = link("no commit", link("the store: it is gone", gone));
+        assert_eq!(error_text(&error), "no commit: the store: it is gone: reset");
+    }
 }

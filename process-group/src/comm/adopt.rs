@@ -26,8 +26,7 @@ impl Communicator {
     ///
     /// `raw` is this rank's handle, `rank`, `size` and `context` are its rank, its number of ranks and its device. They
     /// are compared with NCCL's answers. Of `config`, the name and the
-    /// [facts that decide on windows](Config::window_facts) are used. Its other settings are the default of a
-    /// [shrink](crate::ProcessGroup::shrink).
+    /// [facts that decide on windows](Config::window_facts) are used, and no other setting.
     ///
     /// The value has the operations, windows and registrations of any communicator, and
     /// [`Builder::build_with`](crate::group::Builder::build_with) makes a process group of it. It never finalizes,

@@ -11,7 +11,7 @@
 //! | `communicator`, `shared`, `service` | creation, splitting; the thread for calls that may block |
 //! | `children`, `making` | shrinking, revoking; the origin of each communicator |
 //! | `adopt` | communicators that another library made and will destroy |
-//! | `guard` | admission of calls to NCCL with a communicator |
+//! | `call_guard` | admission of calls to NCCL with a communicator |
 //! | `collective`, `one_sided`, `task`, `group` | operations |
 //! | `window`, `register`, `registry`, `memory` | registered memory, and the memory that NCCL holds itself |
 //! | `ending`, `abort`, `reaper`, `turn` | destruction, abort, the end after a drop, one thread at a time |

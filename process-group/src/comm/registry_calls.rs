@@ -149,7 +149,11 @@ impl Shared {
     pub(super) fn deregister_all(&self) -> Result<()> {
         let known: Vec<_> = self.registry.lock().ranges.keys().copied().collect();
         for address in known {
-            self.registry.leave(DEREGISTER, address)?;
+            match self.registry.leave(DEREGISTER, address) {
+                // Another thread has taken its request back.
+                Err(CommError::Argument(ArgumentError::NotRegistered { .. })) => {}
+                left => left?,
+            }
         }
         if self.registry.has_pending() { self.flush().map_err(|unsettled| *unsettled.source) } else { Ok(()) }
     }

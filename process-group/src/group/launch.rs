@@ -47,8 +47,10 @@ impl ProcessGroup {
         }
         let health = &self.counter.health;
         health.check()?;
+        // One-sided operations use the windows of the group's communicator, so they are not messages here.
+        let is_message = task.primitive.is_message();
         // SAFETY: the caller's contract; the task was checked.
-        let launched = unsafe { self.launch_task(task, operation, operation.is_message(), stream, site) };
+        let launched = unsafe { self.launch_task(task, operation, is_message, stream, site) };
         launched.map_err(|error| health.reason(*error))
     }
 

@@ -11,10 +11,13 @@ use crate::{
 };
 
 /// An element type that NCCL has. `half::f16` and `half::bf16` need the feature `half` of `lockstep-process-group`.
+///
+/// # Safety
+/// An element of [`DTYPE`](Self::DTYPE) has as many bytes as the type.
 #[diagnostic::on_unimplemented(
     note = "`half::f16` and `half::bf16` need the feature `half` of lockstep-process-group"
 )]
-pub trait Scalar: Element {
+pub unsafe trait Scalar: Element {
     /// NCCL's name of the type.
     const DTYPE: DataType;
 }
@@ -22,7 +25,11 @@ pub trait Scalar: Element {
 macro_rules! scalars {
     ($($(#[$attribute:meta])* $scalar:ty => $dtype:ident),* $(,)?) => {$(
         $(#[$attribute])*
-        impl Scalar for $scalar {
+        const _: () = assert!(DataType::$dtype.size() == size_of::<$scalar>());
+
+        $(#[$attribute])*
+        // SAFETY: checked above.
+        unsafe impl Scalar for $scalar {
             const DTYPE: DataType = DataType::$dtype;
         }
     )*};

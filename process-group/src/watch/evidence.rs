@@ -70,7 +70,9 @@ impl Divergence {
         let (first, others) = self.calls.split_first()?;
         let segment = &first.call[of(first)?..];
         let is_same = |other: &DivergentCall| of(other).is_some_and(|at| other.call[at..] == *segment);
-        let is_common = !others.is_empty() && others.iter().all(is_same) && !segment[1..].contains(IN);
+        // The calls of a batch are joined by "and".
+        let is_one = !segment[1..].contains(IN) && !segment.contains(" and ");
+        let is_common = !others.is_empty() && others.iter().all(is_same) && is_one;
         is_common.then_some(segment)
     }
 }

@@ -6,7 +6,7 @@ use cuda_driver::{DevicePtr, Stream, graph::CaptureMode, vmm::Mapping};
 use process_group::{
     ProcessGroup,
     comm::{ArgumentError, CommError, DataType::F32, WindowOutcome, WindowRequest, WindowsUnsupported},
-    group::{Buffer, GroupError},
+    group::{Buffer, GroupError, P2pPolicy},
     store::{Store, TcpStore},
 };
 use rusty_fork::rusty_fork_test;
@@ -172,6 +172,23 @@ rusty_fork_test! {
                     assert!(error.to_string().contains("2.30.3"), "{error}");
                     drop(capture);
                 }
+                world.destroy(far()).unwrap();
+            });
+            machine.world.finish().unwrap();
+        }
+    }
+
+    /// They use the group's communicator, which has the windows, and no communicator for messages.
+    #[test]
+    fn the_policy_for_messages_does_not_concern_them() {
+        for policy in [P2pPolicy::Lanes(2), P2pPolicy::PerPair] {
+            let machine = machine_with(3, RELEASE);
+            machine.ranks(3, |rank| {
+                let world = rank.builder().p2p(policy).build().unwrap();
+                let (stream, segment) = (rank.stream(), segment(&rank));
+                windowed(&world, &segment);
+                every_one_sided(&world, segment.ptr(), segment.bytes(), &stream);
+                assert!(world.p2p().explanations.is_empty() || policy != P2pPolicy::PerPair);
                 world.destroy(far()).unwrap();
             });
             machine.world.finish().unwrap();
