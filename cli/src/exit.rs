@@ -56,13 +56,7 @@ pub(crate) fn failure(error: &anyhow::Error) -> ExitCode {
 
 /// Joins an error and its causes to one text. Leaves out a cause that the text before it repeats.
 pub fn explain(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        if !text.contains(&cause) {
-            text = if text.is_empty() { cause } else { format!("{text}: {cause}") };
-        }
-    }
-    text
+    process_group::error_text(error.as_ref())
 }
 
 /// Returns the cause if the panic is that of a `println` that could not write.

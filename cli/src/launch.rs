@@ -3,8 +3,9 @@
 //! The launcher hosts the job's store. Its secret is generated for the job unless the environment has one. Each rank
 //! gets its position in environment variables, and each line that it prints is prefixed with its number. Each rank
 //! leads a process group of its own; processes of that group that remain at the end of the job are killed. The first
-//! rank that fails decides the job's result, unless a signal ends another one a moment later: a rank that is killed takes
-//! the others with it. The ranks that remain are asked to end, and are killed if they do not. A signal that ends the launcher interrupts the job: it is passed on to the ranks, and no rank counts as failed after it.
+//! rank that fails decides the job's result, unless another one is killed or crashes a moment later: such a rank takes the
+//! others with it. The ranks that remain are asked to end, and are killed if they do not. A signal that ends the launcher
+//! interrupts the job: it is passed on to the ranks, and no rank counts as failed after it.
 //!
 //! - [`rank`]: a rank's process, its lines, its end
 //! - here: all ranks together
@@ -23,7 +24,7 @@ use anyhow::{Context, Result};
 use clap::builder::UnknownArgumentValueParser;
 use process_group::store::{Deadline, TcpStore};
 use rustix::process::Signal;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use self::rank::{End, Rank};
@@ -46,7 +47,7 @@ pub(crate) struct Options {
     #[arg(long, default_value = "10", value_parser = values::grace, allow_negative_numbers = true)]
     grace: Duration,
     // Options of other launchers, and of other commands, for the number of ranks. They are errors that name `-n`.
-    #[arg(long = "ranks", value_name = "N", hide = true, value_parser = UnknownArgumentValueParser::suggest_arg("-n <N>"))]
+    #[arg(long = "ranks", aliases = ["rank", "nproc"], value_name = "N", hide = true, value_parser = UnknownArgumentValueParser::suggest_arg("-n <N>"))]
     _ranks: Option<String>,
     #[arg(long = "nproc-per-node", alias = "nproc_per_node", value_name = "N", hide = true, value_parser = UnknownArgumentValueParser::suggest_arg("-n <N>"))]
     _nproc_per_node: Option<String>,
@@ -142,7 +143,13 @@ impl Stop {
     }
 }
 
-/// A rank that a signal ended or, if there is none, the first rank that failed.
+/// Returns true for the end of a process that was killed or crashed, which takes other ranks with it. Other signals may
+/// follow from the failure of another rank.
+fn is_killed(end: End) -> bool {
+    matches!(end, End::Signal(SIGKILL | SIGSEGV | SIGBUS | SIGILL | SIGFPE))
+}
+
+/// A rank that was killed or crashed or, if there is none, the first rank that failed.
 struct Failure {
     rank: usize,
     end: End,
@@ -156,14 +163,13 @@ struct Failure {
 impl Failure {
     /// Adds the failure of another rank, before any was asked to end.
     fn add(&mut self, rank: usize, end: End, after: Duration) {
-        let is_culprit = matches!(end, End::Signal(_)) && !matches!(self.end, End::Signal(_));
-        let other = if is_culprit {
+        if is_killed(end) && !is_killed(self.end) {
             self.after = after;
-            (std::mem::replace(&mut self.rank, rank), std::mem::replace(&mut self.end, end))
+            let first = (std::mem::replace(&mut self.rank, rank), std::mem::replace(&mut self.end, end));
+            self.also.insert(0, first);
         } else {
-            (rank, end)
-        };
-        self.also.push(other);
+            self.also.push((rank, end));
+        }
     }
 }
 
@@ -251,15 +257,13 @@ impl Job {
                     self.signal_all(signal);
                     (settled, due) = (None, Some(Instant::now() + grace));
                 }
-                // A signal to a job that is ending already kills the ranks at once.
-                Ok(Event::Signal(_)) => (settled, due) = (None, Some(Instant::now())),
-                Err(_) if settled.take().is_some() => {
-                    if let Some(Stop::Failure(failure)) = &mut stop {
-                        failure.others = self.running.clone();
-                    }
-                    self.signal_all(Signal::TERM);
-                    due = Some(Instant::now() + grace);
+                // The ranks were not asked to end yet.
+                Ok(Event::Signal(_)) | Err(_) if settled.is_some() => {
+                    settled = None;
+                    due = Some(self.ask_to_end(&mut stop, grace));
                 }
+                // A signal to a job that is ending already kills the ranks at once.
+                Ok(Event::Signal(_)) => due = Some(Instant::now()),
                 Err(_) => {
                     self.killed.extend(&self.running);
                     self.signal_all(Signal::KILL);
@@ -275,6 +279,15 @@ impl Job {
             stop = Some(self.interrupted(signal));
         }
         stop
+    }
+
+    /// Asks the ranks that still run to end, after one has failed. Returns the time at which they are killed.
+    fn ask_to_end(&self, stop: &mut Option<Stop>, grace: Duration) -> Instant {
+        if let Some(Stop::Failure(failure)) = stop {
+            failure.others = self.running.clone();
+        }
+        self.signal_all(Signal::TERM);
+        Instant::now() + grace
     }
 
     fn interrupted(&self, signal: Signal) -> Stop {
@@ -307,9 +320,8 @@ impl Job {
     fn describe_failure(&self, failure: &Failure) -> String {
         let Failure { rank, end, after, also, others } = failure;
         let seconds = after.as_secs_f64();
-        // A rank that a signal ended comes first here, although others may have ended before it.
-        let is_first =
-            matches!(end, End::Exit(_)) || also.iter().all(|(_, end)| matches!(end, End::Signal(_)));
+        // A rank that was killed is named first, although others may have ended before it.
+        let is_first = !is_killed(*end) || also.iter().all(|(_, end)| is_killed(*end));
         let first = if is_first { " first" } else { "" };
         let mut text = format!("error: rank {rank} failed{first}: {end}, {seconds:.1} s after the start");
         self.describe_output(*rank, &mut text);

@@ -31,8 +31,8 @@ Keys of --json: `cuda` and `nccl` hold the library that a program would load (`t
 
 pub(crate) const LAUNCH: &str = "\
 Hosts the store with a random secret, prefixes each line of output with its rank, and ends all ranks when one fails. Other \
-ranks may fail by themselves in the half second before, because a rank that fails ends their groups too. Names all ranks that failed, \
-with their last lines: first the one that a signal ended or, if there is none, the first one. Exits with the code of that rank.
+ranks may fail by themselves in the half second before, because a rank that fails ends their groups too. Names the ranks that failed, \
+with the last lines of four: first one that was killed or crashed or, if there is none, the first one. Exits with the code of that rank.
 
 Ranks get the variables RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as those of torchrun \
 do, and PROCESS_GROUP_STORE_SECRET_FILE, which names the file with the random secret. If the environment of this command \
@@ -78,7 +78,7 @@ rounds is reported as not having joined.
 
 Keys of --json, one object in a line for each group: `group`, `members` (`rank`, `answered`, and of the last call \
 `collectives`, `messages`, `operation`, `completed`, `age_ms`, `site`), `not_joined` (the ranks that are behind in both \
-rounds). If the store answers but no member of any group, the exit code is 1, and the only object has no members and the \
+rounds), `unconfirmed` (the ranks that are behind in the first, of a group that did not answer in the second). If the store answers but no member of any group, the exit code is 1, and the only object has no members and the \
 key `error`, the text of the error.";
 
 pub(crate) const REPLAY: &str = "\

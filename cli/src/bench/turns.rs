@@ -26,7 +26,7 @@ pub(super) fn begin() -> Progress {
     let progress = Progress::start();
     progress.show("starting");
     if progress.is_hidden() {
-        eprintln!("measuring: about a minute, more on a busy machine");
+        eprintln!("measuring: a minute or more");
     }
     progress
 }

@@ -38,8 +38,8 @@ pub(super) struct Options {
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// The error if the store answers, but no member of any group.
-const NO_MEMBER: &str = "no group of this job has members that answer: its groups have ended or were aborted; look at \
-                         the job's output";
+const NO_MEMBER: &str = "no member of any group answered: the groups have ended or were aborted, the ranks are stopped, \
+                         or --wait is too short; look at the job's output";
 
 /// The start of the error if the store and this process do not have the same secret.
 const SECRET: &str =
@@ -57,7 +57,6 @@ struct Group {
     #[serde(skip)]
     front: u64,
     /// Ranks of the members that were behind in the first round, in a group without answers in the second.
-    #[serde(skip)]
     unconfirmed: Vec<usize>,
 }
 
@@ -393,8 +392,7 @@ mod tests {
     #[test]
     fn json_without_an_answer_has_the_error() {
         let found = serde_json::to_value(Unanswered::new("world")).unwrap();
-        let expected =
-            serde_json::json!({"group": "world", "members": [], "not_joined": [], "error": NO_MEMBER});
+        let expected = serde_json::json!({"group": "world", "members": [], "not_joined": [], "unconfirmed": [], "error": NO_MEMBER});
         assert_eq!(found, expected);
     }
 

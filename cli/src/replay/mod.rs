@@ -116,7 +116,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             }
         }
     }
-    if let Some(path) = &options.curves {
+    if let Some(path) = options.curves.as_ref().filter(|_| !curves.is_empty()) {
         let text = serde_json::to_string_pretty(&curves)?;
         fs::write(path, text + "\n").with_context(|| unwritten(path))?;
     }

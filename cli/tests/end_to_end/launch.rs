@@ -112,6 +112,23 @@ fn a_rank_that_a_signal_ends_is_named_before_those_that_it_takes_along() {
     assert!(said.contains("sent SIGTERM after that: rank(s) 2"), "{said}");
 }
 
+/// The ranks have not been asked to end when the signal arrives.
+#[test]
+fn a_signal_just_after_a_failure_asks_the_ranks_to_end() {
+    let body = "
+        trap 'echo asked; exit 0' TERM
+        touch $DIR/$RANK
+        while [ $(ls $DIR | wc -l) -lt 2 ]; do sleep 0.02; done
+        if [ $RANK = 1 ]; then (sleep 0.1; kill -HUP $PPID) & exit 7; fi
+        sleep 1000 & wait";
+    let folder = tempfile::tempdir().unwrap();
+    let output = script(2, &[], body).env("DIR", folder.path()).output().unwrap();
+    let said = error(&output);
+    assert_eq!(output.status.code(), Some(7), "{said}");
+    assert_eq!(lines(&output.stdout), ["[0] asked"]);
+    assert!(said.contains("sent SIGTERM after that: rank(s) 0") && !said.contains("SIGKILL"), "{said}");
+}
+
 /// A rank that ignores signals is killed, together with the processes that it started.
 #[test]
 fn who_does_not_end_is_killed_with_what_it_started() {

@@ -18,10 +18,10 @@ use crate::{
     value,
 };
 
-/// StoreSession that a rank prints if its sums are correct.
+/// Line that a rank prints if its sums are correct.
 const RIGHT: &str = "all sums are right";
 
-/// StoreSession that a rank prints if it gets no window.
+/// Line that a rank prints if it gets no window.
 const NO_WINDOW: &str = "no window: this NCCL has none here, and nothing can go wrong";
 
 /// Prefix of the line that a rank prints if a call fails, or if its sums are wrong.

@@ -22,7 +22,7 @@ pub(crate) const PART: &str = "--part=";
 /// Time that the ranks have once all have begun: a hundred times the usual time.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// StoreSession that a rank prints when it is prepared, before the step that may hang.
+/// Line that a rank prints when it is prepared, before the step that may hang.
 pub(crate) const BEGUN: &str = "begun";
 
 /// End of a rank's process.

@@ -1,4 +1,4 @@
-//! DecisionRound on the plain registration (`ncclCommRegister`) of segments without windows: on all members, or on none.
+//! Vote on the plain registration (`ncclCommRegister`) of segments without windows: on all members, or on none.
 //!
 //! NCCL chooses its transport on each rank separately, and a call hangs if only one side is registered. So every
 //! member registers, posts its outcome, and keeps the registration only if all members succeeded. Meanwhile no member

@@ -59,7 +59,7 @@ pub enum Why {
 pub struct Explanation {
     /// The group.
     pub group: GroupId,
-    /// MeetingId of the buffer in the pool, equal on all ranks of the domain; `None` if it is not in the pool.
+    /// Place of the buffer in the pool, equal on all ranks of the domain; `None` if it is not in the pool.
     pub placement: Option<Placement>,
     /// The path.
     pub path: Path,
