@@ -28,11 +28,11 @@ pub(super) const DEREGISTER: &str = "ncclCommDeregister";
 pub(crate) trait SegmentHold: Send + Sync {
     fn registered(&self);
     fn deregistered(&self);
-    fn failed(&self);
+    /// It could not be registered.
+    fn not_registered(&self, reason: &str);
+    /// NCCL failed to deregister it.
+    fn not_deregistered(&self);
 }
-
-/// Called with the reason when a communicator on which all ranks rely lacks a registration. It must not block.
-pub(crate) type Alarm = dyn Fn(&str) + Send + Sync;
 
 /// The ranges that one communicator has registered.
 #[derive(Default)]
@@ -48,12 +48,6 @@ pub(super) struct State {
     pub(super) ranges: BTreeMap<u64, Range>,
     /// Addresses with a pending request. The range holds the request itself.
     pub(super) todo: VecDeque<u64>,
-    /// The reason why a range that should be registered is not.
-    pub(super) failure: Option<Arc<str>>,
-    /// Set once the members rely on the registrations.
-    pub(super) alarm: Option<Arc<Alarm>>,
-    /// Number of users that add and remove ranges.
-    pub(super) users: usize,
     /// Set when the communicator is about to end, or has ended. No range is added any more.
     pub(super) ending: bool,
 }
@@ -117,11 +111,6 @@ impl Registry {
         })
     }
 
-    /// Returns the reason why a range that should be registered is not, if there is one.
-    pub(crate) fn failure(&self) -> Option<Arc<str>> {
-        self.lock().failure.clone()
-    }
-
     /// Records a range to register. It must not overlap another. Does nothing if the communicator is about to end.
     pub(super) fn note(&self, address: u64, bytes: usize, hold: Arc<dyn SegmentHold>) -> Result<()> {
         let range = Range { bytes, phase: Phase::Coming, unwanted: false, hold: Some(hold) };
@@ -148,20 +137,6 @@ impl Registry {
         Ok(())
     }
 
-    /// Adds a user.
-    pub(crate) fn begin(&self) {
-        self.lock().users += 1;
-    }
-
-    /// Removes a user. After the last one, no member relies on the registrations.
-    pub(crate) fn end(&self) {
-        let mut state = self.lock();
-        state.users = state.users.saturating_sub(1);
-        if state.users == 0 {
-            (state.alarm, state.failure) = (None, None);
-        }
-    }
-
     /// Stops accepting new ranges.
     pub(super) fn retire(&self) {
         self.lock().ending = true;
@@ -171,11 +146,11 @@ impl Registry {
     pub(super) fn next(&self) -> Option<Job> {
         let mut state = self.lock();
         while let Some(address) = state.todo.pop_front() {
-            let failed = state.failure.is_some() || state.ending;
+            let ending = state.ending;
             let Some(range) = state.ranges.get_mut(&address) else { continue };
             match range.phase {
-                // After a failure, or before the end, no registration is started.
-                Phase::Coming if failed => drop(state.ranges.remove(&address)),
+                // Before the end, no registration is started.
+                Phase::Coming if ending => drop(state.ranges.remove(&address)),
                 Phase::Coming => {
                     range.phase = Phase::Moving;
                     return Some(Job::Register(address, range.bytes));
@@ -209,8 +184,10 @@ impl Registry {
             Err(_) => drop(state.ranges.remove(&address)),
         }
         drop(state);
-        if let Some(hold) = hold {
-            if result.is_ok() { hold.registered() } else { hold.failed() }
+        match (hold, result) {
+            (Some(hold), Ok(_)) => hold.registered(),
+            (Some(hold), Err(error)) => hold.not_registered(&reason(address, error)),
+            (None, _) => {}
         }
     }
 
@@ -226,7 +203,7 @@ impl Registry {
         };
         drop(state);
         if let Some(hold) = hold {
-            if result.is_ok() { hold.deregistered() } else { hold.failed() }
+            if result.is_ok() { hold.deregistered() } else { hold.not_deregistered() }
         }
     }
 
@@ -278,11 +255,9 @@ pub(crate) struct Unsettled {
     pub(crate) source: Box<CommError>,
 }
 
-impl Unsettled {
-    pub(super) fn reason(&self) -> String {
-        let Self { address, bytes, .. } = self;
-        format!("{bytes} bytes at {address:#x} could not be registered: {}", crate::error_text(&self.source))
-    }
+/// Returns the reason why the range at an address is not registered, in words.
+pub(super) fn reason(address: u64, error: &CommError) -> String {
+    format!("the range at {address:#x} could not be registered: {}", crate::error_text(error))
 }
 
 #[cfg(test)]
@@ -295,7 +270,8 @@ mod interleavings {
     impl SegmentHold for Memory {
         fn registered(&self) {}
         fn deregistered(&self) {}
-        fn failed(&self) {}
+        fn not_registered(&self, _: &str) {}
+        fn not_deregistered(&self) {}
     }
 
     /// Another thread adds segments while a communicator is destroyed or aborted.

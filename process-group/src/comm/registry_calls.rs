@@ -9,14 +9,13 @@ use super::{
     ArgumentError, CommError, Result,
     call::call,
     call_guard::Kind,
-    registry::{Alarm, DEREGISTER, Handle, Job, Phase, REGISTER, Range, SegmentHold, Unsettled},
+    registry::{DEREGISTER, Handle, Job, Phase, REGISTER, Range, SegmentHold, Unsettled, reason},
     shared::Shared,
 };
 use crate::store::Deadline;
 
 impl Shared {
-    /// Registers a range now, or before the next call if another thread is inside. A failure poisons the communicator
-    /// if its members rely on it.
+    /// Registers a range now, or before the next call if another thread is inside. `hold` is told of a failure.
     pub(crate) fn register_range(
         &self,
         address: u64,
@@ -34,10 +33,9 @@ impl Shared {
         bytes: usize,
         hold: Arc<dyn SegmentHold>,
     ) -> Result<(), Unsettled> {
-        self.registry.note(address, bytes, hold).map_err(|source| {
-            let unsettled = Unsettled { address, bytes, is_registration: true, source: source.into() };
-            self.lacks(&unsettled.reason());
-            unsettled
+        self.registry.note(address, bytes, hold.clone()).map_err(|source| {
+            hold.not_registered(&reason(address, &source));
+            Unsettled { address, bytes, is_registration: true, source: source.into() }
         })
     }
 
@@ -109,40 +107,11 @@ impl Shared {
                     (address, 0, false, result)
                 }
             };
-            let Err(source) = result else { continue };
-            let failed = Unsettled { address, bytes, is_registration, source: source.into() };
-            if failed.is_registration {
-                self.lacks(&failed.reason());
-            }
-            first = first.and(Err(failed));
+            let unsettled =
+                |source: CommError| Unsettled { address, bytes, is_registration, source: source.into() };
+            first = first.and(result.map_err(unsettled));
         }
         first
-    }
-
-    /// Records that a range that should be registered is not.
-    fn lacks(&self, reason: &str) {
-        let mut state = self.registry.lock();
-        let reason = state.failure.get_or_insert_with(|| reason.into()).clone();
-        let alarm = state.alarm.clone();
-        drop(state);
-        if let Some(alarm) = alarm {
-            self.guard.poison(&reason);
-            alarm(&reason);
-        }
-    }
-
-    /// Declares that the members rely on the registrations from now on. Any failure from here on, or since the caller
-    /// checked, poisons the communicator and is passed to `alarm`.
-    pub(crate) fn rely(&self, alarm: Arc<Alarm>) {
-        let failure = {
-            let mut state = self.registry.lock();
-            state.alarm = Some(alarm.clone());
-            state.failure.clone()
-        };
-        if let Some(reason) = failure {
-            self.guard.poison(&reason);
-            alarm(&reason);
-        }
     }
 
     /// Deregisters everything before the end. The caller is inside the guard; only the destruction enters after it.

@@ -21,9 +21,7 @@ impl ProcessGroup {
     /// The communicators of [pairs](super::P2pPolicy), and groups that are split from this one, are not
     /// included. Blocks that the pool [borrows](caching_alloc::core::PoolSettings::borrows) are not either: they
     /// are memory of the default pool. If a later segment cannot be registered, the group ends on all members
-    /// with [`GroupError::MemberFailed`]. Do not [add](crate::registration::SegmentRegistrar::add) one of the group's
-    /// communicators to a registrar of the same allocator: the registrations would clash. The pool stays registered
-    /// until
+    /// with [`GroupError::MemberFailed`]. The pool stays registered until
     /// [`deregister_pool`](Self::deregister_pool), or the end of the group. The group keeps the allocator alive
     /// as long, but not the pool's segments.
     ///

@@ -7,7 +7,7 @@ use std::{
 
 use caching_alloc::core::Pool;
 
-use super::{Followed, MemoryClass, Result, followed};
+use super::{Followed, MemoryClass, Result, followed, registrar::Alarm};
 use crate::{
     comm::{Communicator, Shared},
     store::Deadline,
@@ -69,8 +69,11 @@ impl Enlistment {
 
     /// From now on the members rely on the registrations. Every later failure poisons the communicator and calls
     /// `alarm`.
-    pub(crate) fn rely(&self, alarm: impl Fn(&str) + Clone + Send + Sync + 'static) {
-        self.communicators().for_each(|shared| shared.rely(Arc::new(alarm.clone())));
+    pub(crate) fn rely(&self, alarm: impl Fn(&str) + Send + Sync + 'static) {
+        let alarm: Arc<Alarm> = Arc::new(alarm);
+        for shared in self.communicators() {
+            self.followed.iter().for_each(|followed| followed.registrar.rely(&shared, alarm.clone()));
+        }
     }
 
     /// Deregisters everything. Returns the first failure.

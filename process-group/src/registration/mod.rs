@@ -151,20 +151,24 @@ impl SegmentRegistrar {
     }
 
     /// Serves a communicator: registers every present segment, and from then on every new one. Use it for
-    /// communicators that no group made. The program must ensure that all of their ranks do the same.
+    /// communicators that no group made.
     ///
     /// # Errors
-    /// [`RegistrarError::WrongDevice`]; [`RegistrarError::AlreadyServed`]; [`RegistrarError::Register`], after which
-    /// the communicator is not served and nothing is registered with it. If another registrar serves it too, it is
-    /// poisoned.
-    pub fn add(&self, communicator: &Communicator) -> Result<()> {
-        let shared = communicator.shared();
-        self.followed.registrar.serve(shared, Deadline::after(self.followed.registrar.patience))?;
-        shared.rely(Arc::new(|_| ()));
+    /// [`RegistrarError::WrongDevice`]; [`RegistrarError::AlreadyServed`]; [`RegistrarError::Register`], also if another
+    /// registrar has registered the memory. The communicator is not served then, and keeps the registrations that it had.
+    ///
+    /// # Safety
+    /// - All ranks of the communicator register the memory that they use in one call, or none does.
+    /// - After the communicator was [removed](Self::remove), or the registrar has ended, no graph is launched that
+    ///   captured the communicator's operations on the allocator's memory.
+    pub unsafe fn add(&self, communicator: &Communicator) -> Result<()> {
+        let (registrar, shared) = (&self.followed.registrar, communicator.shared());
+        registrar.serve(shared, Deadline::after(registrar.patience))?;
+        registrar.rely(shared, Arc::new(|_| ()));
         Ok(())
     }
 
-    /// Stops serving a communicator: deregisters every segment from it.
+    /// Stops serving a communicator: deregisters every segment from it. [`add`](Self::add) says what this does to graphs.
     ///
     /// # Errors
     /// [`RegistrarError::NotServed`]; [`RegistrarError::Deregister`] with the first failure. The segment is then held

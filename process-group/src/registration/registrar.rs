@@ -33,7 +33,7 @@ pub(super) struct Registrar {
 
 #[derive(Default)]
 struct State {
-    communicators: Vec<Weak<Shared>>,
+    services: Vec<Arc<Service>>,
     /// With the reason why a segment is not registered, if it is not.
     segments: BTreeMap<SegmentId, (Segment, Option<Unregistrable>)>,
     /// Holds on removed segments that a communicator still has registered.
@@ -54,9 +54,66 @@ fn add(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
+/// A communicator that a registrar serves.
+struct Service {
+    communicator: Weak<Shared>,
+    reliance: Mutex<Reliance>,
+}
+
+/// Whether the members rely on the registrations of a service.
+#[derive(Default)]
+struct Reliance {
+    /// Set once they do.
+    alarm: Option<Arc<Alarm>>,
+    /// The reason why a segment is not registered, if there is one.
+    failure: Option<Arc<str>>,
+}
+
+/// Called with the reason when a communicator on which all members rely lacks a registration. It must not block.
+pub(super) type Alarm = dyn Fn(&str) + Send + Sync;
+
+impl Service {
+    fn lock(&self) -> MutexGuard<'_, Reliance> {
+        self.reliance.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Declares that the members rely on the registrations. Any failure from here on, or since the service began, poisons
+    /// the communicator and is passed to `alarm`.
+    fn rely(&self, alarm: Arc<Alarm>) {
+        let failure = {
+            let mut reliance = self.lock();
+            reliance.alarm = Some(alarm.clone());
+            reliance.failure.clone()
+        };
+        if let Some(reason) = failure {
+            self.raise(&alarm, &reason);
+        }
+    }
+
+    /// Records that a segment is not registered.
+    fn lacks(&self, reason: &str) {
+        let (alarm, reason) = {
+            let mut reliance = self.lock();
+            let reason = reliance.failure.get_or_insert_with(|| reason.into()).clone();
+            (reliance.alarm.clone(), reason)
+        };
+        if let Some(alarm) = alarm {
+            self.raise(&alarm, &reason);
+        }
+    }
+
+    fn raise(&self, alarm: &Arc<Alarm>, reason: &str) {
+        if let Some(shared) = self.communicator.upgrade() {
+            shared.guard.poison(reason);
+        }
+        alarm(reason);
+    }
+}
+
 /// A hold on a segment that a communicator has registered, or will register.
 struct Kept {
     _hold: Hold,
+    service: Arc<Service>,
     tally: Arc<Tally>,
     is_registered: AtomicBool,
 }
@@ -75,7 +132,12 @@ impl SegmentHold for Kept {
         }
     }
 
-    fn failed(&self) {
+    fn not_registered(&self, reason: &str) {
+        add(&self.tally.failures);
+        self.service.lacks(reason);
+    }
+
+    fn not_deregistered(&self) {
         add(&self.tally.failures);
     }
 }
@@ -91,14 +153,17 @@ fn has_ended(shared: &Shared) -> bool {
 }
 
 impl State {
-    fn working(&mut self) -> Vec<Arc<Shared>> {
-        self.communicators.retain(|weak| weak.upgrade().is_some_and(|shared| !has_ended(&shared)));
-        self.communicators.iter().filter_map(Weak::upgrade).filter(|shared| works(shared)).collect()
+    /// Returns the services of communicators that accept calls.
+    fn working(&mut self) -> Vec<(Arc<Service>, Arc<Shared>)> {
+        self.services
+            .retain(|service| service.communicator.upgrade().is_some_and(|shared| !has_ended(&shared)));
+        let communicator = |service: &Arc<Service>| Some((service.clone(), service.communicator.upgrade()?));
+        self.services.iter().filter_map(communicator).filter(|(_, shared)| works(shared)).collect()
     }
 
     fn position(&self, shared: &Arc<Shared>) -> Option<usize> {
         let weak = Arc::downgrade(shared);
-        self.communicators.iter().position(|known| known.ptr_eq(&weak))
+        self.services.iter().position(|service| service.communicator.ptr_eq(&weak))
     }
 }
 
@@ -139,13 +204,16 @@ impl Registrar {
     }
 
     pub(super) fn check(&self) -> Result<()> {
-        let communicators: Vec<_> = self.lock().communicators.iter().filter_map(Weak::upgrade).collect();
-        communicators.iter().filter(|shared| !has_ended(shared)).try_for_each(|shared| {
-            shared.registry.failure().map_or(Ok(()), |reason| {
+        let services = self.lock().services.clone();
+        for service in services {
+            let communicator = service.communicator.upgrade().filter(|shared| !has_ended(shared));
+            let failure = service.lock().failure.clone();
+            if let (Some(shared), Some(reason)) = (communicator, failure) {
                 let communicator = shared.name().to_owned();
-                Err(RegistrarError::Lacking { communicator, reason: reason.to_string() })
-            })
-        })
+                return Err(RegistrarError::Lacking { communicator, reason: reason.to_string() });
+            }
+        }
+        Ok(())
     }
 
     /// Adds a segment. It is registered before any block of it is handed out.
@@ -170,8 +238,8 @@ impl Registrar {
             return Ok(());
         }
         let mut first = Ok(());
-        for shared in state.working() {
-            first = first.and(self.register_segment(&mut state, &shared, segment, false));
+        for (service, shared) in state.working() {
+            first = first.and(self.register_segment(&mut state, &service, &shared, segment, false));
         }
         first
     }
@@ -185,12 +253,9 @@ impl Registrar {
         let mut state = self.lock();
         state.segments.remove(&segment.id());
         let kept = state.kept.remove(&segment.id()).unwrap_or_default();
-        let communicators: Vec<_> = state.communicators.iter().filter_map(Weak::upgrade).collect();
         let mut first = Ok(());
-        if !kept.is_empty() {
-            for shared in communicators {
-                first = first.and(deregister(&shared, segment.address()));
-            }
+        for kept in kept.iter().filter_map(Weak::upgrade) {
+            first = first.and(deregister(&kept.service, segment.address()));
         }
         state.gone.retain(|kept| kept.strong_count() > 0);
         state.gone.extend(kept.into_iter().filter(|kept| kept.strong_count() > 0));
@@ -209,13 +274,15 @@ impl Registrar {
     fn register_segment(
         &self,
         state: &mut State,
+        service: &Arc<Service>,
         shared: &Shared,
         segment: &Segment,
         noted: bool,
     ) -> Result<()> {
         let hold = segment.hold(shared.name())?;
         let is_registered = AtomicBool::new(false);
-        let kept = Arc::new(Kept { _hold: hold, tally: self.tally.clone(), is_registered });
+        let (service, tally) = (service.clone(), self.tally.clone());
+        let kept = Arc::new(Kept { _hold: hold, service, tally, is_registered });
         let holders = state.kept.entry(segment.id()).or_default();
         holders.retain(|kept| kept.strong_count() > 0);
         holders.push(Arc::downgrade(&kept));
@@ -241,13 +308,14 @@ impl Registrar {
             if state.position(shared).is_some() {
                 return Err(RegistrarError::AlreadyServed { communicator: shared.name().to_owned() });
             }
-            state.communicators.push(Arc::downgrade(shared));
-            shared.registry.begin();
+            let communicator = Arc::downgrade(shared);
+            let service = Arc::new(Service { communicator, reliance: Mutex::default() });
+            state.services.push(service.clone());
             let registrable = state.segments.values().filter(|(_, refusal)| refusal.is_none());
             let registrable: Vec<_> = registrable.map(|(segment, _)| segment.clone()).collect();
             registrable
                 .iter()
-                .try_for_each(|segment| self.register_segment(&mut state, shared, segment, true))
+                .try_for_each(|segment| self.register_segment(&mut state, &service, shared, segment, true))
         };
         let settled = noted.and_then(|()| shared.flush_by(deadline).map_err(RegistrarError::from));
         if settled.is_err() {
@@ -257,17 +325,31 @@ impl Registrar {
         settled
     }
 
+    /// Declares that the members rely on the registrations with a served communicator. Any failure from here on, or since
+    /// it is served, poisons the communicator and is passed to `alarm`.
+    pub(super) fn rely(&self, shared: &Arc<Shared>, alarm: Arc<Alarm>) {
+        let service = {
+            let state = self.lock();
+            state.position(shared).map(|at| state.services[at].clone())
+        };
+        if let Some(service) = service {
+            service.rely(alarm);
+        }
+    }
+
     /// Stops serving a communicator, and deregisters every segment of this allocator from it.
     pub(super) fn leave(&self, shared: &Arc<Shared>, deadline: Deadline) -> Result<()> {
         let mut state = self.lock();
         let Some(at) = state.position(shared) else {
             return Err(RegistrarError::NotServed { communicator: shared.name().to_owned() });
         };
-        state.communicators.swap_remove(at);
-        shared.registry.end();
+        let service = state.services.swap_remove(at);
         let mut first = Ok(());
-        for (segment, _) in state.segments.values().filter(|(_, refusal)| refusal.is_none()) {
-            first = first.and(deregister(shared, segment.address()));
+        for (id, kept) in &state.kept {
+            let own = kept.iter().filter_map(Weak::upgrade).any(|kept| Arc::ptr_eq(&kept.service, &service));
+            if let Some((segment, _)) = state.segments.get(id).filter(|_| own) {
+                first = first.and(deregister(&service, segment.address()));
+            }
         }
         drop(state);
         if !works(shared) {
@@ -278,9 +360,9 @@ impl Registrar {
 
     /// Stops serving all communicators.
     pub(super) fn clear(&self) -> Result<()> {
-        let communicators: Vec<_> = self.lock().communicators.iter().filter_map(Weak::upgrade).collect();
+        let services = self.lock().services.clone();
         let mut first = Ok(());
-        for shared in communicators {
+        for shared in services.iter().filter_map(|service| service.communicator.upgrade()) {
             first = first.and(self.leave(&shared, Deadline::after(self.patience)));
         }
         let segments = std::mem::take(&mut self.lock().segments);
@@ -289,8 +371,9 @@ impl Registrar {
     }
 }
 
-/// Deregisters a segment from a communicator. Does nothing if the communicator does not know it.
-fn deregister(shared: &Shared, address: u64) -> Result<()> {
+/// Deregisters a segment from a communicator. Does nothing if the communicator is gone, or does not know it.
+fn deregister(service: &Service, address: u64) -> Result<()> {
+    let Some(shared) = service.communicator.upgrade() else { return Ok(()) };
     match shared.deregister_range(address) {
         Err(Unsettled { source, .. }) if matches!(*source, CommError::Argument(_)) => Ok(()),
         other => Ok(other?),

@@ -17,7 +17,7 @@ use rusty_fork::rusty_fork_test;
 
 use super::{
     super::common::{Machine, Rank, far, machine},
-    LARGE, Memory, allocator_of, alone,
+    LARGE, Memory, add, allocator_of, alone,
 };
 
 #[derive(Debug, Clone)]
@@ -179,7 +179,7 @@ impl<'a> Model<'a> {
     fn serve(&mut self, at: usize) {
         let segments = self.segments();
         let (communicator, served, lacks) = &mut self.communicators[at];
-        match self.registrar.add(communicator) {
+        match add(&self.registrar, communicator) {
             Ok(()) => {
                 assert!(!*served);
                 *served = true;

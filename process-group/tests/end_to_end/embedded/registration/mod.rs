@@ -17,12 +17,22 @@ use caching_alloc::{
     driver::{DriverEvents, DriverSource, Sharing, VirtualMemorySource},
 };
 use cuda_driver::Stream;
-use process_group::{ProcessGroup, comm::DataType::F32, group::Buffer};
+use process_group::{
+    ProcessGroup,
+    comm::{Communicator, DataType::F32},
+    group::Buffer,
+    registration::{RegistrarError, SegmentRegistrar},
+};
 
 use super::common::{Machine, Rank, far};
 
 /// Larger than a segment for small requests.
 const LARGE: u64 = 24 << 20;
+
+fn add(registrar: &SegmentRegistrar, communicator: &Communicator) -> Result<(), RegistrarError> {
+    // SAFETY: all ranks of the tests register the same, and no graph captures their operations.
+    unsafe { registrar.add(communicator) }
+}
 
 /// The kind of an allocator's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

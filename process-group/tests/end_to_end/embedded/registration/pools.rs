@@ -12,13 +12,13 @@ use process_group::{
     ProcessGroup,
     comm::{DataType::F32, ReduceOp},
     group::{Buffer, GroupError, NotRegistered, P2pPolicy, RegistrationStatus},
-    registration::SegmentRegistrar,
+    registration::{RegistrarError, SegmentRegistrar},
 };
 use rusty_fork::rusty_fork_test;
 
 use super::{
     super::common::{far, machine, machine_with},
-    LARGE, Memory, allocator_of,
+    LARGE, Memory, add, allocator_of,
 };
 
 fn pool(allocator: &Allocator, name: &str) -> Pool {
@@ -137,6 +137,59 @@ rusty_fork_test! {
             let refused = reason(world.register_pool(&pool(&allocator, "old"), far()).unwrap_err());
             assert!(matches!(&refused, NotRegistered::Failed { problem, .. } if problem.contains("2.17.5")), "{refused}");
             world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_second_pool_that_cannot_be_registered_leaves_the_group_and_the_first_pool_as_they_were() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let world = rank.world();
+            let (allocator, id, stream) = allocator_of(&rank, Memory::Exportable);
+            let (first, second) = (pool(&allocator, "first"), pool(&allocator, "second"));
+            let block = second.allocate(LARGE, id).unwrap();
+            world.register_pool(&first, far()).unwrap();
+            world.barrier(far()).unwrap();
+            if rank.rank == 1 {
+                machine.world.faults().inject(Injection::new("ncclCommRegister", Action::Fail(2))).unwrap();
+            }
+            world.barrier(far()).unwrap();
+            let refused = reason(world.register_pool(&second, far()).unwrap_err());
+            assert!(matches!(&refused, NotRegistered::Failed { .. }), "{refused}");
+            // Later segments of the first pool are still registered, and the second pool can be.
+            let late = first.allocate(LARGE, id).unwrap();
+            all_reduce(&world, &late, &stream);
+            assert_eq!(seen(&world), (1, 0));
+            world.register_pool(&second, far()).unwrap();
+            all_reduce(&world, &block, &stream);
+            assert_eq!(seen(&world), (2, 0));
+            world.destroy(far()).unwrap();
+            drop((block, late, first, second));
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_registrar_that_meets_memory_of_a_registered_pool_changes_nothing() {
+        let machine = machine(1);
+        machine.ranks(1, |rank| {
+            let world = rank.world();
+            let (allocator, id, stream) = allocator_of(&rank, Memory::Exportable);
+            let part = pool(&allocator, "part");
+            let other = allocator.allocate(LARGE, id).unwrap();
+            let block = part.allocate(LARGE, id).unwrap();
+            world.register_pool(&part, far()).unwrap();
+            let registrar = SegmentRegistrar::attach(&allocator).unwrap();
+            let clash = add(&registrar, world.communicator()).unwrap_err();
+            assert!(matches!(clash, RegistrarError::Register { .. }), "{clash}");
+            assert_eq!(registrar.counts().registrations, 0);
+            world.check().unwrap();
+            all_reduce(&world, &block, &stream);
+            assert_eq!((machine.world.calls("ncclCommRegister"), machine.world.calls("ncclCommDeregister")), (1, 0));
+            world.destroy(far()).unwrap();
+            registrar.detach().unwrap();
+            drop((block, other, part));
         });
         machine.world.finish().unwrap();
     }

@@ -9,7 +9,7 @@ use rusty_fork::rusty_fork_test;
 
 use super::{
     super::common::{Rank, far, machine},
-    LARGE, allocator, alone,
+    LARGE, add, allocator, alone,
 };
 
 /// Records the number of registrations at each new segment.
@@ -46,13 +46,13 @@ rusty_fork_test! {
             let witness = Arc::new(Witness { registrar: Mutex::new(Some(registrar.clone())), seen: Mutex::default() });
             let watching = allocator.attach(witness.clone(), Filter::only(&[ActionKind::SegmentAlloc])).unwrap();
             let first = rank.communicator();
-            registrar.add(&first).unwrap();
-            let twice = registrar.add(&first).unwrap_err();
+            add(&registrar, &first).unwrap();
+            let twice = add(&registrar, &first).unwrap_err();
             assert!(matches!(twice, RegistrarError::AlreadyServed { .. }), "{twice}");
             assert_eq!(registrar.counts().registrations, 1);
             let second = allocator.allocate(LARGE, stream).unwrap();
             let child = first.split(Some(0), 0, &rank.config(), far()).unwrap().unwrap();
-            registrar.add(&child).unwrap();
+            add(&registrar, &child).unwrap();
             let third = allocator.allocate(LARGE, stream).unwrap();
             assert_eq!(*witness.seen.lock().unwrap(), [2, 6]);
             let counts = registrar.counts();
@@ -87,8 +87,8 @@ rusty_fork_test! {
             let registrar = SegmentRegistrar::attach(&allocator).unwrap();
             let communicator = rank.communicator();
             let other = communicator.split(Some(0), 0, &rank.config(), far()).unwrap().unwrap();
-            registrar.add(&communicator).unwrap();
-            registrar.add(&other).unwrap();
+            add(&registrar, &communicator).unwrap();
+            add(&registrar, &other).unwrap();
             machine.world.faults().inject(Injection::new("ncclCommRegister", Action::Fail(2))).unwrap();
             let block = allocator.allocate(LARGE, stream).unwrap();
             let error = registrar.check().unwrap_err();
@@ -119,11 +119,11 @@ rusty_fork_test! {
             let registrar = SegmentRegistrar::attach(&allocator).unwrap();
             let communicator = rank.communicator();
             machine.world.faults().inject(Injection::new("ncclCommRegister", Action::Fail(2)).nth(3)).unwrap();
-            let error = registrar.add(&communicator).unwrap_err();
+            let error = add(&registrar, &communicator).unwrap_err();
             assert!(matches!(error, RegistrarError::Register { .. }), "{error}");
             assert_eq!(machine.world.calls("ncclCommDeregister"), 2);
             assert_eq!(registrar.counts().registrations, 0);
-            registrar.add(&communicator).unwrap();
+            add(&registrar, &communicator).unwrap();
             assert_eq!(registrar.counts().registrations, 3);
             drop(registrar);
             assert_eq!(machine.world.calls("ncclCommDeregister"), 5);
@@ -141,7 +141,7 @@ rusty_fork_test! {
             let (allocator, stream) = allocator(&rank);
             let registrar = SegmentRegistrar::attach_with(&allocator, std::time::Duration::from_millis(50)).unwrap();
             let communicator = rank.communicator();
-            registrar.add(&communicator).unwrap();
+            add(&registrar, &communicator).unwrap();
             drop(allocator.allocate(LARGE, stream).unwrap());
             machine.world.faults().inject(Injection::new("ncclCommDeregister", Action::Fail(2))).unwrap();
             allocator.empty_cache().unwrap();
@@ -163,7 +163,7 @@ rusty_fork_test! {
             if rank.rank == 1 {
                 let zero = Rank { context: machine.context(0), ..rank };
                 let registrar = SegmentRegistrar::attach(&allocator(&zero).0).unwrap();
-                let error = registrar.add(&communicator).unwrap_err();
+                let error = add(&registrar, &communicator).unwrap_err();
                 assert!(matches!(error, RegistrarError::WrongDevice { found: 1, wanted: 0, .. }), "{error}");
             }
             communicator.destroy(far()).unwrap();

@@ -14,7 +14,7 @@ use rusty_fork::rusty_fork_test;
 
 use super::{
     super::common::{faithful, far, machine},
-    LARGE, Memory, allocator, allocator_of, alone, gather, numbers,
+    LARGE, Memory, add, allocator, allocator_of, alone, gather, numbers,
 };
 
 rusty_fork_test! {
@@ -67,7 +67,7 @@ rusty_fork_test! {
             let (allocator, id) = allocator(&rank);
             let registrar = SegmentRegistrar::attach(&allocator).unwrap();
             let communicator = rank.communicator();
-            registrar.add(&communicator).unwrap();
+            add(&registrar, &communicator).unwrap();
             let before = allocator.allocate(LARGE, id).unwrap();
             let stream = rank.stream();
             let memory = rank.memory(&[1.0; 8]);
