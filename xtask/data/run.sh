@@ -6,8 +6,14 @@
 # Benchmarks run beside the peers' programs where those can be built (g++, nvcc, torch).
 # PYTHON names a Python that has torch (default: python3).
 # newer runs the tests that use NCCL with another one, which compares the ranks' buffers (2.29.7 and later).
+# RUST_TEST_THREADS is the number of tests of a binary that run at a time (default: one per core, at most 6).
 # NCCL_SYS_LIBRARY and CUDA_DRIVER_SYS_LIBRARY name libraries other than the ones the loader finds.
 set -u
+# By default a test binary runs as many tests at a time as the host has cores. All tests share the GPUs, so with many
+# cores they take longer: on two H200, the hardware tests of symm-mem took more than 230 s with 32 threads, and 141 s
+# with 6.
+cores=$(nproc)
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((cores < 6 ? cores : 6))}
 what=${1:-all}
 ranks=${2:-}
 [ "$what" != newer ] || library=$(realpath -e "${2:?newer needs the library}") || exit
