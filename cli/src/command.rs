@@ -1,11 +1,14 @@
 //! The command line of `lockstep`.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
-use crate::{bench, demo, doctor, exit, fr, help_page, kill_test, launch, notes, probe, replay, viz};
+use crate::{
+    bench, demo, doctor, exit, fr, help_page, kill_test, launch, notes, probe, replay, suggestions, viz,
+};
 
 /// Tools for programs that use several GPUs: a demo, diagnosis, a launcher, analysis of recordings, benchmarks
 #[derive(Parser)]
@@ -56,8 +59,11 @@ enum Task {
 
 /// Runs the command that the process's arguments name.
 pub fn main() -> ExitCode {
-    let task = Arguments::parse().task;
-    exit::exit_code(|| perform(task))
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    match Arguments::try_parse_from(&arguments) {
+        Ok(Arguments { task }) => exit::exit_code(|| perform(task)),
+        Err(error) => suggestions::without_hidden(error, &Arguments::command(), &arguments).exit(),
+    }
 }
 
 fn perform(task: Task) -> Result<ExitCode> {
@@ -82,8 +88,11 @@ fn perform(task: Task) -> Result<ExitCode> {
 mod tests {
     use clap::CommandFactory as _;
 
+    use crate::suggestions;
+
     #[test]
     fn the_command_line_is_consistent() {
         super::Arguments::command().debug_assert();
+        suggestions::rename_hidden(super::Arguments::command()).debug_assert();
     }
 }

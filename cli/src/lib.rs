@@ -28,6 +28,7 @@ mod plain;
 pub mod probe;
 mod progress;
 mod replay;
+mod suggestions;
 mod trace;
 mod values;
 mod viz;

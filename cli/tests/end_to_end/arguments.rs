@@ -44,6 +44,29 @@ fn wrong_arguments_are_an_error_that_says_what_is_expected() {
 }
 
 #[test]
+fn hidden_commands_and_options_are_not_suggested() {
+    for (arguments, hidden, suggested) in [
+        (&["bench", "symm", "--chek"][..], "", "a similar argument exists: '--check'"),
+        (&["bench", "alloc", "--chek"], "--check", ""),
+        (&["bench", "store", "--serv"], "'--serve'", "a similar argument exists: '--server'"),
+        (&["bench", "store", "--attack", "--adress", "x"], "--address", ""),
+        (&["bench", "progra"], "program", ""),
+        (&["doctor", "--device"], "--devices", ""),
+        (&["launch", "--nprocs", "2", "true"], "'--nproc'", "use '-- --nprocs'"),
+        (&["prob"], "probe", ""),
+        (&["help-pag"], "help-page", ""),
+        (&["--devics", "doctor"], "--devices", ""),
+        (&["--jsn", "doctor"], "", "'doctor --json' exists"),
+        (&["doctr"], "", "a similar subcommand exists: 'doctor'"),
+    ] {
+        let (output, error) = run(arguments);
+        assert!(hidden.is_empty() || !error.contains(hidden), "{arguments:?}: {error}");
+        assert!(error.contains(suggested), "{arguments:?}: {error}");
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
+    }
+}
+
+#[test]
 fn a_kill_test_checks_the_folder_for_dumps_first() {
     let file = tempfile::NamedTempFile::new().unwrap();
     for demo in [None, Some("--demo")] {
