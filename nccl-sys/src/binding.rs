@@ -30,8 +30,9 @@ static LIBRARY: Library = Library {
         "ncclGroupEnd",
     ],
     functions: FUNCTIONS,
-    advice: "install it (package libnccl2, or nvidia-nccl-cu12 for Python), set NCCL_SYS_LIBRARY to its file, or take \
-             a Python environment's copy with `Api::load_with_python`",
+    // Also read by users of programs, so it names no function.
+    advice: "install it (package libnccl2, or `pip install nvidia-nccl-cu12`), and set NCCL_SYS_LIBRARY to its \
+             libnccl.so.2 if the system's loader does not find it, as in a Python environment",
     packages: "a Python environment",
     packaged: python::libraries,
 };

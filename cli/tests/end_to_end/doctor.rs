@@ -77,6 +77,8 @@ fn any_host_is_examined() {
     let names: Vec<_> = found["crates"].as_array().unwrap().iter().map(|one| one["crate"].as_str()).collect();
     assert_eq!(names, CRATES.map(Some));
     assert_eq!(found["host"]["embedded_device"]["works"], true);
+    // Users of the command cannot call a function.
+    assert!(!found.to_string().contains("Api::"), "{found:#}");
     let driver = found["cuda"]["taken"]["error"].is_null();
     let outcome =
         found["crates"].as_array().unwrap().iter().find(|one| one["crate"] == "cuda-driver-sys").unwrap();
