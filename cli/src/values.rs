@@ -38,8 +38,33 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     };
     let bytes = shift.and_then(|shift| number.parse::<u64>().ok()?.checked_mul(1_u64 << shift));
     bytes.ok_or_else(|| {
-        "expected a whole number of bytes below 2^64, or of KiB, MiB, GiB or TiB, such as 80GiB".into()
+        let hint = meant_size(text).map(|meant| format!("; write {meant}")).unwrap_or_default();
+        format!(
+            "expected a whole number of bytes below 2^64, or of KiB, MiB, GiB or TiB, such as 80GiB{hint}"
+        )
     })
+}
+
+/// Returns the right forms of a size in another form: with a decimal unit, with a space, or in hexadecimal.
+fn meant_size(text: &str) -> Option<String> {
+    if let Some(digits) = text.strip_prefix("0x") {
+        return Some(u64::from_str_radix(digits, 16).ok()?.to_string());
+    }
+    let joined: String = text.split_whitespace().collect();
+    if joined != text && size(&joined).is_ok() {
+        return Some(joined);
+    }
+    let digits = joined.find(|c: char| !c.is_ascii_digit())?;
+    let (number, unit) = joined.split_at(digits);
+    let (binary, power) = match unit.to_ascii_lowercase().as_str() {
+        "kb" => ("KiB", 1),
+        "mb" => ("MiB", 2),
+        "gb" => ("GiB", 3),
+        "tb" => ("TiB", 4),
+        _ => return None,
+    };
+    let bytes = number.parse::<u64>().ok()?.checked_mul(1000_u64.pow(power))?;
+    Some(format!("{number}{binary}, or {bytes} if a unit is 1000^{power} bytes"))
 }
 
 /// Parses a port.
@@ -98,6 +123,17 @@ mod tests {
         }
         for text in ["", "GiB", "-1", "1.5GiB", "1GB", "1 GiB", "16777216TiB", "18446744073709551616"] {
             assert!(size(text).unwrap_err().contains("such as 80GiB"), "{text}");
+        }
+        for (text, hint) in [
+            ("80GB", "; write 80GiB, or 80000000000 if a unit is 1000^3 bytes"),
+            ("512 kb", "; write 512KiB, or 512000 if a unit is 1000^1 bytes"),
+            ("1 GiB", "; write 1GiB"),
+            ("0x40000000", "; write 1073741824"),
+            ("80Gb/s", "such as 80GiB"),
+            ("99999999999TB", "such as 80GiB"),
+        ] {
+            let error = size(text).unwrap_err();
+            assert!(error.ends_with(hint), "{error}");
         }
     }
 

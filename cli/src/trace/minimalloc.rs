@@ -77,9 +77,9 @@ impl Table {
             return Ok(());
         };
         let [id, lower, upper, size] = columns.map(|column| fields[column]);
-        let lower: u64 = lower.parse().map_err(|_| "a time in `lower`")?;
-        let upper: u64 = upper.parse().map_err(|_| "a time in `upper`")?;
-        let bytes: u64 = size.parse().map_err(|_| "a size in bytes")?;
+        let lower: u64 = lower.parse().map_err(|_| "a time in `lower`, in decimal digits, such as 10")?;
+        let upper: u64 = upper.parse().map_err(|_| "a time in `upper`, in decimal digits, such as 10")?;
+        let bytes: u64 = size.parse().map_err(|_| "a size in bytes, in decimal digits, such as 1024")?;
         if lower >= upper {
             return Err("an `upper` beyond `lower`");
         }
@@ -134,7 +134,9 @@ mod tests {
             ("id,lower,upper,gaps\n", 1, "the columns id, lower, upper and size"),
             ("id,lower,upper,size\nb0,3,3,1", 2, "an `upper` beyond `lower`"),
             ("id,lower,upper,size\nb0,0,1,1\nb0,0,1,1", 3, "an id that no other buffer has"),
-            ("id,lower,upper,size\nb0,0,1,-1", 2, "a size in bytes"),
+            ("id,lower,upper,size\nb0,0,1,-1", 2, "a size in bytes, in decimal digits, such as 1024"),
+            ("id,lower,upper,size\nb0,0,1,0x400", 2, "a size in bytes, in decimal digits, such as 1024"),
+            ("id,lower,upper,size\nb0,0x0,1,8", 2, "a time in `lower`, in decimal digits, such as 10"),
             ("id,lower,upper,size\nb0,0,1,18446744073709551615", 2, "a size below 2^64 - 512"),
             ("id,lower,upper,size\na,0,1,2000\nb0,0,1,18446744073709550000", 3, "fewer than 2^64 live bytes"),
         ] {

@@ -6,7 +6,7 @@
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
+use serde::de::{Deserializer, IgnoredAny, SeqAccess, Unexpected, Visitor};
 
 use super::text::EVENT;
 use super::types::{Format, Origin, TraceError};
@@ -29,9 +29,11 @@ pub(crate) struct Snapshot {
 pub(crate) struct Segment {
     #[serde(default)]
     pub(crate) device: u32,
+    #[serde(deserialize_with = "whole")]
     pub(crate) address: u64,
+    #[serde(deserialize_with = "whole")]
     pub(crate) total_size: u64,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "whole")]
     pub(crate) stream: u64,
     /// True if it is made of pages: the allocator treats neighbouring pages as one segment.
     #[serde(default)]
@@ -41,6 +43,7 @@ pub(crate) struct Segment {
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Block {
+    #[serde(deserialize_with = "whole")]
     pub(crate) size: u64,
     /// The requested size.
     #[serde(default)]
@@ -63,13 +66,13 @@ pub(crate) enum BlockState {
 #[derive(Debug, Deserialize)]
 pub(crate) struct Event {
     pub(crate) action: Action,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "whole")]
     pub(crate) addr: u64,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "whole")]
     pub(crate) size: u64,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "whole")]
     pub(crate) stream: u64,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "whole")]
     pub(crate) time_us: u64,
     #[serde(default, rename = "frames", deserialize_with = "call_site")]
     pub(crate) call_site: Option<String>,
@@ -173,6 +176,43 @@ fn within<E: fmt::Display>(error: &serde_path_to_error::Error<E>) -> (String, St
     let path = error.path().to_string();
     let place = if path == "." { "the outermost level".to_owned() } else { path };
     (place, error.inner().to_string())
+}
+
+/// Reads a whole number. The error of a text says how to write the number.
+fn whole<'de, D: Deserializer<'de>>(number: D) -> Result<u64, D::Error> {
+    struct Whole;
+
+    impl Visitor<'_> for Whole {
+        type Value = u64;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a whole number of at least 0")
+        }
+
+        fn visit_u64<E>(self, number: u64) -> Result<u64, E> {
+            Ok(number)
+        }
+
+        fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<u64, E> {
+            u64::try_from(number).map_err(|_| E::invalid_value(Unexpected::Signed(number), &self))
+        }
+
+        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<u64, E> {
+            let number = match text.strip_prefix("0x") {
+                Some(digits) => u64::from_str_radix(digits, 16),
+                None => text.parse(),
+            };
+            Err(match number {
+                Ok(number) => {
+                    let expected = format!("a whole number in decimal digits, without quotes: {number}");
+                    E::invalid_type(Unexpected::Str(text), &&*expected)
+                }
+                Err(_) => E::invalid_type(Unexpected::Str(text), &self),
+            })
+        }
+    }
+
+    number.deserialize_any(Whole)
 }
 
 /// Returns the first frame outside of PyTorch itself, innermost first; if there is none, the first frame.
@@ -306,6 +346,18 @@ mod tests {
             ("\"inactive\"", "\"lazy\"", "segments[0].blocks[1].state", "unknown variant"),
             ("\"size\": 2048", "\"size\": -1", "segments[0].blocks[1].size", "-1"),
             ("\"address\": 4096,", "", "segments[0]", "missing field `address`"),
+            (
+                "\"address\": 4096",
+                "\"address\": \"0x1000\"",
+                "segments[0].address",
+                "\"0x1000\", expected a whole number in decimal digits, without quotes: 4096",
+            ),
+            (
+                "\"addr\": 4096",
+                "\"addr\": \"7fa80c\"",
+                "device_traces[0][0].addr",
+                "\"7fa80c\", expected a whole number of at least 0",
+            ),
             (
                 "\"addr\": 4096, \"size\": 1024",
                 "\"addr\": 9007199254740992, \"size\": 1",

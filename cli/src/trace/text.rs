@@ -57,9 +57,10 @@ fn take(builder: &mut Builder, line: &str) -> Result<(), &'static str> {
     else {
         return Err("four fields");
     };
-    let address = u64::from_str_radix(address, 16).map_err(|_| "an address in hexadecimal")?;
-    let bytes: u64 = bytes.parse().map_err(|_| "a size in bytes")?;
-    let stream: u32 = stream.parse().map_err(|_| "a stream number")?;
+    let address = u64::from_str_radix(address, 16)
+        .map_err(|_| "an address in hexadecimal without `0x`, such as 7fa80c000000")?;
+    let bytes: u64 = bytes.parse().map_err(|_| "a size in bytes, in decimal digits, such as 154389504")?;
+    let stream: u32 = stream.parse().map_err(|_| "a stream number in decimal digits, such as 0")?;
     match code {
         "a" => builder.allocate(address, bytes, stream),
         "r" => builder.request_free(address),
@@ -109,12 +110,15 @@ mod tests {
             ("a 10 1 4096", 1, "a stream number below 1024"),
             ("x 10 1 0", 1, "one of the codes a r f S D M U"),
             ("a 10 1000", 1, "four fields"),
-            ("a 10 1000 0\na zz 1 0", 2, "an address in hexadecimal"),
-            ("a 10 -1 0", 1, "a size in bytes"),
+            ("a 10 1000 0\na zz 1 0", 2, "an address in hexadecimal without `0x`, such as 7fa80c000000"),
+            ("a 0x7fa80c000000 512 0", 1, "an address in hexadecimal without `0x`, such as 7fa80c000000"),
+            ("a 10 -1 0", 1, "a size in bytes, in decimal digits, such as 154389504"),
+            ("a 10 0x200 0", 1, "a size in bytes, in decimal digits, such as 154389504"),
+            ("a 10 512 0x0", 1, "a stream number in decimal digits, such as 0"),
             ("r 10 1000 0", 1, "an address that is allocated"),
             ("a 10 1 0\na 10 1 0", 2, "an address that is not allocated already"),
             ("a 10 1 0\nf 10 1 0", 2, "an address whose free was requested"),
-            ("hello there general kenobi", 1, "an address in hexadecimal"),
+            ("hello there general kenobi", 1, "an address in hexadecimal without `0x`, such as 7fa80c000000"),
         ] {
             match plain(text) {
                 Err(TraceError::Line { line: l, expected: e, .. }) => {

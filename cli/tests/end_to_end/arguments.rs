@@ -15,6 +15,7 @@ fn wrong_arguments_are_an_error_that_says_what_is_expected() {
     for (arguments, expected) in [
         (&["replay", "--capacity", "1GB", "x"][..], "such as 80GiB"),
         (&["replay", "--capacity", "1GB", "x"], "invalid value '1GB'"),
+        (&["replay", "--capacity", "80GB", "x"], "write 80GiB, or 80000000000 if a unit is 1000^3 bytes"),
         (&["replay", "--check", "x"], "--backend cuda"),
         (&["launch", "-n", "x", "true"], "expected a number of ranks from 1 to 4096"),
         (&["launch", "-n", "0", "true"], "expected a number of ranks from 1 to 4096"),
