@@ -141,6 +141,22 @@ impl ProcessGroup {
     /// as a call that all members make, so all must mark equally many launches. The cost is one event per
     /// graph launch, and none per captured call.
     ///
+    /// ```no_run
+    /// # use process_group::comm::ReduceOp;
+    /// # fn rank(world: process_group::ProcessGroup) -> Result<(), Box<dyn std::error::Error>> {
+    /// # let stream = cuda_driver::Stream::new(world.context(), cuda_driver::StreamFlags::NON_BLOCKING)?;
+    /// let mut values = stream.clone_htod(&[1f32; 1024])?;
+    /// let capture = stream.begin_capture(cuda_driver::graph::CaptureMode::ThreadLocal)?;
+    /// world.all_reduce(&mut values, ReduceOp::Sum)?; // recorded, does not run yet
+    /// let graph = capture.end()?.instantiate()?;
+    /// for _ in 0..10 {
+    ///     stream.launch(&graph)?;
+    ///     world.track_graph_launch(&stream)?.wait()?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// The error that ended the group; [`GroupError::Comm`] for a stream of another device;
     /// [`GroupError::Driver`].

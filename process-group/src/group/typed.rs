@@ -51,8 +51,11 @@ fn memory<T: Element>(view: DeviceView<'_, T>) -> BoundMemory {
 
 /// Every operation is enqueued on the stream of the slice that it writes (or sends), and returns. All members make the
 /// same calls in the same order, with slices of the same lengths. Later calls on the slices, on any stream and from the
-/// host, take effect after the operation; the slices may be dropped at once. While the stream captures, the operation
-/// becomes a part of the graph, which holds the slices.
+/// host, take effect after the operation; the slices may be dropped at once.
+///
+/// While the stream captures, the operation becomes a part of the graph, which holds the slices. Wait for the launches
+/// of the graph with [`track_graph_launch`](ProcessGroup::track_graph_launch), whose [`Work`] has an end, and not for
+/// the captured operation.
 ///
 /// # Errors
 /// As for the operation of the same name in [`Raw`](super::Raw); [`GroupError::Driver`](super::GroupError::Driver) if
@@ -76,8 +79,8 @@ impl ProcessGroup {
         let stream = values.stream();
         let site = Location::caller();
         stream.enqueue_using(&[memory(values)], || {
-            // SAFETY: the elements are memory of a slice, borrowed exclusively. `enqueue_using` orders the operation with
-            // the other uses, and holds the memory until they are done.
+            // SAFETY: the elements are memory of a slice, borrowed exclusively. `enqueue_using` orders the operation
+            // with the other uses, and holds the memory until they are done.
             unsafe {
                 self.alone(
                     Operation::AllReduce,
