@@ -132,8 +132,9 @@ pub enum GroupError {
         source: ShrinkError,
     },
 
-    /// A pool is registered on no member. Every member gets the same error.
-    #[error("{group}: the pool is registered on no member: {source}")]
+    /// A pool is not registered. If a registration failed, no member has registered its pool, and every member gets the
+    /// same error.
+    #[error("{}", not_registered(group, source))]
     NotRegistered {
         /// The group's name.
         group: String,
@@ -478,6 +479,14 @@ impl From<cuda_driver::Error> for Box<GroupError> {
 impl From<ArgumentError> for GroupError {
     fn from(error: ArgumentError) -> Self {
         Self::Comm(error.into())
+    }
+}
+
+/// The text of [`GroupError::NotRegistered`].
+fn not_registered(group: &str, reason: &NotRegistered) -> String {
+    match reason {
+        NotRegistered::UnknownPool { .. } => format!("{group}: nothing was deregistered: {reason}"),
+        _ => format!("{group}: register_pool failed on all members, and no pool was registered: {reason}"),
     }
 }
 

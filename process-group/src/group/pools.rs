@@ -91,7 +91,10 @@ impl ProcessGroup {
         decide(&[Member { registration: RegistrationSupport::here(true, self.nccl()), ..me.clone() }])
             .map_err(|reason| error_text(&reason))?;
         if registered.has(pool) {
-            return Err(format!("its pool {:?} is registered already", pool.name()));
+            return Err(format!(
+                "its pool {:?} is registered already, by register_pool or by a SegmentRegistrar",
+                pool.name()
+            ));
         }
         let communicators: Vec<_> = iter::once(&self.communicator).chain(self.messages.lanes()).collect();
         Enlistment::of_pool(&communicators, pool).map_err(|error| error_text(&error))

@@ -18,29 +18,34 @@ use crate::registration::Enlistment;
 pub enum NotRegistered {
     /// No rank requested it.
     #[error(
-        "no rank was asked to register: Builder::registration, or NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK=1 on all"
+        "no rank has enabled registration; call Builder::registration(true), or set \
+         NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK=1, on all ranks"
     )]
     NotAsked,
     /// The group is lazy. Its members agree on registration when they make its communicator.
-    #[error("the group has not made its communicator yet (Builder::lazy)")]
+    #[error("the group has not made its communicator yet (Builder::lazy); call ProcessGroup::connect first")]
     Lazy,
     /// The group was joined from PyTorch.
-    #[error("the group was joined from PyTorch, whose ranks do not say what they register")]
+    #[error(
+        "the group was joined from PyTorch, whose ranks do not say what they register; make a group of Rust's ranks"
+    )]
     Joined,
     /// Some ranks requested it, but not this one.
-    #[error("rank {rank} was not asked to register; ask all (Builder::registration) or none")]
+    #[error(
+        "rank {rank} has not enabled registration, but others have; enable it on all ranks (Builder::registration) or on none"
+    )]
     NotAskedOf {
         /// The rank.
         rank: usize,
     },
     /// A rank is built without the feature.
-    #[error("rank {rank} is built without the feature `registration`")]
+    #[error("rank {rank} is built without the feature `registration` of process-group; enable it there")]
     NotBuilt {
         /// The rank.
         rank: usize,
     },
     /// A rank's library has no registration.
-    #[error("rank {rank} has NCCL {release}; registration needs 2.19")]
+    #[error("rank {rank} has NCCL {release}; registration needs NCCL 2.19 or newer on all ranks")]
     Release {
         /// The rank.
         rank: usize,
@@ -48,7 +53,9 @@ pub enum NotRegistered {
         release: Version,
     },
     /// A rank's environment forbids it.
-    #[error("{setting} in the environment of rank {rank}, so NCCL registers nothing there")]
+    #[error(
+        "{setting} in the environment of rank {rank}, so NCCL registers nothing there; remove it from the environment"
+    )]
     Environment {
         /// The rank.
         rank: usize,
@@ -57,7 +64,8 @@ pub enum NotRegistered {
     },
     /// A rank has no allocator attached.
     #[error(
-        "rank {rank} had attached no SegmentRegistrar to an allocator of its device when the communicator was made"
+        "rank {rank} had attached no SegmentRegistrar to an allocator of its device when the communicator was made; \
+         attach one on every rank before the group is built"
     )]
     NoAllocator {
         /// The rank.
@@ -65,7 +73,9 @@ pub enum NotRegistered {
     },
     /// Ranks have allocators of different kinds. A buffer could then be registered on some ranks and not on
     /// others.
-    #[error("rank {rank} has allocators of {found}, but rank {other} of {other_found}")]
+    #[error(
+        "rank {rank} has allocators of {found}, but rank {other} of {other_found}; use the same on all ranks"
+    )]
     Allocators {
         /// One rank.
         rank: usize,
@@ -83,7 +93,7 @@ pub enum NotRegistered {
         reason: Unregistrable,
     },
     /// The pool was not registered.
-    #[error("pool {pool:?} was not registered: ProcessGroup::register_pool registers it")]
+    #[error("pool {pool:?} is not registered with the group; ProcessGroup::register_pool registers a pool")]
     UnknownPool {
         /// The name of the pool.
         pool: String,

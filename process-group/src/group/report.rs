@@ -104,7 +104,7 @@ impl fmt::Display for RegistrationReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.policy {
             Ok(()) => writeln!(f, "memory of allocators is registered on all members")?,
-            Err(reason) => writeln!(f, "memory is registered on no member: {reason}")?,
+            Err(reason) => writeln!(f, "no member registers memory: {reason}")?,
         }
         for OperationBuffers { operation, registered, unregistered } in &self.operations {
             write!(f, "{operation}: {registered} buffers registered")?;

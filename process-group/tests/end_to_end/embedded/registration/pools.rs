@@ -43,7 +43,13 @@ fn seen(world: &ProcessGroup) -> (u64, u64) {
 }
 
 fn reason(error: GroupError) -> NotRegistered {
-    let GroupError::NotRegistered { source, .. } = error else { panic!("{error}") };
+    let text = error.to_string();
+    let GroupError::NotRegistered { group, source } = error else { panic!("{text}") };
+    let outcome = match source {
+        NotRegistered::UnknownPool { .. } => "nothing was deregistered",
+        _ => "register_pool failed on all members, and no pool was registered",
+    };
+    assert_eq!(text, format!("{group}: {outcome}: {source}"));
     source
 }
 
