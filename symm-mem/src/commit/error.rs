@@ -56,7 +56,11 @@ pub enum CommitError {
     /// The group has ended, because a member is lost or for another reason. No rank waits for its members any more,
     /// and earlier agreements remain valid. This error replaces [`Refusal::SyncTimeout`], [`Poison::MembersLost`],
     /// and failures on this member alone.
-    #[error("commit of group {}: the group ended: {cause}", named(*group, group_name))]
+    #[error(
+        "commit of group {}: the group ended: {}",
+        named(*group, group_name),
+        without_name(cause, group_name.as_deref().unwrap_or_default())
+    )]
     GroupOver {
         /// The group.
         group: GroupId,
@@ -151,6 +155,16 @@ pub(crate) fn over(standing: Result<(), GroupError>, agreed: bool) -> Option<Arc
     standing.err().filter(|_| !agreed).map(Arc::new)
 }
 
+/// Returns the text of the error that ended the group of this name, without the name at its start: the text of the
+/// commit, exchange or rendezvous names the group already.
+pub(crate) fn without_name(cause: &GroupError, group: &str) -> String {
+    let text = cause.to_string();
+    match text.strip_prefix(group).and_then(|rest| rest.strip_prefix(": ")) {
+        Some(rest) => rest.to_owned(),
+        None => text,
+    }
+}
+
 /// Formats a group's name and id, such as `world (1.0)`, or its id alone.
 fn named(group: GroupId, name: &Option<Arc<str>>) -> String {
     match name {
@@ -174,5 +188,31 @@ pub(super) fn failed(
         }
         (Ending::Unreadable { source }, _) => CommitError::Unreadable { group, group_name, source },
         (Ending::OutOfStep | Ending::StoreFailed { .. }, _) => CommitError::OutOfStep { group, group_name },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_an_ended_group_appears_once() {
+        let left = GroupError::Left { group: "world".into(), rank: 1, how: "dropped".into() };
+        let cause = Arc::new(left);
+        let text = |group_name| {
+            let group = GroupId { uid: 1, epoch: 0 };
+            CommitError::GroupOver { group, group_name, cause: cause.clone() }.to_string()
+        };
+        let reason = "rank 1 has dropped the group, which ends it for all members";
+        assert_eq!(
+            text(Some("world".into())),
+            format!("commit of group world (1.0): the group ended: {reason}")
+        );
+        // Without a name, or with another one, the cause's text is complete.
+        assert_eq!(text(None), format!("commit of group 1.0: the group ended: world: {reason}"));
+        assert_eq!(
+            text(Some("w".into())),
+            format!("commit of group w (1.0): the group ended: world: {reason}")
+        );
     }
 }

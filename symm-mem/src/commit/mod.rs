@@ -44,7 +44,7 @@ use process_group::{
     store::Deadline,
 };
 
-pub(crate) use self::error::over;
+pub(crate) use self::error::{over, without_name};
 pub use self::{
     error::CommitError,
     group::{CommunicatorGroup, SymmetricGroup},

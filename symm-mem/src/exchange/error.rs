@@ -7,6 +7,7 @@ use process_group::{group::GroupError, store::StoreError};
 use super::protocol::{ExchangeRefusal, Part};
 use crate::{
     agreement::Malformed,
+    commit::without_name,
     rendezvous::{AllocationError, RendezvousError},
 };
 
@@ -60,7 +61,7 @@ pub enum ExchangeError {
     /// The group has ended: a member is lost, or failed otherwise. Returned in place of a refusal that only names
     /// missing ranks ([`ExchangeRefusal::MembersLost`], [`ExchangeRefusal::ExchangeTimeout`]), and in place of a
     /// failure of this member alone.
-    #[error("exchange of plan {plan:?} in group {group}: the group ended: {cause}")]
+    #[error("exchange of plan {plan:?} in group {group}: the group ended: {}", without_name(cause, group))]
     GroupOver {
         /// The group's name.
         group: String,

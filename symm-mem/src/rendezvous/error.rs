@@ -5,7 +5,7 @@ use std::sync::Arc;
 use process_group::{group::GroupError, store::StoreError};
 
 use super::{AllocationError, protocol::RendezvousRefusal};
-use crate::{agreement::Malformed, kernels::KernelError};
+use crate::{agreement::Malformed, commit::without_name, kernels::KernelError};
 
 /// The reason why a rendezvous failed.
 ///
@@ -34,7 +34,7 @@ pub enum RendezvousError {
     /// The group has ended, because a member is lost or for another reason. This error replaces refusals that only
     /// name missing ranks ([`RendezvousRefusal::MembersLost`], [`RendezvousRefusal::RendezvousTimeout`]), and
     /// failures on this member alone.
-    #[error("rendezvous of group {group}: the group ended: {cause}")]
+    #[error("rendezvous of group {group}: the group ended: {}", without_name(cause, group))]
     GroupOver {
         /// The group's name.
         group: String,
