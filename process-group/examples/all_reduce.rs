@@ -18,6 +18,7 @@ use cuda_driver::{Stream, StreamFlags, memory::DeviceMemory};
 use process_group::{
     ProcessGroup,
     comm::{DataType, ReduceOp},
+    error_text,
     group::Buffer,
     store::Deadline,
 };
@@ -28,12 +29,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
-            let mut cause = error.source();
-            while let Some(error) = cause {
-                eprintln!("  caused by: {error}");
-                cause = error.source();
-            }
+            eprintln!("error: {}", error_text(&*error));
             ExitCode::FAILURE
         }
     }

@@ -4,7 +4,7 @@ use std::{error::Error, process::ExitCode, time::Duration};
 
 use cuda_driver::Driver;
 use gpu_sim::{World, WorldError};
-use process_group::{ProcessGroup, comm::Nccl, group::Builder, store::Deadline};
+use process_group::{ProcessGroup, comm::Nccl, error_text, group::Builder, store::Deadline};
 
 pub(crate) type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
@@ -59,11 +59,6 @@ pub(crate) fn as_rank(
 /// The exit code for a result; an error is printed with its causes.
 pub(crate) fn exit_code(ran: Result<()>) -> ExitCode {
     let Err(error) = ran else { return ExitCode::SUCCESS };
-    eprintln!("error: {error}");
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        eprintln!("  caused by: {error}");
-        cause = error.source();
-    }
+    eprintln!("error: {}", error_text(&*error));
     ExitCode::FAILURE
 }
