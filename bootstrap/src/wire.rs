@@ -98,9 +98,9 @@ pub enum Malformed {
         /// The position of the text's first byte.
         at: usize,
     },
-    /// A list of ranks has too many ranks, or is not in its only valid form. The form is a list of runs of consecutive
-    /// ranks, where each run has at least one rank and is as long as possible. Types of other crates that contain such
-    /// a list return this error.
+    /// A list of ranks has too many ranks, or is not in its only valid form: a list of runs of consecutive ranks, where
+    /// each run has at least one rank and is as long as possible. This crate has no such list; types of other crates
+    /// return this error.
     #[error("the ranks at byte {at} are not runs of at most {most} ranks, each as long as can be")]
     Ranks {
         /// The position of the list's first byte.
@@ -375,7 +375,7 @@ impl Wire for String {
     }
 }
 
-/// As the value itself.
+/// Has the form of the value in the box.
 impl<T: Wire> Wire for Box<T> {
     fn write(&self, out: &mut Vec<u8>) {
         T::write(self, out);

@@ -6,12 +6,14 @@
 //! of the circle, each with the complete list of waits. If it failed only its own agreement, timing would determine
 //! which of the other agreements fail.
 //!
-//! A rank has *come* to an agreement when it has published that it waits there, because it then posts its record
-//! without waiting for other ranks. An agreement is *blocked* if it has no decision, and a blocked member has not come
-//! to it. A rank is *blocked* if it waits, and all agreements in which it waits are blocked. If one of them can
-//! complete, the thread that waits there may come to the missing agreements afterwards. The two definitions refer to
-//! each other, and mean the largest set of ranks that satisfies them: the search starts with all ranks that wait, and
-//! removes ranks until all that remain are blocked.
+//! A rank has *come* to an agreement when it has published that it waits there. It then posts its record without
+//! waiting for other ranks, so the agreement does not wait for this rank any more.
+//!
+//! The search looks for ranks that wait only for each other. It starts with all ranks that wait. It removes a rank if
+//! one of the agreements in which the rank waits has a decision, or if every member that is in the set has come to that
+//! agreement. That agreement can complete, and the thread that waits there may then come to other agreements. The
+//! search repeats this until no rank can be removed. The ranks that remain are *blocked*. An agreement is *blocked* if
+//! it has no decision, and a blocked member has not come to it.
 //!
 //! A step leads from a blocked agreement, through a blocked rank that has not come to it, to an agreement in which that
 //! rank waits. An agreement is in the circle if steps lead from this rank's own agreement to it, and from it back to
@@ -19,8 +21,8 @@
 //!
 //! The places and decisions are read twice. If both reads return the same, the blocked ranks waited in the same
 //! agreements from the first read to the second, because the name of an agreement is used once. So all of them waited
-//! at the same moment. A circular wait ends only if a patience or the object of an agreement ends, or if a rank leaves
-//! an agreement. An agreement of the circle then fails.
+//! at the same moment. A circular wait ends only when one of its agreements fails: because the patience of a rank ends,
+//! or because a rank leaves the agreement or ends the object that the members agree on.
 //!
 //! Several ranks may search for the same circle at a time. If an agreement has already failed with a circle that
 //! contains this rank's current wait, this rank reports that circle. Its own search could no longer find the circle,
@@ -54,11 +56,18 @@ pub(super) struct Trace {
 #[derive(Debug, Clone)]
 enum Asked {
     Nothing,
-    /// The first read of the places of these ranks, and of these decision keys.
-    More(Vec<u32>, Vec<String>),
-    /// The second read, which confirms this circle: the places of these blocked ranks, and this number of decision
-    /// keys.
-    Again(Vec<Waiting>, Vec<u32>, usize),
+    /// The first read of the places of `ranks` and of the decision keys `keys`, in this order.
+    First {
+        ranks: Vec<u32>,
+        keys: Vec<String>,
+    },
+    /// The second read, which decides whether `circle` is reported. It reads the places of `ranks`, which are blocked
+    /// ranks, and then as many decision keys as `keys` says.
+    Second {
+        circle: Vec<Waiting>,
+        ranks: Vec<u32>,
+        keys: usize,
+    },
 }
 
 /// The next step of a trace.
@@ -89,7 +98,7 @@ impl Trace {
         let places = |value: &Option<Vec<u8>>| place::from_value(value.as_deref());
         match std::mem::replace(&mut self.asked, Asked::Nothing) {
             Asked::Nothing if values.is_empty() => self.go_on(),
-            Asked::More(ranks, keys) if values.len() == ranks.len() + keys.len() => {
+            Asked::First { ranks, keys } if values.len() == ranks.len() + keys.len() => {
                 let (lists, decisions) = values.split_at(ranks.len());
                 if let Some(circle) = self.found_by_others(decisions) {
                     return Traced::Circle(circle);
@@ -98,7 +107,7 @@ impl Trace {
                 self.decided.extend(keys.into_iter().zip(decisions.iter().map(Option::is_some)));
                 self.go_on()
             }
-            Asked::Again(circle, ranks, keys) if values.len() == ranks.len() + keys => {
+            Asked::Second { circle, ranks, keys } if values.len() == ranks.len() + keys => {
                 let (lists, decisions) = values.split_at(ranks.len());
                 if let Some(circle) = self.found_by_others(decisions) {
                     return Traced::Circle(circle);
@@ -126,7 +135,7 @@ impl Trace {
             let (ranks, keys) = (Vec::from_iter(ranks), Vec::from_iter(keys));
             let lists = ranks.iter().map(|rank| place::places_key(*rank));
             let all = lists.chain(keys.iter().cloned()).collect();
-            self.asked = Asked::More(ranks, keys);
+            self.asked = Asked::First { ranks, keys };
             return Traced::Ask(Request::Fetch { keys: all });
         }
         let blocked = self.blocked(&missing);
@@ -143,8 +152,7 @@ impl Trace {
             .collect();
         let lists = ranks.iter().map(|rank| place::places_key(*rank));
         let keys = lists.chain(reached.iter().map(|place| place.decision_key())).collect();
-        let (ranks, decisions) = (ranks.into_iter().collect(), reached.len());
-        self.asked = Asked::Again(circle, ranks, decisions);
+        self.asked = Asked::Second { circle, keys: reached.len(), ranks: ranks.into_iter().collect() };
         Traced::Ask(Request::Fetch { keys })
     }
 
@@ -164,7 +172,7 @@ impl Trace {
         self.seen.get(&rank).map_or(&[], |places| places)
     }
 
-    /// Returns the undecided agreements that can be reached from the own one, through ranks that are blocked or not. An
+    /// Returns the undecided agreements that can be reached from the own one, through any ranks, blocked or not. An
     /// agreement whose decision was not read yet counts as undecided. A rank whose places were not read yet counts as
     /// one that has come to no agreement.
     fn missing(&self) -> Missing<'_> {

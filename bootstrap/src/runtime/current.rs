@@ -58,9 +58,9 @@ pub fn sleep(time: Duration) {
 
 /// Blocks until the count of `event` differs from `seen`, for at most `limit`. [`Duration::MAX`] means no limit.
 ///
-/// Returns true after a notification, and also after the limit. Returns false, without blocking, only if there is no
-/// limit and the caller is a rank of a seeded world that unwinds from a panic, and so cannot block. The caller must
-/// then stop waiting.
+/// Returns true if the count differs or the limit has passed. Returns false in one case only: a rank of a seeded world
+/// waits without a limit while it unwinds from a panic. Such a rank cannot block, so this returns at once, and the
+/// caller must stop waiting.
 pub fn wait(event: &Event, seen: u64, limit: Duration) -> bool {
     with(|runtime| runtime.wait(event, seen, limit))
 }

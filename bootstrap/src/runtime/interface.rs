@@ -57,8 +57,9 @@ impl Event {
 
 /// A clock, waits and threads. Every thread has a current runtime; see [`enter`](super::enter).
 pub trait Runtime: fmt::Debug + Send + Sync {
-    /// Returns the time since an arbitrary origin. It never decreases. Exception: `Seeded` changes its clock when its
-    /// thread starts or ends a seeded world.
+    /// Returns the time since an arbitrary origin. It never decreases. `Seeded` has one exception: its time is virtual
+    /// while its thread runs a seeded world, and that of the operating system before and afterwards. Times before,
+    /// during and after a world cannot be compared.
     fn now(&self) -> Duration;
 
     /// Blocks the current thread, or the current rank of a seeded world, for this time.
@@ -67,18 +68,19 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// Blocks the current thread, or the current rank of a seeded world, until the count of `event` differs from
     /// `seen`, for at most `limit`. With [`Duration::MAX`] there is no limit.
     ///
-    /// Returns true after a notification, and also after the limit. Returns false, without blocking, only if there is
-    /// no limit and the caller is a rank of a seeded world that unwinds from a panic, and so cannot block. The caller
-    /// must then stop waiting.
+    /// Returns true if the count differs or the limit has passed. Returns false in one case only: a rank of a seeded
+    /// world waits without a limit while it unwinds from a panic. Such a rank cannot block, so this returns at once,
+    /// and the caller must stop waiting.
     fn wait(&self, event: &Event, seen: u64, limit: Duration) -> bool;
 
-    /// Starts a thread with this name that runs `body`, and detaches it. The implementation makes this runtime the
-    /// current one in `body`. Exception: on a thread that runs no ranks of a seeded world, `Seeded` starts a thread of
-    /// [`Standard`](super::Standard).
+    /// Starts a thread with this name that runs `body`, and detaches it. This runtime is the current one in `body`.
+    ///
+    /// In a seeded world, `Seeded` starts a coroutine of the world. Anywhere else, it starts a thread of the operating
+    /// system, whose current runtime is [`Standard`](super::Standard).
     ///
     /// # Errors
-    /// Those of [`Standard`](super::Standard): the operating system refuses another thread, or `name` contains a zero
-    /// byte. In a seeded world there are none.
+    /// For a thread of the operating system: the operating system refuses another thread, or `name` contains a zero
+    /// byte. For a coroutine: none.
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<()>;
 
     /// Lets a simulated runtime run another thread first. Its scheduler records `label` in the history of the run. The

@@ -10,9 +10,8 @@
 //! - A local step stays possible until its member takes a step or has a fault. So every complete order contains such
 //!   a step or fault. Moved to the front of the order, it leads to the same result, because it is independent of
 //!   all steps before it.
-//! - A fault of another member changes only the state of that member and, in some cases, the store as that member's
-//!   step would. Before or after the local step, it leads to the same world, so it suffices to visit it after the local
-//!   step.
+//! - A fault of another member changes that member, and the store at most as the member's step would. The order of this
+//!   fault and the local step does not change the resulting world, so it suffices to visit the fault after the step.
 //! - A member with a local step does not wait. So no other member times out because all members wait.
 //! - Every step advances its member or consumes a fault. Members take finitely many steps, and faults are finitely
 //!   many. So the steps of every member are visited in the end.
@@ -418,8 +417,8 @@ fn three_members_never_differ() {
     }
 }
 
-/// Uses the reduction. If the environment variable `TEST_EFFORT` is above 1, also visits all worlds for some faults,
-/// and tests a wait that times out early, with the reduction only.
+/// Visits the worlds that the reduction leaves. With `TEST_EFFORT` above 1, also visits all worlds for some faults, and
+/// those that the reduction leaves if a wait may time out early.
 #[test]
 fn four_members_never_differ() {
     let effort: u64 =

@@ -204,8 +204,8 @@ impl Log {
         }
     }
 
-    /// Reads the complete records from `end` to the file's size, `size` bytes, and applies them. Does not consume an
-    /// incomplete record at the end.
+    /// Reads and applies the complete records after `end`. `size` is the file's size in bytes. An incomplete record at
+    /// the end of the file is not applied, and `end` stays before it.
     fn read(&mut self, size: u64) -> Result<()> {
         if size < self.end {
             let found = format!("the file ends here, and {} bytes of it were read before", self.end);
@@ -354,8 +354,9 @@ impl Log {
         Ok(())
     }
 
-    /// Appends `records`, whose changes this value already contains. After an error, truncates the file to its old
-    /// length if possible, and clears the table and the counts, so that the next operation reads the whole file again.
+    /// Appends `records` to the file. The table and the counts contain their changes already. After an error, truncates
+    /// the file to its old length if possible, and clears the table and the counts. The next operation then reads the
+    /// whole file again.
     fn append(&mut self, records: &[u8]) -> Result<()> {
         if records.is_empty() {
             return Ok(());

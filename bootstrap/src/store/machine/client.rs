@@ -8,9 +8,13 @@ use super::{
     wire::{Expect, ReplyDecoder, greeting, kind},
 };
 
-/// The time that a server has after the deadline of a wait to answer the cancellation of the wait and to say which keys
-/// are missing. An operation of a `TcpStore` or a `FileStore` that waits may also take this time, or the store's
-/// patience if that is shorter, to open a connection or to lock the file, even if its deadline is sooner.
+/// The time that a server has after the deadline of a wait, to answer the cancellation and to say which keys are
+/// missing.
+///
+/// It is also the least time limit for the preparation of an operation that waits: a `TcpStore` opens a connection, and
+/// a
+/// `FileStore` locks the file. The preparation may take this time, or the store's patience if that is shorter, even if
+/// the deadline of the operation is sooner.
 pub(in super::super) const GRACE: Duration = Duration::from_secs(5);
 
 /// The interval at which an empty queue is polled if a key of the same name has a value. The protocol's `Wait` is of
@@ -93,10 +97,11 @@ pub enum Failure {
         /// keys of the call. For a barrier: its key.
         missing: Vec<Vec<u8>>,
     },
-    /// The server has not answered in time. The greeting must be complete before its deadline, and each request that
-    /// does not wait must be answered within the client's patience. The last answer to a call that waits must also
-    /// arrive within 5 s of the latest of these times: the call's deadline, the start of the call, and the time at
-    /// which this client sent `CancelWait`, if it did.
+    /// The server has not answered in time:
+    /// - The greeting must be complete before its deadline.
+    /// - Each request that does not wait must be answered within the client's patience.
+    /// - If a call that waits is not cancelled, its last answer must arrive within 5 s of its deadline, or of its start
+    ///   if that is later. If this client has sent `CancelWait`, the last answer must arrive within 5 s of that.
     Unresponsive,
     /// The greeting has failed because of the secret: the two sides do not have the same one, or only one side has
     /// one, or the server has not answered a greeting with a secret.
@@ -114,8 +119,8 @@ pub struct Client {
     limits: Limits,
     /// The most time for an answer to a request that does not wait.
     patience: Duration,
-    /// The number in the last ping, or in the first one if none was sent. The server must answer a ping with its
-    /// number.
+    /// The number in the last ping that was sent. Before the first ping, the number for it. The server must answer a
+    /// ping with its number.
     nonce: u32,
     /// The secret, and the challenge that the client sends in its greeting.
     secret: Option<(Secret, Block)>,
@@ -144,7 +149,7 @@ enum Phase {
     /// challenge. Afterwards `server` is that challenge, and the client waits for the server's proof.
     Trusting { server: Option<Block>, due: Duration },
     /// The ping of the greeting, or the request of a call, was sent. `expect` is the kind of the answer. `retry` is the
-    /// call if it waits. It starts again if its request pops an empty queue before its deadline.
+    /// call, if it is one that waits. If its request finds an empty queue before the deadline, the call starts again.
     Answer { expect: Expect, due: Duration, retry: Option<Pending> },
     /// The greeting is complete, and no call is in progress.
     Idle,
@@ -339,9 +344,10 @@ impl Client {
         pending.map_or(patient, |pending| patient.min(pending.limit))
     }
 
-    /// Sends a check that all keys exist, together with the request that reads them. (A `CompareSet` whose expected
-    /// value no key holds would also read one key in one round trip. However, if the key is absent, one of PyTorch's
-    /// servers then wakes the clients that wait for the key.)
+    /// Sends a check that all keys exist, together with the request that reads them.
+    ///
+    /// A `CompareSet` with an expected value that the key never has would read one key in one round trip, too. It is
+    /// not used: if the key is absent, one of PyTorch's servers then wakes the clients that wait for it.
     fn peek(&mut self, pending: Pending, now: Duration, outputs: &mut Vec<Output>) {
         let mut bytes = Vec::new();
         Request::Check { keys: pending.keys.clone() }.encode(&mut bytes);

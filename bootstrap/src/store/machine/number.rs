@@ -17,7 +17,7 @@ enum Part {
     /// White space, a sign, or the first digit.
     #[default]
     Blanks,
-    /// The sign or a digit has been read.
+    /// A digit, or the first byte after the number. A sign or a digit has been read.
     Digits,
     /// The number has ended, or there is none. Further bytes are ignored.
     End,
@@ -64,8 +64,8 @@ impl Number {
     }
 }
 
-/// Returns `bytes` without the blocks of 64 bytes at its start in which each byte is `byte`. This makes it fast to skip
-/// the millions of blanks or zeros that a client can send before a number.
+/// Skips the leading blocks of 64 bytes that consist of `byte` alone, and returns the rest. A client can send millions
+/// of blanks or zeros before a number, and comparing blocks is faster than parsing single bytes.
 fn beyond(byte: u8, bytes: &[u8]) -> &[u8] {
     let run = [byte; 64];
     let (pieces, _) = bytes.as_chunks();

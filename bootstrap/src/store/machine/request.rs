@@ -47,10 +47,13 @@ pub enum Request {
         /// The keys.
         keys: Vec<Vec<u8>>,
     },
-    /// Waits until all keys exist at the same time. With more than 1,024 keys, waits until each of them has existed at
-    /// some time during the wait. A [`Server`](super::Server) may fail to notice that a key was deleted right after it
-    /// was set. Answered by [`Reply::Status`] 0 at the end of the wait. Refused with [`Refusal::AlreadyWaiting`] if the
-    /// client is already in a wait or a barrier.
+    /// Waits until all keys exist. Answered by [`Reply::Status`] 0 at the end of the wait. Refused with
+    /// [`Refusal::AlreadyWaiting`] if the client is already in a wait or a barrier.
+    ///
+    /// With up to 1,024 keys, the wait ends when all keys exist at the same time. With more keys, it ends when each key
+    /// has existed at some time during the wait, even if it was deleted later. In both cases, a
+    /// [`Server`](super::Server) does not check the key again whose change woke the client. So if that key is deleted
+    /// before the server resumes the client, the wait can end although the key is absent.
     Wait {
         /// The keys.
         keys: Vec<Vec<u8>>,

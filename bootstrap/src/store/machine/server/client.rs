@@ -21,8 +21,8 @@ use super::{
 pub(super) struct Client {
     greeting: Greeting,
     pub(super) decoder: RequestDecoder,
-    /// The request that is being served. `None` while a piece of it is being worked on, and if there is no such
-    /// request.
+    /// The request that is being served. `None` if there is none, and also during a turn, when the server has taken it
+    /// out to work on it.
     pub(super) task: Option<Task>,
     /// The memory of the request that is being served, in bytes.
     pub(super) task_memory: usize,
@@ -39,7 +39,7 @@ pub(super) struct Client {
 /// The progress of the greeting.
 #[derive(Default, PartialEq, Eq)]
 enum Greeting {
-    /// The first part, up to the client's challenge if there is a secret, is incomplete.
+    /// The first part has not arrived completely. With a secret, it includes the client's challenge.
     #[default]
     Due,
     /// The first part has arrived, with this challenge of the client. The client's proof has not arrived.
@@ -81,7 +81,7 @@ impl Client {
         self.decoder.memory() + self.unsent.memory() + self.task_memory
     }
 
-    /// Returns the number of strings to free when this connection is removed, without those of its wait.
+    /// Returns the number of strings that are freed when this connection is removed, except those of its wait.
     pub(super) fn strings(&self) -> usize {
         self.decoder.strings() + self.task.as_ref().map_or(0, Task::strings)
     }
