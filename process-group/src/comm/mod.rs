@@ -42,6 +42,10 @@ mod reaper;
 mod register;
 #[cfg_attr(not(feature = "registration"), expect(dead_code, reason = "what comes and goes with segments"))]
 mod registry;
+#[cfg_attr(
+    not(feature = "registration"),
+    expect(dead_code, reason = "only segments and pools are registered")
+)]
 mod registry_calls;
 mod service;
 mod shared;
