@@ -4,12 +4,12 @@ use std::{cell::RefCell, panic::Location};
 
 use cuda_driver::Stream;
 
-use super::{ProcessGroup, Result, Work, counter::Count, preflight};
+use super::{ProcessGroup, Result, Work, preflight::is_collective};
 use crate::{
     comm::{Group, Task},
     operation::Operation,
     profile,
-    record::{Call, Recording, Span, are_one},
+    record::{Call, LogEntry, are_one},
 };
 
 /// Queues operations for [`ProcessGroup::batch`]. All are launched together after the last is queued. A message to this
@@ -63,32 +63,30 @@ impl<'a> Batch<'a> {
         let _calling = group.messages.are_on_path().then(|| group.calling(operation));
         let mut blank = group.outstanding.blank(&group.marks, &group.counter)?;
         blank.start(stream)?;
-        let mut span = Span::default();
-        if !tasks.is_empty() {
-            let batch = tasks.chunk_by(are_one).count() > 1;
-            let mut recording = Recording::new(&group.counter.track, site, batch);
-            // SAFETY: the contract of the method that queued the task; it was checked there.
-            unsafe { group.record_on_path(on_path, stream, &mut recording) }?;
-            if !on_nccl.is_empty() {
-                self.launch_on_nccl(on_nccl, &mut recording).map_err(|error| match on_path {
-                    [] => error,
-                    _ => group.part_launched(operation, error),
-                })?;
-            }
-            span = recording.end(operation);
+        let is_batch = tasks.chunk_by(are_one).count() > 1;
+        let mut entry = LogEntry::new(site, is_batch.then_some(operation));
+        // SAFETY: the contract of the method that queued the task; it was checked there.
+        unsafe { group.launch_on_path(on_path, stream, &mut entry) }?;
+        if !on_nccl.is_empty() {
+            self.launch_on_nccl(on_nccl, &mut entry).map_err(|error| match on_path {
+                [] => error,
+                _ => group.part_launched(operation, error),
+            })?;
         }
-        let count = Count::of(tasks, preflight::is_collective(operation, tasks.iter()));
-        Ok(group.mark(blank, operation.name(), stream, span, count, tasks)?)
+        let collective = is_collective(operation, tasks);
+        Ok(group.commit(blank, entry, operation.name(), collective, tasks, stream)?)
     }
 
     /// Launches tasks on the group's communicator.
-    fn launch_on_nccl(&self, tasks: &[Task], recording: &mut Recording<'_>) -> Result<()> {
+    fn launch_on_nccl(&self, tasks: &[Task], entry: &mut LogEntry) -> Result<()> {
         let Self { group, stream, .. } = *self;
+        let log = &group.counter.log;
         // SAFETY: the contract of the method that queued the task; it was checked there.
         let launch = |task: &Task| unsafe { group.communicator.launch(task, stream) };
         let together = Group::begin(group.nccl())?;
         let queued = tasks.chunk_by(are_one).try_for_each(|tasks| {
-            recording.call(&Call::of(tasks, group.size()), || tasks.iter().try_for_each(launch))
+            log.begin(entry, &Call::of(tasks, group.size()));
+            tasks.iter().try_for_each(launch).inspect_err(|_| log.refuse(*entry))
         });
         let launched = together.finish();
         queued?;
@@ -97,7 +95,7 @@ impl<'a> Batch<'a> {
 
     /// Returns true if all members make this call, judged by the queued tasks.
     pub(super) fn is_collective(&self, operation: Operation) -> bool {
-        preflight::is_collective(operation, self.tasks.borrow().iter())
+        is_collective(operation, &self.tasks.borrow())
     }
 
     pub(super) fn queue(&self, mut task: Task) -> Result<()> {

@@ -5,91 +5,28 @@
 //! more calls than those at its ends.
 
 use std::{
-    collections::BTreeMap,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
 use cuda_driver::Device;
 
 use super::{GroupId, health::GroupHealth};
-use crate::{
-    comm::{Primitive, Task},
-    record::Track,
-};
+use crate::record::{Exchanged, Log};
 
 /// Counts the work that a group has enqueued on its device.
 #[derive(Debug)]
 pub(super) struct Counter {
     pub(super) id: GroupId,
     pub(super) name: Arc<str>,
-    pub(super) track: Track,
+    pub(super) log: Log,
     pub(super) health: Arc<GroupHealth>,
     /// The time limit of waits for work.
     pub(super) timeout: Duration,
-    /// This rank, and the ranks of the job that are members.
-    rank: usize,
+    /// The ranks of the job that are members.
     ranks: Arc<[usize]>,
     /// Distinguishes devices of two drivers, both of which a test process may hold.
     device: (usize, u32),
-    /// All calls. Calls that are not collectives are also counted in `others`, so that a collective costs one
-    /// counter.
-    calls: AtomicU64,
-    others: Mutex<Others>,
-}
-
-/// Counts calls that not all members make.
-#[derive(Debug, Default)]
-struct Others {
-    calls: u64,
-    /// The messages by the peer's rank in the group.
-    messages: BTreeMap<usize, Exchanged>,
-}
-
-#[derive(Debug, Default, Clone, Copy)]
-struct Exchanged {
-    sent: u64,
-    received: u64,
-    captured: bool,
-}
-
-/// The kind of a launch, for counting.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Count<'a> {
-    /// A call that all members make.
-    Collective,
-    /// A launch that contains messages. `collective` is true if all members still make the call.
-    Messages { tasks: &'a [Task], collective: bool },
-    /// A call that members need not make equally often.
-    Nothing,
-}
-
-impl<'a> Count<'a> {
-    /// Returns the kind of tasks that are launched together.
-    pub(super) fn of(tasks: &'a [Task], collective: bool) -> Self {
-        if !tasks.is_empty() && tasks.iter().all(|task| task.primitive.is_one_sided()) {
-            return Self::Nothing;
-        }
-        match collective && !tasks.iter().any(Task::is_message) {
-            true => Self::Collective,
-            false => Self::Messages { tasks, collective },
-        }
-    }
-
-    /// Returns the kind of a single task.
-    #[inline(always)]
-    pub(super) fn of_one(task: &'a Task) -> Self {
-        if task.primitive.is_one_sided() {
-            Self::Nothing
-        } else if task.is_message() {
-            Self::Messages { tasks: std::slice::from_ref(task), collective: false }
-        } else {
-            Self::Collective
-        }
-    }
 }
 
 /// The work that one group of this process has enqueued.
@@ -136,81 +73,31 @@ fn key(device: &Device) -> (usize, u32) {
 }
 
 impl Counter {
-    /// Makes a counter for `rank` in the group of `ranks`, and registers it for [`enqueued_on`].
+    /// Makes the counter of the group of `ranks`, and registers it for [`enqueued_on`].
     pub(super) fn new(
         id: GroupId,
         name: Arc<str>,
-        track: Track,
+        log: Log,
         (health, timeout): (Arc<GroupHealth>, Duration),
-        (rank, ranks): (usize, Arc<[usize]>),
+        ranks: Arc<[usize]>,
         device: &Device,
     ) -> Arc<Self> {
-        let (device, calls, others) = (key(device), AtomicU64::new(0), Mutex::default());
-        let counter = Arc::new(Self { id, name, track, health, timeout, rank, ranks, device, calls, others });
+        let counter = Arc::new(Self { id, name, log, health, timeout, ranks, device: key(device) });
         let mut counters = counters();
         counters.retain(|counter| counter.strong_count() > 0);
         counters.push(Arc::downgrade(&counter));
         counter
     }
 
-    /// Returns the number of calls.
-    pub(super) fn calls(&self) -> u64 {
-        self.calls.load(Ordering::Acquire)
-    }
-
-    /// Counts a launch, and returns its number.
-    #[inline(always)]
-    pub(super) fn count(&self, count: Count<'_>) -> u64 {
-        match count {
-            Count::Collective => self.calls.fetch_add(1, Ordering::AcqRel) + 1,
-            Count::Messages { tasks, collective } => self.count_messages(tasks, collective),
-            Count::Nothing => self.calls(),
-        }
-    }
-
-    #[inline(never)]
-    fn count_messages(&self, tasks: &[Task], collective: bool) -> u64 {
-        let mut others = self.others();
-        others.calls += u64::from(!collective);
-        for task in self.exchanged(tasks) {
-            let with = others.messages.entry(task.rank).or_default();
-            match task.primitive {
-                Primitive::Send => with.sent += 1,
-                _ => with.received += 1,
-            }
-        }
-        // Under the lock, so that readers see both counts or neither.
-        self.calls.fetch_add(1, Ordering::AcqRel) + 1
-    }
-
-    /// Marks the counted messages as captured by a graph.
-    #[cold]
-    pub(super) fn captured(&self, count: Count<'_>) {
-        let Count::Messages { tasks, .. } = count else { return };
-        let mut others = self.others();
-        self.exchanged(tasks).for_each(|task| others.messages.entry(task.rank).or_default().captured = true);
-    }
-
-    /// Returns the tasks that have a matching call on another rank.
-    fn exchanged<'a>(&self, tasks: &'a [Task]) -> impl Iterator<Item = &'a Task> + use<'a> {
-        let rank = self.rank;
-        tasks.iter().filter(move |task| task.is_message() && task.rank != rank)
-    }
-
-    fn others(&self) -> MutexGuard<'_, Others> {
-        self.others.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn enqueued(&self) -> Enqueued {
-        let others = self.others();
-        let sequence = self.calls();
-        let messages = |(peer, with): (&usize, &Exchanged)| MessageCounts {
-            peer: self.ranks.get(*peer).copied().unwrap_or(*peer),
+        let (sequence, others) = self.log.counts();
+        let messages = |(peer, with): (usize, Exchanged)| MessageCounts {
+            peer: self.ranks.get(peer).copied().unwrap_or(peer),
             sent: with.sent,
             received: with.received,
             captured: with.captured,
         };
-        let mut messages: Vec<MessageCounts> = others.messages.iter().map(messages).collect();
+        let mut messages: Vec<MessageCounts> = others.messages.into_iter().map(messages).collect();
         messages.sort_unstable_by_key(|with| with.peer);
         let (id, name, collectives) = (self.id, self.name.to_string(), sequence - others.calls);
         Enqueued { id, name, sequence, collectives, messages }

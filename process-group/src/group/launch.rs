@@ -11,14 +11,14 @@ use std::{panic::Location, slice};
 
 use cuda_driver::Stream;
 
-use super::{Batch, GroupError, ProcessGroup, Result, Work, counter::Count, validate, work::Blank};
+use super::{Batch, GroupError, ProcessGroup, Result, Work, preflight::is_collective, validate, work::Blank};
 use crate::{
     BoxedResult,
     comm::{Task, refuse_inside_group},
     graph_memory,
     operation::Operation,
     profile,
-    record::{Call, Span},
+    record::{Call, LogEntry},
 };
 
 impl ProcessGroup {
@@ -102,23 +102,22 @@ impl ProcessGroup {
         }
         if message && self.messages.are_on_path() && self.takes_path(&task)? {
             // SAFETY: the caller's contract.
-            return unsafe { self.launch_on_path(task, stream, site) };
+            return unsafe { self.message_on_path(task, stream, site) };
         }
         let channel =
             if message { self.channel(task, stream)? } else { self.channel_of_all(operation, stream)? };
         let _range = profile::range(operation.name(), &self.name, task.bytes());
         let mut blank = self.outstanding.blank(&self.marks, &self.counter)?;
         blank.start(stream)?;
-        let (call, track) = (Call::of_one(task, self.size()), &self.counter.track);
-        let begun = track.begin_one(&call, site);
+        let (mut entry, tasks) = (LogEntry::new(site, None), slice::from_ref(&task));
+        self.counter.log.begin(&mut entry, &Call::of(tasks, self.size()));
         // SAFETY: the caller's contract.
         let launched = unsafe { channel.communicator.launch(&channel.task(task), stream) };
         if let Err(error) = launched {
-            track.refuse_one(Call::of_one(task, self.size()), begun);
+            self.counter.log.refuse(entry);
             return Err(error.into());
         }
-        let span = track.launched_one(&call, begun);
-        self.mark(blank, operation.name(), stream, span, Count::of_one(&task), slice::from_ref(&task))
+        self.commit(blank, entry, operation.name(), is_collective(operation, tasks), tasks, stream)
     }
 
     /// Makes the checks that need all tasks of a launch.
@@ -129,9 +128,8 @@ impl ProcessGroup {
         operation: Operation,
         site: &'static Location<'static>,
     ) -> Result<()> {
-        validate::to_oneself(self, tasks).inspect_err(|error| {
-            self.refused(super::preflight::is_collective(operation, tasks.iter()), error)
-        })?;
+        validate::to_oneself(self, tasks)
+            .inspect_err(|error| self.refused(is_collective(operation, tasks), error))?;
         if self.shared_settings.checked { self.compare(tasks, site) } else { Ok(()) }
     }
 
@@ -160,6 +158,7 @@ impl ProcessGroup {
     /// # Errors
     /// The error that ended the group; [`GroupError::Comm`] for a stream of another device;
     /// [`GroupError::Driver`].
+    #[track_caller]
     pub fn track_graph_launch(&self, stream: &Stream) -> Result<Work> {
         let health = &self.counter.health;
         health.check()?;
@@ -167,26 +166,29 @@ impl ProcessGroup {
         // others.
         self.communicator.check_stream("track_graph_launch", stream).map_err(|error| *error)?;
         let blank = self.outstanding.blank(&self.marks, &self.counter)?;
-        let marked = self.mark(blank, "graph", stream, Span::default(), Count::Collective, &[]);
+        let entry = LogEntry::new(Location::caller(), None);
+        let marked = self.commit(blank, entry, "graph", true, &[], stream);
         marked.map_err(|error| health.reason(*error))
     }
 
-    /// Counts the enqueued `tasks`, and marks their place on the stream.
+    /// Commits the enqueued `tasks` to the log, and marks their place on the stream. `collective` is true if all
+    /// members make the call.
     #[inline(always)]
-    pub(super) fn mark(
+    pub(super) fn commit(
         &self,
         blank: Blank,
+        entry: LogEntry,
         operation: &'static str,
-        stream: &Stream,
-        span: Span,
-        count: Count<'_>,
+        collective: bool,
         tasks: &[Task],
+        stream: &Stream,
     ) -> BoxedResult<Work, GroupError> {
-        let sequence = self.counter.count(count);
+        let log = &self.counter.log;
+        let (sequence, span) = log.commit(entry, collective, tasks);
         let work = blank.done(operation, sequence, stream, span)?;
         // Captured work is not on the stream, and must not hide work that is.
         if work.is_captured() {
-            self.counter.captured(count);
+            log.captured(span, tasks);
             let place = self.communicator.place();
             graph_memory::note_captured(stream, tasks.iter().flat_map(|task| task.memory(place)))?;
             return Ok(work);

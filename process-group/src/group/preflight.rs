@@ -77,10 +77,11 @@ impl PlainProtocol for Comparison {
     }
 }
 
-/// Returns true if all members make this call. For a batch that depends on the tasks in `queued`.
-pub(super) fn is_collective<'a>(operation: Operation, mut queued: impl Iterator<Item = &'a Task>) -> bool {
+/// Returns true if all members make this call. For a batch that depends on its tasks.
+#[inline(always)]
+pub(super) fn is_collective(operation: Operation, tasks: &[Task]) -> bool {
     match operation {
-        Operation::Batch => queued.any(|task| !task.is_message() && !task.primitive.is_one_sided()),
+        Operation::Batch => tasks.iter().any(|task| !task.is_message() && !task.primitive.is_one_sided()),
         operation => !operation.is_message(),
     }
 }

@@ -206,7 +206,7 @@ impl ProcessGroup {
     /// that members can compare. Calls that a graph captured count once, when they were captured.
     #[must_use]
     pub fn sequence(&self) -> u64 {
-        self.counter.calls()
+        self.counter.log.launched()
     }
 
     /// Returns `Ok` if the group can have windows. Decided from the records of all members, so every member
@@ -312,7 +312,7 @@ impl ProcessGroup {
     /// it was split from, and in all groups split from that.
     #[must_use]
     pub fn dump(&self) -> Dump {
-        self.counter.track.recorder().dump()
+        self.counter.log.recorder().dump()
     }
 
     /// Returns a handle that aborts the group's communicator from any thread, even if a call blocks in it.
@@ -380,7 +380,7 @@ impl ProcessGroup {
     /// Those of [`Communicator::abort`].
     pub fn abort(self, deadline: Deadline) -> Result<()> {
         let _range = profile::range("abort", &self.name, 0);
-        let _ = self.counter.track.recorder().last_words();
+        let _ = self.counter.log.recorder().last_words();
         Ok(self.counter.health.abort_all(deadline)?)
     }
 

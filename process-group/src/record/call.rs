@@ -44,9 +44,10 @@ fn is_of_list(task: &Task) -> bool {
 
 impl Call {
     /// Returns the record of tasks that [are one](are_one), in a group of `size`.
+    #[inline(always)]
     pub(crate) fn of(tasks: &[Task], size: usize) -> Self {
         match tasks {
-            [task] => Self::of_one(*task, size),
+            [task] if !is_of_list(task) => Self::of_primitive(*task, size),
             _ => Self::of_list(tasks),
         }
     }
@@ -54,12 +55,6 @@ impl Call {
     /// Marks it as sent on a path besides NCCL.
     pub(crate) fn on_path(self) -> Self {
         Self { on_path: true, ..self }
-    }
-
-    /// Like [`of`](Self::of), for a single task.
-    #[inline(always)]
-    pub(crate) fn of_one(task: Task, size: usize) -> Self {
-        if is_of_list(&task) { Self::of_list(&[task]) } else { Self::of_primitive(task, size) }
     }
 
     /// Adds to a batch's hash the data that all members of a collective have in common. That excludes
@@ -82,6 +77,7 @@ impl Call {
         }
     }
 
+    #[inline(never)]
     fn of_list(tasks: &[Task]) -> Self {
         let sum = |primitive| {
             let counts =
@@ -149,7 +145,7 @@ mod tests {
         let fold = |digest, number, offset| {
             let place = WindowOffset::new(PlanKey { digest, number }, 3, offset);
             let task = Task::new(Primitive::AllReduce, DevicePtr(0), DevicePtr(0), 8, DataType::F32);
-            Call::of_one(Task { places: [place; 2], ..task }, 2).fold(Fold::default())
+            Call::of(&[Task { places: [place; 2], ..task }], 2).fold(Fold::default())
         };
         let here = fold(7, 0, 64);
         assert!([1, 126, 127, 1000].into_iter().all(|number| fold(7, number, 64) == here));

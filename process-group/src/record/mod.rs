@@ -10,6 +10,7 @@
 //! | `clock` | time stamps |
 //! | `ring` | the last calls of a rank: bounded, behind one lock, written without an allocation |
 //! | `recorder` | a rank's ring, and the groups that write to it |
+//! | `log` | a group's calls: numbers, hash and records, in one `begin` and `commit` |
 //! | `dump` | the recorder's contents as data |
 //! | `document` | the same as JSON, and as files for PyTorch's analyser (features `json` and `pickle`) |
 //! | `progress` | the progress of every member |
@@ -24,6 +25,7 @@ mod clock;
 #[cfg(any(feature = "json", feature = "pickle"))]
 mod document;
 mod dump;
+mod log;
 mod progress;
 mod progress_rpc;
 mod recorder;
@@ -35,6 +37,7 @@ pub use progress::{LastCall, MemberProgress, Progress};
 
 pub(crate) use call::{Call, are_one};
 pub(crate) use clock::ticks;
+pub(crate) use log::{Exchanged, Log, LogEntry};
 pub(crate) use progress_rpc::{ProgressRpc, ask};
-pub(crate) use recorder::{GroupEntry, Look, Recorder, Recording, Track};
+pub(crate) use recorder::{GroupEntry, Look, Recorder};
 pub(crate) use ring::Span;

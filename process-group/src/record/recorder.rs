@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    panic::Location,
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
@@ -12,18 +11,14 @@ use std::{
 };
 
 use super::{
-    Dump, DumpError, DumpedGroup, Entry, Operation,
+    Dump, DumpError, DumpedGroup, Entry,
     call::{Call, REDUCTIONS},
-    clock::{Clock, Scale, ticks},
-    ring::{Position, Record, Ring, Span},
+    clock::{Clock, Scale},
+    ring::{Record, Ring},
 };
-use crate::{
-    comm::DataType,
-    memory::PlanNames,
-    watch::{Fold, Rolling, WatchSignal},
-};
+use crate::{comm::DataType, memory::PlanNames, watch::WatchSignal};
 
-/// Finds out which operations of a group are done, and reports them by [`Track::completed`].
+/// Finds out which operations of a group are done, and reports them by `Log::completed`.
 pub(crate) trait Look: Send + Sync {
     fn look(&self);
 }
@@ -65,7 +60,7 @@ pub(super) struct Groups {
     next: u32,
 }
 
-/// The number of calls of this rank in a group.
+/// The calls of a group on this rank that were begun. Changed under the ring's lock.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) collectives: AtomicU64,
@@ -112,7 +107,7 @@ impl Recorder {
 
     /// Adds a group, and returns its number. When there are many groups, removes those that are dropped and
     /// have no calls in the ring.
-    fn add(&self, group: GroupEntry, counts: Arc<Counts>) -> u32 {
+    pub(super) fn add(&self, group: GroupEntry, counts: Arc<Counts>) -> u32 {
         let mut groups = self.groups();
         if groups.known.len() >= Self::GROUPS {
             let remembered: HashSet<_> =
@@ -178,217 +173,6 @@ impl Recorder {
             self.dump().write(folder)?;
         }
         Ok(())
-    }
-}
-
-/// Writes one group's calls.
-pub(crate) struct Track {
-    recorder: Arc<Recorder>,
-    group: u32,
-    counts: Arc<Counts>,
-    /// Messages to every member, then messages from every member.
-    pairs: Box<[AtomicU64]>,
-    /// The hash that members compare.
-    rolling: Arc<Rolling>,
-}
-
-impl std::fmt::Debug for Track {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Track({}, {:?})", self.group, self.counts)
-    }
-}
-
-/// A recorded call, until it is known whether it was launched.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Begun {
-    record: u64,
-    /// True if it raised its group's count.
-    counted: bool,
-}
-
-/// The counts that a batch has raised.
-#[derive(Debug, Clone, Copy, Default)]
-struct Batched {
-    collective: bool,
-    message: bool,
-}
-
-impl Track {
-    pub(crate) fn new(recorder: &Arc<Recorder>, group: GroupEntry, rolling: &Arc<Rolling>) -> Self {
-        let rolling = rolling.clone();
-        let counts = Arc::new(Counts::default());
-        let pairs = (0..2 * group.ranks.len()).map(|_| AtomicU64::new(0)).collect();
-        let group = recorder.add(group, counts.clone());
-        Self { recorder: recorder.clone(), group, counts, pairs, rolling }
-    }
-
-    pub(crate) fn recorder(&self) -> &Arc<Recorder> {
-        &self.recorder
-    }
-
-    /// Returns the counter of a message's pair and direction.
-    #[inline(always)]
-    fn pair(&self, call: &Call) -> Option<&AtomicU64> {
-        let direction = match call.operation {
-            Operation::Send => 0,
-            Operation::Recv => self.pairs.len() / 2,
-            // A put has no matching call.
-            _ => return None,
-        };
-        let peer = call.peer? as usize;
-        self.pairs.get(direction + peer).filter(|_| peer < self.pairs.len() / 2)
-    }
-
-    /// Records a call that is about to be launched. `batch` is the counts that its batch has raised already:
-    /// a batch counts once as a collective and once as a message. `work` is the records of its work so far.
-    #[inline(always)]
-    fn begin(
-        &self,
-        call: &Call,
-        batch: Option<&mut Batched>,
-        work: Span,
-        site: &'static Location<'static>,
-    ) -> Begun {
-        let batched = batch.is_some();
-        let message = call.operation.is_message();
-        let mut alone = Batched::default();
-        let batch = batch.unwrap_or(&mut alone);
-        let seen = if message { &mut batch.message } else { &mut batch.collective };
-        let counted = !call.operation.is_one_sided() && !std::mem::replace(seen, true);
-        let count = |counter: &AtomicU64, new: bool| {
-            if new { counter.fetch_add(1, Ordering::Relaxed) + 1 } else { counter.load(Ordering::Relaxed) }
-        };
-        let position = Position {
-            group: self.group,
-            collective: count(&self.counts.collectives, counted && !message),
-            messages: count(&self.counts.messages, counted && message),
-            pair: self.pair(call).map_or(0, |pair| count(pair, true)),
-            message,
-            batched,
-        };
-        Begun { record: self.recorder.ring.write(call, position, work, site, ticks()), counted }
-    }
-
-    /// Removes a call that was refused.
-    #[cold]
-    fn refuse(&self, call: &Call, begun: Begun, batch: Option<&mut Batched>) {
-        let Begun { record, counted } = begun;
-        self.recorder.ring.retract(record);
-        if let Some(pair) = self.pair(call) {
-            pair.fetch_sub(1, Ordering::Relaxed);
-        }
-        if counted {
-            let mut alone = Batched::default();
-            let batch = batch.unwrap_or(&mut alone);
-            let (seen, counter) = match call.operation.is_message() {
-                true => (&mut batch.message, &self.counts.messages),
-                false => (&mut batch.collective, &self.counts.collectives),
-            };
-            *seen = false;
-            counter.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Records the end of the batch that `operation` consists of, if the batch had any calls. Returns the record's
-    /// number.
-    fn end_batch(
-        &self,
-        batch: Batched,
-        operation: Operation,
-        work: Span,
-        site: &'static Location<'static>,
-    ) -> Option<u64> {
-        (batch.collective || batch.message).then(|| {
-            let position = Position {
-                group: self.group,
-                collective: self.counts.collectives.load(Ordering::Relaxed),
-                messages: self.counts.messages.load(Ordering::Relaxed),
-                pair: 0,
-                message: !batch.collective,
-                batched: true,
-            };
-            self.recorder.ring.write(&Call::end(operation), position, work, site, ticks())
-        })
-    }
-
-    /// Records a call that is not in a batch and is about to be launched.
-    #[inline(always)]
-    pub(crate) fn begin_one(&self, call: &Call, site: &'static Location<'static>) -> Begun {
-        self.begin(call, None, Span::default(), site)
-    }
-
-    /// Removes a call that was refused.
-    #[cold]
-    pub(crate) fn refuse_one(&self, call: Call, begun: Begun) {
-        self.refuse(&call, begun, None);
-    }
-
-    /// Returns the record of a call that was launched.
-    #[inline(always)]
-    pub(crate) fn launched_one(&self, call: &Call, begun: Begun) -> Span {
-        self.rolling.step(call.fold(Fold::default()));
-        Span::default().with(begun.record)
-    }
-
-    /// Marks these calls as captured by a graph.
-    #[cold]
-    pub(crate) fn captured(&self, span: Span) {
-        self.recorder.ring.captured(span);
-    }
-
-    /// Records that these calls were seen to have begun.
-    pub(crate) fn started(&self, span: Span) {
-        self.recorder.ring.started(span, ticks);
-    }
-
-    /// Records that these calls were seen to be done. The time is `now`, unless it was recorded before.
-    /// `elapsed` is the time that the device took, in µs, if it was measured.
-    pub(crate) fn completed(
-        &self,
-        span: Span,
-        now: impl FnOnce() -> u64,
-        elapsed: impl FnOnce() -> Option<f64>,
-    ) {
-        // At least 1, because 0 stands for "not measured".
-        let elapsed = || elapsed().map_or(0, |us| ((us * 1e3) as u64).max(1));
-        self.recorder.ring.completed(span, now, elapsed);
-    }
-}
-
-/// Records the calls of a batch as they are launched.
-pub(crate) struct Recording<'a> {
-    track: &'a Track,
-    site: &'static Location<'static>,
-    /// The counts that it has raised. `None` for a single call that consists of others.
-    batch: Option<Batched>,
-    span: Span,
-    fold: Fold,
-}
-
-impl<'a> Recording<'a> {
-    /// Begins a batch called at `site`, or a call that consists of others and has one record.
-    pub(crate) fn new(track: &'a Track, site: &'static Location<'static>, batch: bool) -> Self {
-        let batch = batch.then(Batched::default);
-        Self { track, site, batch, span: Span::default(), fold: Fold::default() }
-    }
-
-    /// Records and launches a call. Removes the record if the launch fails.
-    pub(crate) fn call<E>(&mut self, call: &Call, launch: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
-        let begun = self.track.begin(call, self.batch.as_mut(), self.span, self.site);
-        if let Err(error) = launch() {
-            self.track.refuse(call, begun, self.batch.as_mut());
-            return Err(error);
-        }
-        self.span = self.span.with(begun.record);
-        self.fold = call.fold(self.fold);
-        Ok(())
-    }
-
-    /// Ends `operation` after all its calls were launched. Returns their records.
-    pub(crate) fn end(self, operation: Operation) -> Span {
-        self.track.rolling.step(self.fold);
-        let end = self.batch.and_then(|batch| self.track.end_batch(batch, operation, self.span, self.site));
-        end.map_or(self.span, |end| self.span.with(end))
     }
 }
 

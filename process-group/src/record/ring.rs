@@ -85,12 +85,13 @@ impl Ring {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes a record of a work whose earlier records are `work`. Returns its number.
+    /// Writes a record of a work whose earlier records are `work`. Returns its number. `position` is called under the
+    /// lock.
     #[inline(always)]
     pub(super) fn write(
         &self,
         call: &Call,
-        position: Position,
+        position: impl FnOnce() -> Position,
         work: Span,
         site: &'static Location<'static>,
         created: u64,
@@ -100,7 +101,7 @@ impl Ring {
         state.next += 1;
         let work = work.with(number).first;
         let (captured, started, completed, elapsed) = (false, 0, 0, 0);
-        let (call, slot) = (*call, state.slot(number));
+        let (call, position, slot) = (*call, position(), state.slot(number));
         *slot = Some(Record {
             number,
             work,
@@ -116,9 +117,11 @@ impl Ring {
         number
     }
 
-    /// Removes a record that was not launched. If no other has followed, its number is reused.
-    pub(super) fn retract(&self, record: u64) {
+    /// Removes a record that was not launched. If no other has followed, its number is reused. `undo` is called under
+    /// the lock.
+    pub(super) fn retract(&self, record: u64, undo: impl FnOnce()) {
         let mut state = self.state();
+        undo();
         state.slot(record).take_if(|found| found.number == record);
         if state.next == record + 1 {
             state.next = record;
@@ -233,12 +236,12 @@ mod tests {
                 match step {
                     Step::Write => {
                         let number = model.len() as u64;
-                        prop_assert_eq!(ring.write(&call, position(number), Span::default(), Location::caller(), 1), number);
+                        prop_assert_eq!(ring.write(&call, || position(number), Span::default(), Location::caller(), 1), number);
                         model.push((number, false));
                         lost = lost.max(model.len().saturating_sub(8));
                     }
                     Step::Retract => if let Some((number, _)) = model.pop() {
-                        ring.retract(number);
+                        ring.retract(number, || ());
                         // The next record reuses its number.
                         lost = lost.min(model.len());
                     },
@@ -256,7 +259,7 @@ mod tests {
 
     /// Writes the first record of a work.
     fn write(ring: &Ring, number: u64) -> Span {
-        let record = ring.write(&call(number), position(number), Span::default(), Location::caller(), 1);
+        let record = ring.write(&call(number), || position(number), Span::default(), Location::caller(), 1);
         Span::default().with(record)
     }
 
@@ -286,7 +289,7 @@ mod tests {
         let ring = Ring::new(8);
         let batch = write(&ring, 1);
         let other = write(&ring, 2);
-        let batch = batch.with(ring.write(&call(3), position(3), batch, Location::caller(), 1));
+        let batch = batch.with(ring.write(&call(3), || position(3), batch, Location::caller(), 1));
         ring.completed(batch, || 7, || 0);
         assert_eq!(completed(&ring), [(1, 7), (2, 0), (3, 7)]);
         ring.completed(other, || 9, || 0);

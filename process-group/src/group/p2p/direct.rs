@@ -2,7 +2,6 @@
 
 use std::{
     panic::Location,
-    slice,
     sync::{Arc, PoisonError},
 };
 
@@ -16,12 +15,11 @@ use crate::{
     group::{
         Buffer, GroupError, ProcessGroup, Result, Work,
         calls::Calling,
-        counter::Count,
         path::{self, Message, Path, PathError, Way},
     },
     operation::Operation,
     profile,
-    record::{Call, Recording},
+    record::{Call, LogEntry},
 };
 
 /// The function that installs a path for [`P2pPolicy::Direct`](super::P2pPolicy::Direct).
@@ -108,7 +106,7 @@ impl ProcessGroup {
     /// # Safety
     /// As for the task's operation.
     #[inline(never)]
-    pub(in crate::group) unsafe fn launch_on_path(
+    pub(in crate::group) unsafe fn message_on_path(
         &self,
         task: Task,
         stream: &Stream,
@@ -119,11 +117,10 @@ impl ProcessGroup {
         let _calling = self.calling(operation);
         let mut blank = self.outstanding.blank(&self.marks, &self.counter)?;
         blank.start(stream)?;
-        let mut recording = Recording::new(&self.counter.track, site, false);
+        let mut entry = LogEntry::new(site, None);
         // SAFETY: the caller's contract.
-        unsafe { self.record_on_path(&[task], stream, &mut recording) }?;
-        let span = recording.end(operation);
-        self.mark(blank, operation.name(), stream, span, Count::of_one(&task), slice::from_ref(&task))
+        unsafe { self.launch_on_path(&[task], stream, &mut entry) }?;
+        self.commit(blank, entry, operation.name(), false, &[task], stream)
     }
 
     /// Registers a call that may block in the driver, until the returned value is dropped.
@@ -138,11 +135,11 @@ impl ProcessGroup {
     ///
     /// # Safety
     /// As for the tasks' operations.
-    pub(in crate::group) unsafe fn record_on_path(
+    pub(in crate::group) unsafe fn launch_on_path(
         &self,
         tasks: &[Task],
         stream: &Stream,
-        recording: &mut Recording<'_>,
+        entry: &mut LogEntry,
     ) -> Result<()> {
         let Some((first, others)) = tasks.split_first() else { return Ok(()) };
         // A path that was given up accepts no more messages. The reason for that is the error to report.
@@ -151,15 +148,19 @@ impl ProcessGroup {
             self.first_message();
         }
         let messages: Vec<_> = tasks.iter().map(message).collect();
-        let call = |task: &Task| Call::of_one(*task, self.size()).on_path();
+        let log = &self.counter.log;
+        let call = |task: &Task| Call::of(&[*task], self.size()).on_path();
         let path = self.path(first.call.name())?;
-        recording.call(&call(first), || {
-            // SAFETY: the caller's contract.
-            let launched = unsafe { path.launch(&messages, stream, self.timeout()) };
-            launched.map_err(|error| self.off_path(first.call, error))
-        })?;
+        log.begin(entry, &call(first));
+        // SAFETY: the caller's contract.
+        if let Err(error) = unsafe { path.launch(&messages, stream, self.timeout()) } {
+            let error = self.off_path(first.call, error);
+            log.refuse(*entry);
+            return Err(error);
+        }
         // Launched together with the first.
-        others.iter().try_for_each(|task| recording.call(&call(task), || Ok(())))
+        others.iter().for_each(|task| log.begin(entry, &call(task)));
+        Ok(())
     }
 
     /// Ends the group after a batch whose messages on the path were launched and whose other tasks were not:

@@ -113,9 +113,6 @@ impl Blank {
     ) -> BoxedResult<Work, GroupError> {
         stream.record(self.mark.done.event())?;
         let captured = stream.capture_status()? != CaptureStatus::None;
-        if captured {
-            self.mark.counter.track.captured(span);
-        }
         let Some(mark) = Arc::get_mut(&mut self.mark) else { unreachable!("a blank has one holder") };
         (mark.operation, mark.sequence, mark.span) = (operation, sequence, span);
         mark.interval = Interval { begun: self.begun, recorded: 0 };

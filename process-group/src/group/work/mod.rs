@@ -139,7 +139,7 @@ impl Work {
 
     /// Reports an error to the flight recorder and the profilers.
     fn trouble(&self, error: GroupError) -> GroupError {
-        self.mark.counter.track.recorder().trouble();
+        self.mark.counter.log.recorder().trouble();
         profile::trouble(self.mark.operation, &self.mark.counter.name, &error);
         error
     }
@@ -203,14 +203,14 @@ impl Work {
     /// Tells the flight recorder that it is done. The time is `now`, unless that was recorded before.
     fn tell_done(&self, now: impl FnOnce() -> u64) {
         // If the driver does not report the duration, the operation is recorded as done without one.
-        self.mark.counter.track.completed(self.mark.span, now, || self.mark.elapsed_us().ok().flatten());
+        self.mark.counter.log.completed(self.mark.span, now, || self.mark.elapsed_us().ok().flatten());
     }
 
     /// Tells the flight recorder that it has begun, if so. Returns true if it has.
     fn tell_started(&self) -> bool {
         let started = self.mark.start.as_ref().is_some_and(|start| self.passed(start).unwrap_or(false));
         if started {
-            self.mark.counter.track.started(self.mark.span);
+            self.mark.counter.log.started(self.mark.span);
         }
         started
     }

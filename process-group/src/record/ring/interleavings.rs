@@ -25,7 +25,7 @@ fn write(ring: &Ring, value: u64) -> u64 {
         message: false,
         batched: false,
     };
-    ring.write(&call, position, Span::default(), Location::caller(), value)
+    ring.write(&call, || position, Span::default(), Location::caller(), value)
 }
 
 /// Returns the calls in the ring. Checks that every record is of one call, and is done at the time of that
@@ -74,7 +74,7 @@ fn a_number_that_is_given_again_is_of_one_record() {
         let ring = Arc::new(Ring::new(2));
         launch(&ring, 1);
         let threads = [
-            spawn(&ring, |ring| ring.retract(write(ring, 2))),
+            spawn(&ring, |ring| ring.retract(write(ring, 2), || ())),
             spawn(&ring, |ring| (3..5).for_each(|value| launch(ring, value))),
             spawn(&ring, |ring| drop(values(ring))),
         ];
