@@ -248,6 +248,8 @@ pub(crate) enum InPlace {
     ShareOfSend,
     /// No overlap.
     Never,
+    /// Any overlap.
+    Anywhere,
 }
 
 impl InPlace {
@@ -260,7 +262,7 @@ impl InPlace {
             Self::ShareOfSend => {
                 "in place the receive buffer must be this rank's share of the send buffer (rank times its bytes)"
             }
-            Self::Never => "this operation has no in-place form",
+            Self::Never | Self::Anywhere => "this operation has no in-place form",
         }
     }
 }
@@ -348,7 +350,7 @@ impl Place {
         }
     }
 
-    /// Checks one buffer and returns its length in bytes.
+    /// Checks one buffer and returns its length in bytes: 0 for a buffer without shares, which is not used.
     #[inline(always)]
     pub(crate) fn buffer(
         &self,
@@ -358,7 +360,7 @@ impl Place {
         count: usize,
         dtype: DataType,
     ) -> BoxedResult<usize, ArgumentError> {
-        let bytes = self.bytes(call, count, dtype, span.shares)?;
+        let bytes = if span.shares > 0 { self.bytes(call, count, dtype, span.shares)? } else { 0 };
         if bytes == 0 {
             return Ok(0);
         }
@@ -409,6 +411,7 @@ impl Place {
             InPlace::ShareOfReceive => Some(from) == to.checked_add(offset()),
             InPlace::ShareOfSend => Some(to) == from.checked_add(offset()),
             InPlace::Never => false,
+            InPlace::Anywhere => true,
         };
         if apart || fits {
             return Ok(());
@@ -434,13 +437,13 @@ mod tests {
         #[test]
         fn accepted_buffers_are_apart_or_in_place(
             size in 1usize..5, rank in 0usize..5, count in 0usize..9, from in 1u64..40, to in 1u64..40,
-            dtype in dtype(), which in 0usize..4,
+            dtype in dtype(), which in 0usize..5,
         ) {
             let rank = rank % size;
             let place = Place { rank, size, release: Version::new(2, 30, 7) };
-            let in_place = [InPlace::Same, InPlace::ShareOfReceive, InPlace::ShareOfSend, InPlace::Never][which];
+            let in_place = [InPlace::Same, InPlace::ShareOfReceive, InPlace::ShareOfSend, InPlace::Never, InPlace::Anywhere][which];
             let (send_shares, receive_shares) = match in_place {
-                InPlace::Same => (1, 1),
+                InPlace::Same | InPlace::Anywhere => (1, 1),
                 InPlace::ShareOfReceive => (1, size),
                 InPlace::ShareOfSend => (size, 1),
                 InPlace::Never => (size, size),
@@ -456,6 +459,7 @@ mod tests {
                 InPlace::ShareOfReceive => send == receive + share,
                 InPlace::ShareOfSend => receive == send + share,
                 InPlace::Never => false,
+                InPlace::Anywhere => true,
             };
             let accepted = place.buffers(
                 "test",

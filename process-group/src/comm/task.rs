@@ -87,6 +87,39 @@ impl Primitive {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
     }
 
+    /// Returns the number of ranks whose shares the send and the receive buffer hold, in a communicator of `size`; 0 for
+    /// a buffer that is not used. `named` is true on the rank that the operation names. The buffers of one-sided
+    /// operations lie in windows, or there are none.
+    #[inline(always)]
+    pub(crate) fn shares(self, size: usize, named: bool) -> [usize; 2] {
+        let root = if named { size } else { 0 };
+        match self {
+            Self::AllReduce => [1, 1],
+            Self::Broadcast => [usize::from(named), 1],
+            Self::Reduce => [1, usize::from(named)],
+            Self::AllGather => [1, size],
+            Self::ReduceScatter => [size, 1],
+            Self::AllToAll => [size, size],
+            Self::Gather => [1, root],
+            Self::Scatter => [root, 1],
+            Self::Send => [1, 0],
+            Self::Recv => [0, 1],
+            Self::PutSignal | Self::Signal | Self::WaitSignals => [0, 0],
+        }
+    }
+
+    /// Returns the overlap of the two buffers that it allows; `named` as for [`shares`](Self::shares).
+    const fn in_place(self, named: bool) -> InPlace {
+        match self {
+            // A put writes into the window of another rank.
+            Self::PutSignal if !named => InPlace::Anywhere,
+            Self::AllReduce | Self::Broadcast | Self::Reduce => InPlace::Same,
+            Self::AllGather | Self::Gather => InPlace::ShareOfReceive,
+            Self::ReduceScatter | Self::Scatter => InPlace::ShareOfSend,
+            _ => InPlace::Never,
+        }
+    }
+
     /// Returns, for the send and the receive buffer, whether NCCL requires the same offset of the same window on
     /// every rank if the buffer lies in a window.
     pub(crate) const fn symmetric(self) -> [bool; 2] {
@@ -164,25 +197,11 @@ impl Task {
     /// Returns the buffers that this rank uses: name, address and size in bytes. An in-place buffer is returned once.
     #[inline(always)]
     pub(crate) fn buffers(&self, place: &Place) -> [Option<(&'static str, u64, u64)>; 2] {
-        let share = self.bytes();
-        let all = share.saturating_mul(place.size as u64);
-        let named = place.rank == self.rank;
-        let send = |bytes| Some(("send", self.send.0, bytes));
-        let receive = |bytes| Some(("receive", self.receive.0, bytes));
-        let (send, receive) = match self.primitive {
-            Primitive::AllReduce => (send(share), receive(share)),
-            Primitive::Broadcast => (send(share).filter(|_| named), receive(share)),
-            Primitive::Reduce => (send(share), receive(share).filter(|_| named)),
-            Primitive::AllGather => (send(share), receive(all)),
-            Primitive::ReduceScatter => (send(all), receive(share)),
-            Primitive::AllToAll => (send(all), receive(all)),
-            Primitive::Gather => (send(share), receive(all).filter(|_| named)),
-            Primitive::Scatter => (send(all).filter(|_| named), receive(share)),
-            Primitive::Send => (send(share), None),
-            Primitive::Recv => (None, receive(share)),
-            // Their buffers lie in windows, or there are none.
-            Primitive::PutSignal | Primitive::Signal | Primitive::WaitSignals => (None, None),
+        let buffer = |name, ptr: DevicePtr, shares| {
+            (shares > 0).then(|| (name, ptr.0, self.bytes().saturating_mul(shares as u64)))
         };
+        let [send, receive] = self.primitive.shares(place.size, place.rank == self.rank);
+        let (send, receive) = (buffer("send", self.send, send), buffer("receive", self.receive, receive));
         match (send, receive) {
             (Some((_, from, bytes)), Some((_, to, length))) if from == to && bytes == length => [send, None],
             _ => [send, receive],
@@ -233,9 +252,6 @@ impl Task {
     pub(crate) fn check(&self, place: &Place, grouped: bool) -> BoxedResult<(), ArgumentError> {
         let Self { primitive, call, count, dtype, op, rank, .. } = *self;
         let call = call.name();
-        let one = |ptr: DevicePtr| Span { address: ptr.0, shares: 1 };
-        let all = |ptr: DevicePtr| Span { address: ptr.0, shares: place.size };
-        let (send, receive) = (self.send, self.receive);
         if primitive.reduces() {
             place.reduction(call, op, dtype)?;
         }
@@ -243,35 +259,19 @@ impl Task {
             place.member(call, role, rank)?;
         }
         let named = place.rank == rank;
-        let pair = |send, receive, in_place| place.buffers(call, send, receive, count, dtype, in_place);
-        match primitive {
-            Primitive::AllReduce => pair(one(send), one(receive), InPlace::Same),
-            Primitive::Broadcast => {
-                pair(one(if named { send } else { receive }), one(receive), InPlace::Same)
-            }
-            Primitive::Reduce => pair(one(send), one(if named { receive } else { send }), InPlace::Same),
-            Primitive::AllGather => pair(one(send), all(receive), InPlace::ShareOfReceive),
-            Primitive::Gather if named => pair(one(send), all(receive), InPlace::ShareOfReceive),
-            Primitive::ReduceScatter => pair(all(send), one(receive), InPlace::ShareOfSend),
-            Primitive::Scatter if named => pair(all(send), one(receive), InPlace::ShareOfSend),
-            Primitive::AllToAll => pair(all(send), all(receive), InPlace::Never),
-            Primitive::Send | Primitive::Recv if named && !grouped => {
-                Err(cold_err(move || ArgumentError::ToOneself { call, rank }))
-            }
-            Primitive::PutSignal if named => pair(one(send), one(receive), InPlace::Never),
-            Primitive::PutSignal => {
-                place.buffer(call, "send", one(send), count, dtype)?;
-                place.buffer(call, "receive", one(receive), count, dtype).map(drop)
-            }
-            Primitive::Signal => Ok(()),
-            Primitive::WaitSignals => place.signals(call, count),
-            Primitive::Send | Primitive::Gather => {
-                place.buffer(call, "send", one(send), count, dtype).map(drop)
-            }
-            Primitive::Recv | Primitive::Scatter => {
-                place.buffer(call, "receive", one(receive), count, dtype).map(drop)
-            }
+        if primitive.is_message() && named && !grouped {
+            return Err(cold_err(move || ArgumentError::ToOneself { call, rank }));
         }
+        if primitive == Primitive::WaitSignals {
+            return place.signals(call, count);
+        }
+        let [send, receive] = match primitive {
+            Primitive::PutSignal => [1, 1],
+            _ => primitive.shares(place.size, named),
+        };
+        let send = Span { address: self.send.0, shares: send };
+        let receive = Span { address: self.receive.0, shares: receive };
+        place.buffers(call, send, receive, count, dtype, primitive.in_place(named))
     }
 }
 

@@ -101,16 +101,12 @@ impl Call {
     #[inline(always)]
     fn of_primitive(task: Task, size: usize) -> Self {
         let Task { primitive, count, dtype, op, rank, places, .. } = task;
-        let (one, all) = (count as u64, (count as u64).saturating_mul(size as u64));
-        let (send, receive) = match primitive {
-            Primitive::AllReduce | Primitive::Broadcast | Primitive::Reduce => (one, one),
-            Primitive::AllGather | Primitive::Gather => (one, all),
-            Primitive::ReduceScatter | Primitive::Scatter => (all, one),
-            Primitive::AllToAll => (all, all),
-            Primitive::Send | Primitive::PutSignal => (one, 0),
-            Primitive::Recv | Primitive::WaitSignals => (0, one),
-            Primitive::Signal => (0, 0),
-        };
+        let [send, receive] = match primitive {
+            Primitive::PutSignal => [1, 0],
+            Primitive::WaitSignals => [0, 1],
+            _ => primitive.shares(size, true),
+        }
+        .map(|shares| (count as u64).saturating_mul(shares as u64));
         let reduction = match op {
             _ if !primitive.reduces() => 0,
             ReduceOp::Sum => 1,

@@ -60,8 +60,8 @@ impl Mark {
 /// The mark of an operation that is not launched yet. It has no other holder.
 pub(in crate::group) struct Blank {
     mark: Arc<Mark>,
-    /// See [`Interval`].
-    begun: u64,
+    /// The time of its group's clock at which the operation begins; see [`Interval`].
+    pub(super) begun: u64,
 }
 
 impl Blank {
@@ -80,11 +80,6 @@ impl Blank {
             counter: counter.clone(),
         };
         Ok(Self { mark: Arc::new(mark), begun: 0 })
-    }
-
-    /// Sets the time of its group's clock at which the operation begins.
-    pub(super) fn begun(self, begun: u64) -> Self {
-        Self { begun, ..self }
     }
 
     /// Returns the mark of a finished work for reuse, if it has no other holder.

@@ -324,11 +324,12 @@ impl Outstanding {
         counter: &Arc<Counter>,
     ) -> BoxedResult<Blank, GroupError> {
         let (begun, kept) = self.begin();
-        let blank = match kept {
+        let mut blank = match kept {
             Some(blank) => blank,
             None => Blank::new(marks, counter)?,
         };
-        Ok(blank.begun(begun))
+        blank.begun = begun;
+        Ok(blank)
     }
 }
 
