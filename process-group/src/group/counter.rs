@@ -1,4 +1,4 @@
-//! Counts the work that a group enqueues on its device, in numbers that its members can compare.
+//! The work that a group has enqueued on its device, in numbers that its members can compare.
 //!
 //! Only calls that all members make alike are compared: collectives, and the messages between a sender and a
 //! receiver. A member's total number of calls cannot be compared. In a pipeline the stages in the middle make
@@ -14,7 +14,7 @@ use cuda_driver::Device;
 use super::{GroupId, health::GroupHealth};
 use crate::record::{Exchanged, Log};
 
-/// Counts the work that a group has enqueued on its device.
+/// The part of a group that its works share, with the log of its calls.
 #[derive(Debug)]
 pub(super) struct Counter {
     pub(super) id: GroupId,
