@@ -83,7 +83,9 @@ pub(crate) struct Topology {
 #[derive(Clone, Debug)]
 pub(crate) struct Scratch {
     pub(crate) persistent: Arc<Physical>,
-    pub(crate) buffers: Arc<Physical>,
+    /// `None` while the communicator is suspended.
+    pub(crate) buffers: Option<Arc<Physical>>,
+    pub(crate) buffer_bytes: u64,
 }
 
 /// Arguments of a communicator's construction.
@@ -311,6 +313,22 @@ impl Comm {
         }
         if self.is_finalized() {
             return Err(Failure::usage(format!("{self} was finalized")));
+        }
+        Ok(())
+    }
+
+    /// True while the memory of its buffers is released.
+    pub(crate) fn is_suspended(&self) -> bool {
+        let scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        scratch.as_ref().is_some_and(|scratch| scratch.buffers.is_none())
+    }
+
+    /// Refuses calls that need the communicator's buffers. Real NCCL does not check it: its kernels then access memory
+    /// that is not mapped.
+    pub(crate) fn active(&self) -> Result {
+        self.usable()?;
+        if self.is_suspended() {
+            return Err(Failure::usage(format!("{self} is suspended")));
         }
         Ok(())
     }

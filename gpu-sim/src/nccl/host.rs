@@ -20,6 +20,8 @@ pub(crate) enum Call {
     OneSided,
     /// A further physical segment of a window.
     WindowMore,
+    Suspend,
+    Resume,
 }
 
 impl Call {
@@ -32,6 +34,8 @@ impl Call {
             5 => "the end of ncclCommWindowRegister",
             6 => "its first one-sided operation",
             7 => "ncclCommWindowRegister of a further segment",
+            8 => "ncclCommSuspend",
+            9 => "ncclCommResume",
             _ => "an unknown call",
         }
     }

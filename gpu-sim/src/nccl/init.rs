@@ -81,11 +81,21 @@ fn join(
 fn furnish(machine: &Machine, comm: &Comm) -> Result {
     let arena = &machine.devices[comm.device].arena;
     let take = |bytes: u64| arena.allocate(bytes, 0).map_err(|error| cuda(DriverError::from(error)));
-    let scratch = Scratch {
-        persistent: take(GRANULARITY)?,
-        buffers: take(GRANULARITY * (comm.size as u64 - 1).max(1))?,
-    };
+    let buffer_bytes = GRANULARITY * (comm.size as u64 - 1).max(1);
+    let scratch =
+        Scratch { persistent: take(GRANULARITY)?, buffers: Some(take(buffer_bytes)?), buffer_bytes };
     *comm.scratch.lock().unwrap_or_else(PoisonError::into_inner) = Some(scratch);
+    Ok(())
+}
+
+/// Takes the memory of the buffers again.
+pub(crate) fn resume(machine: &Machine, comm: &Comm) -> Result {
+    let arena = &machine.devices[comm.device].arena;
+    let mut scratch = comm.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(Scratch { buffers, buffer_bytes, .. }) = scratch.as_mut() {
+        let taken = arena.allocate(*buffer_bytes, 0).map_err(|error| cuda(DriverError::from(error)))?;
+        *buffers = Some(taken);
+    }
     Ok(())
 }
 

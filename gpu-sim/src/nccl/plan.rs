@@ -175,6 +175,10 @@ fn run(comm: &Comm, exec: &Exec, step: &Step, targets: &[u64], captured: bool) -
     if let Some(interrupted) = comm.interruption(Plane::Stream) {
         return Err(interrupted.into());
     }
+    if comm.is_suspended() {
+        // The VA ranges of its buffers stay reserved, so a kernel of a graph accesses unmapped memory.
+        return Err(Stop::Fault(Fault::Trap(format!("a graph's kernel runs while {comm} is suspended"))));
+    }
     let view = |address, len: usize, access| exec.view(address, len as u64, access).map_err(Stop::Fault);
     match step {
         Step::Collective(one) => {

@@ -81,6 +81,29 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn a_graph_that_is_launched_while_its_communicator_is_suspended_faults() {
+        let world = gpu_sim::World::builder().capacity(1 << 30).nccl_release(22907).start().unwrap();
+        let id = rig::Rig::new(&world).unique_id();
+        run(&world, 1, move |rank| {
+            let comm = rank.init(id, 1);
+            let buffer = rank.upload(&1i32.to_ne_bytes());
+            let graph = capture(rank, || all_reduce(rank, comm, buffer));
+            ok!(rank.rig, ncclCommSuspend(comm.0, 1));
+            ok!(rank.rig, ncclCommResume(comm.0));
+            launch(rank, &graph);
+            rank.synchronize();
+            ok!(rank.rig, ncclCommSuspend(comm.0, 1));
+            launch(rank, &graph);
+            // SAFETY: a stream of this rank.
+            let end = unsafe { rank.rig.cuda.cuStreamSynchronize.unwrap()(rank.stream.0) };
+            assert_ne!(end, cu::CUresult::CUDA_SUCCESS);
+            assert_eq!(rank.rig.async_error(comm), ncclResult_t::ncclUnhandledCudaError);
+            rank.rig.abort(comm);
+        });
+        drop(world);
+    }
+
+    #[test]
     fn a_graph_that_outlives_its_window_is_an_error() {
         let world = world(2);
         run_in_comm(&world, 2, |rank, comm| {

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use cuda_driver_sys as cu;
 use gpu_sim::World;
-use nccl_sys::{Api, ncclCommMemStat_t, ncclResult_t};
+use nccl_sys::{Api, NCCL_SUSPEND_MEM, ncclCommMemStat_t, ncclResult_t};
 use rusty_fork::{ChildWrapper, rusty_fork_id, rusty_fork_test};
 
 use super::rig::{Alive, Comm, Rank, Rig, run};
@@ -72,7 +72,7 @@ fn statistic(rank: &Rank, comm: Comm, which: ncclCommMemStat_t) -> u64 {
     value
 }
 
-const ROWS: [Row; 5] = [
+const ROWS: [Row; 6] = [
     Row {
         name: "shrink: without anybody to leave out",
         function: "ncclCommShrink",
@@ -186,6 +186,33 @@ const ROWS: [Row; 5] = [
             format!("{} {suspended} {}", total == parts && total > 0, code(null))
         },
         answers: ["true 0 InvalidArgument"; 2],
+    },
+    Row {
+        name: "suspend: until it is resumed, and neither twice",
+        function: "ncclCommSuspend",
+        ask: |rank, comm| {
+            connect(rank, comm);
+            let of = |which| statistic(rank, comm, which);
+            let total = of(ncclCommMemStat_t::ncclStatGpuMemTotal);
+            let is_suspended = || of(ncclCommMemStat_t::ncclStatGpuMemSuspended);
+            let suspend = || code(nccl!(rank.rig, ncclCommSuspend(comm.0, NCCL_SUSPEND_MEM as c_int)));
+            let resume = || code(nccl!(rank.rig, ncclCommResume(comm.0)));
+            step(rank, "suspend");
+            let mut answer = vec![suspend(), is_suspended().to_string()];
+            step(rank, "suspend again");
+            answer.push(suspend());
+            step(rank, "resume");
+            answer.extend([resume(), is_suspended().to_string()]);
+            step(rank, "resume again");
+            answer.push(resume());
+            answer.push((of(ncclCommMemStat_t::ncclStatGpuMemTotal) == total).to_string());
+            step(rank, "an all-reduce");
+            answer.push(rank.sum(comm, 7).to_string());
+            step(rank, "destroy");
+            rank.rig.destroy(comm);
+            answer.join(" ")
+        },
+        answers: ["Success 1 InvalidUsage Success 0 InvalidUsage true 14"; 2],
     },
 ];
 

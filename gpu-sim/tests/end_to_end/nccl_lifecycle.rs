@@ -354,6 +354,59 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn a_suspended_communicator_releases_its_buffers_and_refuses_what_needs_them() {
+        let world = World::builder().devices(2).capacity(1 << 30).nccl_release(22907).start().unwrap();
+        run_in_comm(&world, 2, |rank, comm| {
+            let usage = ncclResult_t::ncclInvalidUsage;
+            let buffer = rank.symmetric(1 << 21);
+            let free = || {
+                let (mut free, mut total) = (0, 0);
+                cuda!(rank.rig, cuMemGetInfo_v2(&mut free, &mut total));
+                free
+            };
+            let suspend = |flags| nccl!(rank.rig, ncclCommSuspend(comm.0, flags));
+            assert_eq!([suspend(0), suspend(3)], [UNUSABLE; 2], "not modelled");
+            let mut suspendable = 0;
+            let which = ncclCommMemStat_t::ncclStatGpuMemSuspend;
+            ok!(rank.rig, ncclCommMemStats(comm.0, which, &mut suspendable));
+            assert_eq!(rank.sum(comm, 1), 2);
+            let before = free();
+            assert_eq!(suspend(1), OK);
+            assert_eq!(free() - before, suspendable as usize);
+            let (mut window, mut child) = (std::ptr::null_mut(), std::ptr::null_mut());
+            let pointer = buffer as *mut std::ffi::c_void;
+            assert_eq!(rank.all_reduce(comm, buffer, 1), usage);
+            let registered = nccl!(rank.rig, ncclCommWindowRegister(comm.0, pointer, 1 << 21, &mut window, 1));
+            assert_eq!(registered, usage);
+            let split = nccl!(rank.rig, ncclCommSplit(comm.0, 0, 0, &mut child, std::ptr::null_mut()));
+            assert_eq!(split, usage);
+            assert_eq!(nccl!(rank.rig, ncclCommResume(comm.0)), OK);
+            assert_eq!(free(), before);
+            assert_eq!(rank.sum(comm, 2), 4);
+            // It may end in this state.
+            assert_eq!(suspend(1), OK);
+            rank.free_symmetric(buffer);
+        });
+        world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_suspension_that_another_rank_does_not_join_is_an_error() {
+        let world = World::builder().devices(2).capacity(1 << 30).nccl_release(22907).start().unwrap();
+        run_in_comm(&world, 2, |rank, comm| {
+            let code = match rank.rank {
+                0 => nccl!(rank.rig, ncclCommSuspend(comm.0, 1)),
+                _ => {
+                    let mut child = std::ptr::null_mut();
+                    nccl!(rank.rig, ncclCommSplit(comm.0, 0, 0, &mut child, std::ptr::null_mut()))
+                }
+            };
+            assert_eq!(code, ncclResult_t::ncclInvalidUsage);
+            assert!(rank.rig.last_error().contains("rank 0: ncclCommSuspend"), "{}", rank.rig.last_error());
+        });
+    }
+
+    #[test]
     fn a_communicator_that_is_left_is_a_leak() {
         let world = world(1);
         let id = Rig::new(&world).unique_id();
@@ -379,7 +432,9 @@ rusty_fork_test! {
                 table.ncclCommWindowRegister.is_some() && table.ncclCommShrink.is_some(),
                 table.ncclAlltoAll.is_some(),
                 table.ncclCommRevoke.is_some(),
-                table.ncclCommMemStats.is_some(),
+                table.ncclCommMemStats.is_some()
+                    && table.ncclCommSuspend.is_some()
+                    && table.ncclCommResume.is_some(),
             ]
         };
         assert_eq!(has(21304), [false; 7]);

@@ -1,13 +1,11 @@
 //! Versions, errors, questions about a communicator.
 
 use std::ffi::{c_char, c_int};
-use std::sync::{Arc, PoisonError};
+use std::sync::PoisonError;
 
 use nccl_sys::{ncclComm_t, ncclCommMemStat_t, ncclResult_t};
 
 use super::{Out, call};
-use crate::memory::Physical;
-use crate::nccl::comm::Scratch;
 use crate::nccl::error::{self, Failure};
 use crate::world;
 
@@ -99,12 +97,12 @@ pub(super) unsafe extern "C" fn ncclCommMemStats(
         let out = Out::new(value, "value")?;
         comm.usable()?;
         let scratch = comm.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes = |part: fn(&Scratch) -> &Arc<Physical>| scratch.as_ref().map_or(0, |all| part(all).size());
-        let (persistent, buffers) = (bytes(|all| &all.persistent), bytes(|all| &all.buffers));
+        let (persistent, buffers, is_suspended) = scratch
+            .as_ref()
+            .map_or((0, 0, false), |all| (all.persistent.size(), all.buffer_bytes, all.buffers.is_none()));
         out.set(match stat {
             ncclCommMemStat_t::ncclStatGpuMemSuspend => buffers,
-            // Suspending is not modelled.
-            ncclCommMemStat_t::ncclStatGpuMemSuspended => 0,
+            ncclCommMemStat_t::ncclStatGpuMemSuspended => u64::from(is_suspended),
             ncclCommMemStat_t::ncclStatGpuMemPersist => persistent,
             ncclCommMemStat_t::ncclStatGpuMemTotal => persistent + buffers,
             other => return Err(Failure::argument(format!("no statistic has the number {}", other.0))),

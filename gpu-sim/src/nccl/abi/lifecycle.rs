@@ -258,6 +258,7 @@ fn ready_parent(library: &Library, handle: ncclComm_t) -> Result<Arc<Comm>> {
     }
     match parent.interruption(Plane::Host) {
         Some(interrupted) => Err(interrupted.into()),
+        None if parent.is_suspended() => Err(Failure::usage(format!("{parent} is suspended"))),
         None => Ok(parent),
     }
 }

@@ -106,7 +106,7 @@ pub(super) unsafe extern "C" fn ncclCommWindowRegister(
 ) -> ncclResult_t {
     queued("ncclCommWindowRegister", |machine, library| {
         let comm = library.comm(comm)?;
-        comm.usable()?;
+        comm.active()?;
         let out = Out::new(window, "win")?;
         let known =
             FLAGS.iter().filter(|(since, _)| *since <= comm.release).fold(0, |all, (_, flag)| all | flag);

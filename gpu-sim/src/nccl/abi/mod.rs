@@ -5,9 +5,10 @@
 //! * [`operations`]: collectives, sends and receives.
 //! * [`memory`]: allocation, local registration, windows.
 //! * [`one_sided`]: puts, signals, waits for signals.
+//! * [`suspend`]: releasing a communicator's buffers, and taking them again.
 //!
 //! Functions that are not modelled are absent from the table, so a program sees an older library: growing,
-//! suspending, per-call configurations, parameters, simulation of groups, encryption.
+//! per-call configurations, parameters, simulation of groups, encryption.
 
 #![allow(non_snake_case, reason = "the C names")]
 
@@ -16,6 +17,7 @@ mod lifecycle;
 mod memory;
 mod one_sided;
 mod operations;
+mod suspend;
 
 use std::sync::Arc;
 
@@ -112,6 +114,7 @@ pub(crate) fn table(release: i32) -> Table {
         operations: ncclAllReduce ncclBroadcast ncclBcast ncclAllGather ncclReduceScatter ncclReduce ncclAlltoAll
             ncclGather ncclScatter ncclSend ncclRecv ncclRedOpCreatePreMulSum ncclRedOpDestroy;
         one_sided: ncclPutSignal ncclSignal ncclWaitSignal;
+        suspend: ncclCommSuspend ncclCommResume;
         memory: ncclMemAlloc ncclMemFree ncclCommRegister ncclCommDeregister ncclCommWindowRegister
             ncclCommWindowDeregister ncclWinGetUserPtr ncclGetPeerDevicePointer ncclGetLsaDevicePointer;
     }

@@ -55,7 +55,7 @@ impl Arguments {
 
 pub(super) fn usable(library: &Library, handle: ncclComm_t) -> Result<Arc<Comm>> {
     let comm = library.comm(handle)?;
-    comm.usable()?;
+    comm.active()?;
     Ok(comm)
 }
 
