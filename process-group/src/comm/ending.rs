@@ -62,7 +62,7 @@ impl Communicator {
 
     fn begin_finalize(&self) -> Serving<()> {
         let waiting_for = "all ranks to finish their work and destroy the communicator".into();
-        let call = ("ncclCommFinalize", Kind::Child);
+        let call = ("ncclCommFinalize", Kind::Suspended);
         self.shared.registry.retire();
         Serving::begin(&self.shared, &self.service, call, waiting_for, |shared| {
             // A revoked communicator has no work to finish, and NCCL refuses the call.

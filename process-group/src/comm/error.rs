@@ -114,10 +114,28 @@ pub enum CommError {
         communicator: String,
     },
 
+    /// The communicator is [suspended](super::Communicator::suspend).
+    #[error("{call}: {communicator} is suspended; call resume first, on every rank")]
+    Suspended {
+        /// The call that was refused.
+        call: &'static str,
+        /// The communicator's name.
+        communicator: String,
+    },
+
+    /// A communicator that is to be [resumed](super::Communicator::resume) is not suspended.
+    #[error("{call}: {communicator} is not suspended")]
+    NotSuspended {
+        /// The call that was refused.
+        call: &'static str,
+        /// The communicator's name.
+        communicator: String,
+    },
+
     /// The communicator was [adopted](super::Communicator::adopt), and only its owner may make the call.
     #[error(
-        "{call}: {communicator} was adopted; only its owner may abort, revoke, shrink or destroy it. Release it, and \
-         leave that to the owner"
+        "{call}: {communicator} was adopted; only its owner may abort, revoke, suspend, shrink or destroy it. \
+         Release it, and leave that to the owner"
     )]
     Adopted {
         /// The call that was refused.

@@ -13,7 +13,7 @@
 //! | `adopt` | communicators that another library made and will destroy |
 //! | `call_guard` | admission of calls to NCCL with a communicator |
 //! | `collective`, `one_sided`, `task`, `group` | operations |
-//! | `window`, `register`, `registry`, `memory` | registered memory, and the memory that NCCL holds itself |
+//! | `window`, `register`, `registry`, `memory`, `suspend` | registered memory, and the memory that NCCL holds itself |
 //! | `ending`, `abort`, `reaper`, `turn` | destruction, abort, the end after a drop, one thread at a time |
 //! | `call` | calls of NCCL's function table |
 //!
@@ -49,6 +49,7 @@ mod registry;
 mod registry_calls;
 mod service;
 mod shared;
+mod suspend;
 mod task;
 mod turn;
 mod types;

@@ -102,9 +102,14 @@ impl GroupHealth {
 
     /// Ends the group on all members with this reason, after a failure here that leaves it unusable. Does not block.
     pub(crate) fn fail(self: &Arc<Self>, reason: String) {
+        self.fail_for(self.rank(), reason);
+    }
+
+    /// [`fail`](Self::fail) because of a failure of `rank` of the job, which all members know.
+    pub(super) fn fail_for(self: &Arc<Self>, rank: usize, reason: String) {
         let group = self.monitor().map(|monitor| monitor.id().to_owned());
         let is_made = group.is_some();
-        let trouble = Trouble::Failed { group: group.unwrap_or_default(), rank: self.rank(), reason };
+        let trouble = Trouble::Failed { group: group.unwrap_or_default(), rank, reason };
         // The members of a group that is not made yet do not know its id.
         if is_made {
             self.signal.tell(trouble.clone());

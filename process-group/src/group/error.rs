@@ -79,13 +79,13 @@ pub enum GroupError {
         source: Disagreement,
     },
 
-    /// A communicator was not made, because another of its ranks could not take part. Every rank that came
-    /// gets this error.
+    /// A communicator was not made, or a group not suspended or resumed, because another rank could not take
+    /// part. Every rank that came gets this error.
     #[error("{group}: {what} was not made, on any of its ranks, for rank {rank}: {problem}")]
     Unmade {
         /// The group's name.
         group: String,
-        /// The communicator.
+        /// The communicator, or the step.
         what: &'static str,
         /// The rank of the job that could not take part.
         rank: usize,
@@ -221,6 +221,19 @@ pub enum GroupError {
         /// The progress of each member, and so the members that have not joined. `None` if the members were
         /// not asked, because the deadline was shorter than a second or because asking was not possible.
         progress: Option<Box<Progress>>,
+    },
+
+    /// Work is not done, and the call needs an idle group. Nothing has changed.
+    #[error("{call} of {group}: {operation} (number {sequence}) is not done; wait for it first")]
+    InFlight {
+        /// The call that was refused.
+        call: &'static str,
+        /// The group's name.
+        group: String,
+        /// The operation.
+        operation: &'static str,
+        /// Its number in the group.
+        sequence: u64,
     },
 
     /// A member has died or stopped. The group is over on every member that noticed, and work that it had not

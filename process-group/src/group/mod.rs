@@ -14,6 +14,7 @@
 //! | `process_group`, `hosted` | the group: its members, its end, and the end of a store that it hosts |
 //! | `counter` | counts of enqueued work that members can compare |
 //! | `split`, `split_plan`, `shrink` | groups of some of the ranks, and of the remaining ranks |
+//! | `suspend` | releasing the memory of an idle group's communicators |
 //! | `job` | a rank of a job, with what most programs need |
 //! | `startup` | the time that building a group took |
 //! | `typed` | the operations on typed slices |
@@ -76,6 +77,7 @@ mod shrink;
 mod split;
 mod split_plan;
 mod startup;
+mod suspend;
 mod torch;
 mod typed;
 mod validate;

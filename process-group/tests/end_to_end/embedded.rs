@@ -43,6 +43,7 @@ mod settings;
 mod shrink;
 mod streams;
 mod survivors;
+mod suspend;
 #[cfg(not(sanitized))]
 mod threads;
 mod torch;

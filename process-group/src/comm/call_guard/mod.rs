@@ -52,6 +52,8 @@ pub(crate) enum Kind {
     Child,
     /// Like `Child`, but also admitted by a poisoned communicator.
     Rescue,
+    /// Like `Child`, but also admitted by a suspended communicator: suspends, resumes or ends it.
+    Suspended,
     /// The call that makes the communicator. No other call is admitted before it.
     Making,
 }
@@ -72,6 +74,8 @@ struct State {
     phase: Phase,
     /// True once the work was given up. Further work is refused.
     revoked: bool,
+    /// True while NCCL has released the communicator's memory, or is about to. Work and children are refused.
+    suspended: bool,
     inside: Option<&'static str>,
     group: Option<ThreadId>,
     /// Threads that only query the communicator, beside the thread inside.
@@ -103,6 +107,7 @@ impl CallGuard {
         let state = State {
             phase,
             revoked: false,
+            suspended: false,
             inside: None,
             group: None,
             observers: 0,
@@ -195,9 +200,15 @@ impl CallGuard {
         }
     }
 
-    /// Checks that calls are admitted.
+    fn suspended_error(&self, call: &'static str) -> CommError {
+        CommError::Suspended { call, communicator: self.communicator.clone() }
+    }
+
+    /// Checks that calls are admitted, and that the communicator is not suspended.
     pub(crate) fn check(&self, call: &'static str) -> Result<()> {
-        self.admitted(&self.lock(), call)
+        let state = self.lock();
+        self.admitted(&state, call)?;
+        if state.suspended { Err(self.suspended_error(call)) } else { Ok(()) }
     }
 
     /// Like [`check`](Self::check), but fails only if an end has begun.
@@ -240,12 +251,17 @@ impl CallGuard {
                 (Kind::Enqueue | Kind::Collective, Ok(())) if state.revoked => {
                     return Err(CommError::Revoked { call, communicator: self.communicator.clone() });
                 }
+                (Kind::Enqueue | Kind::Collective | Kind::Child | Kind::Rescue, Ok(()))
+                    if state.suspended =>
+                {
+                    return Err(self.suspended_error(call));
+                }
                 (_, admitted) => admitted?,
             }
             let held_by_other = state.group.is_some_and(|owner| owner != thread::current().id());
             let busy_with = match (self.inside(&state), kind) {
                 (Some(inside), _) => inside,
-                (None, Kind::Collective | Kind::Child | Kind::Rescue | Kind::Making)
+                (None, Kind::Collective | Kind::Child | Kind::Rescue | Kind::Suspended | Kind::Making)
                     if state.group.is_some() =>
                 {
                     "an open group"
@@ -310,6 +326,18 @@ impl CallGuard {
         let mut state = self.lock();
         state.revoked = true;
         self.changed(state);
+    }
+
+    /// Records whether the communicator is suspended.
+    pub(crate) fn set_suspended(&self, suspended: bool) {
+        let mut state = self.lock();
+        state.suspended = suspended;
+        self.changed(state);
+    }
+
+    /// Returns true if the communicator is suspended, or about to be.
+    pub(crate) fn is_suspended(&self) -> bool {
+        self.lock().suspended
     }
 
     /// Returns true if work is refused.

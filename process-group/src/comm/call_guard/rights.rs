@@ -52,8 +52,9 @@ impl DerefMut for Locked<'_> {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        let State { phase, revoked, inside, group, waiting, .. } = &**self;
-        if matches!(phase, Phase::Open) && !revoked && inside.is_none() && group.is_none() && *waiting == 0 {
+        let State { phase, revoked, suspended, inside, group, waiting, .. } = &**self;
+        let is_open = matches!(phase, Phase::Open) && !revoked && !suspended;
+        if is_open && inside.is_none() && group.is_none() && *waiting == 0 {
             self.guard.word.fetch_and(!LOCKED, Ordering::Release);
         }
     }

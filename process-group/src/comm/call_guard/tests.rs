@@ -109,6 +109,29 @@ fn a_revoked_communicator_has_children_and_a_poisoned_one_is_rescued() {
 }
 
 #[test]
+fn a_suspended_communicator_admits_its_resumption_and_its_end_alone() {
+    let guard = guard();
+    guard.set_suspended(true);
+    let is_suspended = |error| matches!(error, CommError::Suspended { call: "x", .. });
+    for kind in [Kind::Enqueue, Kind::Collective, Kind::Child, Kind::Rescue] {
+        assert!(is_suspended(guard.enter("x", kind, None).unwrap_err()));
+    }
+    assert!(is_suspended(guard.check("x").unwrap_err()));
+    guard.check_not_closed("x").unwrap();
+    for kind in [Kind::Local, Kind::Cleanup, Kind::Suspended] {
+        guard.enter("x", kind, None).unwrap();
+    }
+    guard.set_suspended(false);
+    guard.enter("x", Kind::Enqueue, None).unwrap();
+    assert_eq!(guard.word.load(Ordering::Relaxed), 0, "calls pass the lock by again");
+    guard.set_suspended(true);
+    guard.revoke();
+    assert!(matches!(guard.enter("x", Kind::Enqueue, None), Err(CommError::Revoked { .. })));
+    guard.poison("an error");
+    assert!(matches!(guard.enter("x", Kind::Suspended, None), Err(CommError::Poisoned { .. })));
+}
+
+#[test]
 fn those_who_wait_learn_that_the_gate_has_closed() {
     let guard = guard();
     let entry = guard.enter("register windows", Kind::Collective, None).unwrap();

@@ -141,12 +141,21 @@ impl Communicator {
     }
 
     /// Makes the checks of this rank alone for requests that are about to be [registered](Self::register_windows):
-    /// their alignment, and that no byte belongs to two windows. Local. A caller that agrees with the other ranks
+    /// their alignment, that no byte belongs to two windows, and that the communicator is not suspended. Local. A caller that agrees with the other ranks
     /// first can then report a bad request to all of them before anything begins.
     ///
     /// # Errors
     /// [`WindowRequestError`], which names the request.
     pub fn check_windows(&self, requests: &[WindowRequest]) -> std::result::Result<(), WindowRequestError> {
+        if let Some(request) = requests.first().filter(|_| self.is_suspended()) {
+            let problem = format!("{} is suspended; call resume first, on every rank", self.name());
+            return Err(WindowRequestError {
+                index: 0,
+                address: request.ptr.0,
+                bytes: request.bytes,
+                problem,
+            });
+        }
         let ranges = self.shared().windows().ranges();
         check_requests(requests, &ranges, self.nccl().release())
     }
@@ -267,6 +276,7 @@ fn begin(communicator: &Communicator, requests: &[WindowRequest]) -> Result<Begu
     const CALL: &str = "ncclCommWindowRegister";
     open_group::refuse_inside(CALL)?;
     let shared = communicator.shared();
+    shared.guard.check(CALL)?;
     communicator.check_windows(requests)?;
     let cells: Vec<Cell> = requests.iter().map(|_| Cell::default()).collect();
     shared.windows().cells.extend(cells.iter().cloned());

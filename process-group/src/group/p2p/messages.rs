@@ -131,12 +131,22 @@ impl Messages {
 
     /// Returns the communicators that exist besides the group's own, in any order.
     pub(in crate::group) fn communicators(&self) -> impl Iterator<Item = &Communicator> {
-        let routes = self.peers.iter().filter_map(|peer| peer.route.get());
-        let pairs = routes.filter_map(|route| match route {
-            Route::Pair(communicator, _) => Some(&**communicator),
+        self.pairs().map(|(_, communicator)| communicator).chain(self.lanes())
+    }
+
+    /// Returns them in the one order that all members have: pairs, then lanes. `rank` is this member's.
+    pub(in crate::group) fn in_order(&self, rank: usize) -> Vec<&Communicator> {
+        let mut pairs: Vec<_> = self.pairs().collect();
+        pairs.sort_unstable_by_key(|(peer, _)| (rank.min(*peer), rank.max(*peer)));
+        pairs.into_iter().map(|(_, communicator)| communicator).chain(self.lanes()).collect()
+    }
+
+    /// Returns the communicators of pairs, each with the other member.
+    fn pairs(&self) -> impl Iterator<Item = (usize, &Communicator)> {
+        self.peers.iter().enumerate().filter_map(|(peer, it)| match it.route.get() {
+            Some(Route::Pair(communicator, _)) => Some((peer, &**communicator)),
             _ => None,
-        });
-        pairs.chain(self.lanes())
+        })
     }
 
     /// Returns the existing communicators for the group's end: pairs in the one order that all members have,

@@ -24,6 +24,7 @@ impl ProcessGroup {
         if let Some(route) = of_peer.route.get() {
             return Ok(route);
         }
+        self.refuse_suspended(CALL)?;
         let (low, high) = (self.rank.min(peer), self.rank.max(peer));
         let ranks = [low, high].map(|end| self.ranks[end]);
         let both = self.meeting_of("the communicator of a pair", &format!("pair/{low}-{high}"), &ranks);

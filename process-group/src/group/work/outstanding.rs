@@ -147,7 +147,7 @@ impl<W: Tracked> Outstanding<W> {
 
     /// Returns the oldest work of every stream that is not done. Costs one query for a stream without
     /// changes.
-    fn settle(&self) -> Vec<W> {
+    pub(in crate::group) fn settle(&self) -> Vec<W> {
         let first = |known: &StreamWorks<W>| known.works.front().cloned();
         let oldest: Vec<W> = self.state().streams.iter().filter_map(first).collect();
         let open = |oldest: W| match oldest.is_known_done() {

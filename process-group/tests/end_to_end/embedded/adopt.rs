@@ -278,6 +278,7 @@ rusty_fork_test! {
             };
             let communicator = adopt(&rank, raw, &owner);
             refused(communicator.revoke(far()), "ncclCommRevoke");
+            refused(communicator.suspend(far()), "ncclCommSuspend");
             for mode in [ShrinkMode::Orderly, ShrinkMode::AfterFailure] {
                 let shrunk = communicator.shrink(&[1 - rank.rank], mode, &rank.config(), far());
                 refused(shrunk.map(drop), "ncclCommShrink");

@@ -54,6 +54,9 @@ fn every_gate(world: &ProcessGroup) {
         world.revoke(far()).err(),
         communicator.prepare_one_sided(far()).err().map(GroupError::from),
         communicator.memory_statistics(far()).err().map(GroupError::from),
+        communicator.suspend(far()).err().map(GroupError::from),
+        world.suspend(far()).err(),
+        world.resume(far()).err(),
     ] {
         let missing = missing.unwrap();
         assert!(matches!(missing, GroupError::Comm(CommError::Missing(_))), "{missing}");

@@ -1,0 +1,152 @@
+//! Suspending an idle group: all members release memory of its communicators, or none does.
+
+use nccl_sys::Feature;
+
+use super::{GroupError, ProcessGroup, Result, meeting::Meeting};
+use crate::{
+    comm::{CommError, Communicator, refuse_inside_group},
+    error_text, profile,
+    store::Deadline,
+};
+
+/// A step of one communicator, with its deadline and the check of whether to wait on.
+type Step = fn(&Communicator, Deadline, &mut dyn FnMut() -> Result<()>) -> Result<()>;
+
+impl ProcessGroup {
+    /// Releases device memory of the group's communicators, also of those for messages, until the group is
+    /// [resumed](Self::resume). [`memory_statistics`](Communicator::memory_statistics) tells how much.
+    /// Collective: all members suspend, or none does. Every member must have waited for its work, and no other
+    /// thread may use the group meanwhile. NCCL waits for all work on the device of each member.
+    ///
+    /// A suspended group refuses operations, splits and new communicators with [`CommError::Suspended`]. It can
+    /// be resumed, shrunk over the store, destroyed and aborted. Memory of the program and its windows stays.
+    /// Messages on a [path](crate::Path) are not affected. Launches of graphs that captured the group's
+    /// operations are not noticed. Launch none before [`resume`](Self::resume): their kernels would access
+    /// memory that is not mapped, which is an error of the device. The graphs are valid again afterwards.
+    ///
+    /// Requires NCCL 2.29.7. Groups split from this one are suspended by themselves.
+    ///
+    /// ```no_run
+    /// # use process_group::{ProcessGroup, group::GroupError};
+    /// # fn sleep(world: &ProcessGroup) -> Result<(), GroupError> {
+    /// world.quiesce(world.timeout())?;
+    /// world.suspend(world.timeout())?;
+    /// // The device has room for other things.
+    /// world.resume(world.timeout())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// - [`GroupError::Comm`] with [`CommError::Missing`] below 2.29.7, before any call of NCCL; with
+    ///   [`CommError::Adopted`] if the communicator is adopted; with [`CommError::Suspended`] the second time.
+    /// - [`GroupError::InFlight`] with the work of this member that is not done, and [`GroupError::Unmade`] on
+    ///   the other members.
+    /// - [`GroupError::Absent`] with the members that did not come, and [`GroupError::NotAgreed`] if those wait
+    ///   for this one in another call.
+    ///
+    /// After these errors nothing has changed. If NCCL fails on a member, the group ends on all members with
+    /// [`GroupError::MemberFailed`].
+    #[doc(alias = "ncclCommSuspend")]
+    pub fn suspend(&self, deadline: Deadline) -> Result<()> {
+        const CALL: &str = "suspend";
+        let all = self.begin_step(CALL, "the suspension")?;
+        let _range = profile::range(CALL, &self.name, 0);
+        let communicators = self.communicators();
+        let mut closed = Vec::new();
+        let mut ready = communicators.iter().try_for_each(|communicator| {
+            communicator.refuse_work(deadline)?;
+            closed.push(*communicator);
+            Ok(())
+        });
+        ready = ready.and_then(|()| self.idle(CALL));
+        let step: Step = |communicator, until, go_on| communicator.suspend_while(until, go_on);
+        let suspended = self.take_step(&all, &communicators, ready, deadline, step);
+        // After a failure of NCCL the group has ended.
+        suspended.inspect_err(|_| closed.iter().for_each(|communicator| communicator.accept_work()))
+    }
+
+    /// Allocates the memory again that [`suspend`](Self::suspend) has released. Collective: all members resume,
+    /// or none does. The devices need as much free memory as was released.
+    ///
+    /// # Errors
+    /// As for [`suspend`](Self::suspend), and [`GroupError::Comm`] with [`CommError::NotSuspended`].
+    #[doc(alias = "ncclCommResume")]
+    pub fn resume(&self, deadline: Deadline) -> Result<()> {
+        const CALL: &str = "resume";
+        let all = self.begin_step(CALL, "the resumption")?;
+        let _range = profile::range(CALL, &self.name, 0);
+        let communicators = self.communicators();
+        let ready = communicators.iter().try_for_each(|communicator| Ok(communicator.check_suspended()?));
+        let step: Step = |communicator, until, go_on| communicator.resume_while(until, go_on);
+        self.take_step(&all, &communicators, ready, deadline, step)
+    }
+
+    /// Returns true if the group is [suspended](Self::suspend).
+    #[must_use]
+    pub fn is_suspended(&self) -> bool {
+        self.communicator.is_suspended()
+    }
+
+    /// Fails if the group is suspended.
+    pub(super) fn refuse_suspended(&self, call: &'static str) -> Result<()> {
+        if self.is_suspended() {
+            return Err(CommError::Suspended { call, communicator: self.communicator.name().into() }.into());
+        }
+        Ok(())
+    }
+
+    /// Makes the checks that need no other member, and returns the agreement.
+    fn begin_step(&self, call: &'static str, what: &'static str) -> Result<Meeting<'_>> {
+        self.agrees(call)?;
+        refuse_inside_group(call)?;
+        self.nccl().api().require(Feature::SUSPEND).map_err(CommError::from)?;
+        self.counter.health.check()?;
+        Ok(self.meeting(what, call))
+    }
+
+    /// Returns all communicators of the group, in the one order that all members have.
+    fn communicators(&self) -> Vec<&Communicator> {
+        let mut all = self.messages.in_order(self.rank);
+        all.push(&self.communicator);
+        all
+    }
+
+    /// Fails if this member's work is not done.
+    fn idle(&self, call: &'static str) -> Result<()> {
+        let Some(work) = self.outstanding.settle().into_iter().next() else { return Ok(()) };
+        let group = self.name.to_string();
+        Err(GroupError::InFlight { call, group, operation: work.operation(), sequence: work.sequence() })
+    }
+
+    /// Takes the step on all members, or on none if one is not `ready`.
+    fn take_step(
+        &self,
+        all: &Meeting<'_>,
+        communicators: &[&Communicator],
+        ready: Result<()>,
+        deadline: Deadline,
+        step: Step,
+    ) -> Result<()> {
+        if let Err(error) = ready {
+            return Err(all.refuse(error, deadline));
+        }
+        let mut has_acted = false;
+        let taken = self.make_together(all, deadline, |until, go_on| {
+            has_acted = true;
+            communicators.iter().try_for_each(|communicator| step(communicator, until, go_on))
+        });
+        taken.map_err(|error| if has_acted { self.end_step(error) } else { error })
+    }
+
+    /// Ends the group after a failure of the step, and returns the cause.
+    fn end_step(&self, error: GroupError) -> GroupError {
+        let (rank, reason) = match &error {
+            GroupError::Unmade { rank, problem, .. } => (*rank, problem.clone()),
+            GroupError::Absent { ranks, .. } if !ranks.is_empty() => (ranks[0], error_text(&error)),
+            _ => (self.global_rank(), error_text(&error)),
+        };
+        let health = &self.counter.health;
+        health.fail_for(rank, reason);
+        health.reason(error)
+    }
+}
