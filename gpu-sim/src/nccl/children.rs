@@ -1,4 +1,4 @@
-//! Communicators made from a communicator: split and shrink.
+//! Communicators made from a communicator: split, shrink and grow.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::Ordering;
@@ -133,6 +133,41 @@ pub(crate) fn shrink(
     let id = UniqueId::from_words([words[1], words[2]].map(|word| shared.word(word).load(Ordering::Relaxed)));
     init::meet(machine, library, &child, id)?;
     parent.unlink_child();
+    Opened::met(opened);
+    Ok(())
+}
+
+/// Makes a communicator of the parent's ranks and of new ones behind them, `size` in all. One rank of the parent has made
+/// the unique id, by which the new ranks come. `made` gets the child as in [`split`]. Its abort flag is its own.
+pub(crate) fn grow(
+    machine: &Machine,
+    library: &Library,
+    parent: &Arc<Comm>,
+    size: usize,
+    config: Config,
+    made: impl FnOnce(usize),
+) -> Result {
+    let child = init::create(machine, library, parent.rank, size, parent.device, config);
+    made(child.handle);
+    let own = parent.growth.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let opened = own.map(|id| Opened { library, id });
+    let mut card = host::card(Call::Grow);
+    card[1] = size as u64;
+    if let Some(opened) = &opened {
+        card[2..4].copy_from_slice(&opened.id.to_words());
+    }
+    let cards = host::exchange(parent, &card)?;
+    if let Some(rank) = cards.iter().position(|other| other[1] != card[1]) {
+        let (own, other) = (parent.rank, cards[rank][1]);
+        return Err(Failure::usage(format!(
+            "rank {own} grows {parent} to {size} ranks, rank {rank} to {other}"
+        )));
+    }
+    let mut ids = cards.iter().map(|card| [card[2], card[3]]).filter(|words| *words != [0, 0]);
+    let (Some(words), None) = (ids.next(), ids.next()) else {
+        return Err(Failure::usage(format!("{parent} grows, and not exactly one rank has made a unique id")));
+    };
+    init::meet(machine, library, &child, UniqueId::from_words(words))?;
     Opened::met(opened);
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use nccl_sys::ncclResult_t;
 
-use super::bootstrap::Joining;
+use super::bootstrap::{Joining, UniqueId};
 use super::collective::Factor;
 use super::config::Config;
 use super::error::{Failure, Interrupted, Result, set_last};
@@ -66,6 +66,8 @@ pub(crate) struct Comm {
     pub(crate) one_sided: AtomicBool,
     /// Collectives that were started.
     pub(crate) collectives: AtomicU64,
+    /// The unique id that this rank has made for growing, until it is used.
+    pub(crate) growth: Mutex<Option<UniqueId>>,
     /// Number of shrinks, by the excluded ranks.
     pub(crate) shrinks: Mutex<BTreeMap<Vec<usize>, u64>>,
 }
@@ -131,6 +133,7 @@ impl Comm {
             graphs: AtomicUsize::new(0),
             one_sided: AtomicBool::new(false),
             collectives: AtomicU64::new(0),
+            growth: Mutex::default(),
             shrinks: Mutex::default(),
         })
     }

@@ -22,6 +22,7 @@ pub(crate) enum Call {
     WindowMore,
     Suspend,
     Resume,
+    Grow,
 }
 
 impl Call {
@@ -36,6 +37,7 @@ impl Call {
             7 => "ncclCommWindowRegister of a further segment",
             8 => "ncclCommSuspend",
             9 => "ncclCommResume",
+            10 => "ncclCommGrow",
             _ => "an unknown call",
         }
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use cuda_driver_sys as cu;
 use gpu_sim::World;
-use nccl_sys::{Api, NCCL_SUSPEND_MEM, ncclCommMemStat_t, ncclResult_t};
+use nccl_sys::{Api, NCCL_SUSPEND_MEM, ncclCommMemStat_t, ncclResult_t, ncclUniqueId};
 use rusty_fork::{ChildWrapper, rusty_fork_id, rusty_fork_test};
 
 use super::rig::{Alive, Comm, Rank, Rig, run};
@@ -72,7 +72,7 @@ fn statistic(rank: &Rank, comm: Comm, which: ncclCommMemStat_t) -> u64 {
     value
 }
 
-const ROWS: [Row; 6] = [
+const ROWS: [Row; 7] = [
     Row {
         name: "shrink: without anybody to leave out",
         function: "ncclCommShrink",
@@ -213,6 +213,38 @@ const ROWS: [Row; 6] = [
             answer.join(" ")
         },
         answers: ["Success 1 InvalidUsage Success 0 InvalidUsage true 14"; 2],
+    },
+    Row {
+        name: "grow: by the other rank",
+        function: "ncclCommGrow",
+        ask: |rank, comm| {
+            connect(rank, comm);
+            step(rank, "split");
+            let alone = rank.rig.split(comm, rank.rank as c_int, 0);
+            let mut id = ncclUniqueId { internal: [0; 128] };
+            if rank.rank == 0 {
+                step(rank, "unique id");
+                ok!(rank.rig, ncclCommGetUniqueId(alone.0, &mut id));
+            }
+            step(rank, "an all-reduce of the id");
+            let buffer = rank.upload(&id.internal.map(i8::cast_unsigned));
+            assert_eq!(rank.all_reduce(comm, buffer, 32), ncclResult_t::ncclSuccess);
+            rank.synchronize();
+            let bytes = rank.read(buffer, 128);
+            id.internal = std::array::from_fn(|i| bytes[i].cast_signed());
+            step(rank, "grow");
+            let mut grown = std::ptr::null_mut();
+            let (parent, place) = if rank.rank == 0 { (alone.0, -1) } else { (std::ptr::null_mut(), 1) };
+            ok!(rank.rig, ncclCommGrow(parent, 2, &id, place, &mut grown, std::ptr::null_mut()));
+            let grown = Comm(grown);
+            step(rank, "an all-reduce");
+            let answer = format!("{:?} {}", rank.rig.place(grown), rank.sum(grown, 7));
+            step(rank, "destroy");
+            [grown, alone, comm].into_iter().for_each(|comm| rank.rig.destroy(comm));
+            rank.free(buffer);
+            answer
+        },
+        answers: ["(0, 2) 14", "(1, 2) 14"],
     },
 ];
 

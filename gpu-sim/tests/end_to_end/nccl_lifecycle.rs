@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
-use super::rig::{Comm, OK, Rig, run, run_in_comm, until_waiting, world};
+use super::rig::{Comm, OK, Rig, Shared, run, run_in_comm, until_waiting, world};
 use gpu_sim::{Action, Injection, World};
 use nccl_sys::*;
 use rusty_fork::rusty_fork_test;
@@ -391,6 +391,64 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn a_communicator_grows_by_ranks_that_have_its_unique_id() {
+        let world = World::builder().devices(4).capacity(1 << 30).nccl_release(22907).start().unwrap();
+        let id = Rig::new(&world).unique_id();
+        let invitation = Shared::<Option<ncclUniqueId>>::default();
+        run(&world, 4, move |rank| {
+            let none = std::ptr::null_mut();
+            let mut grown = std::ptr::null_mut();
+            if rank.rank >= 2 {
+                let mut grow = |id: *const ncclUniqueId, place| {
+                    nccl!(rank.rig, ncclCommGrow(none, 4, id, place, &mut grown, std::ptr::null_mut()))
+                };
+                assert_eq!(grow(std::ptr::null(), 2), UNUSABLE, "no id");
+                let invited = loop {
+                    if let Some(id) = *invitation.lock().unwrap() {
+                        break id;
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                };
+                assert_eq!(grow(&invited, -1), UNUSABLE, "no rank");
+                assert_eq!(grow(&invited, rank.rank as c_int), OK, "{}", rank.rig.last_error());
+            } else {
+                let comm = rank.init(id, 2);
+                let mut grow = |size, id: *const ncclUniqueId, place| {
+                    nccl!(rank.rig, ncclCommGrow(comm.0, size, id, place, &mut grown, std::ptr::null_mut()))
+                };
+                assert_eq!(grow(2, std::ptr::null(), -1), UNUSABLE, "not more ranks");
+                assert_eq!(grow(4, std::ptr::null(), rank.rank as c_int), UNUSABLE, "a rank");
+                let mut own = ncclUniqueId { internal: [0; 128] };
+                assert_eq!(grow(4, if rank.rank == 1 { &own } else { std::ptr::null() }, -1), match rank.rank {
+                    0 => ncclResult_t::ncclInvalidUsage,
+                    _ => UNUSABLE,
+                });
+                if rank.rank == 1 {
+                    assert_eq!(grow(4, std::ptr::null(), -1), ncclResult_t::ncclInvalidUsage, "nobody has an id");
+                }
+                rank.rig.abort(Comm(grown));
+                if rank.rank == 1 {
+                    let mut make = || nccl!(rank.rig, ncclCommGetUniqueId(comm.0, &mut own));
+                    assert_eq!([make(), make()], [OK, ncclResult_t::ncclInvalidUsage], "one at a time");
+                    *invitation.lock().unwrap() = Some(own);
+                }
+                let mut grow = |id: *const ncclUniqueId| {
+                    nccl!(rank.rig, ncclCommGrow(comm.0, 4, id, -1, &mut grown, std::ptr::null_mut()))
+                };
+                let code = if rank.rank == 1 { grow(&own) } else { grow(std::ptr::null()) };
+                assert_eq!(code, OK, "{}", rank.rig.last_error());
+                assert_eq!(rank.sum(comm, 1), 2);
+                rank.rig.destroy(comm);
+            }
+            let grown = Comm(grown);
+            assert_eq!(rank.rig.place(grown), (rank.rank, 4));
+            assert_eq!(rank.sum(grown, 1), 4);
+            rank.rig.destroy(grown);
+        });
+        world.finish().unwrap();
+    }
+
+    #[test]
     fn a_suspension_that_another_rank_does_not_join_is_an_error() {
         let world = World::builder().devices(2).capacity(1 << 30).nccl_release(22907).start().unwrap();
         run_in_comm(&world, 2, |rank, comm| {
@@ -433,6 +491,7 @@ rusty_fork_test! {
                 table.ncclAlltoAll.is_some(),
                 table.ncclCommRevoke.is_some(),
                 table.ncclCommMemStats.is_some()
+                    && table.ncclCommGrow.is_some()
                     && table.ncclCommSuspend.is_some()
                     && table.ncclCommResume.is_some(),
             ]

@@ -26,7 +26,7 @@ pub(super) unsafe extern "C" fn ncclGetUniqueId(id: *mut ncclUniqueId) -> ncclRe
     })
 }
 
-fn read_id(id: &ncclUniqueId) -> Result<UniqueId> {
+pub(super) fn read_id(id: &ncclUniqueId) -> Result<UniqueId> {
     let bytes: [u8; ID_BYTES] = id.internal.map(|byte| byte as u8);
     UniqueId::from_bytes(&bytes)
         .ok_or_else(|| Failure::argument("the unique id is none that ncclGetUniqueId made"))
@@ -34,7 +34,7 @@ fn read_id(id: &ncclUniqueId) -> Result<UniqueId> {
 
 /// Queues the init of one rank on a device.
 #[allow(clippy::too_many_arguments, reason = "what a rank is")]
-fn add_init(
+pub(super) fn add_init(
     machine: &Arc<Machine>,
     library: &Arc<Library>,
     out: Out<ncclComm_t>,
@@ -82,7 +82,7 @@ impl Drop for Pending {
 }
 
 /// The device of the calling thread.
-fn current_device(machine: &Machine) -> Result<usize> {
+pub(super) fn current_device(machine: &Machine) -> Result<usize> {
     machine.current().map(|context| context.device).map_err(group::cuda)
 }
 
@@ -251,7 +251,7 @@ fn check_linked(machine: &Machine, library: &Library, comm: &Comm) {
 }
 
 /// Returns a communicator from which children can be made; it may be revoked.
-fn ready_parent(library: &Library, handle: ncclComm_t) -> Result<Arc<Comm>> {
+pub(super) fn ready_parent(library: &Library, handle: ncclComm_t) -> Result<Arc<Comm>> {
     let parent = library.comm(handle)?;
     if !parent.is_ready() {
         return Err(Failure::argument(format!("{parent} is not initialised yet")));

@@ -1,5 +1,6 @@
 //! NCCL's C functions: they check arguments and call the modules beside this one.
 //!
+//! * [`grow`]: communicators with additional ranks.
 //! * [`info`]: versions, errors, questions about a communicator.
 //! * [`lifecycle`]: unique ids, init, split, shrink, finalize, destroy, abort, revoke.
 //! * [`operations`]: collectives, sends and receives.
@@ -7,11 +8,12 @@
 //! * [`one_sided`]: puts, signals, waits for signals.
 //! * [`suspend`]: releasing a communicator's buffers, and taking them again.
 //!
-//! Functions that are not modelled are absent from the table, so a program sees an older library: growing,
+//! Functions that are not modelled are absent from the table, so a program sees an older library:
 //! per-call configurations, parameters, simulation of groups, encryption.
 
 #![allow(non_snake_case, reason = "the C names")]
 
+mod grow;
 mod info;
 mod lifecycle;
 mod memory;
@@ -111,6 +113,7 @@ pub(crate) fn table(release: i32) -> Table {
         lifecycle: ncclGetUniqueId ncclCommInitRank ncclCommInitRankConfig ncclCommInitRankScalable ncclCommInitAll
             ncclCommSplit ncclCommShrink ncclCommFinalize ncclCommDestroy ncclCommAbort ncclCommRevoke
             ncclGroupStart ncclGroupEnd;
+        grow: ncclCommGetUniqueId ncclCommGrow;
         operations: ncclAllReduce ncclBroadcast ncclBcast ncclAllGather ncclReduceScatter ncclReduce ncclAlltoAll
             ncclGather ncclScatter ncclSend ncclRecv ncclRedOpCreatePreMulSum ncclRedOpDestroy;
         one_sided: ncclPutSignal ncclSignal ncclWaitSignal;
