@@ -134,8 +134,8 @@ pub enum CommError {
 
     /// The communicator was [adopted](super::Communicator::adopt), and only its owner may make the call.
     #[error(
-        "{call}: {communicator} was adopted; only its owner may abort, revoke, suspend, shrink or destroy it. \
-         Release it, and leave that to the owner"
+        "{call}: {communicator} was adopted; only its owner may abort, revoke, suspend, grow, shrink or \
+         destroy it. Release it, and leave that to the owner"
     )]
     Adopted {
         /// The call that was refused.

@@ -29,6 +29,8 @@ pub enum Origin {
     Split,
     /// Another communicator, by leaving ranks out.
     Shrink(ShrinkMode),
+    /// Another communicator, with additional ranks.
+    Grow,
     /// Somebody else made it ([`Communicator::adopt`](super::Communicator::adopt)); the cost is not known.
     Adopted,
 }
@@ -59,6 +61,7 @@ impl fmt::Display for Making {
             Origin::Split => "split off",
             Origin::Shrink(ShrinkMode::Orderly) => "shrunk",
             Origin::Shrink(ShrinkMode::AfterFailure) => "shrunk after a failure",
+            Origin::Grow => "grown",
             Origin::Adopted => return f.write_str("adopted"),
         };
         write!(f, "{how} by NCCL in {:.0} µs", self.nccl_us)?;

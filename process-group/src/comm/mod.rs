@@ -9,7 +9,7 @@
 //! | `nccl`, `unique_id`, `config`, `types` | the library, and the types of its arguments |
 //! | `check` | argument checks that one rank makes alone before a launch |
 //! | `communicator`, `shared`, `service` | creation, splitting; the thread for calls that may block |
-//! | `children`, `making` | shrinking, revoking; the origin of each communicator |
+//! | `children`, `grow`, `making` | shrinking, revoking; growing; the origin of each communicator |
 //! | `adopt` | communicators that another library made and will destroy |
 //! | `call_guard` | admission of calls to NCCL with a communicator |
 //! | `collective`, `one_sided`, `task`, `group` | operations |
@@ -33,6 +33,7 @@ mod config;
 mod ending;
 mod error;
 mod group;
+mod grow;
 mod making;
 mod memory;
 mod nccl;

@@ -8,6 +8,7 @@ use std::{
 };
 
 use cuda_driver::{Context, Driver};
+use nccl_sys::Feature;
 
 use super::{
     Environment, GroupError, GroupId, GroupSettings, Member, ProcessGroup, RegistrationSupport, Result,
@@ -27,7 +28,7 @@ use super::{
     shared_settings::SharedSettings,
 };
 use crate::{
-    comm::{self, Communicator, Config, Nccl},
+    comm::{self, CommError, Communicator, Config, Nccl},
     peers::Peers,
     record::{self, DumpError, Progress, ProgressRpc, Recorder},
     store::{Deadline, PrefixStore, Store, StoreError, TcpStore, publish},
@@ -50,9 +51,9 @@ use crate::{
 pub struct Builder {
     pub(super) name: String,
     pub(super) epoch: u64,
-    rank: Option<usize>,
-    world_size: Option<usize>,
-    store: Option<SharedStore>,
+    pub(super) rank: Option<usize>,
+    pub(super) world_size: Option<usize>,
+    pub(super) store: Option<SharedStore>,
     context: Option<Context>,
     nccl: Option<Nccl>,
     pub(super) settings: GroupSettings,
@@ -266,7 +267,7 @@ impl Builder {
     ///   [`GroupError::Comm`] or [`GroupError::Driver`].
     /// - [`GroupError::Lost`]: a rank died meanwhile.
     pub fn build(self) -> Result<ProcessGroup> {
-        self.meet(None)
+        self.meet(Source::Made)
     }
 
     /// Like [`build`](Self::build), with an existing communicator of all ranks of the job, usually an
@@ -292,18 +293,21 @@ impl Builder {
         }
         let (context, nccl) = (communicator.context().clone(), communicator.nccl().clone());
         let builder = self.rank(rank).world_size(size).context(&context).nccl(&nccl);
-        builder.meet(Some(communicator))
+        builder.meet(Source::Given(Box::new(communicator)))
     }
 
-    fn meet(self, communicator: Option<Communicator>) -> Result<ProcessGroup> {
+    /// Meets the other ranks, and makes the group with a communicator from `source`.
+    pub(super) fn meet(self, source: Source<'_>) -> Result<ProcessGroup> {
         let (began, deadline) = (Instant::now(), Deadline::after(self.settings.time_limit()));
         let Ready { rank, size, store, host, nccl, context, folder, timing, checked, support } =
             self.ready(false, deadline)?;
+        source.check(&nccl)?;
         let shared_settings = self.shared_settings(timing, checked);
         let messages = Messages::new(self.messages(&context)?, self.lazy, size, &shared_settings.own);
         let config = shared_settings.own.communicator();
         let name: Arc<str> = self.name.into();
-        let root = PrefixStore::new(FOLDER, store);
+        let root = PrefixStore::new(FOLDER, store.clone());
+        let user = store;
         let store = own_part(&root, &name, self.epoch);
 
         // A process that was started again would wait for ranks that have met already.
@@ -318,9 +322,9 @@ impl Builder {
         let record = Joining::new(member, number)
             .with("initialisation", if self.lazy { "lazy" } else { "eager" })
             .with("p2p policy", self.p2p)
-            .with("communicator", if communicator.is_some() { "given" } else { "made" });
+            .with("communicator", source.name());
         let ranks: Arc<[usize]> = (0..size).collect();
-        let (members, uid) = join(&name, &store, rank, &ranks, record, deadline)?;
+        let (members, uid) = join((&name, source.health()), &store, rank, &ranks, record, deadline)?;
         let members: Arc<[Member]> = members.into();
         let peers = Peers::meet(&store, rank, &members, self.heartbeat, follow_up(deadline))?;
         let met = began.elapsed();
@@ -346,6 +350,7 @@ impl Builder {
             ranks,
             members,
             numbers,
+            root: user,
             job: store,
             path: String::new(),
             shared_settings,
@@ -356,10 +361,16 @@ impl Builder {
             messages,
             followers,
         };
-        let mut group = match communicator {
-            None => parts.init(id, &nccl, &context, config, follow_up(deadline))?,
-            Some(mut communicator) => {
+        let deadline = follow_up(deadline);
+        let mut group = match source {
+            Source::Made => parts.init(id, &nccl, &context, config, deadline)?,
+            Source::Given(mut communicator) => {
                 communicator.set_window_facts(member::window_facts(&parts.members));
+                parts.take(id, *communicator, deadline)?
+            }
+            Source::Grown(old) => {
+                let setup = comm::MemberSetup { nccl: &nccl, context: &context, rank };
+                let communicator = parts.grow(old, &setup, config, deadline)?;
                 parts.take(id, communicator, follow_up(deadline))?
             }
         };
@@ -432,6 +443,41 @@ impl Builder {
         let checked = self.checked || environment.checked;
         let support = RegistrationSupport::here(self.registration.unwrap_or(environment.registration), &nccl);
         Ok(Ready { rank, size, store, host, nccl, context, folder, timing, checked, support })
+    }
+}
+
+/// The origin of a group's communicator.
+pub(super) enum Source<'a> {
+    /// All ranks make it.
+    Made,
+    Given(Box<Communicator>),
+    /// All ranks grow that of this group. New ranks have no group.
+    Grown(Option<&'a ProcessGroup>),
+}
+
+impl Source<'_> {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Made => "made",
+            Self::Given(_) => "given",
+            Self::Grown(_) => "grown",
+        }
+    }
+
+    /// Returns the health of the group that grows.
+    fn health(&self) -> Option<&Arc<GroupHealth>> {
+        match self {
+            Self::Grown(Some(old)) => Some(&old.counter.health),
+            _ => None,
+        }
+    }
+
+    /// Checks that the library can make the communicator.
+    fn check(&self, nccl: &Nccl) -> Result<()> {
+        if matches!(self, Self::Grown(_)) {
+            nccl.api().require(Feature::GROW).map_err(CommError::from)?;
+        }
+        Ok(())
     }
 }
 

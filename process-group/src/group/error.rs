@@ -132,6 +132,16 @@ pub enum GroupError {
         source: ShrinkError,
     },
 
+    /// The ranks that came to grow a group are not its members and new ranks behind them. Every rank gets the same
+    /// error.
+    #[error("{group}: it cannot be grown from another group: {problem}")]
+    Grow {
+        /// The name of the new group.
+        group: String,
+        /// The difference.
+        problem: String,
+    },
+
     /// A pool is not registered. If a registration failed, no member has registered its pool, and every member gets the
     /// same error.
     #[error("{}", not_registered(group, source))]

@@ -25,12 +25,19 @@ struct Making;
 
 /// A rank's readiness to call NCCL.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Readiness {
+pub(super) enum Readiness {
     /// It can take part. `unique_id` is that of the first rank, if the call needs one.
     Ready { unique_id: Option<Vec<u8>> },
     /// It cannot.
     Refused { problem: String },
 }
+impl Readiness {
+    /// Ready, without a unique id.
+    pub(super) fn ready() -> Self {
+        Self::Ready { unique_id: None }
+    }
+}
+
 wire_enum!(Readiness { 0 => Ready { unique_id }, 1 => Refused { problem } });
 
 /// The outcome of the call on one rank.
@@ -129,7 +136,7 @@ impl ProcessGroup {
             Err(error) => return Err(all.refuse(error.into(), deadline)),
         };
         let mut has_acted = false;
-        let formed = self.make(all, Readiness::Ready { unique_id }, deadline, |unique_id, until, go_on| {
+        let formed = all.make(Readiness::Ready { unique_id }, deadline, |unique_id, until, go_on| {
             has_acted = true;
             let unique_id = UniqueId::try_from(unique_id)?;
             made.join(&unique_id, until, go_on).or_else(|error| match error {
@@ -153,62 +160,7 @@ impl ProcessGroup {
         deadline: Deadline,
         mut work: impl FnMut(Deadline, &mut dyn FnMut() -> Result<()>) -> Result<T>,
     ) -> Result<T> {
-        let ready = Readiness::Ready { unique_id: None };
-        self.make(all, ready, deadline, |_, until, go_on| work(until, go_on))
-    }
-
-    /// Runs a step that gets the unique id of the first rank, which is empty if that gave none.
-    fn make<T>(
-        &self,
-        all: &Meeting<'_>,
-        readiness: Readiness,
-        deadline: Deadline,
-        mut work: impl FnMut(&[u8], Deadline, &mut dyn FnMut() -> Result<()>) -> Result<T>,
-    ) -> Result<T> {
-        let health = &self.counter.health;
-        let (mut made, mut own) = (None, None);
-        let act = |unique_id: &Option<Vec<u8>>, until: Deadline, has_failed: &dyn Fn() -> bool| {
-            let mut is_stopped = false;
-            let mut go_on = || {
-                health.check()?;
-                is_stopped = has_failed();
-                if is_stopped { Err(all.ended(all.rank)) } else { Ok(()) }
-            };
-            match work(unique_id.as_deref().unwrap_or_default(), until, &mut go_on) {
-                Ok(done) => {
-                    made = Some(done);
-                    Outcome::Made
-                }
-                // The verdict says why this rank has stopped, and its outcome does not matter.
-                Err(_) if is_stopped => Outcome::Ended,
-                Err(error) => {
-                    let problem = error_text(&error);
-                    let is_late = is_timeout(&error);
-                    own = Some(error);
-                    match is_late {
-                        // The others learn of the end of the group by themselves.
-                        _ if health.is_over() => Outcome::Ended,
-                        true => Outcome::TimedOut { problem },
-                        false => Outcome::Failed { problem },
-                    }
-                }
-            }
-        };
-        let agreed = all.run::<Making>(readiness, deadline, act);
-        match (agreed, made, own) {
-            (Ok(Ok(())), Some(made), _) => Ok(made),
-            // The verdict names the ranks that this one has waited for.
-            (Ok(Err(Unmade::Late { ranks })), _, own) if own.as_ref().is_none_or(is_timeout) => {
-                Err(health.cause(all.absent(ranks, deadline)))
-            }
-            (_, _, Some(own)) => Err(own),
-            (Ok(Err(Unmade::Failed { rank, problem })), ..) => {
-                Err(health.cause(all.unmade(rank as usize, problem)))
-            }
-            (Ok(Err(Unmade::Ended { rank })), ..) => Err(health.cause(all.ended(rank as usize))),
-            (Err(error), ..) => Err(error),
-            (Ok(_), ..) => Err(all.unmade(all.rank, "it has made nothing".into())),
-        }
+        all.make(Readiness::ready(), deadline, |_, until, go_on| work(until, go_on))
     }
 
     /// Calls the followers with a communicator that is made and not used yet.
@@ -218,6 +170,64 @@ impl ProcessGroup {
 }
 
 impl Meeting<'_> {
+    /// Runs a step that gets the unique id of the first rank, which is empty if that gave none.
+    pub(super) fn make<T>(
+        &self,
+        readiness: Readiness,
+        deadline: Deadline,
+        mut work: impl FnMut(&[u8], Deadline, &mut dyn FnMut() -> Result<()>) -> Result<T>,
+    ) -> Result<T> {
+        let check = || self.health.map_or(Ok(()), |health| health.check());
+        let cause = |error| match self.health {
+            Some(health) => health.cause(error),
+            None => error,
+        };
+        let (mut made, mut own) = (None, None);
+        let act = |unique_id: &Option<Vec<u8>>, until: Deadline, has_failed: &dyn Fn() -> bool| {
+            let mut is_stopped = false;
+            let mut go_on = || {
+                check()?;
+                is_stopped = has_failed();
+                if is_stopped { Err(self.ended(self.rank)) } else { Ok(()) }
+            };
+            match work(unique_id.as_deref().unwrap_or_default(), until, &mut go_on) {
+                Ok(done) => {
+                    made = Some(done);
+                    Outcome::Made
+                }
+                // The verdict says why this rank has stopped, and its outcome does not matter. An error after another
+                // rank has failed is a consequence of that.
+                Err(_) if is_stopped || has_failed() => Outcome::Ended,
+                Err(error) => {
+                    let problem = error_text(&error);
+                    let is_late = is_timeout(&error);
+                    own = Some(error);
+                    match is_late {
+                        // The others learn of the end of the group by themselves.
+                        _ if self.health.is_some_and(|health| health.is_over()) => Outcome::Ended,
+                        true => Outcome::TimedOut { problem },
+                        false => Outcome::Failed { problem },
+                    }
+                }
+            }
+        };
+        let agreed = self.run::<Making>(readiness, deadline, act);
+        match (agreed, made, own) {
+            (Ok(Ok(())), Some(made), _) => Ok(made),
+            // The verdict names the ranks that this one has waited for.
+            (Ok(Err(Unmade::Late { ranks })), _, own) if own.as_ref().is_none_or(is_timeout) => {
+                Err(cause(self.absent(ranks, deadline)))
+            }
+            (_, _, Some(own)) => Err(own),
+            (Ok(Err(Unmade::Failed { rank, problem })), ..) => {
+                Err(cause(self.unmade(rank as usize, problem)))
+            }
+            (Ok(Err(Unmade::Ended { rank })), ..) => Err(cause(self.ended(rank as usize))),
+            (Err(error), ..) => Err(error),
+            (Ok(_), ..) => Err(self.unmade(self.rank, "it has made nothing".into())),
+        }
+    }
+
     /// Tells the others that this rank cannot take part. Returns this rank's error.
     pub(super) fn refuse(&self, error: GroupError, deadline: Deadline) -> GroupError {
         let refused = Readiness::Refused { problem: error_text(&error) };

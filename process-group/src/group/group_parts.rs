@@ -16,7 +16,7 @@ use super::{
     meeting::Attempts,
     member,
     p2p::messages::Messages,
-    process_group::Follower,
+    process_group::{Follower, SharedStore},
     registered::Registered,
     startup::Clock,
     work::{Marks, Outstanding},
@@ -38,6 +38,7 @@ pub(super) struct GroupParts {
     pub(super) ranks: Arc<[usize]>,
     pub(super) members: Arc<[Member]>,
     pub(super) numbers: PrefixStore,
+    pub(super) root: SharedStore,
     pub(super) job: PrefixStore,
     /// The prefix of the group's own keys in it: empty, or with `/` at its end.
     pub(super) path: String,
@@ -75,6 +76,7 @@ impl ProcessGroup {
             ranks,
             members,
             numbers: self.numbers.clone(),
+            root: self.root.clone(),
             job: self.job.clone(),
             path,
             recorder,
@@ -173,7 +175,7 @@ impl GroupParts {
     fn group(self, id: GroupId, communicator: Communicator) -> Result<ProcessGroup> {
         self.health.guard(&communicator.abort_handle());
         let store = self.store();
-        let Self { name, rank, ranks, members, numbers, job, path, shared_settings, .. } = self;
+        let Self { name, rank, ranks, members, numbers, root, job, path, shared_settings, .. } = self;
         let Self { recorder, progress_rpc, watch, health, messages, followers, .. } = self;
         let context = communicator.context();
         let outstanding = Arc::new(Outstanding::default());
@@ -219,6 +221,7 @@ impl GroupParts {
             messages,
             followers,
             numbers,
+            root,
             job,
             store,
             path,

@@ -203,7 +203,7 @@ impl GroupHealth {
     pub(super) fn guard(&self, communicator: &AbortHandle) {
         {
             let mut communicators = self.guarded();
-            communicators.retain(|other| !other.has_ended());
+            communicators.retain(|other| !other.has_ended() && !other.is(communicator));
             communicators.push(communicator.clone());
         }
         if let Some((_, forced)) = self.listeners.get() {

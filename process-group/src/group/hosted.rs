@@ -15,6 +15,8 @@ pub(super) struct Hosted {
     pub(super) store: TcpStore,
     pub(super) watch: Arc<Watch>,
     pub(super) health: Arc<GroupHealth>,
+    /// Shared with the groups that were grown from this one, and need the store too.
+    pub(super) grown: Arc<()>,
 }
 
 impl Hosted {
@@ -24,7 +26,9 @@ impl Hosted {
     /// Waits until the others have left the store.
     pub(super) fn farewell(&self, deadline: Deadline) {
         self.watch.close();
-        self.store.drain(deadline);
+        if Arc::strong_count(&self.grown) == 1 {
+            self.store.drain(deadline);
+        }
     }
 
     /// Returns true if this rank has groups of the watch besides the one that is dropped with this.

@@ -1,9 +1,12 @@
 //! The first agreement of the ranks of a job.
 
+use std::sync::Arc;
+
 use bootstrap::agreement::{Failure, PlainProtocol};
 
 use super::{
     Disagreement, GroupError, Member, Result,
+    health::GroupHealth,
     meeting::{Meeting, different_lists},
     member::{self, Joining},
 };
@@ -29,9 +32,10 @@ impl PlainProtocol for Join {
     }
 }
 
-/// Meets all ranks of a job, each with its record, and returns the members and the group's number.
+/// Meets all ranks of a job, each with its record, and returns the members and the group's number. The end of the group
+/// with `health`, if any, ends the wait.
 pub(super) fn join(
-    group: &str,
+    (group, health): (&str, Option<&Arc<GroupHealth>>),
     job: &PrefixStore,
     rank: usize,
     ranks: &[usize],
@@ -39,7 +43,7 @@ pub(super) fn join(
     deadline: Deadline,
 ) -> Result<(Vec<Member>, u64)> {
     let (what, name) = ("the start of the group", "join".into());
-    let meeting = Meeting { health: None, job, group, what, name, rank, ranks };
+    let meeting = Meeting { health, job, group, what, name, rank, ranks };
     let agreed = match meeting.decide::<Join>(record, deadline) {
         Ok(Ok(records) | Err(records)) => member::agree(&records),
         Err(error) => Err(disagreement(&error).ok_or(error)?),

@@ -13,7 +13,7 @@
 //! | `member` | each rank's record, and the decisions that follow from all records |
 //! | `process_group`, `hosted` | the group: its members, its end, and the end of a store that it hosts |
 //! | `counter` | counts of enqueued work that members can compare |
-//! | `split`, `split_plan`, `shrink` | groups of some of the ranks, and of the remaining ranks |
+//! | `split`, `split_plan`, `shrink`, `grow` | groups of some of the ranks, of the remaining ranks, and with new ranks |
 //! | `suspend` | releasing the memory of an idle group's communicators |
 //! | `job` | a rank of a job, with what most programs need |
 //! | `startup` | the time that building a group took |
@@ -50,6 +50,7 @@ mod environment;
 mod error;
 mod form;
 mod group_parts;
+mod grow;
 mod health;
 mod hosted;
 mod id;

@@ -59,6 +59,8 @@ pub struct ProcessGroup {
     pub(super) followers: Vec<Follower>,
     /// The source of group numbers in the store, which a group shares with its subgroups.
     pub(super) numbers: PrefixStore,
+    /// The user's store.
+    pub(super) root: SharedStore,
     /// The first group's own part of the store, which it shares with its subgroups.
     pub(super) job: PrefixStore,
     /// This group's own part of the store.
@@ -304,8 +306,13 @@ impl ProcessGroup {
 
     /// Attaches the store that this rank hosts for the group, if any.
     pub(super) fn hosting(self, store: Option<TcpStore>) -> Self {
+        self.hosting_with(store, Arc::default())
+    }
+
+    /// [`hosting`](Self::hosting) that shares the store with the groups that hold `grown`.
+    pub(super) fn hosting_with(self, store: Option<TcpStore>, grown: Arc<()>) -> Self {
         let (watch, health) = (self.watch.clone(), self.counter.health.clone());
-        Self { host: store.map(|store| Hosted { store, watch, health }), ..self }
+        Self { host: store.map(|store| Hosted { store, watch, health, grown }), ..self }
     }
 
     /// Returns the contents of this rank's flight recorder: its last calls in this group, in the group that

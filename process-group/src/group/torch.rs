@@ -104,7 +104,8 @@ impl Builder {
         let config = Config { name: Some(name.to_string()), ..shared_settings.own.communicator() };
         let communicator = Communicator::init(&nccl, &context, &id, rank, size, &config, deadline)?;
 
-        let root = PrefixStore::new(FOLDER, store);
+        let root = PrefixStore::new(FOLDER, store.clone());
+        let user = store;
         let store = own_part(&root, &name, self.epoch);
         let peers = Peers::meet(&store, 0, slice::from_ref(&me), self.heartbeat, deadline)?;
         let recorder = Recorder::new(rank, name.clone(), nccl.release().to_string(), folder);
@@ -123,6 +124,7 @@ impl Builder {
             ranks,
             members: [me].into(),
             numbers: PrefixStore::new("numbers", Arc::new(root)),
+            root: user,
             job: store,
             path: String::new(),
             shared_settings,

@@ -23,6 +23,7 @@ mod element;
 mod ended;
 mod faults;
 mod group;
+mod grow;
 mod hooked;
 mod input;
 mod leaving;

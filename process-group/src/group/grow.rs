@@ -1,0 +1,231 @@
+//! Groups with additional ranks.
+//!
+//! The members of a group and the new ranks meet as the ranks of a new job do, under a new name or epoch. The group has
+//! its own health monitor, so it does not depend on the old one. Only its communicator is made from the old group's.
+
+use std::{thread, time::Duration};
+
+use super::{
+    Builder, GroupError, ProcessGroup, Result,
+    builder::Source,
+    form::Readiness,
+    group_parts::GroupParts,
+    meeting::{Meeting, follow_up},
+};
+use crate::{
+    comm::{CommError, Communicator, Config, MemberSetup, UniqueId},
+    error_text, profile,
+    store::{Deadline, PrefixStore, Store},
+};
+
+/// The key of the unique id in the part of the store of the new group.
+const UNIQUE_ID: &str = "grow/unique_id";
+
+/// The group of a rank that is to grow: its id and its size. New ranks have none.
+type Old = Option<(String, usize)>;
+
+impl ProcessGroup {
+    /// Makes a group of this group's members, which keep their ranks, and of new ranks behind them. Collective: all
+    /// members call it, and every new rank calls [`Builder::join_grown`], with builders that have the same name,
+    /// epoch, [world size](Builder::world_size) and settings, as for a new job. The epoch is another one than this
+    /// group's, unless the name is. Rank, device and library are this group's, and so is the store unless the builder
+    /// has one. The builder's [timeout](Builder::timeout) limits the wait for the others.
+    ///
+    /// NCCL grows the communicator (2.29.2). This group stays as it is, and is destroyed by its members when they
+    /// no longer need it. If this rank hosts the store, it hosts it for the new group too.
+    ///
+    /// ```no_run
+    /// # use process_group::{ProcessGroup, group::GroupError};
+    /// // Two ranks join a group of four. Members:
+    /// # fn member(world: ProcessGroup) -> Result<ProcessGroup, GroupError> {
+    /// let larger = world.grow(ProcessGroup::builder().epoch(1).world_size(6))?;
+    /// world.destroy(larger.timeout())?;
+    /// # Ok(larger) }
+    /// // New ranks, here with the variables of a launcher; RANK is 4 or 5:
+    /// # fn newcomer() -> Result<ProcessGroup, GroupError> {
+    /// let larger = ProcessGroup::builder().epoch(1).world_size(6).join_grown()?;
+    /// # Ok(larger) }
+    /// ```
+    ///
+    /// # Errors
+    /// - [`GroupError::Comm`] with [`CommError::Missing`] below 2.29.2, before any other call; with
+    ///   [`CommError::Adopted`] if the communicator is adopted, and [`CommError::Suspended`] if it is suspended.
+    /// - [`GroupError::Setting`] for a builder that does not fit this group; [`GroupError::WorkTimeout`] for work of
+    ///   this member that is not done.
+    /// - [`GroupError::Grow`] if the ranks are not the members of one group and new ranks behind them.
+    /// - Those of [`Builder::build`]. Nothing has changed after [`GroupError::Absent`], [`GroupError::Disagreement`]
+    ///   and [`GroupError::Unmade`] for a rank that could not take part. After a failure of NCCL or the loss of a rank
+    ///   during the call this group is unusable too, and all members abort it.
+    #[doc(alias = "ncclCommGrow")]
+    pub fn grow(&self, builder: Builder) -> Result<Self> {
+        const CALL: &str = "grow";
+        let _range = profile::range(CALL, &self.name, 0);
+        self.agrees(CALL)?;
+        self.counter.health.check()?;
+        self.communicator.check_growth()?;
+        if let Some(problem) = self.misfit(&builder) {
+            return Err(GroupError::Setting { group: builder.name, problem });
+        }
+        if self.counter.health.check_work().is_ok() {
+            self.quiesce(Deadline::after(builder.settings.time_limit()))?;
+        }
+        let host = self.host.as_ref().filter(|_| builder.store.is_none());
+        let store = builder.store.clone().unwrap_or_else(|| self.root.clone());
+        let builder = builder.rank(self.rank).context(self.context()).nccl(self.nccl()).store(store);
+        let group = builder.meet(Source::Grown(Some(self)))?;
+        Ok(match host {
+            Some(host) => group.hosting_with(Some(host.store.clone()), host.grown.clone()),
+            None => group,
+        })
+    }
+
+    /// Returns the problem of a builder with which this group cannot grow.
+    fn misfit(&self, builder: &Builder) -> Option<String> {
+        let size = builder.world_size.unwrap_or(self.size());
+        if size <= self.size() {
+            return Some(format!(
+                "world size {size}, expected more than {}, the members that grow",
+                self.size()
+            ));
+        }
+        if builder.rank.is_some_and(|rank| rank != self.rank) {
+            return Some(format!("the rank is {}, which a member keeps", self.rank));
+        }
+        let is_same = builder.name == *self.name && builder.epoch == self.id().epoch;
+        is_same.then(|| format!("epoch {} is that of the group that grows: take another one", builder.epoch))
+    }
+}
+
+impl Builder {
+    /// Joins a group that grows, as a new rank. Collective, together with [`ProcessGroup::grow`] of the members.
+    /// The [rank](Self::rank) is at least the number of members.
+    ///
+    /// # Errors
+    /// As for [`ProcessGroup::grow`].
+    pub fn join_grown(self) -> Result<ProcessGroup> {
+        self.meet(Source::Grown(None))
+    }
+}
+
+impl GroupParts {
+    /// Makes the group's communicator from that of `old`, with all ranks of this group.
+    pub(super) fn grow(
+        &self,
+        old: Option<&ProcessGroup>,
+        setup: &MemberSetup<'_>,
+        config: Config,
+        deadline: Deadline,
+    ) -> Result<Communicator> {
+        let _pending = old.map(|old| old.counter.health.link_child(&self.health));
+        let all = Meeting {
+            health: Some(&self.health),
+            job: &self.job,
+            group: &self.name,
+            what: "the grown communicator",
+            name: format!("{}grow", self.path),
+            rank: self.ranks[self.rank],
+            ranks: &self.ranks,
+        };
+        let records: Vec<(u32, Old)> =
+            all.gather(old.map(|old| (old.id().to_string(), old.size())), deadline)?;
+        compare(&records).map_err(|problem| GroupError::Grow { group: self.name.to_string(), problem })?;
+        let deadline = follow_up(deadline);
+        let all = all.part("the grown communicator", "make");
+        let made = match Communicator::prepare(setup, self.ranks.len(), &self.config(config)) {
+            Ok(made) => made,
+            Err(error) => return Err(all.refuse(error.into(), deadline)),
+        };
+        // A loss ends the call.
+        self.health.guard(&made.abort_handle());
+        let parent = old.map(|old| &old.communicator);
+        let mut has_acted = false;
+        let grown = all.make(Readiness::ready(), deadline, |_, until, go_on| {
+            has_acted = true;
+            let id = match parent {
+                Some(parent) if self.rank == 0 => {
+                    let id = parent.growth_id(until)?;
+                    self.job.set(UNIQUE_ID, id.as_bytes())?;
+                    id
+                }
+                _ => wait_for_id(&self.job, &made, until, go_on)?,
+            };
+            let id = (self.rank == 0 || parent.is_none()).then_some(id);
+            made.grow_from(parent, id, until, go_on).or_else(|error| match error {
+                GroupError::Comm(error) => self.health.explain_making(Err(error)),
+                error => Err(error),
+            })
+        });
+        grown.inspect_err(|error| {
+            if has_acted {
+                // NCCL may have used the connections of the old communicator, on this rank or another.
+                parent.into_iter().chain([&made]).for_each(|it| it.give_up(&error_text(error)));
+            }
+        })?;
+        Ok(made)
+    }
+}
+
+/// Waits for the unique id of rank 0.
+fn wait_for_id(
+    job: &PrefixStore,
+    made: &Communicator,
+    until: Deadline,
+    go_on: &mut dyn FnMut() -> Result<()>,
+) -> Result<UniqueId> {
+    const PAUSE: Duration = Duration::from_millis(5);
+    while !job.check(&[UNIQUE_ID])? {
+        go_on()?;
+        if until.expired() {
+            let (communicator, waited) = (made.name().to_owned(), until.waited());
+            let waiting_for = "the unique id of rank 0".into();
+            return Err(CommError::DeadlineExceeded { communicator, waiting_for, waited }.into());
+        }
+        thread::sleep(PAUSE);
+    }
+    Ok(UniqueId::try_from(&*job.get(UNIQUE_ID, until)?)?)
+}
+
+/// Checks that the first ranks are all members of one group, and the others, of which there is at least one, are new.
+fn compare(records: &[(u32, Old)]) -> Result<(), String> {
+    let Some((_, Some((id, size)))) = records.first() else {
+        return Err("rank 0 is new, expected a member of the group that grows".into());
+    };
+    for (rank, record) in records {
+        let is_member = (*rank as usize) < *size;
+        match record {
+            Some((other, _)) if other != id => {
+                return Err(format!("rank {rank} grows group {other}, but rank 0 group {id}"));
+            }
+            Some(_) if !is_member => return Err(format!("rank {rank} is no member of group {id}")),
+            None if is_member => {
+                return Err(format!("rank {rank} is new, but group {id} has {size} members"));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::{collection::vec, option, prelude::*, sample::select};
+
+    proptest! {
+        /// Only members of one group, and new ranks behind them, grow it.
+        #[test]
+        fn the_members_come_first_and_new_ranks_behind_them(
+            records in vec(option::of((select(vec!["1.0", "2.0"]), 1..4usize)), 1..6),
+        ) {
+            let records: Vec<Old> =
+                records.into_iter().map(|old| old.map(|(id, size)| (id.to_owned(), size))).collect();
+            let expected = records[0].as_ref().is_some_and(|(id, size)| {
+                records.iter().enumerate().all(|(rank, record)| match record {
+                    Some((other, _)) => rank < *size && other == id,
+                    None => rank >= *size,
+                })
+            });
+            prop_assert_eq!(compare(&(0..).zip(records).collect::<Vec<_>>()).is_ok(), expected);
+        }
+    }
+}
