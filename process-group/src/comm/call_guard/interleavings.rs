@@ -39,6 +39,16 @@ impl Model {
         self.is_freed.store(true, Ordering::Relaxed);
     }
 
+    /// Suspends the communicator, and resumes it.
+    fn suspend(&self) {
+        if let Ok(entry) = self.guard.enter("suspend", Kind::Collective, None) {
+            self.guard.set_suspended(true);
+            drop(entry);
+            assert_eq!(self.inside.load(Ordering::Relaxed), 0, "work is inside");
+            self.guard.set_suspended(false);
+        }
+    }
+
     fn abort(&self) {
         let is_first = self.guard.close("aborted");
         self.guard.interrupt(Force::Aborted);
@@ -88,11 +98,12 @@ fn an_abort_tells_who_waits_for_a_call() {
 
 #[test]
 fn one_is_inside_and_nobody_once_it_is_freed() {
-    let programs: [[fn(&Model); 2]; 4] = [
+    let programs: [[fn(&Model); 2]; 5] = [
         [|model| model.call(Kind::Enqueue), |model| model.call(Kind::Local)],
         [|model| model.call(Kind::Enqueue), Model::abort],
         [|model| model.call(Kind::Local), Model::abort],
         [|model| drop(model.guard.observe("look")), Model::abort],
+        [|model| model.call(Kind::Enqueue), Model::suspend],
     ];
     for program in programs {
         check(move || {
