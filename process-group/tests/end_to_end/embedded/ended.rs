@@ -43,39 +43,47 @@ fn pair(rank: &Rank, world: &ProcessGroup, settings: GroupSettings) -> ProcessGr
     world.split_with("pair", &pairs, settings, far()).unwrap().unwrap()
 }
 
+/// Enqueues work that one member does not join, or that one member makes differently.
+fn every_member_is_told_once(late: bool) {
+    let machine = faithful(3, 22809);
+    machine.ranks(3, |rank| {
+        let (callback, errors) = ends();
+        let timeout = Duration::from_millis(if late { 300 } else { 60_000 });
+        let builder = rank.builder().work_timeout(timeout).on_end(callback);
+        let world = builder.heartbeat(Duration::from_millis(200)).build().unwrap();
+        let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 2]));
+        let one = Buffer::new(memory.ptr(), 1, F32);
+        let all_reduce = |op| unsafe { world.raw().all_reduce(one, one, op, &stream) };
+        match (late, rank.rank) {
+            (true, 1) => {}
+            (false, 1) => drop(all_reduce(ReduceOp::Max)),
+            _ => drop(all_reduce(ReduceOp::Sum)),
+        }
+        let error = next(&errors);
+        match &error {
+            GroupError::Overdue { .. } => assert!(late, "{error}"),
+            GroupError::CollectiveDiverged { .. } => assert!(!late, "{error}"),
+            other => panic!("{other}"),
+        }
+        assert_eq!(world.standing().unwrap_err().to_string(), error.to_string());
+        // A member that aborts first must not be the reason for another one.
+        rank.store.set(&format!("told {}", rank.rank), b"").unwrap();
+        rank.store.wait(&["told 0", "told 1", "told 2"], far()).unwrap();
+        world.abort(far()).unwrap();
+        no_more(&errors);
+        let _ = stream.synchronize();
+    });
+}
+
 rusty_fork_test! {
     #[test]
-    fn late_work_and_calls_that_differ_are_told_once_on_each_member() {
-        for late in [true, false] {
-            let machine = faithful(3, 22809);
-            machine.ranks(3, |rank| {
-                let (callback, errors) = ends();
-                let timeout = Duration::from_millis(if late { 300 } else { 60_000 });
-                let builder = rank.builder().work_timeout(timeout).on_end(callback);
-                let world = builder.heartbeat(Duration::from_millis(200)).build().unwrap();
-                let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 2]));
-                let one = Buffer::new(memory.ptr(), 1, F32);
-                let all_reduce = |op| unsafe { world.raw().all_reduce(one, one, op, &stream) };
-                match (late, rank.rank) {
-                    (true, 1) => {}
-                    (false, 1) => drop(all_reduce(ReduceOp::Max)),
-                    _ => drop(all_reduce(ReduceOp::Sum)),
-                }
-                let error = next(&errors);
-                match &error {
-                    GroupError::Overdue { .. } => assert!(late, "{error}"),
-                    GroupError::CollectiveDiverged { .. } => assert!(!late, "{error}"),
-                    other => panic!("{other}"),
-                }
-                assert_eq!(world.standing().unwrap_err().to_string(), error.to_string());
-                // A member that aborts first must not be the reason for another one.
-                rank.store.set(&format!("told {}", rank.rank), b"").unwrap();
-                rank.store.wait(&["told 0", "told 1", "told 2"], far()).unwrap();
-                world.abort(far()).unwrap();
-                no_more(&errors);
-                let _ = stream.synchronize();
-            });
-        }
+    fn late_work_is_told_once_on_each_member() {
+        every_member_is_told_once(true);
+    }
+
+    #[test]
+    fn calls_that_differ_are_told_once_on_each_member() {
+        every_member_is_told_once(false);
     }
 
     #[test]
