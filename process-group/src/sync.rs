@@ -6,11 +6,51 @@
 //! checker switches threads only at its own types.
 
 #[cfg(all(test, loom))]
-pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard, atomic};
+pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
 #[cfg(all(test, shuttle))]
-pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard, atomic};
+pub(crate) use shuttle::sync::{Mutex, MutexGuard, atomic};
 #[cfg(not(all(test, any(loom, shuttle))))]
-pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, atomic};
+pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
+
+#[cfg(not(all(test, any(loom, shuttle))))]
+pub(crate) use bootstrap::runtime::Event;
+
+/// A condition variable of the checker, with the interface of the runtime's.
+#[cfg(all(test, any(loom, shuttle)))]
+pub(crate) struct Event {
+    #[cfg(loom)]
+    changed: loom::sync::Condvar,
+    #[cfg(shuttle)]
+    changed: shuttle::sync::Condvar,
+}
+
+#[cfg(all(test, any(loom, shuttle)))]
+impl Event {
+    pub(crate) fn new(_: &'static str) -> Self {
+        #[cfg(loom)]
+        let changed = loom::sync::Condvar::new();
+        #[cfg(shuttle)]
+        let changed = shuttle::sync::Condvar::new();
+        Self { changed }
+    }
+
+    pub(crate) fn notify_all(&self) {
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn wait_unlocked<'a, T>(
+        &self,
+        _: &'a Mutex<T>,
+        guard: MutexGuard<'a, T>,
+        limit: std::time::Duration,
+    ) -> MutexGuard<'a, T> {
+        use std::sync::PoisonError;
+        if limit == std::time::Duration::MAX {
+            return self.changed.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.changed.wait_timeout(guard, limit).unwrap_or_else(PoisonError::into_inner).0
+    }
+}
 
 /// A static that threads share. A checker creates it anew for each order that it tries.
 #[cfg(not(all(test, any(loom, shuttle))))]

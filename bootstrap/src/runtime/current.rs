@@ -65,6 +65,13 @@ pub fn wait(event: &Event, seen: u64, limit: Duration) -> bool {
     with(|runtime| runtime.wait(event, seen, limit))
 }
 
+/// Returns the number of the process of the calling thread. Each rank of a seeded world counts as a process, and so does
+/// each of its threads: call this function on the thread of the rank.
+#[must_use]
+pub fn process() -> u32 {
+    with(|runtime| runtime.process())
+}
+
 /// In a seeded world, lets the scheduler run another rank first, and records `label` in the history of the run. Does
 /// nothing on [`Standard`], or if the caller unwinds from a panic.
 pub fn yield_point(label: &'static str) {
@@ -87,7 +94,13 @@ impl Instant {
     /// Returns the time since this instant, or zero if it is in the future.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
-        Self::now().since_origin.saturating_sub(self.since_origin)
+        Self::now().saturating_duration_since(*self)
+    }
+
+    /// Returns the time from `earlier` to this instant, or zero if `earlier` is later.
+    #[must_use]
+    pub fn saturating_duration_since(&self, earlier: Self) -> Duration {
+        self.since_origin.saturating_sub(earlier.since_origin)
     }
 }
 
@@ -101,7 +114,10 @@ impl Add<Duration> for Instant {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+    use std::sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    };
 
     use super::*;
 
@@ -146,6 +162,23 @@ mod tests {
             assert_eq!(begun.elapsed(), Duration::from_secs(3660));
         }
         assert!(real.elapsed() < Duration::from_secs(3600));
+    }
+
+    #[test]
+    fn a_wait_without_the_lock_ends_with_the_notification_or_at_the_limit() {
+        let ready = Arc::new((Mutex::new(false), Event::new("a change")));
+        let other = ready.clone();
+        let thread = std::thread::spawn(move || {
+            *other.0.lock().unwrap() = true;
+            other.1.notify_all();
+        });
+        let mut guard = ready.0.lock().unwrap();
+        while !*guard {
+            guard = ready.1.wait_unlocked(&ready.0, guard, Duration::MAX);
+        }
+        assert!(*ready.1.wait_unlocked(&ready.0, guard, Duration::from_millis(1)));
+        thread.join().unwrap();
+        assert_eq!(process(), std::process::id());
     }
 
     #[test]

@@ -50,6 +50,24 @@ impl Event {
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
+    /// Releases `guard` and blocks until a notification, for at most `limit`. Then locks `mutex`, which `guard` belongs
+    /// to, again. [`Duration::MAX`] means no limit. The wait may also end early, so check the condition again. This is
+    /// [`Condvar::wait_timeout`] on the current runtime.
+    ///
+    /// No notification is missed if the data of the condition is changed under the lock, and
+    /// [`notify_all`](Event::notify_all) is called afterwards.
+    pub fn wait_unlocked<'a, T>(
+        &self,
+        mutex: &'a Mutex<T>,
+        guard: MutexGuard<'a, T>,
+        limit: Duration,
+    ) -> MutexGuard<'a, T> {
+        let seen = self.count();
+        drop(guard);
+        super::wait(self, seen, limit);
+        mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock(&self) -> MutexGuard<'_, u64> {
         self.count.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -82,6 +100,11 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// For a thread of the operating system: the operating system refuses another thread, or `name` contains a zero
     /// byte. For a coroutine: none.
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<()>;
+
+    /// Returns the number of the process of the calling thread. Each rank of a seeded world has its own.
+    fn process(&self) -> u32 {
+        std::process::id()
+    }
 
     /// Lets a simulated runtime run another thread first. Its scheduler records `label` in the history of the run. The
     /// default does nothing, because the operating system can switch between real threads at any point.

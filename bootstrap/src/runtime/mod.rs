@@ -50,7 +50,7 @@ mod seeded;
 mod standard;
 mod thread;
 
-pub use current::{Entered, Instant, enter, sleep, wait, yield_point};
+pub use current::{Entered, Instant, enter, process, sleep, wait, yield_point};
 pub use interface::{Event, Runtime};
 #[cfg(feature = "simulation")]
 pub use seeded::Seeded;

@@ -121,6 +121,11 @@ impl Runtime for Seeded {
         }
     }
 
+    fn process(&self) -> u32 {
+        let task = if sched::is_seeded() { sched::current() } else { 0 };
+        std::process::id().wrapping_add(u32::try_from(task).unwrap_or(u32::MAX))
+    }
+
     fn yield_point(&self, label: &'static str) {
         sched::point(label);
     }

@@ -153,6 +153,12 @@ pub fn is_seeded() -> bool {
     world::machine().is_some_and(runs_here)
 }
 
+/// Returns the number of the running actor or coroutine of a seeded world; 0 outside of them.
+#[must_use]
+pub fn current() -> u64 {
+    local::task()
+}
+
 /// Starts a coroutine beside the actors of a seeded world. Waits and reports show `name`. `job` must not panic.
 /// [`crate::World::run_actors`] does not wait for it. When the world ends, its waits end with
 /// [`WaitError::Stopped`], and `job` must return soon.

@@ -1,10 +1,8 @@
 //! The origin of a communicator, and the time and memory that its creation took.
 
-use std::{
-    fmt,
-    time::{Duration, Instant},
-};
+use std::{fmt, time::Duration};
 
+use bootstrap::runtime::Instant;
 use cuda_driver::Context;
 
 /// Treatment of the communicator's work when it is [shrunk](super::Communicator::shrink).

@@ -3,11 +3,11 @@
 use std::{
     io::Write as _,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock},
-    thread,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
     time::Duration,
 };
 
+use bootstrap::runtime::{self, Event};
 use cuda_driver::graph::{RelaxedCapture, is_capturing};
 
 use super::{
@@ -41,7 +41,6 @@ pub(crate) fn report(error: &CommError) {
     }));
 }
 
-#[derive(Default)]
 struct Queue {
     waiting: Vec<Arc<Shared>>,
     aborting: bool,
@@ -51,9 +50,13 @@ struct Queue {
     started: bool,
 }
 
+impl Queue {
+    const EMPTY: Self = Self { waiting: Vec::new(), aborting: false, beside: 0, started: false };
+}
+
 struct Reaper {
     queue: Mutex<Queue>,
-    changed: Condvar,
+    changed: Event,
 }
 
 impl Reaper {
@@ -62,10 +65,11 @@ impl Reaper {
     }
 
     fn run(&self) {
+        let _ending = Ending;
         let mut queue = self.lock();
         loop {
             if queue.waiting.is_empty() {
-                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                queue = self.changed.wait_unlocked(&self.queue, queue, Duration::MAX);
                 continue;
             }
             let batch = std::mem::take(&mut queue.waiting);
@@ -87,8 +91,23 @@ impl Reaper {
 }
 
 fn reaper() -> &'static Reaper {
-    static REAPER: OnceLock<Reaper> = OnceLock::new();
-    REAPER.get_or_init(|| Reaper { queue: Mutex::default(), changed: Condvar::new() })
+    static REAPER: Reaper =
+        Reaper { queue: Mutex::new(Queue::EMPTY), changed: Event::new("a dropped communicator") };
+    &REAPER
+}
+
+/// The end of the reaper thread. The thread ends only with the seeded world that it runs in; the next world starts it
+/// anew.
+struct Ending;
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let reaper = reaper();
+        let mut queue = reaper.lock();
+        (queue.started, queue.aborting) = (false, false);
+        drop(queue);
+        reaper.changed.notify_all();
+    }
 }
 
 /// Takes a communicator that was dropped. Aborts it in the background, or releases it if it was adopted. Does nothing
@@ -102,8 +121,7 @@ pub(crate) fn take(shared: &Arc<Shared>) {
     let reaper = reaper();
     let mut queue = reaper.lock();
     if !queue.started {
-        let spawned = thread::Builder::new().name("nccl-reaper".into()).spawn(|| self::reaper().run());
-        if let Err(source) = spawned {
+        if let Err(source) = runtime::spawn("nccl-reaper", || self::reaper().run()) {
             drop(queue);
             // Without the thread the communicator is never freed. Keep everything that NCCL may still write to.
             abort::keep(shared);
@@ -161,7 +179,7 @@ fn withdraw(shared: &Shared) -> Result<()> {
     let _entry = shared.guard.enter_closed(CALL);
     // Nothing has ended the work that may use the memory. Waiting for it would invalidate a capture.
     while is_capturing(&shared.context)? {
-        thread::sleep(INTERVAL);
+        runtime::sleep(INTERVAL);
     }
     let _relaxed = RelaxedCapture::enter(shared.context.driver())?;
     shared.context.synchronize()?;
@@ -211,8 +229,7 @@ pub fn wait_for_dropped(deadline: Deadline) -> bool {
         if deadline.expired() {
             return false;
         }
-        let waited = reaper.changed.wait_timeout(queue, deadline.remaining());
-        queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+        queue = reaper.changed.wait_unlocked(&reaper.queue, queue, deadline.remaining());
     }
     true
 }

@@ -1,11 +1,13 @@
 //! The service thread of a communicator. It runs calls that may block for ever, so that their callers do not block.
 
 use std::{
+    collections::VecDeque,
     fmt,
-    sync::{Arc, Condvar, Mutex, PoisonError, mpsc},
-    thread,
-    time::{Duration, Instant},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
+
+use bootstrap::runtime::{self, Event, Instant};
 
 use super::{CommError, Result};
 use crate::store::Deadline;
@@ -36,18 +38,57 @@ impl Force {
 /// A thread that runs jobs in the order of submission. It ends when the handle is dropped and its jobs are done. A
 /// job that never returns keeps the thread alive, and nothing waits for it.
 pub(crate) struct Service {
-    jobs: Mutex<mpsc::Sender<Job>>,
+    queue: Arc<Queue>,
+}
+
+/// The jobs of a service thread.
+struct Queue {
+    jobs: Mutex<Jobs>,
+    changed: Event,
+}
+
+#[derive(Default)]
+struct Jobs {
+    waiting: VecDeque<Job>,
+    /// True once the handle is dropped. No job is added afterwards.
+    is_closed: bool,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Jobs> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the next job. Returns `None` when there will be none.
+    fn next(&self) -> Option<Job> {
+        let mut jobs = self.lock();
+        loop {
+            if let Some(job) = jobs.waiting.pop_front() {
+                return Some(job);
+            }
+            if jobs.is_closed {
+                return None;
+            }
+            jobs = self.changed.wait_unlocked(&self.jobs, jobs, Duration::MAX);
+        }
+    }
 }
 
 impl Service {
     /// Starts the thread. `communicator` is the communicator's name in errors.
     pub(crate) fn start(communicator: &str) -> Result<Self> {
-        let (jobs, queue) = mpsc::channel::<Job>();
-        thread::Builder::new()
-            .name("nccl-service".into())
-            .spawn(move || queue.into_iter().for_each(|job| job()))
+        let queue = Arc::new(Queue { jobs: Mutex::default(), changed: Event::new("a call of NCCL to run") });
+        let of_thread = queue.clone();
+        let work = move || {
+            // Closed also if a job panics, so the promises of later jobs are broken.
+            let queue = Closing(&of_thread);
+            while let Some(job) = queue.0.next() {
+                job();
+            }
+        };
+        runtime::spawn("nccl-service", work)
             .map_err(|source| CommError::Thread { communicator: communicator.into(), source })?;
-        Ok(Self { jobs: Mutex::new(jobs) })
+        Ok(Self { queue })
     }
 
     /// Submits `job` to the thread.
@@ -64,8 +105,36 @@ impl Service {
         job: impl FnOnce() -> T + Send + 'static,
     ) {
         let job = Box::new(move || promise.keep(job()));
-        // The thread lives as long as the handle. If it were gone, the dropped promise would break the ticket.
-        let _ = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).send(job);
+        let mut jobs = self.queue.lock();
+        if jobs.is_closed {
+            // The thread has ended by a panic. The dropped promise breaks the ticket.
+            drop(jobs);
+            return drop(job);
+        }
+        jobs.waiting.push_back(job);
+        drop(jobs);
+        self.queue.changed.notify_all();
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.queue.lock().is_closed = true;
+        self.queue.changed.notify_all();
+    }
+}
+
+/// The end of a service thread. Drops the jobs that will not run.
+struct Closing<'a>(&'a Queue);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        let mut jobs = self.0.lock();
+        jobs.is_closed = true;
+        let left = std::mem::take(&mut jobs.waiting);
+        // Dropped without the lock: the jobs own objects with locks of their own.
+        drop(jobs);
+        drop(left);
     }
 }
 
@@ -87,7 +156,7 @@ enum Outcome<T> {
 
 struct Slot<T> {
     outcome: Mutex<Outcome<T>>,
-    changed: Condvar,
+    changed: Event,
 }
 
 impl<T> Slot<T> {
@@ -108,7 +177,10 @@ pub(crate) struct Promise<T> {
 
 /// Makes a promise and its ticket, for a job that is submitted later.
 pub(crate) fn promise<T>() -> (Promise<T>, Ticket<T>) {
-    let slot = Arc::new(Slot { outcome: Mutex::new(Outcome::Pending(None)), changed: Condvar::new() });
+    let slot = Arc::new(Slot {
+        outcome: Mutex::new(Outcome::Pending(None)),
+        changed: Event::new("a call of NCCL to return"),
+    });
     (Promise { slot: slot.clone() }, Ticket { slot })
 }
 
@@ -181,8 +253,8 @@ impl<T> Ticket<T> {
             if until.expired() {
                 return None;
             }
-            let waited = self.slot.changed.wait_timeout(held, patience.min(until.remaining()));
-            held = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let limit = patience.min(until.remaining());
+            held = self.slot.changed.wait_unlocked(&self.slot.outcome, held, limit);
         }
     }
 }
@@ -199,7 +271,7 @@ impl<T> Drop for Ticket<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+    use std::{sync::mpsc, thread, time::Duration};
 
     fn far() -> Deadline {
         Deadline::after(Duration::from_secs(60))

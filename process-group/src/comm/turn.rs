@@ -1,6 +1,8 @@
 //! Admits one thread at a time.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
+
+use bootstrap::runtime::Event;
 
 use crate::store::Deadline;
 
@@ -14,23 +16,34 @@ use crate::store::Deadline;
 ///
 /// A thread whose deadline passes goes on without its turn: a communicator that cannot be freed must not hold up the
 /// others.
-pub(super) static FREEING: Turn = Turn { taken: Mutex::new(false), free: Condvar::new() };
+pub(super) static FREEING: Turn = Turn::new();
 
 /// Admits one thread at a time. The others wait until a deadline.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Turn {
     taken: Mutex<bool>,
-    free: Condvar,
+    free: Event,
 }
 
 impl Turn {
+    pub(crate) const fn new() -> Self {
+        Self { taken: Mutex::new(false), free: Event::new("another thread to leave") }
+    }
+
     /// Waits until no other thread has the turn. Returns `None` after the deadline.
     pub(crate) fn take(&self, deadline: Deadline) -> Option<Taken<'_>> {
-        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.free.wait_timeout_while(taken, deadline.remaining(), |taken| *taken);
-        let (mut taken, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        while *taken && !deadline.expired() {
+            taken = self.free.wait_unlocked(&self.taken, taken, deadline.remaining());
+        }
         // Not `then_some`: it would drop the value, which takes the lock.
         (!std::mem::replace(&mut *taken, true)).then(|| Taken(self))
+    }
+}
+
+impl Default for Turn {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -41,7 +54,7 @@ pub(crate) struct Taken<'a>(&'a Turn);
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
         *self.0.taken.lock().unwrap_or_else(PoisonError::into_inner) = false;
-        self.0.free.notify_one();
+        self.0.free.notify_all();
     }
 }
 
@@ -55,7 +68,7 @@ mod tests {
 
     #[test]
     fn one_has_it_at_a_time_and_nobody_waits_beyond_the_deadline() {
-        let (turn, inside) = (Turn::default(), AtomicU32::new(0));
+        let (turn, inside) = (Turn::new(), AtomicU32::new(0));
         thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {

@@ -1,12 +1,8 @@
 //! Builds a group from the ranks of a job.
 
-use std::{
-    fmt, fs, io,
-    path::PathBuf,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{fmt, fs, io, path::PathBuf, sync::Arc, time::Duration};
 
+use bootstrap::runtime::Instant;
 use cuda_driver::{Context, Driver};
 use nccl_sys::Feature;
 

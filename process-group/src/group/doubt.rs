@@ -3,12 +3,9 @@
 //! A communicator's error may be caused by members that made different calls. The members' hashes show that,
 //! so they are compared before this rank is blamed.
 
-use std::{
-    sync::Arc,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
+use bootstrap::runtime::{self, Instant};
 use nccl_sys::ncclResult_t;
 
 use super::{
@@ -87,7 +84,7 @@ impl GroupHealth {
     pub(super) fn conclude(&self, error: GroupError, deadline: Deadline) -> GroupError {
         if self.doubt.get().is_some() {
             while !self.is_over() && !deadline.expired() {
-                thread::sleep(Duration::from_millis(1));
+                runtime::sleep(Duration::from_millis(1));
             }
         }
         self.reason(error)

@@ -1,12 +1,11 @@
 //! Ends a group on this rank, and tells its other members that this rank has left it.
 
-use std::{
-    sync::{Arc, MutexGuard, PoisonError, Weak, atomic::Ordering},
-    thread,
-    time::Instant,
-};
+use std::sync::{Arc, MutexGuard, PoisonError, Weak, atomic::Ordering};
 
-use bootstrap::wire::Unsent;
+use bootstrap::{
+    runtime::{self, Instant},
+    wire::Unsent,
+};
 
 use super::{
     health::{End, GroupHealth},
@@ -70,7 +69,7 @@ impl GroupHealth {
         let Some(End::Trouble(trouble)) = self.end.get() else { return };
         let Some(callback) = self.on_end().take() else { return };
         let (error, call) = (trouble.error(&self.name), callback.clone());
-        if thread::Builder::new().name("group-end".into()).spawn(move || call(error)).is_err() {
+        if runtime::spawn("group-end", move || call(error)).is_err() {
             *self.on_end() = Some(callback);
         }
     }
@@ -200,7 +199,7 @@ impl<T> Held<T> {
 /// group blocked.
 fn aside(name: &str, job: impl FnOnce() + Clone + Send + 'static) {
     let here = job.clone();
-    if thread::Builder::new().name(name.into()).spawn(job).is_err() {
+    if runtime::spawn(name, job).is_err() {
         here();
     }
 }

@@ -6,10 +6,10 @@ use std::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
+use bootstrap::runtime::{self, Instant};
 use nccl_sys::ncclResult_t;
 
 use super::{GroupError, Path, Result, path::PathError, settings::EndCallback, work_monitor::WorkMonitor};
@@ -410,7 +410,7 @@ impl GroupHealth {
         self.signal.hurry();
         let patience = Deadline::after(patience);
         while !self.is_over() && !patience.expired() {
-            thread::sleep(Duration::from_millis(1));
+            runtime::sleep(Duration::from_millis(1));
         }
     }
 

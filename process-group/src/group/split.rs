@@ -1,7 +1,6 @@
 //! Groups of some of a group's ranks.
 
-use std::time::Instant;
-
+use bootstrap::runtime::Instant;
 use nccl_sys::Feature;
 
 use super::{

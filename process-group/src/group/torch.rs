@@ -13,7 +13,9 @@
 //! All three lines of 2.15 were seen in a store that it had written to. Rank 0 therefore writes the id under
 //! both keys, and the others accept either.
 
-use std::{slice, sync::Arc, thread, time::Duration};
+use std::{slice, sync::Arc, time::Duration};
+
+use bootstrap::runtime;
 
 use super::{
     Builder, GroupError, GroupId, Member, P2pPolicy, ProcessGroup, Result, TorchError,
@@ -185,7 +187,7 @@ fn follow(store: &dyn Store, deadline: Deadline) -> Result<UniqueId> {
             let waited = deadline.waited();
             return Err(TorchError::NoUniqueId { looked_for: keys.into(), found, waited }.into());
         }
-        thread::sleep(pause.min(deadline.remaining()));
+        runtime::sleep(pause.min(deadline.remaining()));
         pause = (pause * 2).min(LONGEST);
     }
 }

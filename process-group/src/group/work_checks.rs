@@ -2,9 +2,10 @@
 
 use std::{
     sync::{Arc, OnceLock, PoisonError},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
+
+use bootstrap::runtime::{self, Instant};
 
 use super::{MessageDifference, calls::Pending, health::GroupHealth, work_monitor::WorkMonitor};
 use crate::{
@@ -38,7 +39,7 @@ impl GroupHealth {
                 *asked = Some((now, late.sequence));
                 let health = self.clone();
                 let ask = move || health.accuse(late);
-                let _ = thread::Builder::new().name("overdue".into()).spawn(ask);
+                let _ = runtime::spawn("overdue", ask);
             }
             // The thread that asks the others is blocked, or could not be started.
             (Some((since, of)), late) if now.saturating_duration_since(since) > self.patience() * 2 => {
@@ -76,7 +77,7 @@ impl GroupHealth {
                 }
             };
             // Without a thread the wait's error names no rank.
-            let _ = thread::Builder::new().name("progress".into()).spawn(ask);
+            let _ = runtime::spawn("progress", ask);
         }
         answer
     }
@@ -108,6 +109,8 @@ impl GroupHealth {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
+    use std::thread;
+
     use gpu_sim::{Action, Injection};
     use rusty_fork::rusty_fork_test;
 
@@ -122,7 +125,7 @@ mod tests {
         let (health, mut now) = (health.clone(), Instant::now() + LONG);
         move |times| {
             for _ in 0..times {
-                now += WorkMonitor::STEP;
+                now = now + WorkMonitor::STEP;
                 health.look(now);
             }
         }

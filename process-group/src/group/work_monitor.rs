@@ -6,8 +6,10 @@ use std::{
         Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
+
+use bootstrap::runtime::Instant;
 
 use super::{
     GroupSettings,

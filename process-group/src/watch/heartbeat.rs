@@ -5,11 +5,13 @@
 use std::{
     fmt, io,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use bootstrap::wire::{Message, wire_struct};
+use bootstrap::{
+    runtime::{self, Instant, JoinHandle},
+    wire::{Message, wire_struct},
+};
 
 use super::{
     CallHistory, Trouble, WatchSignal,
@@ -118,7 +120,7 @@ impl Watch {
             groups: groups.clone(),
             signal: signal.clone(),
         };
-        thread::Builder::new().name("watch-heartbeat".into()).spawn(move || heartbeat.work())?;
+        runtime::spawn("watch-heartbeat", move || heartbeat.work())?;
         Ok(Self { signal, groups, peers, _listener: listener })
     }
 
@@ -296,7 +298,7 @@ impl HeartbeatThread {
                     && self.dumping.as_ref().is_none_or(JoinHandle::is_finished)
                 {
                     let dump = move || _ = recorder.last_words();
-                    self.dumping = thread::Builder::new().name("flight-dump".into()).spawn(dump).ok();
+                    self.dumping = runtime::spawn("flight-dump", dump).ok();
                 }
             }
             Output::CallDumps => return Ok(Input::Counted(self.store.add(DUMPS, 1)?.unsigned_abs())),

@@ -1,17 +1,18 @@
 //! The wake-up signal of the heartbeat thread.
 
 use std::{
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
+
+use bootstrap::runtime::{Event, Instant};
 
 use super::{Trouble, machine::Notices};
 
 /// Wake-up signal of the heartbeat thread, with the notices for it.
-#[derive(Default)]
 pub(crate) struct WatchSignal {
     state: Mutex<State>,
-    changed: Condvar,
+    changed: Event,
 }
 
 #[derive(Default)]
@@ -21,6 +22,12 @@ struct State {
     wakes: Vec<usize>,
     /// True once the heartbeat thread has ended.
     gone: bool,
+}
+
+impl Default for WatchSignal {
+    fn default() -> Self {
+        Self { state: Mutex::default(), changed: Event::new("a wake-up of the heartbeat thread") }
+    }
 }
 
 impl WatchSignal {
@@ -60,15 +67,25 @@ impl WatchSignal {
     }
 
     pub(super) fn wait(&self, until: Instant) -> Notices {
-        let patience = until.saturating_duration_since(Instant::now());
-        let waited = self.changed.wait_timeout_while(self.lock(), patience, |state| state.notices.is_none());
-        waited.unwrap_or_else(PoisonError::into_inner).0.notices.take().unwrap_or_default()
+        self.wait_for(until, |state| state.notices.is_some()).notices.take().unwrap_or_default()
     }
 
     pub(super) fn leave(&self, patience: Duration) {
         self.ring(|notices| notices.leave = true);
-        let left = self.changed.wait_timeout_while(self.lock(), patience, |state| !state.gone);
-        drop(left.unwrap_or_else(PoisonError::into_inner));
+        drop(self.wait_for(Instant::now() + patience, |state| state.gone));
+    }
+
+    /// Waits until `condition` holds, at most until `until`.
+    fn wait_for(&self, until: Instant, condition: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
+        let mut state = self.lock();
+        while !condition(&state) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            state = self.changed.wait_unlocked(&self.state, state, left);
+        }
+        state
     }
 
     pub(super) fn is_gone(&self) {

@@ -7,9 +7,10 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    thread::{self, JoinHandle},
     time::Duration,
 };
+
+use bootstrap::runtime::{self, Event, JoinHandle};
 
 use crate::store::{Deadline, PrefixStore, Result, Store, StoreError};
 
@@ -32,11 +33,18 @@ pub(crate) fn wake(store: &PrefixStore, ranks: impl IntoIterator<Item = usize>) 
     })
 }
 
+/// The end of a wake thread.
+struct End {
+    has_come: AtomicBool,
+    /// Notified after `has_come` is set.
+    changed: Event,
+}
+
 /// The thread that waits for this rank's key. It ends when this value is dropped.
 pub(super) struct WakeThread {
     store: PrefixStore,
     key: String,
-    is_over: Arc<AtomicBool>,
+    end: Arc<End>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -47,29 +55,34 @@ impl WakeThread {
         rank: usize,
         woken: impl Fn() + Send + 'static,
     ) -> io::Result<Self> {
-        let (key, is_over) = (key(rank), Arc::new(AtomicBool::new(false)));
+        let end = End { has_come: AtomicBool::new(false), changed: Event::new("the end of a watch") };
+        let (key, end) = (key(rank), Arc::new(end));
         let thread = {
-            let (store, key, is_over) = (store.clone(), key.clone(), is_over.clone());
-            thread::Builder::new().name("watch-wake".into()).spawn(move || {
-                while !is_over.load(Ordering::Acquire) {
+            let (store, key, end) = (store.clone(), key.clone(), end.clone());
+            runtime::spawn("watch-wake", move || {
+                loop {
+                    let seen = end.changed.count();
+                    if end.has_come.load(Ordering::Acquire) {
+                        break;
+                    }
                     match store.wait(&[&key], Deadline::after(WAIT)).and_then(|()| store.delete(&key)) {
                         // The key is deleted before the read, so a later write sets it again.
                         Ok(_) => woken(),
                         Err(StoreError::Timeout { .. }) => {}
-                        Err(_) => thread::park_timeout(PAUSE),
+                        Err(_) => _ = runtime::wait(&end.changed, seen, PAUSE),
                     }
                 }
             })?
         };
-        Ok(Self { store: store.clone(), key, is_over, thread: Some(thread) })
+        Ok(Self { store: store.clone(), key, end, thread: Some(thread) })
     }
 }
 
 impl Drop for WakeThread {
     fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Release);
+        self.end.has_come.store(true, Ordering::Release);
+        self.end.changed.notify_all();
         let Some(thread) = self.thread.take() else { return };
-        thread.thread().unpark();
         // If the store does not answer, the thread ends when its current wait ends.
         if self.store.set(&self.key, b"1").is_ok() {
             let _ = thread.join();

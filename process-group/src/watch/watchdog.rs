@@ -5,23 +5,24 @@
 
 use std::{
     io,
-    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
-    thread,
-    time::{Duration, Instant},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
 };
+
+use bootstrap::runtime::{self, Event, Instant};
 
 use crate::group::{GroupHealth, WorkMonitor};
 
 /// The groups of this process.
-#[derive(Default)]
 pub(crate) struct Watchdog {
     groups: Mutex<Vec<Weak<GroupHealth>>>,
-    changed: Condvar,
+    changed: Event,
     /// True once its thread is started.
     started: Mutex<bool>,
 }
 
-static WATCHDOG: OnceLock<Arc<Watchdog>> = OnceLock::new();
+static WATCHDOG: Watchdog =
+    Watchdog { groups: Mutex::new(Vec::new()), changed: Event::new("a group"), started: Mutex::new(false) };
 
 impl Watchdog {
     /// The shortest pause between two checks, whatever the settings are.
@@ -38,29 +39,28 @@ impl Watchdog {
     /// # Errors
     /// The operating system did not start a thread.
     pub(crate) fn add(health: &Arc<GroupHealth>) -> io::Result<Guard> {
-        let watchdog = WATCHDOG.get_or_init(Arc::default);
-        watchdog.start()?;
-        watchdog.lock().push(Arc::downgrade(health));
-        watchdog.changed.notify_all();
+        WATCHDOG.start()?;
+        WATCHDOG.lock().push(Arc::downgrade(health));
+        WATCHDOG.changed.notify_all();
         Ok(Guard(Arc::downgrade(health)))
     }
 
     /// Starts the thread, unless it runs. After a failure, the next group tries again.
-    fn start(self: &Arc<Self>) -> io::Result<()> {
+    fn start(&'static self) -> io::Result<()> {
         let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
         if !*started {
-            let watchdog = self.clone();
-            thread::Builder::new().name("watchdog".into()).spawn(move || watchdog.work())?;
+            runtime::spawn("watchdog", || self.work())?;
             *started = true;
         }
         Ok(())
     }
 
     fn work(&self) {
+        let _ending = Ending(self);
         loop {
             let mut groups = self.lock();
             while groups.is_empty() {
-                groups = self.changed.wait(groups).unwrap_or_else(PoisonError::into_inner);
+                groups = self.changed.wait_unlocked(&self.groups, groups, Duration::MAX);
             }
             let watched = groups.clone();
             drop(groups);
@@ -72,7 +72,7 @@ impl Watchdog {
             let pauses = watched.iter().filter_map(Weak::upgrade).map(look);
             let pause = pauses.min().unwrap_or(Self::PAUSE).max(Self::SHORTEST);
             // A new group may have a shorter pause.
-            drop(self.changed.wait_timeout(self.lock(), pause));
+            drop(self.changed.wait_unlocked(&self.groups, self.lock(), pause));
         }
     }
 }
@@ -82,8 +82,15 @@ pub(crate) struct Guard(Weak<GroupHealth>);
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if let Some(watchdog) = WATCHDOG.get() {
-            watchdog.lock().retain(|health| !Weak::ptr_eq(health, &self.0));
-        }
+        WATCHDOG.lock().retain(|health| !Weak::ptr_eq(health, &self.0));
+    }
+}
+
+/// The end of the watchdog. The thread ends only with the seeded world that it runs in; the next world starts it anew.
+struct Ending<'a>(&'a Watchdog);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        *self.0.started.lock().unwrap_or_else(PoisonError::into_inner) = false;
     }
 }

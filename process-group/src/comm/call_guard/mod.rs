@@ -17,6 +17,7 @@ use std::{
     fmt,
     sync::{Arc, PoisonError, Weak},
     thread::{self, ThreadId},
+    time::Duration,
 };
 
 use self::rights::Locked;
@@ -28,7 +29,7 @@ use super::{
 use crate::{
     store::Deadline,
     sync::{
-        Condvar, Mutex,
+        Event, Mutex,
         atomic::{AtomicU8, Ordering},
     },
 };
@@ -97,7 +98,7 @@ pub(crate) struct CallGuard {
     communicator: String,
     word: AtomicU8,
     state: Mutex<State>,
-    changed: Condvar,
+    changed: Event,
 }
 
 impl CallGuard {
@@ -115,7 +116,12 @@ impl CallGuard {
             listeners: Vec::new(),
         };
         let word = AtomicU8::new(LOCKED);
-        Self { communicator, word, state: Mutex::new(state), changed: Condvar::new() }
+        Self {
+            communicator,
+            word,
+            state: Mutex::new(state),
+            changed: Event::new("a communicator to be free"),
+        }
     }
 
     /// Opens the guard once the communicator is made.
@@ -168,13 +174,8 @@ impl CallGuard {
     fn wait<'a>(&'a self, mut locked: Locked<'a>, deadline: Option<Deadline>) -> Locked<'a> {
         locked.waiting += 1;
         // The word stays locked meanwhile because `waiting` is not 0.
-        locked.state = locked.state.take().map(|state| match deadline {
-            None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-            Some(deadline) => {
-                let waited = self.changed.wait_timeout(state, deadline.remaining());
-                waited.unwrap_or_else(PoisonError::into_inner).0
-            }
-        });
+        let limit = deadline.map_or(Duration::MAX, |deadline| deadline.remaining());
+        locked.state = locked.state.take().map(|state| self.changed.wait_unlocked(&self.state, state, limit));
         locked.waiting -= 1;
         locked
     }

@@ -13,6 +13,7 @@ mod record;
 mod registration_support;
 mod witnesses;
 
+use bootstrap::runtime;
 use cuda_driver::{Context, Device};
 use nccl_sys::Version;
 
@@ -79,7 +80,7 @@ impl Member {
             rank,
             world_size,
             host: host(),
-            process: std::process::id(),
+            process: runtime::process(),
             device: device.uuid()?,
             nccl: nccl.release(),
             driver: context.driver().version(),

@@ -12,6 +12,8 @@ use std::{
     time::Duration,
 };
 
+use bootstrap::runtime;
+
 use super::{Work, mark::StreamKey};
 use crate::group::{GroupError, Result};
 
@@ -129,7 +131,7 @@ impl Work {
         let mut keeper = keeper();
         list(&mut keeper).push(Kept { work: self.clone(), owner: Box::new(owner) });
         if !keeper.is_running {
-            let spawned = thread::Builder::new().name("work-keeper".into()).spawn(look_after);
+            let spawned = runtime::spawn("work-keeper", look_after);
             let group = || self.mark.counter.name.to_string();
             spawned.map_err(|source| GroupError::Thread { group: group(), thread: "work-keeper", source })?;
             keeper.is_running = true;
@@ -146,8 +148,21 @@ impl Work {
     }
 }
 
+/// Lets a later call start the thread again if it unwinds. In a seeded world it does so at the end of the world.
+struct Ending;
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        // A thread that returns has cleared it under the lock, and another one may run by now.
+        if thread::panicking() {
+            keeper().is_running = false;
+        }
+    }
+}
+
 /// Drops owners whose work is done, until nothing is kept.
 fn look_after() {
+    let _ending = Ending;
     let [shortest, longest] = PAUSES;
     let (mut lines, mut waiting, mut pause) = (HashMap::<LineKey, Line>::new(), Vec::new(), shortest);
     loop {
@@ -175,6 +190,6 @@ fn look_after() {
             !line.kept.is_empty()
         });
         pause = if any { shortest } else { longest.min(pause * 2) };
-        thread::sleep(pause);
+        runtime::sleep(pause);
     }
 }

@@ -12,8 +12,9 @@ mod keep;
 mod mark;
 mod outstanding;
 
-use std::{fmt, sync::Arc, thread, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
+use bootstrap::runtime;
 use cuda_driver::{Stream, graph::RelaxedCapture};
 
 pub use self::future::WorkFuture;
@@ -123,7 +124,7 @@ impl Work {
             if pause >= LONGEST {
                 health.check_background().map_err(|error| self.trouble(health.conclude(error, deadline)))?;
             }
-            thread::sleep(pause.min(deadline.remaining()));
+            runtime::sleep(pause.min(deadline.remaining()));
             pause = (pause * 2).min(LONGEST);
         }
     }
