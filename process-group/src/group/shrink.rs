@@ -3,9 +3,9 @@
 //! All survivors must agree on who has survived, or some would wait for ranks that wait for others. The survivors are
 //! therefore the members of an agreement, which compares its member lists as soon as a second member comes.
 
-use std::{convert::Infallible, time::Instant};
+use std::convert::Infallible;
 
-use bootstrap::{Ranges, agreement::PlainProtocol, wire::wire_enum};
+use bootstrap::{Ranges, agreement::PlainProtocol, runtime::Instant, wire::wire_enum};
 use nccl_sys::Feature;
 
 use super::{
@@ -102,19 +102,19 @@ impl ProcessGroup {
         const CALL: &str = "shrink";
         let _range = profile::range(CALL, &self.name, 0);
         self.agrees(CALL)?;
-        let meeting = self.meeting("the shrinking", "shrink");
+        let attempt = || self.meeting("the shrinking", "shrink");
         let shared_settings = self.shared_settings.of_subgroup(settings.into());
-        shared_settings.own.check(CALL, self.nccl())?;
-        let config = shared_settings.own.communicator();
-        self.communicator.place().excluded(CALL, excluded)?;
-        let left: Vec<usize> = (0..self.size()).filter(|rank| !excluded.contains(rank)).collect();
-        if mode == ShrinkMode::Orderly {
-            self.counter.health.check()?;
-            // Revoked work needs no wait.
-            if self.counter.health.check_work().is_ok() {
-                self.quiesce(deadline)?;
+        if let Err(error) = self.prepare_shrink(&shared_settings.own, excluded, mode, deadline) {
+            // The others count the attempt too, and miss this rank. Exception: the group has ended. Then they may wait in
+            // the attempt for this rank's next call.
+            if !self.counter.health.is_over() {
+                drop(attempt());
             }
+            return Err(error);
         }
+        let meeting = attempt();
+        let config = shared_settings.own.communicator();
+        let left: Vec<usize> = (0..self.size()).filter(|rank| !excluded.contains(rank)).collect();
         let name = format!("{} without {}", self.name, Ranges(excluded));
         // Its path is set when the group has its number. Its health monitor knows the losses that ended this group, and
         // a further one ends the meeting.
@@ -160,6 +160,25 @@ impl ProcessGroup {
         };
         group.startup.met(met, numbered);
         Ok(group)
+    }
+
+    /// Checks the arguments of a shrink, and for an orderly one waits for this rank's work.
+    fn prepare_shrink(
+        &self,
+        settings: &GroupSettings,
+        excluded: &[usize],
+        mode: ShrinkMode,
+        deadline: Deadline,
+    ) -> Result<()> {
+        const CALL: &str = "shrink";
+        settings.check(CALL, self.nccl())?;
+        self.communicator.place().excluded(CALL, excluded)?;
+        if mode == ShrinkMode::AfterFailure {
+            return Ok(());
+        }
+        self.counter.health.check()?;
+        // Revoked work needs no wait.
+        if self.counter.health.check_work().is_ok() { self.quiesce(deadline) } else { Ok(()) }
     }
 
     /// Gives up the work that this rank has enqueued. Work that waits for other members ends unfinished, and
