@@ -40,6 +40,7 @@ mod profile;
 mod record;
 #[cfg(feature = "registration")]
 mod registration;
+mod seeded_groups;
 mod settings;
 mod shrink;
 mod streams;

@@ -34,7 +34,7 @@ impl Model {
 
     /// Frees the communicator once the guard is closed and empty.
     fn free(&self) {
-        self.guard.wait_empty(Deadline::after(std::time::Duration::MAX)).unwrap();
+        self.guard.wait_empty(Deadline::after(Duration::MAX)).unwrap();
         assert_eq!(self.inside.load(Ordering::Relaxed), 0, "somebody is inside");
         self.is_freed.store(true, Ordering::Relaxed);
     }
