@@ -1,6 +1,6 @@
 //! Groups that go on without some of their ranks: shrink, revoke, and killed ranks.
 
-use std::{collections::BTreeSet, env, time::Duration};
+use std::{collections::BTreeSet, env, thread, time::Duration};
 
 use process_group::{
     ProcessGroup,
@@ -85,6 +85,39 @@ rusty_fork_test! {
             assert_eq!(group_sum(&rank, &rest), 4.0);
             rest.destroy(far()).unwrap();
             rank.store.set("over", b"").unwrap();
+            world.abort(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    /// The rank that notices the end first tries again at once, and the other one still waits in its first attempt.
+    #[test]
+    fn survivors_meet_although_one_has_failed_to_begin_a_shrink() {
+        let machine = machine(3);
+        machine.ranks(3, |rank| {
+            let world = rank.builder().timeout(Duration::from_secs(10)).build().unwrap();
+            let shrink = |mode| world.shrink(&[2], mode);
+            let rest = match rank.rank {
+                0 => {
+                    rank.store.set("begun", b"").unwrap();
+                    shrink(ShrinkMode::Orderly).unwrap()
+                }
+                1 => {
+                    while world.check().is_ok() {
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    let error = shrink(ShrinkMode::Orderly).unwrap_err();
+                    assert!(matches!(error, GroupError::Left { rank: 2, .. }), "{error}");
+                    shrink(ShrinkMode::AfterFailure).unwrap()
+                }
+                _ => {
+                    rank.store.wait(&["begun"], far()).unwrap();
+                    thread::sleep(Duration::from_millis(500));
+                    return world.abort(far()).unwrap();
+                }
+            };
+            assert_eq!(group_sum(&rank, &rest), 3.0);
+            rest.destroy(far()).unwrap();
             world.abort(far()).unwrap();
         });
         machine.world.finish().unwrap();
@@ -251,7 +284,7 @@ fn one_rank() {
     let mut gone = BTreeSet::from([first]);
     if is_apart {
         // Until both losses were reported. A group that begins later still learns of them.
-        std::thread::sleep(Duration::from_secs(4));
+        thread::sleep(Duration::from_secs(4));
     }
     // One at a time, or the ranks that another survivor knows of.
     let rest = loop {
