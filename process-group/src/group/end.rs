@@ -8,6 +8,7 @@ use bootstrap::{
 };
 
 use super::{
+    Result,
     health::{End, GroupHealth},
     settings::EndCallback,
 };
@@ -91,6 +92,18 @@ impl GroupHealth {
         };
         let children = pending_children.iter().filter_map(Weak::upgrade);
         children.filter(|child| is_over(&child.0)).for_each(|child| child.0.end(end.clone()));
+    }
+
+    /// Checks a group that was just made. Fails if a member left the parent group meanwhile. Only this rank may know that,
+    /// because others had made the group before. So it tells them that it does not have the group.
+    pub(super) fn check_made(&self) -> Result<()> {
+        let Some(End::Trouble(trouble @ Trouble::Left { rank, how, .. })) = self.end.get() else {
+            return Ok(());
+        };
+        let Some(monitor) = self.monitor().filter(|_| !self.is_about(trouble)) else { return Ok(()) };
+        let reason = format!("while it made the group, rank {rank} {how} the parent group");
+        self.signal.tell(Trouble::Failed { group: monitor.id().to_owned(), rank: self.rank(), reason });
+        self.check()
     }
 
     /// Tells the other members that this rank has left the group, unless they know why it is over. Does not block.

@@ -119,7 +119,7 @@ impl ProcessGroup {
         // Its path is set when the group has its number. Its health monitor knows the losses that ended this group, and
         // a further one ends the meeting.
         let mut parts = self.group_parts(name, &left, String::new(), shared_settings);
-        let _unborn = self.counter.health.link_child(&parts.health);
+        let unborn = self.counter.health.link_child(&parts.health);
         let state = match (self.communicator.check(), mode) {
             _ if self.counter.health.is_over() => State::Gone,
             // Only its owner may have NCCL shrink it.
@@ -158,6 +158,8 @@ impl ProcessGroup {
         } else {
             parts.init(id, self.nccl(), self.context(), config, deadline)?
         };
+        drop(unborn);
+        group.counter.health.check_made()?;
         group.startup.met(met, numbered);
         Ok(group)
     }

@@ -40,6 +40,8 @@ impl ProcessGroup {
     ///   member finds on its own before it meets the others. For them it is then absent.
     /// - [`GroupError::MemberFailed`] with this rank if the store failed while the others may have agreed. The
     ///   group has ended.
+    /// - [`GroupError::Left`] if a member left this group meanwhile. Members that have made the new group before get
+    ///   [`GroupError::MemberFailed`] from it.
     /// - [`GroupError::Comm`] from NCCL itself, after which this group may be poisoned.
     /// - [`GroupError::Joined`].
     pub fn split(&self, name: &str, request: &Request) -> Result<Option<Self>> {
@@ -94,20 +96,22 @@ impl ProcessGroup {
             (self.counter.health.link_child(&parts.health), id, parts)
         });
         self.counter.health.check()?;
-        let mut group = if self.nccl().has(Feature::SPLIT) && !self.shared_settings.lazy {
+        let (mut group, unborn) = if self.nccl().has(Feature::SPLIT) && !self.shared_settings.lazy {
             let (color, key) = placement.map_or((None, 0), |at| (Some(at.group as u32), at.rank as i32));
             let config =
                 parts.as_ref().map_or_else(|| config.clone(), |(.., parts)| parts.config(config.clone()));
             let communicator = self.communicator.split(color, key, &config, deadline);
             let communicator = self.counter.health.explain_making(communicator)?;
-            let (Some((_unborn, id, parts)), Some(communicator)) = (parts, communicator) else {
+            let (Some((unborn, id, parts)), Some(communicator)) = (parts, communicator) else {
                 return Ok(None);
             };
-            parts.take(id, communicator, follow_up(deadline))?
+            (parts.take(id, communicator, follow_up(deadline))?, unborn)
         } else {
-            let Some((_unborn, id, parts)) = parts else { return Ok(None) };
-            parts.init(id, self.nccl(), self.context(), config, deadline)?
+            let Some((unborn, id, parts)) = parts else { return Ok(None) };
+            (parts.init(id, self.nccl(), self.context(), config, deadline)?, unborn)
         };
+        drop(unborn);
+        group.counter.health.check_made()?;
         group.startup.met(met, numbered);
         Ok(Some(group))
     }

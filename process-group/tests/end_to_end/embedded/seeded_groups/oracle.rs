@@ -102,7 +102,9 @@ impl Judge<'_> {
         if seen.ended - seen.begun > self.longest(is_own) {
             return Err("the error comes late".into());
         }
-        let latest = self.at.max(seen.begun) + self.plan.heartbeat * 2 + Duration::from_secs(1);
+        // Heartbeats are watched from when the ranks have met.
+        let met = if seen.step == 0 { LIMIT } else { Duration::ZERO };
+        let latest = self.at.max(seen.begun) + met + self.plan.heartbeat * 2 + Duration::from_secs(1);
         if matches!(seen.error, Lost { .. }) && !is_own && seen.ended > latest + self.delay() {
             return Err("the loss is noticed late".into());
         }
@@ -131,7 +133,7 @@ impl Judge<'_> {
             + Duration::from_secs(3)
             + match self.fault {
                 // Calls of the store have no deadline of their own.
-                Fault::Silence(_) if is_own => Duration::from_secs(65),
+                Fault::Silence(_) if is_own => Duration::from_secs(130),
                 Fault::Stall(time) if is_own => time,
                 _ => Duration::ZERO,
             }
@@ -147,12 +149,24 @@ impl Judge<'_> {
         match (self.fault, error) {
             (Fault::None, _) => false,
             (_, Left { rank, .. }) if left_before(rank) => true,
+            // The rank had the end of the world while it made a split of it.
+            (fault, MemberFailed { rank, reason, .. }) if fault.is_end() && left_before(rank) => {
+                reason.contains(&format!("rank {culprit} "))
+            }
             // A rank may wait for others that wait for the culprit, or that know the end of another group.
             (_, Absent { ranks, .. }) => ranks.contains(&culprit) || ranks.iter().all(left_before),
             (fault, NotAgreed { .. }) => fault.is_end(),
-            (Fault::Stall(time), Overdue { .. }) => {
-                time >= self.plan.work_timeout / 2
-                    && named(error).is_some_and(|ranks| ranks.contains(&culprit))
+            // The work of a rank whose store does not answer names nobody.
+            (Fault::Silence(_) | Fault::LoseStore(_), Overdue { progress, .. })
+                if progress.members.is_empty() =>
+            {
+                is_own
+            }
+            (Fault::Stall(time), Overdue { .. }) if time < self.plan.work_timeout / 2 => false,
+            (Fault::Stall(_), Overdue { .. }) => named(error).is_some_and(|ranks| ranks.contains(&culprit)),
+            (_, Overdue { .. }) => {
+                let is_known = |rank: &usize| *rank == culprit || left_before(rank);
+                named(error).is_some_and(|ranks| ranks.iter().all(is_known))
             }
             (Fault::LoseStore(_) | Fault::Silence(_), Store(_) | WorkTimeout { .. } | Comm(_)) => is_own,
             (Fault::LoseStore(_) | Fault::Silence(_), Lost { .. } | MemberFailed { .. }) => is_of_culprit,
