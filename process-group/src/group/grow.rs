@@ -3,7 +3,9 @@
 //! The members of a group and the new ranks meet as the ranks of a new job do, under a new name or epoch. The group has
 //! its own health monitor, so it does not depend on the old one. Only its communicator is made from the old group's.
 
-use std::{thread, time::Duration};
+use std::time::Duration;
+
+use bootstrap::runtime;
 
 use super::{
     Builder, GroupError, ProcessGroup, Result,
@@ -180,7 +182,7 @@ fn wait_for_id(
             let waiting_for = "the unique id of rank 0".into();
             return Err(CommError::DeadlineExceeded { communicator, waiting_for, waited }.into());
         }
-        thread::sleep(PAUSE);
+        runtime::sleep(PAUSE);
     }
     Ok(UniqueId::try_from(&*job.get(UNIQUE_ID, until)?)?)
 }
