@@ -284,10 +284,15 @@ impl BufferCache {
                 place = window.place(start);
             }
             None if self.places.are_none() => {}
-            // A range that is partly in a window is not cached.
-            _ if self.places.window(last - 1).is_some() => return Ok((status, place)),
-            // There may be windows around it.
-            _ => (start, end) = (address, last),
+            // A buffer in this range may lie in a window.
+            Some(_) => return Ok((status, place)),
+            None if self.places.window(last - 1).is_some() => return Ok((status, place)),
+            // A window is at least one allocation, so several allocations may contain one.
+            None if memory::look(&self.context, DevicePtr(address), 1)?.end < last => {
+                return Ok((status, place));
+            }
+            // Windows may lie directly before or after this range.
+            None => (start, end) = (address, last),
         }
         let (slots, shift) = match end - start >= 1 << PAGE {
             true => (&self.large, PAGE),

@@ -34,6 +34,7 @@ pub(crate) mod one_sided;
 pub(crate) mod operations;
 mod outstanding;
 mod p2p;
+mod places;
 pub(crate) mod processes;
 #[cfg(feature = "tracing")]
 mod profile;
