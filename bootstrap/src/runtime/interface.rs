@@ -55,7 +55,8 @@ impl Event {
     /// [`Condvar::wait_timeout`] on the current runtime.
     ///
     /// No notification is missed if the data of the condition is changed under the lock, and
-    /// [`notify_all`](Event::notify_all) is called afterwards.
+    /// [`notify_all`](Event::notify_all) is called afterwards. A rank of a seeded world that unwinds from a panic cannot
+    /// block, so this returns at once.
     pub fn wait_unlocked<'a, T>(
         &self,
         mutex: &'a Mutex<T>,

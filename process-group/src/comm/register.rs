@@ -84,8 +84,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`CommError::Missing`](super::CommError::Missing) below 2.19; [`CommError::Argument`](super::CommError::Argument)
-    /// for a range that overlaps one that is registered; [`CommError::Nccl`](super::CommError::Nccl);
-    /// [`CommError::Busy`](super::CommError::Busy) past the deadline.
+    /// for a range that overlaps one that is registered; [`CommError::Suspended`](super::CommError::Suspended);
+    /// [`CommError::Nccl`](super::CommError::Nccl); [`CommError::Busy`](super::CommError::Busy) past the deadline.
     ///
     /// # Safety
     /// The memory stays allocated, and mapped at its address, until the registration is gone. All ranks whose calls

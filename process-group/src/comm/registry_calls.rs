@@ -50,17 +50,20 @@ impl Shared {
         self.flush_if_free(DEREGISTER)
     }
 
-    /// Executes the pending requests, unless another thread is inside. The next call then executes them.
+    /// Executes the pending requests, unless another thread is inside or the communicator is suspended. The next call
+    /// then executes them.
     fn flush_if_free(&self, call: &'static str) -> Result<(), Unsettled> {
         match self.guard.enter(call, Kind::Local, Some(Deadline::now())) {
-            Ok(_entry) => self.flush(),
-            Err(_) => Ok(()),
+            // No suspension begins while this thread is inside.
+            Ok(_entry) if !self.guard.is_suspended() => self.flush(),
+            _ => Ok(()),
         }
     }
 
     /// Waits until no thread is inside, and executes the pending requests.
     pub(crate) fn flush_by(&self, deadline: Deadline) -> Result<(), Unsettled> {
         let _entry = self.guard.enter(REGISTER, Kind::Local, Some(deadline)).map_err(nowhere)?;
+        self.guard.check(REGISTER).map_err(nowhere)?;
         self.flush()
     }
 
@@ -137,6 +140,8 @@ impl Shared {
         }
         self.nccl.api().require(Feature::REGISTER)?;
         let _entry = self.guard.enter(REGISTER, Kind::Local, Some(deadline))?;
+        // It may be suspended.
+        self.guard.check(REGISTER)?;
         self.context.with_current(|| {
             let range = Range { bytes, phase: Phase::Moving, unwanted: false, hold: None };
             self.registry.insert(REGISTER, ptr.0, range)?;
@@ -154,7 +159,8 @@ impl Shared {
         let _entry = match self.guard.enter(DEREGISTER, kind, Some(deadline)) {
             Ok(entry) => entry,
             Err(busy @ CommError::Busy { .. })
-                if self.is_adopted() || self.guard.check(DEREGISTER).is_ok() =>
+                if self.is_adopted()
+                    || matches!(self.guard.check(DEREGISTER), Ok(()) | Err(CommError::Suspended { .. })) =>
             {
                 return Err(busy);
             }

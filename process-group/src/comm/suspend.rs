@@ -34,8 +34,9 @@ impl Communicator {
     /// Allocates the memory again that [`suspend`](Self::suspend) has released, at the same addresses. Collective.
     ///
     /// # Errors
-    /// [`CommError::Missing`] below 2.29.7; [`CommError::NotSuspended`]; [`CommError::Nccl`], for example if the
-    /// device lacks memory, and [`CommError::DeadlineExceeded`], which poison the communicator.
+    /// [`CommError::Missing`] below 2.29.7; [`CommError::NotSuspended`]. [`CommError::Nccl`], for example if the
+    /// device lacks memory, and [`CommError::DeadlineExceeded`] poison the communicator, unless NCCL calls the argument
+    /// or the use invalid: then it is still suspended.
     #[doc(alias = "ncclCommResume")]
     pub fn resume(&self, deadline: Deadline) -> Result<()> {
         self.check_suspended()?;

@@ -29,12 +29,13 @@ impl ProcessGroup {
     /// - [`GroupError::NotRegistered`] with the rank that cannot register its pool and the reason; the same on
     ///   every member. Its pool may have other memory than those of the others, or memory that cannot be
     ///   registered, or be registered already.
-    /// - Those of [`connect`](Self::connect); [`GroupError::Joined`].
+    /// - Those of [`connect`](Self::connect); [`GroupError::Joined`]. [`GroupError::Comm`] for a suspended group.
     #[doc(alias = "register_mem_pool")]
     pub fn register_pool(&self, pool: &Pool, deadline: Deadline) -> Result<()> {
         const CALL: &str = "register_pool";
         self.agrees(CALL)?;
         refuse_inside_group(CALL)?;
+        self.refuse_suspended(CALL)?;
         let is_connected = self.is_connected();
         self.connect(deadline)?;
         let deadline = if is_connected { deadline } else { follow_up(deadline) };
@@ -52,7 +53,8 @@ impl ProcessGroup {
     /// Collective, like [`register_pool`](Self::register_pool).
     ///
     /// # Errors
-    /// - [`GroupError::NotRegistered`] for a pool that was not registered. Nothing has changed.
+    /// - [`GroupError::NotRegistered`] for a pool that was not registered, and [`GroupError::Comm`] for a suspended
+    ///   group. Nothing has changed.
     /// - [`GroupError::WorkTimeout`], and [`GroupError::Absent`] with the members that did not come. The pool
     ///   stays registered.
     /// - [`GroupError::MemberFailed`] if a member could not deregister a segment. The group has ended.
@@ -64,6 +66,7 @@ impl ProcessGroup {
         const CALL: &str = "deregister_pool";
         self.agrees(CALL)?;
         refuse_inside_group(CALL)?;
+        self.refuse_suspended(CALL)?;
         let known = self.registered.get().filter(|known| known.pools().iter().any(|one| one.follows(pool)));
         let Some(registered) = known else {
             return self.not_registered(NotRegistered::UnknownPool { pool: pool.name().to_owned() });

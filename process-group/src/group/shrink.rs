@@ -123,7 +123,7 @@ impl ProcessGroup {
         let state = match (self.communicator.check(), mode) {
             _ if self.counter.health.is_over() => State::Gone,
             // Only its owner may have NCCL shrink it.
-            _ if self.communicator.is_adopted() => State::Gone,
+            _ if self.communicator.is_adopted() || self.is_suspended() => State::Gone,
             (Ok(()), ShrinkMode::Orderly) => State::Alive,
             (Ok(()), ShrinkMode::AfterFailure) | (Err(CommError::Poisoned { .. }), _) => State::Hurt,
             (Err(_), _) => State::Gone,

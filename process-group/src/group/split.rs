@@ -69,6 +69,7 @@ impl ProcessGroup {
         let shared_settings = self.shared_settings.of_subgroup(settings.into());
         shared_settings.own.check("split", self.nccl())?;
         let config = shared_settings.own.communicator();
+        self.refuse_suspended("split")?;
         if !self.shared_settings.lazy {
             self.communicator.check()?;
         }

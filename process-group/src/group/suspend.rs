@@ -6,7 +6,7 @@ use super::{GroupError, ProcessGroup, Result, meeting::Meeting};
 use crate::{
     comm::{CommError, Communicator, refuse_inside_group},
     error_text, profile,
-    store::Deadline,
+    store::{Deadline, StoreError},
 };
 
 /// A step of one communicator, with its deadline and the check of whether to wait on.
@@ -61,8 +61,12 @@ impl ProcessGroup {
         ready = ready.and_then(|()| self.idle(CALL));
         let step: Step = |communicator, until, go_on| communicator.suspend_while(until, go_on);
         let suspended = self.take_step(&all, &communicators, ready, deadline, step);
-        // After a failure of NCCL the group has ended.
-        suspended.inspect_err(|_| closed.iter().for_each(|communicator| communicator.accept_work()))
+        suspended.inspect_err(|_| {
+            // After a failure of NCCL the group has ended, and communicators may be suspended.
+            if !self.counter.health.is_over() {
+                closed.iter().for_each(|communicator| communicator.accept_work());
+            }
+        })
     }
 
     /// Allocates the memory again that [`suspend`](Self::suspend) has released. Collective: all members resume,
@@ -140,12 +144,16 @@ impl ProcessGroup {
 
     /// Ends the group after a failure of the step, and returns the cause.
     fn end_step(&self, error: GroupError) -> GroupError {
+        let health = &self.counter.health;
+        if health.is_over() {
+            return health.reason(error);
+        }
         let (rank, reason) = match &error {
             GroupError::Unmade { rank, problem, .. } => (*rank, problem.clone()),
             GroupError::Absent { ranks, .. } if !ranks.is_empty() => (ranks[0], error_text(&error)),
+            GroupError::Store(StoreError::GivenUp { rank, .. }) => (*rank, error_text(&error)),
             _ => (self.global_rank(), error_text(&error)),
         };
-        let health = &self.counter.health;
         health.fail_for(rank, reason);
         health.reason(error)
     }

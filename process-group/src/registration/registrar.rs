@@ -142,9 +142,9 @@ impl SegmentHold for Kept {
     }
 }
 
-/// Returns true if a communicator still accepts calls.
+/// Returns true if segments can be registered with a communicator: now, or after it is resumed if it is suspended.
 fn works(shared: &Shared) -> bool {
-    shared.guard.check("register").is_ok()
+    matches!(shared.guard.check("register"), Ok(()) | Err(CommError::Suspended { .. }))
 }
 
 /// Returns true if a communicator has ended, or is about to.
@@ -352,7 +352,8 @@ impl Registrar {
             }
         }
         drop(state);
-        if !works(shared) {
+        // A suspended communicator deregisters the segments after it is resumed.
+        if !works(shared) || shared.guard.is_suspended() {
             return first;
         }
         first.and(shared.flush_by(deadline).map_err(RegistrarError::from))

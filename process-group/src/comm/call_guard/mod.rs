@@ -246,6 +246,9 @@ impl CallGuard {
         let mut state = self.lock();
         loop {
             match (kind, self.admitted(&state, call)) {
+                (Kind::Rescue, Err(CommError::Poisoned { .. })) if state.suspended => {
+                    return Err(self.suspended_error(call));
+                }
                 (Kind::GroupEnd, _)
                 | (Kind::Rescue | Kind::Cleanup, Err(CommError::Poisoned { .. }))
                 | (Kind::Making, Err(CommError::Unmade { .. })) => {}

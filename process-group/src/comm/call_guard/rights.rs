@@ -32,7 +32,7 @@ impl Drop for Entry<'_> {
 /// The guard's state, with its lock held.
 pub(super) struct Locked<'a> {
     pub(super) guard: &'a CallGuard,
-    /// `None` only while the thread waits for a change.
+    /// `None` while the thread waits for a change.
     pub(super) state: Option<MutexGuard<'a, State>>,
 }
 
@@ -52,7 +52,9 @@ impl DerefMut for Locked<'_> {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        let State { phase, revoked, suspended, inside, group, waiting, .. } = &**self;
+        // `None` if a seeded world unwinds the thread's wait.
+        let Some(state) = &self.state else { return };
+        let State { phase, revoked, suspended, inside, group, waiting, .. } = &**state;
         let is_open = matches!(phase, Phase::Open) && !revoked && !suspended;
         if is_open && inside.is_none() && group.is_none() && *waiting == 0 {
             self.guard.word.fetch_and(!LOCKED, Ordering::Release);

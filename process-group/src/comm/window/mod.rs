@@ -196,7 +196,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`DeadlineExceeded`](super::CommError::DeadlineExceeded) and [`Nccl`](super::CommError::Nccl) (the
-    /// communicator is poisoned then), and [`Closed`](super::CommError::Closed). A window of another communicator is
+    /// communicator is poisoned then), [`Closed`](super::CommError::Closed) and
+    /// [`Suspended`](super::CommError::Suspended). Keep clones to try again. A window of another communicator is
     /// a [`WindowRequest`](super::CommError::WindowRequest), and so is one that is deregistered already: those before it
     /// in the list are deregistered then, those after it are not.
     #[doc(alias = "ncclCommWindowDeregister")]

@@ -3,17 +3,17 @@
 use std::{sync::mpsc, thread};
 
 use caching_alloc::core::PoolSettings;
-use cuda_driver::graph::CaptureMode;
+use cuda_driver::{DevicePtr, graph::CaptureMode};
 use gpu_sim::{Action, Injection};
 use process_group::{
-    comm::{DataType::F32, ReduceOp},
+    comm::{CommError, DataType::F32, ReduceOp},
     group::{Buffer, GroupError},
     registration::SegmentRegistrar,
 };
 use rusty_fork::rusty_fork_test;
 
 use super::{
-    super::common::{faithful, far, machine},
+    super::common::{faithful, far, machine, machine_with},
     LARGE, Memory, add, allocator, allocator_of, alone, gather, numbers,
 };
 
@@ -173,6 +173,40 @@ rusty_fork_test! {
             }
             world.barrier(far()).unwrap();
             world.destroy(far()).unwrap();
+            registrar.detach().unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    /// NCCL is called after the communicator is resumed, and before the next operation.
+    #[test]
+    fn what_comes_and_goes_while_a_communicator_is_suspended_is_settled_after_it_is_resumed() {
+        let machine = machine_with(1, 22907);
+        let calls = || (machine.world.calls("ncclCommRegister"), machine.world.calls("ncclCommDeregister"));
+        alone(&machine, |rank| {
+            let (allocator, id, stream) = allocator_of(&rank, Memory::Exportable);
+            let registrar = SegmentRegistrar::attach(&allocator).unwrap();
+            let communicator = rank.communicator();
+            add(&registrar, &communicator).unwrap();
+            let early = allocator.allocate(LARGE, id).unwrap();
+            assert_eq!(calls(), (1, 0));
+            communicator.suspend(far()).unwrap();
+            drop(early);
+            allocator.empty_cache().unwrap();
+            let late = allocator.allocate(2 * LARGE, id).unwrap();
+            let refused = unsafe { communicator.register(DevicePtr(4096), 512, far()) }.unwrap_err();
+            assert!(matches!(refused, CommError::Suspended { .. }), "{refused}");
+            assert_eq!(calls(), (1, 0));
+            communicator.resume(far()).unwrap();
+            let at = DevicePtr(late.address());
+            unsafe { communicator.all_reduce(at, at, 8, F32, ReduceOp::Sum, &stream) }.unwrap();
+            assert_eq!(calls(), (2, 1));
+            let counts = registrar.counts();
+            assert_eq!((counts.segments, counts.registrations, counts.failures), (1, 1, 0), "{counts:?}");
+            registrar.check().unwrap();
+            stream.synchronize().unwrap();
+            drop(late);
+            communicator.destroy(far()).unwrap();
             registrar.detach().unwrap();
         });
         machine.world.finish().unwrap();
