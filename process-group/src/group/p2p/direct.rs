@@ -186,9 +186,15 @@ impl ProcessGroup {
     fn off_path(&self, operation: Operation, error: PathError) -> GroupError {
         let health = &self.counter.health;
         let group = self.name.to_string();
+        let job = |rank: usize| self.ranks.get(rank).copied().unwrap_or(rank);
+        let error = match error {
+            PathError::Ahead { peer, messages, waited } => {
+                PathError::Ahead { peer: job(peer), messages, waited }
+            }
+            error => error,
+        };
         match error {
             PathError::Differ(difference) => {
-                let job = |rank: usize| self.ranks.get(rank).copied().unwrap_or(rank);
                 let (from, to) = (job(difference.from), job(difference.to));
                 let difference = path::MessageDifference { from, to, ..difference };
                 health.differ(difference.clone());

@@ -15,7 +15,7 @@ use process_group::{
     Path,
     comm::{DataType::F32, wait_for_dropped},
     group::{
-        Buffer, GroupError, P2pPolicy, PathError, PeerChannel,
+        Buffer, GroupError, P2pPolicy, PathError, PeerChannel, Request,
         path::{Declined, Message, Operation, Way},
     },
     store::Deadline,
@@ -110,6 +110,38 @@ impl Path for Stuck {
     }
 }
 
+/// A path on which rank 0 of the group never calls.
+#[derive(Debug)]
+struct Ahead;
+
+impl Path for Ahead {
+    fn name(&self) -> &'static str {
+        "ahead"
+    }
+
+    fn describe(&self) -> String {
+        "waits for rank 0".into()
+    }
+
+    fn device_bytes(&self) -> u64 {
+        0
+    }
+
+    fn plan(&self, _: Operation) -> Result<(), Declined> {
+        Ok(())
+    }
+
+    unsafe fn launch(&self, _: &[Message], _: &Stream, _: Deadline) -> Result<(), PathError> {
+        Err(PathError::Ahead { peer: 0, messages: 9, waited: Duration::from_secs(1) })
+    }
+
+    fn abort(&self, _: Deadline) {}
+
+    fn given_up(&self) -> Option<usize> {
+        None
+    }
+}
+
 fn to_oneself(rank: &Rank, group: &process_group::ProcessGroup) -> Result<f32, GroupError> {
     let (from, to, stream) = (rank.memory(&[7.0]), rank.memory(&[0.0]), rank.stream());
     let work = group.batch(&stream, |batch| unsafe {
@@ -121,6 +153,34 @@ fn to_oneself(rank: &Rank, group: &process_group::ProcessGroup) -> Result<f32, G
 }
 
 rusty_fork_test! {
+    #[test]
+    fn the_peer_that_has_not_called_is_named_by_its_rank_of_the_job() {
+        let machine = machine(3);
+        machine.ranks(3, |rank| {
+            let world = rank.builder().lazy().p2p(P2pPolicy::Direct).build().unwrap();
+            let part = Request::Color { color: (rank.rank > 0).then_some(0), key: 0 };
+            if let Some(part) = world.split("part", &part).unwrap() {
+                part.install(Arc::new(Ahead)).unwrap();
+                let (memory, stream) = (rank.memory(&[7.0]), rank.stream());
+                let message = Buffer::new(memory.ptr(), 1, F32);
+                if part.rank() == 1 {
+                    unsafe { part.raw().send(message, 0, &stream) }.unwrap_err();
+                }
+                let error = loop {
+                    match part.check() {
+                        Err(error) => break error,
+                        Ok(()) => thread::sleep(Duration::from_millis(1)),
+                    }
+                };
+                let GroupError::MemberFailed { rank: 2, reason, .. } = &error else { panic!("{error}") };
+                assert!(reason.contains("messages with rank 1 are under way"), "{reason}");
+                part.abort(far()).unwrap();
+            }
+            world.barrier(far()).unwrap();
+            world.destroy(far()).unwrap();
+        });
+    }
+
     #[test]
     fn what_a_path_declines_goes_to_the_group_and_what_it_refuses_changes_nothing() {
         let machine = machine(2);

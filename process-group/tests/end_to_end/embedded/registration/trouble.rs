@@ -34,7 +34,7 @@ rusty_fork_test! {
                 let grown = allocator.allocate(LARGE, id).unwrap();
                 // This rank knows at once, and enqueues nothing.
                 let calls = machine.world.calls("ncclAllReduce");
-                let buffer = Buffer::new(cuda_driver::DevicePtr(grown.address()), 4, F32);
+                let buffer = Buffer::new(DevicePtr(grown.address()), 4, F32);
                 let refused = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap_err();
                 assert!(matches!(&refused, GroupError::MemberFailed { rank: 1, .. }), "{refused}");
                 assert_eq!(machine.world.calls("ncclAllReduce"), calls);
@@ -45,7 +45,7 @@ rusty_fork_test! {
                 // These ranks call, or are in a call, and wait for rank 1 in vain, unless they were told
                 // before.
                 let block = allocator.allocate(64, id).unwrap();
-                let buffer = Buffer::new(cuda_driver::DevicePtr(block.address()), 4, F32);
+                let buffer = Buffer::new(DevicePtr(block.address()), 4, F32);
                 let called = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
                 let error = called.and_then(|work| work.wait_until(far())).unwrap_err();
                 let GroupError::MemberFailed { rank: 1, reason, .. } = &error else { panic!("{error:?}") };
@@ -122,7 +122,7 @@ rusty_fork_test! {
             let capture = stream.begin_capture(CaptureMode::Global).unwrap();
             let block = allocator.allocate(LARGE, id).unwrap();
             assert_eq!(registrar.counts().registrations, 1);
-            let buffer = Buffer::new(cuda_driver::DevicePtr(block.address()), 4, F32);
+            let buffer = Buffer::new(DevicePtr(block.address()), 4, F32);
             unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
             let graph = capture.end().unwrap();
             together.wait();
